@@ -1,0 +1,32 @@
+"""What several test modules share: one Spark session a run, because its start takes longer than most tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from xaqueue.errors import OperationalError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session whose tasks are tried three times; skips where PySpark or Java is missing."""
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from xaqueue.spark import session
+    from xaqueue.spark.java import java_home
+
+    try:
+        java_home()
+    except OperationalError as missing:
+        pytest.skip(str(missing))
+    scratch = tmp_path_factory.mktemp("spark")
+    places = {"spark.sql.warehouse.dir": str(scratch / "warehouse"), "spark.local.dir": str(scratch / "local")}
+    started = session("xaqueue tests", cores=2, **{"spark.master": "local[2,3]", **places})
+    yield started
+    started.stop()

@@ -1,0 +1,66 @@
+"""A space directory as an owner would leave it, made of files alone, so that readers are tested without the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from xaqueue import command
+from xaqueue.message import MessageId, Properties
+from xaqueue.space import layout
+
+ENQUEUED_AT = 1_700_000_000_000_000
+
+
+def message_id(seq: int) -> MessageId:
+    return MessageId(seq.to_bytes(16, "big"))
+
+
+def body(seq: int) -> bytes:
+    return b"message %d" % seq
+
+
+class FabricatedSpace:
+    """Messages appear in it with ``put``, and are visible to readers once ``publish`` has raised the watermark."""
+
+    def __init__(self, root: Path, name: str = "fabricated") -> None:
+        self.root = root
+        for directory in layout.DIRECTORIES:
+            (root / directory).mkdir(parents=True)
+        (root / layout.FORMAT).write_text(f"xaqueue 1 {name} {UUID(int=1)}\n")
+
+    def put(self, queue: str, seq: int, content: bytes | None = None, **properties: Any) -> Path:
+        """One committed message, not yet under the watermark. Its file."""
+        stored = Properties(queue, **({"enqueued_at": ENQUEUED_AT + seq} | properties))
+        block = command.Block(
+            command.Kind.ENQUEUE, message_id(seq), stored, body(seq) if content is None else content, epoch=1
+        )
+        path = self.path(queue, seq)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(command.encode(block)))
+        return path
+
+    def publish(self, queue: str, upto: int) -> None:
+        path = self.root / layout.watermark_path(queue)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(layout.format_watermark(layout.Watermark(upto, upto + 1_000)))
+
+    def fill(self, queue: str, seqs: Iterable[int], content: bytes | None = None) -> None:
+        """Messages with these ascending numbers, all published."""
+        seq = 0
+        for seq in seqs:
+            self.put(queue, seq, content)
+        self.publish(queue, seq)
+
+    def consume(self, queue: str, seqs: Iterable[int]) -> None:
+        """As an owner does it: the file goes, and a range directory that is empty is cleaned up."""
+        for seq in seqs:
+            path = self.path(queue, seq)
+            path.unlink()
+            if not any(path.parent.iterdir()):
+                path.parent.rmdir()
+
+    def path(self, queue: str, seq: int) -> Path:
+        return self.root / layout.message_path(queue, seq, message_id(seq))

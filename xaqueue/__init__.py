@@ -1,0 +1,97 @@
+"""xaqueue: a durable message queue that takes part in distributed transactions.
+
+    conn = xaqueue.connect("data/orders-space", create=True)
+    conn.enqueue("orders", b"...")
+    conn.commit()
+
+Whoever opens a space with ``connect`` owns its directory while a connection is open; all connections of the process
+share it. Errors are in ``xaqueue.errors``; xaqueue(7) says what each sync flag promises.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+
+from xaqueue.connection import Connection
+from xaqueue.errors import (
+    DatabaseError,
+    DataError,
+    DiskFull,
+    Error,
+    HeuristicOutcome,
+    IntegrityError,
+    InterfaceError,
+    InvalidArgument,
+    NotSupportedError,
+    OperationalError,
+    ProgrammingError,
+    ProtocolError,
+    ResourceFailed,
+    RetryLater,
+    RolledBack,
+    SpaceError,
+    SpaceInUse,
+    UnknownQueue,
+    UnknownXid,
+)
+from xaqueue.message import Message, MessageId
+from xaqueue.space import openstring
+from xaqueue.space.attach import attach
+from xaqueue.xa import Code, Flag, Outcome
+from xaqueue.xid import Xid
+
+__version__ = version("xaqueue")
+
+apilevel = "2.0"
+threadsafety = 1
+
+
+def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None = None) -> Connection:
+    """Opens a queue space and returns a connection of its own session.
+
+    path: the space's directory, or an open string (``datadir="/data/orders",qspace="orders"``).
+    create: make the directory a space where it is none yet, one that takes any queue name until its queues.toml
+    loses the [default] table.
+    sync: flags, ``[FSYNC|FDATASYNC][;DSYNC]`` or ``NONE``; without them XAQUEUE_FLAGS, queues.toml, then the default.
+    Raises SpaceInUse (another process owns it), SpaceError (it is no space), InvalidArgument.
+    """
+    directory, name = openstring.parse(os.fspath(path))
+    return Connection(attach(directory, create_missing=create, sync=sync, name=name), _make_id)
+
+
+def _make_id() -> bytes:
+    return os.urandom(16)
+
+
+__all__ = [
+    "Code",
+    "Connection",
+    "DataError",
+    "DatabaseError",
+    "DiskFull",
+    "Error",
+    "Flag",
+    "HeuristicOutcome",
+    "IntegrityError",
+    "InterfaceError",
+    "InvalidArgument",
+    "Message",
+    "MessageId",
+    "NotSupportedError",
+    "OperationalError",
+    "Outcome",
+    "ProgrammingError",
+    "ProtocolError",
+    "ResourceFailed",
+    "RetryLater",
+    "RolledBack",
+    "SpaceError",
+    "SpaceInUse",
+    "UnknownQueue",
+    "UnknownXid",
+    "Xid",
+    "apilevel",
+    "connect",
+    "threadsafety",
+]

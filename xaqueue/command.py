@@ -1,0 +1,258 @@
+"""A command block is one file's bytes: a fixed prefix, a MessagePack property map, the body.
+
+All integers are little-endian, so a space moves between machines. Two checksums: the head's, so that an index is
+built without reading bodies, and one over everything, so that no single-bit flip goes unseen. An unknown property
+is kept. Encoding is deterministic: the same block gives the same bytes. No I/O here; ``man/xaqueue.5`` has the table.
+
+    offset  size  field
+         0     4  magic "XAQB"
+         4     1  format version (1)
+         5     1  kind: 1 enqueue, 2 dequeue, 3 update, 4 branch
+         6     2  flags (0)
+         8     4  length of the properties
+        12     8  length of the body
+        20     8  epoch of the owner that wrote it
+        28    16  message id
+        44     4  CRC-32 of bytes 0 to 43 and the properties
+        48     4  CRC-32 of bytes 0 to 47, the properties and the body
+        52        properties, then body
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Any
+from zlib import crc32
+
+import msgpack
+
+from xaqueue.errors import DamagedBlock, MessageTooLarge
+from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties
+
+MAGIC = b"XAQB"
+FORMAT_VERSION = 1
+PREFIX = struct.Struct("<4sBBHIQQ16s")
+HEAD_CRC = struct.Struct("<I")
+PREFIX_BYTES = PREFIX.size + 2 * HEAD_CRC.size
+PROPERTIES_LIMIT_BYTES = 64 * 1024
+BODY_LIMIT_BYTES = 64 * 1024 * 1024
+"""Default limit of a body; ``[space] max_body_bytes`` in queues.toml changes it for a space."""
+UNLIMITED = 1 << 62
+"""For blocks whose size was checked when their message came in."""
+HEAD_READ_BYTES = PREFIX_BYTES + PROPERTIES_LIMIT_BYTES + 1024
+"""Enough of a file for ``decode_head``, and all of a small one."""
+
+
+class Kind(IntEnum):
+    """What a block asks for when its branch commits."""
+
+    ENQUEUE = 1
+    DEQUEUE = 2
+    UPDATE = 3
+    BRANCH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A decoded command block. ``checksum`` is the CRC-32 over everything, as stored."""
+
+    kind: Kind
+    message_id: MessageId
+    properties: Properties
+    body: bytes = b""
+    epoch: int = 0
+    checksum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """All of a block but its body; ``size_bytes`` is what the whole file must measure."""
+
+    kind: Kind
+    message_id: MessageId
+    properties: Properties
+    epoch: int
+    checksum: int
+    body_offset: int
+    size_bytes: int
+
+
+_KNOWN = tuple(f.name for f in fields(Properties) if f.name != "unknown")
+_OPTIONAL = tuple(name for name in _KNOWN if name not in ("queue", "priority", "enqueued_at", "tries"))
+
+
+def _property_map(properties: Properties) -> dict[str, Any]:
+    """The map that is stored: what is absent or default is left out, what is unknown comes last."""
+    stored: dict[str, Any] = {"queue": properties.queue}
+    if properties.enqueued_at:
+        stored["enqueued_at"] = properties.enqueued_at
+    if properties.priority != DEFAULT_PRIORITY:
+        stored["priority"] = properties.priority
+    if properties.tries:
+        stored["tries"] = properties.tries
+    for name in _OPTIONAL:
+        value = getattr(properties, name)
+        if value is not None and value != {}:
+            stored[name] = dict(value) if name == "headers" else value
+    stored.update(properties.unknown)
+    return stored
+
+
+def encode(block: Block, *, body_limit_bytes: int = BODY_LIMIT_BYTES) -> list[bytes]:
+    """The block's bytes as chunks to be written in order: head first, then the body itself, not copied.
+
+    Raises MessageTooLarge for a body over ``body_limit_bytes`` or properties over 64 KiB.
+    """
+    head, _ = encode_with_checksum(block, body_limit_bytes=body_limit_bytes)
+    return [head, block.body] if block.body else [head]
+
+
+def encode_with_checksum(block: Block, *, body_limit_bytes: int = BODY_LIMIT_BYTES) -> tuple[bytes, int]:
+    """The head's bytes and the CRC-32 over head and body (``block.checksum`` is not read)."""
+    body_bytes = len(block.body)
+    if body_bytes > body_limit_bytes:
+        raise MessageTooLarge(
+            f"body of {body_bytes:,} bytes is over the limit of {body_limit_bytes:,}: "
+            "raise [space] max_body_bytes in queues.toml, or send a reference to the content"
+        )
+    packed: bytes = msgpack.packb(_property_map(block.properties), use_bin_type=True)
+    if len(packed) > PROPERTIES_LIMIT_BYTES:
+        raise MessageTooLarge(
+            f"properties of {len(packed):,} bytes are over the limit of {PROPERTIES_LIMIT_BYTES:,}: "
+            "put large values into the body"
+        )
+    prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, block.kind, 0, len(packed), body_bytes, block.epoch, block.message_id)
+    head_crc = HEAD_CRC.pack(crc32(packed, crc32(prefix)))
+    checksum = crc32(block.body, crc32(packed, crc32(head_crc, crc32(prefix))))
+    return b"".join((prefix, head_crc, HEAD_CRC.pack(checksum), packed)), checksum
+
+
+def decode_head(data: bytes) -> Head:
+    """The head of a block from its first bytes, which may end anywhere behind the properties.
+
+    Raises DamagedBlock with the first thing that is wrong.
+    """
+    if len(data) < PREFIX_BYTES:
+        raise DamagedBlock("empty file" if not data else f"{len(data)} bytes are less than a prefix")
+    magic, version, kind, _flags, properties_bytes, body_bytes, epoch, message_id = PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise DamagedBlock(f"starts with {magic!r}, not with {MAGIC!r}: a foreign file")
+    (head_crc,) = HEAD_CRC.unpack_from(data, PREFIX.size)
+    (checksum,) = HEAD_CRC.unpack_from(data, PREFIX.size + HEAD_CRC.size)
+    body_offset = PREFIX_BYTES + properties_bytes
+    if len(data) < body_offset:
+        raise DamagedBlock(f"properties of {properties_bytes:,} bytes end behind the {len(data):,} bytes there are")
+    packed = data[PREFIX_BYTES:body_offset]
+    if crc32(packed, crc32(data[: PREFIX.size])) != head_crc:
+        raise DamagedBlock("checksum of the head does not match")
+    if version != FORMAT_VERSION:
+        raise DamagedBlock(f"format version {version} is unknown; this xaqueue reads version {FORMAT_VERSION}")
+    return Head(
+        _kind(kind),
+        MessageId(message_id),
+        _properties(packed),
+        epoch,
+        checksum,
+        body_offset,
+        body_offset + body_bytes,
+    )
+
+
+def decode(data: bytes) -> Block:
+    """The whole block, its checksum verified. Raises DamagedBlock."""
+    head = decode_head(data)
+    verify(head, data)
+    return Block(head.kind, head.message_id, head.properties, data[head.body_offset :], head.epoch, head.checksum)
+
+
+_MESSAGES = frozenset((int(Kind.ENQUEUE), int(Kind.UPDATE)))
+
+
+def decode_message(data: bytes) -> tuple[bytes, dict[str, Any], bytes]:
+    """Message id, property map as stored, and body of a message's block: ``decode`` without the values that it makes.
+
+    For readers of many messages, at a quarter of the cost; every bit is checked all the same. What is left out of the
+    map is absent or default. Raises DamagedBlock, also for a block that is no message.
+    """
+    if len(data) >= PREFIX_BYTES:
+        magic, version, kind, _, properties_bytes, body_bytes, _, message_id = PREFIX.unpack_from(data)
+        (checksum,) = HEAD_CRC.unpack_from(data, PREFIX.size + HEAD_CRC.size)
+        body_offset = PREFIX_BYTES + properties_bytes
+        packed, body = data[PREFIX_BYTES:body_offset], data[body_offset:]
+        sound = (
+            magic == MAGIC
+            and version == FORMAT_VERSION
+            and len(body) == body_bytes
+            and crc32(body, crc32(packed, crc32(data[: PREFIX.size + HEAD_CRC.size]))) == checksum
+        )
+        if sound and kind in _MESSAGES:
+            return message_id, _stored(packed), body
+    block = decode(data)
+    raise DamagedBlock(f"a block of kind {block.kind.name.lower()} is no message")
+
+
+def _stored(packed: bytes) -> dict[str, Any]:
+    try:
+        stored = msgpack.unpackb(packed, raw=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise DamagedBlock(f"properties cannot be read: {error}") from None
+    if not isinstance(stored, dict):
+        raise DamagedBlock(f"properties cannot be read: {type(stored).__name__} instead of a map")
+    return stored
+
+
+def verify(head: Head, data: bytes) -> None:
+    """DamagedBlock unless ``data`` is the whole file that ``head`` was read from, bit for bit."""
+    if len(data) != head.size_bytes:
+        raise DamagedBlock(f"{len(data):,} bytes instead of {head.size_bytes:,}: truncated or overwritten")
+    view = memoryview(data)
+    checked = crc32(view[: PREFIX.size + HEAD_CRC.size])
+    if crc32(view[PREFIX_BYTES:], checked) != head.checksum:
+        raise DamagedBlock("checksum does not match")
+
+
+def _kind(number: int) -> Kind:
+    try:
+        return Kind(number)
+    except ValueError:
+        raise DamagedBlock(f"block kind {number} is unknown") from None
+
+
+def _properties(packed: bytes) -> Properties:
+    try:
+        stored = msgpack.unpackb(packed, raw=False)
+        known = {name: stored.pop(name) for name in _KNOWN if name in stored}
+        return Properties(**known, unknown=stored)
+    except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+        raise DamagedBlock(f"properties cannot be read: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a branch block says of one other block of its branch."""
+
+    kind: Kind
+    queue: str
+    message_id: MessageId
+    checksum: int
+
+
+def pack_list(blocks: Sequence[Listed]) -> bytes:
+    """The body of a branch block: a MessagePack array, one entry a block, in the order of their numbers from 1."""
+    rows = [(int(listed.kind), listed.queue, listed.message_id, listed.checksum) for listed in blocks]
+    packed: bytes = msgpack.packb(rows, use_bin_type=True)
+    return packed
+
+
+def unpack_list(body: bytes) -> list[Listed]:
+    """The inverse of ``pack_list``. Raises DamagedBlock."""
+    try:
+        rows = msgpack.unpackb(body, raw=False)
+        return [
+            Listed(Kind(kind), queue, MessageId(message_id), checksum) for kind, queue, message_id, checksum in rows
+        ]
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise DamagedBlock(f"list of blocks cannot be read: {error}") from None

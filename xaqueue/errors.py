@@ -1,0 +1,176 @@
+"""Every error of xaqueue is in this tree, and each one knows its XA code.
+
+The upper classes are PEP 249's, so that a caller who treats databases alike treats a queue alike. Nothing here is
+raised for a normal outcome: a read-only vote and an empty queue are return values.
+
+    Error
+    |- InterfaceError                 the session is closed, or used where it cannot be
+    `- DatabaseError
+       |- ProgrammingError            the caller's mistake; nothing has changed
+       |  |- ProtocolError            XAER_PROTO    the call does not fit the branch's state
+       |  |- UnknownXid               XAER_NOTA     no such branch (any more)
+       |  |- DuplicateXid             XAER_DUPID    the branch exists already
+       |  |- OutsideTransaction       XAER_OUTSIDE  a local transaction is open
+       |  |- InvalidArgument          XAER_INVAL    a value that no state makes right
+       |  |- AsyncNotSupported        XAER_ASYNC    the ASYNC flag
+       |  `- UnknownQueue             XAER_INVAL    no definition for this queue
+       |- DataError                   XAER_INVAL    a message over a limit
+       |  |- MessageTooLarge
+       |  `- DamagedBlock             XAER_RMERR    bytes that are no command block
+       |- OperationalError            the world's fault
+       |  |- RolledBack               XA_RB*        the branch is, or will be, rolled back
+       |  |  `- DiskFull              XA_RBOTHER    no room for the block; the branch is rollback-only
+       |  |- RetryLater               XA_RETRY      nothing done, the same call may succeed later
+       |  |- ResourceError            XAER_RMERR    the branch can never be committed
+       |  |- ResourceFailed           XAER_RMFAIL   the space is fenced: reopen it
+       |  |- SpaceInUse               XAER_RMFAIL   another process owns the space
+       |  `- SpaceError               XAER_RMFAIL   the directory cannot be opened as a space
+       |- IntegrityError
+       |  `- HeuristicOutcome         XA_HEUR*      an operator decided this branch
+       `- NotSupportedError
+"""
+
+from __future__ import annotations
+
+from xaqueue.xa import Code
+
+
+class Error(Exception):
+    """Base of all errors. ``code`` is the XA code that the same failure has in ``xa.h``."""
+
+    code: Code = Code.XAER_RMERR
+
+
+class InterfaceError(Error):
+    """The session is closed, or belongs to another process or thread."""
+
+    code = Code.XAER_PROTO
+
+
+class DatabaseError(Error):
+    """Anything that concerns the space and not the interface."""
+
+
+class ProgrammingError(DatabaseError):
+    """A mistake of the caller. Nothing has changed."""
+
+    code = Code.XAER_PROTO
+
+
+class ProtocolError(ProgrammingError):
+    """The call does not fit the state of the branch or session (``XAER_PROTO``)."""
+
+
+class UnknownXid(ProgrammingError):
+    """No branch of this name: never started, or finished and forgotten (``XAER_NOTA``)."""
+
+    code = Code.XAER_NOTA
+
+
+class DuplicateXid(ProgrammingError):
+    """A branch of this name exists (``XAER_DUPID``)."""
+
+    code = Code.XAER_DUPID
+
+
+class OutsideTransaction(ProgrammingError):
+    """The session has a local transaction open (``XAER_OUTSIDE``)."""
+
+    code = Code.XAER_OUTSIDE
+
+
+class InvalidArgument(ProgrammingError, ValueError):
+    """A value that is wrong whatever the state (``XAER_INVAL``)."""
+
+    code = Code.XAER_INVAL
+
+
+class AsyncNotSupported(ProgrammingError):
+    """The ``ASYNC`` flag was given; this resource manager answers at once (``XAER_ASYNC``)."""
+
+    code = Code.XAER_ASYNC
+
+
+class UnknownQueue(ProgrammingError):
+    """No queue of this name is defined and there is no ``[default]`` template."""
+
+    code = Code.XAER_INVAL
+
+
+class DataError(DatabaseError):
+    """The message itself cannot be taken."""
+
+    code = Code.XAER_INVAL
+
+
+class MessageTooLarge(DataError):
+    """Body or properties are over the limit of the space."""
+
+
+class DamagedBlock(DataError):
+    """Bytes that should be a command block and are not. ``reason`` says what is wrong with them."""
+
+    code = Code.XAER_RMERR
+
+
+class OperationalError(DatabaseError):
+    """Not the caller's mistake: disk, lock, time."""
+
+    code = Code.XAER_RMFAIL
+
+
+class RolledBack(OperationalError):
+    """The branch was rolled back, or is marked so (``XA_RB*``)."""
+
+    code = Code.XA_RBROLLBACK
+
+    def __init__(self, message: str, code: Code = Code.XA_RBROLLBACK) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class DiskFull(RolledBack):
+    """No room for the block. It was removed again, and its branch is rollback-only."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, Code.XA_RBOTHER)
+
+
+class RetryLater(OperationalError):
+    """Nothing was done and nothing is lost; the same call may succeed later (``XA_RETRY``)."""
+
+    code = Code.XA_RETRY
+
+
+class ResourceError(OperationalError):
+    """The branch can never be committed (``XAER_RMERR``)."""
+
+    code = Code.XAER_RMERR
+
+
+class ResourceFailed(OperationalError):
+    """The space is fenced after a failed write, sync or rename (``XAER_RMFAIL``). Close it and open it again."""
+
+
+class SpaceInUse(OperationalError):
+    """Another process owns the space; the message names host, pid and since when."""
+
+
+class SpaceError(OperationalError):
+    """The directory cannot be opened as a queue space."""
+
+
+class IntegrityError(DatabaseError):
+    """PEP 249's class for broken relations."""
+
+
+class HeuristicOutcome(IntegrityError):
+    """An operator finished this branch without its transaction manager (``XA_HEUR*``). ``forget`` ends the answer."""
+
+    def __init__(self, message: str, code: Code) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class NotSupportedError(DatabaseError):
+    """PEP 249's class for what a driver does not have."""

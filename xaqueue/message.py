@@ -1,0 +1,161 @@
+"""A message and its properties, as values: what goes in, what comes out, and what is refused at every door.
+
+Times are int microseconds since 1970, UTC. Sizes are bytes. Nothing here touches a disk or a clock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NewType, TypedDict
+
+from xaqueue.errors import InvalidArgument
+
+MessageId = NewType("MessageId", bytes)
+"""16 bytes, made by the client, unique for ever; 32 hex digits in file names."""
+
+MESSAGE_ID_BYTES = 16
+DEFAULT_PRIORITY = 4
+HIGHEST_PRIORITY = 9
+QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
+
+
+def check_queue_name(name: str) -> str:
+    """The name itself, or InvalidArgument. The grammar is ``[A-Za-z0-9][A-Za-z0-9._-]{0,126}``."""
+    if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"queue name {name!r} is refused: 1 to 127 of A-Z a-z 0-9 . _ - and the first a letter or digit"
+        )
+    return name
+
+
+def check_message_id(value: bytes) -> MessageId:
+    """The value itself, or InvalidArgument when it is not 16 bytes."""
+    if not isinstance(value, bytes) or len(value) != MESSAGE_ID_BYTES:
+        raise InvalidArgument(f"message id {value!r} is not {MESSAGE_ID_BYTES} bytes")
+    return MessageId(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """What a message says of itself, beside its body. Absent is None (or the default), never an empty value.
+
+    ``unknown`` holds what a later version wrote and this one does not know; it is kept as it is.
+    """
+
+    queue: str
+    correlation_id: bytes | None = None
+    reply_queue: str | None = None
+    failure_queue: str | None = None
+    priority: int = DEFAULT_PRIORITY
+    enqueued_at: int = 0
+    not_before: int | None = None
+    expires_at: int | None = None
+    tries: int = 0
+    group: str | None = None
+    dedup_key: bytes | None = None
+    content_type: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    traceparent: str | None = None
+    origin: str | None = None
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """What ``enqueue`` takes beside queue and body; each is a property of the message.
+
+    correlation_id: bytes (a str is taken as UTF-8), found again by ``dequeue(correlation_id=...)``.
+    priority: 0 to 9, 9 first, where the queue is ordered by priority.
+    not_before, expires_at: int microseconds UTC; hidden before the one, never delivered after the other.
+    headers: str to str. content_type, traceparent, group, reply_queue, failure_queue: str. dedup_key: bytes.
+    message_id: 16 bytes, where the caller wants to choose it.
+    """
+
+    correlation_id: bytes | str | None
+    reply_queue: str | None
+    failure_queue: str | None
+    priority: int
+    not_before: int | None
+    expires_at: int | None
+    group: str | None
+    dedup_key: bytes | str | None
+    content_type: str | None
+    headers: Mapping[str, str] | None
+    traceparent: str | None
+    message_id: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as it was committed. ``seq`` is its commit sequence number in its queue (Kafka: offset)."""
+
+    message_id: MessageId
+    queue: str
+    seq: int
+    body: bytes
+    properties: Properties
+
+    @property
+    def correlation_id(self) -> bytes | None:
+        return self.properties.correlation_id
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.properties.headers
+
+    @property
+    def priority(self) -> int:
+        return self.properties.priority
+
+    @property
+    def tries(self) -> int:
+        """How often a dequeue of it was rolled back."""
+        return self.properties.tries
+
+    @property
+    def enqueued_at(self) -> int:
+        """When it was enqueued, int microseconds UTC."""
+        return self.properties.enqueued_at
+
+    @property
+    def content_type(self) -> str | None:
+        return self.properties.content_type
+
+
+_TEXT = ("group", "content_type", "traceparent")
+_QUEUES = ("reply_queue", "failure_queue")
+_TIMES = ("not_before", "expires_at")
+_BYTES = ("correlation_id", "dedup_key")
+
+
+def properties_of(queue: str, enqueued_at: int, options: Mapping[str, Any]) -> Properties:
+    """The properties of a new message; InvalidArgument names the option that is wrong and what it takes."""
+    if not options:
+        return Properties(queue, enqueued_at=enqueued_at)
+    given = {name: value for name, value in options.items() if value is not None and name != "message_id"}
+    for name, value in given.items():
+        given[name] = _checked(name, value)
+    return Properties(queue, enqueued_at=enqueued_at, **given)
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name in _BYTES:
+        value = value.encode() if isinstance(value, str) else value
+        wanted, right = "bytes or str", isinstance(value, bytes)
+    elif name in _QUEUES:
+        return check_queue_name(value)
+    elif name in _TEXT:
+        wanted, right = "str", isinstance(value, str)
+    elif name in _TIMES:
+        wanted, right = "int microseconds UTC", isinstance(value, int) and 0 <= value < 2**63
+    elif name == "priority":
+        wanted, right = f"int 0 to {HIGHEST_PRIORITY}", isinstance(value, int) and 0 <= value <= HIGHEST_PRIORITY
+    elif name == "headers":
+        wanted = "a mapping of str to str"
+        right = isinstance(value, Mapping) and all(isinstance(part, str) for pair in value.items() for part in pair)
+    else:
+        raise InvalidArgument(f"{name!r} is not an option of enqueue: {', '.join(EnqueueOptions.__annotations__)}")
+    if not right:
+        raise InvalidArgument(f"{name} {value!r} is refused: {wanted} is wanted")
+    return value

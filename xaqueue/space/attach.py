@@ -1,0 +1,297 @@
+"""A process owns a space's directory once, however many connections it opens, and no second process owns it with it.
+
+Opening checks FORMAT before anything is written, takes the lock, counts the epoch up durably, and then recovers. A
+child of a fork does not inherit the space: its copy is fenced before it can touch a file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
+from xaqueue.space import definitions as definitions_of
+from xaqueue.space import layout
+from xaqueue.space.definitions import Definitions
+from xaqueue.space.load import Progress
+from xaqueue.space.session import Session
+from xaqueue.space.space import Space, wall_clock
+from xaqueue.space.watch import DefinitionsWatch
+from xaqueue.storage.flags import DEFAULT, Hardening
+from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.lock import FileLock
+
+FLAGS_VARIABLE = "XAQUEUE_FLAGS"
+FORMAT_VERSION = 1
+LOCK_TRIES = 5
+NEW_QUEUES = """\
+# The queues of this space. xaqueue(5) describes every key; changes take effect at once.
+"""
+ANY_QUEUE = """
+[default]            # for queues that are not defined here; without this table they are refused
+order = "fifo"       # fifo, lifo or priority
+"""
+
+log = logging.getLogger("xaqueue")
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The content of FORMAT: what this directory is."""
+
+    version: int
+    name: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The content of the owner file: who has the space open, or had it last."""
+
+    epoch: int
+    host: str
+    pid: int
+    since: str
+    sync: str
+    recovery: str = ""
+    endpoint: str = ""
+
+
+@dataclass(slots=True)
+class _Attached:
+    space: Space
+    lock: FileLock
+    watch: DefinitionsWatch | None
+    users: int = 0
+
+
+_attached: dict[Path, _Attached] = {}
+_guard = threading.Lock()
+
+
+def create(
+    path: str | os.PathLike[str], *, name: str | None = None, sync: str | None = None, any_queue: bool = False
+) -> Format:
+    """Makes a directory a queue space; one that is a space already is left as it is. Raises SpaceError.
+
+    any_queue: whether its queues.toml gets a [default] template, so that undefined queues are taken too.
+    """
+    root = Path(path)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if (root / layout.FORMAT).exists():
+            return read_format(root)
+        foreign = [child.name for child in root.iterdir() if child.name not in layout.OWN_NAMES]
+        if foreign:
+            raise SpaceError(f"{root} holds other files ({foreign[0]} ...): choose an empty directory for a space")
+        written = Format(FORMAT_VERSION, _checked_name(name or root.resolve().name), str(uuid.uuid4()))
+        for directory in layout.DIRECTORIES:
+            (root / directory).mkdir(exist_ok=True)
+        text = NEW_QUEUES + (ANY_QUEUE if any_queue else "")
+        if sync is not None:
+            text += f'\n[space]\nsync = "{Hardening.parse(sync)}"\n'
+        _write_durably(root, layout.QUEUES, text)
+        _write_durably(root, layout.FORMAT, f"xaqueue {written.version} {written.name} {written.id}\n")
+    except OSError as error:
+        raise SpaceError(f"{root} cannot be made a queue space: {error.strerror}") from error
+    return written
+
+
+def read_format(path: str | os.PathLike[str]) -> Format:
+    """What the directory says it is. Raises SpaceError for anything but a space of a known format."""
+    root = Path(path)
+    try:
+        text = (root / layout.FORMAT).read_text("utf-8")
+    except FileNotFoundError:
+        raise SpaceError(f"{root} is no queue space: make it one with `xaqueue init {root}`") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpaceError(f"{root / layout.FORMAT} cannot be read: {error}") from error
+    words = text.split()
+    if len(words) != 4 or words[0] != "xaqueue" or not words[1].isdigit():
+        raise SpaceError(f"{root / layout.FORMAT} is damaged: 'xaqueue <version> <name> <id>' is wanted, not {text!r}")
+    if int(words[1]) != FORMAT_VERSION:
+        raise SpaceError(f"{root} has format {words[1]}; this xaqueue reads format {FORMAT_VERSION}: use a newer one")
+    return Format(int(words[1]), words[2], words[3])
+
+
+def read_owner(path: str | os.PathLike[str]) -> Owner | None:
+    """The space's present or last owner; None where that cannot be told."""
+    try:
+        return _parse_owner((Path(path) / layout.OWNER).read_bytes())
+    except OSError:
+        return None
+
+
+def read_definitions(path: str | os.PathLike[str]) -> Definitions:
+    """The definitions in the directory's queues.toml. Raises InvalidArgument; a missing file defines nothing."""
+    try:
+        return definitions_of.parse((Path(path) / layout.QUEUES).read_text("utf-8"))
+    except FileNotFoundError:
+        return Definitions()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"queues.toml cannot be read: {error}") from error
+
+
+def is_owned(path: str | os.PathLike[str]) -> bool:
+    """Whether some process has the space open now."""
+    try:
+        lock = FileLock(Path(path) / layout.OWNER, create=False)
+    except OSError:
+        return False
+    try:
+        return not lock.acquire()
+    finally:
+        lock.release()
+
+
+def attach(
+    path: str | os.PathLike[str],
+    *,
+    create_missing: bool = False,
+    sync: str | None = None,
+    name: str | None = None,
+    watch: bool = True,
+    progress: Progress | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Session:
+    """A session with the space in this directory, which this process opens if it has not yet.
+
+    sync: flags; without them XAQUEUE_FLAGS, then queues.toml, then the default hold. name: must be the space's, where
+    given. watch: whether queues.toml is reloaded when it changes. Closing the last session closes the space.
+    Raises SpaceInUse, SpaceError, InvalidArgument.
+    """
+    if create_missing:
+        create(path, name=name, sync=sync, any_queue=True)
+    found = read_format(path)
+    if name is not None and name != found.name:
+        raise SpaceError(f"{os.fspath(path)} is queue space {found.name!r}, not {name!r}")
+    root = Path(path).resolve()
+    with _guard:
+        attached = _attached.get(root)
+        if attached is not None and attached.space.barrier.failure is not None and not attached.users:
+            del _attached[root]
+            attached = None
+        if attached is None:
+            attached = _attached[root] = _open(root, sync, environment, watch, progress)
+        elif sync is not None and Hardening.parse(sync) != attached.space.hardening:
+            raise InvalidArgument(f"the space is open with {attached.space.hardening} in this process, not {sync}")
+        attached.users += 1
+    return Session(attached.space, on_close=lambda: _detach(root, attached))
+
+
+def _open(
+    root: Path, sync: str | None, environment: Mapping[str, str], watch: bool, progress: Progress | None
+) -> _Attached:
+    definitions = read_definitions(root)
+    asked = sync if sync is not None else environment.get(FLAGS_VARIABLE)
+    hardening = Hardening.parse(asked) if asked is not None else definitions.sync or DEFAULT
+    try:
+        lock = FileLock(root / layout.OWNER)
+    except OSError as error:
+        raise SpaceError(f"{root} cannot be opened for writing: {error.strerror}") from error
+    try:
+        before = _parse_owner(lock.read())
+        if not _acquire(lock):
+            raise _in_use(root, before)  # noqa: TRY301
+        before = _parse_owner(lock.read())
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        epoch = before.epoch + 1 if before is not None else max(1, wall_clock() // 1_000_000 if lock.read() else 1)
+        owner = Owner(epoch, socket.gethostname(), os.getpid(), since, str(hardening))
+        lock.write(_format_owner(owner))
+        fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content))
+        space = Space(fs, definitions, hardening=hardening, epoch=epoch, progress=progress)
+        lock.write(_format_owner(Owner(**{**asdict(owner), "recovery": str(space.report)})))
+    except OSError as error:
+        lock.release()
+        raise SpaceError(f"{root} cannot be opened as a queue space: {error}") from error
+    except BaseException:
+        lock.release()
+        raise
+    log.info("space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise)
+    return _Attached(space, lock, DefinitionsWatch(root, space) if watch else None)
+
+
+def _detach(root: Path, attached: _Attached) -> None:
+    with _guard:
+        attached.users -= 1
+        if attached.users:
+            return
+        if _attached.get(root) is attached:
+            del _attached[root]
+        if attached.watch is not None:
+            attached.watch.stop()
+        try:
+            attached.space.close()
+        finally:
+            attached.lock.release()
+
+
+def _acquire(lock: FileLock) -> bool:
+    """Tries for a moment: a look at whether the space is owned holds the lock for an instant."""
+    for _ in range(LOCK_TRIES):
+        if lock.acquire():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _in_use(root: Path, owner: Owner | None) -> SpaceInUse:
+    who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
+    return SpaceInUse(f"{root} is in use by {who}: stop it, or send the work to it")
+
+
+def _parse_owner(content: bytes) -> Owner | None:
+    try:
+        return Owner(**json.loads(content))
+    except (ValueError, TypeError):
+        return None
+
+
+def _format_owner(owner: Owner) -> bytes:
+    return json.dumps(asdict(owner)).encode() + b"\n"
+
+
+def _checked_name(name: str) -> str:
+    cleaned = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
+    if not cleaned:
+        raise InvalidArgument(f"space name {name!r} is refused: letters, digits and . _ - are wanted")
+    return cleaned
+
+
+def _write_durably(root: Path, name: str, text: str) -> None:
+    fs = DirectoryFileSystem(root)
+    temporary = f".{name}.new"
+    if fs.exists(temporary):
+        fs.unlink(temporary)
+    try:
+        fs.create(temporary, [text.encode()])
+        fs.sync_file(temporary)
+        fs.rename(temporary, name)
+        fs.sync_dir("")
+    finally:
+        fs.close()
+
+
+def write_definitions(path: str | os.PathLike[str], text: str) -> None:
+    """Replaces queues.toml as a whole, durably. The caller has parsed ``text``."""
+    _write_durably(Path(path), layout.QUEUES, text)
+
+
+def _after_fork() -> None:
+    """The child's copies of the parent's spaces are dead: their locks and files belong to the parent."""
+    for attached in _attached.values():
+        attached.space.abandon()
+        attached.lock.release()
+    _attached.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

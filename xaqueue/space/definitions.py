@@ -1,0 +1,126 @@
+"""What a space's queues.toml says: limits, sync flags, queues; parsed whole or refused whole.
+
+[space]
+max_body_bytes = 67108864          # largest body, bytes
+sync = "FDATASYNC;DSYNC"           # default flags of this space
+
+[default]                          # template for queues that are not listed; without it they are refused
+order = "fifo"
+
+[queues.orders]
+order = "priority"                 # fifo, lifo or priority
+description = "what the shop sends"
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tomlkit
+
+from xaqueue.command import BODY_LIMIT_BYTES
+from xaqueue.errors import InvalidArgument, UnknownQueue
+from xaqueue.index import Order
+from xaqueue.message import check_queue_name
+from xaqueue.storage.flags import Hardening
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDefinition:
+    """How one queue behaves."""
+
+    order: Order = Order.FIFO
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Definitions:
+    """Everything that people define for a space."""
+
+    queues: Mapping[str, QueueDefinition] = field(default_factory=dict)
+    default: QueueDefinition | None = None
+    max_body_bytes: int = BODY_LIMIT_BYTES
+    sync: Hardening | None = None
+
+    def find(self, name: str) -> QueueDefinition:
+        """The definition that holds for a queue. Raises UnknownQueue with a suggestion."""
+        definition = self.queues.get(name) or self.default
+        if definition is None:
+            check_queue_name(name)
+            raise UnknownQueue(
+                f"queue {name!r} is not defined{suggestion(name, self.queues)}; "
+                f"define it with `xaqueue define {name}`, or give queues.toml a [default] table"
+            )
+        return definition
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """``: did you mean 'orders'?`` for a near miss, else an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+def parse(text: str) -> Definitions:
+    """The definitions in a queues.toml. Raises InvalidArgument that names the table, the key and what it takes."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidArgument(f"queues.toml is no TOML: {error}") from None
+    _only(document, "queues.toml", ("space", "default", "queues"))
+    space = _table(document, "space")
+    _only(space, "[space]", ("max_body_bytes", "sync"))
+    limit = space.get("max_body_bytes", BODY_LIMIT_BYTES)
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise InvalidArgument(f"queues.toml: [space] max_body_bytes = {limit!r}: a number of bytes from 1 is wanted")
+    sync = space.get("sync")
+    if sync is not None and not isinstance(sync, str):
+        raise InvalidArgument(f"queues.toml: [space] sync = {sync!r}: a string like 'FDATASYNC;DSYNC' is wanted")
+    queues = {}
+    for name, table in _table(document, "queues").items():
+        check_queue_name(name)
+        queues[name] = _definition(f"[queues.{name}]", table)
+    default = _definition("[default]", document["default"]) if "default" in document else None
+    return Definitions(queues, default, limit, Hardening.parse(sync) if sync is not None else None)
+
+
+def with_queue(text: str, name: str, options: Mapping[str, str]) -> str:
+    """The same queues.toml, comments and all, with a queue defined or redefined. Raises as ``parse`` does."""
+    check_queue_name(name)
+    parse(text)
+    document = tomlkit.parse(text)
+    queues = document.setdefault("queues", tomlkit.table(is_super_table=True))
+    table = queues.setdefault(name, tomlkit.table())
+    for key, value in options.items():
+        table[key] = value
+    defined = tomlkit.dumps(document)
+    parse(defined)
+    return defined
+
+
+def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = document.get(name, {})
+    if not isinstance(table, Mapping):
+        raise InvalidArgument(f"queues.toml: {name} = {table!r}: a table [{name}] is wanted")
+    return table
+
+
+def _definition(where: str, table: Any) -> QueueDefinition:
+    if not isinstance(table, Mapping):
+        raise InvalidArgument(f"queues.toml: {where} is {table!r}: a table is wanted")
+    _only(table, where, ("order", "description"))
+    order = table.get("order", Order.FIFO.value)
+    if order not in [known.value for known in Order]:
+        raise InvalidArgument(f"queues.toml: {where} order = {order!r}: fifo, lifo or priority is wanted")
+    return QueueDefinition(Order(order), str(table.get("description", "")))
+
+
+def _only(table: Mapping[str, Any], where: str, known: tuple[str, ...]) -> None:
+    for key in table:
+        if key not in known:
+            raise InvalidArgument(
+                f"queues.toml: {where} does not take {key!r}{suggestion(key, known)}; it takes {', '.join(known)}"
+            )

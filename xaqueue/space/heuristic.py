@@ -1,0 +1,146 @@
+"""An operator's decision on a branch in doubt: recorded durably before anything is done, kept until forget.
+
+The record is a block of kind *branch* in ``heuristic/`` under the branch's xid: its headers say what was decided, by
+whom, and what the branch would have done. Once it is hardened the decision stands: a crash right after it is
+completed at the next open, and the transaction manager hears of it (XA_HEURCOM, XA_HEURRB, XA_HEURMIX).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from xaqueue.branch import HEURISTICS, Branch, State
+from xaqueue.command import Block, Kind, decode, encode, pack_list
+from xaqueue.errors import DamagedBlock, HeuristicOutcome, RetryLater, UnknownXid
+from xaqueue.message import MessageId, Properties
+from xaqueue.space import quarantine, steps
+from xaqueue.space.layout import HEURISTIC, QUARANTINE
+from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.xa import Outcome
+from xaqueue.xid import Xid
+
+if TYPE_CHECKING:
+    from xaqueue.space.space import Space
+
+OUTCOMES = {
+    "commit": State.HEURISTIC_COMMIT,
+    "rollback": State.HEURISTIC_ROLLBACK,
+    "mixed": State.HEURISTIC_MIXED,
+}
+NO_MESSAGE = MessageId(bytes(16))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What an operator decided: "commit", "rollback", or "mixed" for a commit of what damage had left."""
+
+    outcome: str
+    by: str
+    at: int
+    """Int microseconds UTC."""
+
+
+def read(fs: FileSystem, path: str) -> Decision:
+    """The decision recorded in a file. Raises DamagedBlock."""
+    try:
+        block = decode(fs.read(path))
+    except OSError as error:
+        if error.errno not in quarantine.DAMAGE:
+            raise
+        raise DamagedBlock(f"cannot be read: {error.strerror}") from error
+    outcome = block.properties.headers.get("decision", "")
+    if block.kind is not Kind.BRANCH or outcome not in OUTCOMES:
+        raise DamagedBlock("is no record of a decision")
+    return Decision(outcome, block.properties.headers.get("by", "unknown"), block.properties.enqueued_at)
+
+
+def decide(space: Space, xid: Xid, commit: bool, by: str) -> Decision:
+    """Records an operator's decision on a branch in doubt, carries it out, and returns it.
+
+    Raises UnknownXid where nothing of that name is in doubt, HeuristicOutcome where it was decided before.
+    """
+    with space.lock:
+        space.barrier.check()
+        branch = space.branches.get(xid)
+        while branch is not None and branch.busy:
+            space.settled.wait()
+            branch = space.branches.get(xid)
+        if branch is None or branch.base not in (State.PREPARED, *OUTCOMES.values()):
+            raise UnknownXid(f"branch {xid} is not in doubt: list those that are with `xaqueue indoubt list`")
+        if branch.base is not State.PREPARED:
+            raise HeuristicOutcome(
+                f"branch {xid} is {branch.base.value} already; forget ends this", HEURISTICS[branch.base]
+            )
+        branch.busy = True
+    try:
+        outcome = "rollback" if not commit else "mixed" if branch.damage else "commit"
+        path = f"{HEURISTIC}/{xid}"
+        if space.fs.exists(path):  # decided before, and there was no room to carry it out
+            decision = read(space.fs, path)
+        else:
+            decision = Decision(outcome, by, space.now_us())
+            _record(space, branch, decision)
+        complete(space, xid, decision)
+    finally:
+        with space.lock:
+            branch.busy = False
+            space.settled.notify_all()
+    return decision
+
+
+def complete(space: Space, xid: Xid, decision: Decision) -> None:
+    """Does what was decided, as far as it is not done yet, and remembers it as the branch's state."""
+    branch = space.branches.get(xid)
+    if branch is not None and branch.base is State.PREPARED:
+        if decision.outcome == "rollback":
+            steps.rollback(space, branch)
+        else:
+            steps.commit(space, branch)
+    with space.step():
+        quarantine.resolve(space.fs, xid)
+        ticket = space.barrier.submit(targets=(QUARANTINE,))
+    space.barrier.wait(ticket)
+    with space.lock:
+        space.branches[xid] = Branch(xid, base=OUTCOMES[decision.outcome])
+
+
+def forget(space: Space, branch: Branch) -> None:
+    """The record goes; the xid is known as finished for a while yet."""
+    outcome = Outcome.ROLLED_BACK if branch.base is State.HEURISTIC_ROLLBACK else Outcome.COMMITTED
+    with space.step():
+        with suppress(FileNotFoundError):
+            space.fs.unlink(f"{HEURISTIC}/{branch.xid}")
+        ticket = space.barrier.submit(sources=(HEURISTIC,))
+    space.barrier.wait(ticket)
+    space.finish(branch, outcome)
+
+
+def _record(space: Space, branch: Branch, decision: Decision) -> None:
+    headers = {"decision": decision.outcome, "by": decision.by}
+    properties = Properties("", enqueued_at=decision.at, headers=headers)
+    path = f"{HEURISTIC}/{branch.xid}"
+    try:
+        space.fs.create(
+            path,
+            encode(
+                Block(
+                    Kind.BRANCH,
+                    NO_MESSAGE,
+                    properties,
+                    pack_list(steps.list_of(branch) if branch.blocks else []),
+                    space.epoch,
+                )
+            ),
+        )
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise space.fence(error) from error
+        raise RetryLater(
+            f"no room to record the decision on {branch.xid} ({error.strerror}): nothing was done"
+        ) from error
+    space.barrier.harden_content([path])
+    with space.step():
+        ticket = space.barrier.submit(targets=(HEURISTIC,))
+    space.barrier.wait(ticket)

@@ -1,0 +1,123 @@
+"""Every name in a space's directory is made and read here, and nowhere else.
+
+A name that does not parse is None: the caller decides whether that is a foreign file or nothing of interest. Paths
+are relative to the space's directory, with ``/`` between parts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+from zlib import crc32
+
+from xaqueue.errors import InvalidArgument
+from xaqueue.message import QUEUE_NAME, MessageId
+from xaqueue.xid import Xid
+
+FORMAT = "FORMAT"
+OWNER = "owner"
+QUEUES = "queues.toml"
+ACTIVE = "active"
+PREPARED = "prepared"
+COMMITTED = "committed"
+HEURISTIC = "heuristic"
+QUARANTINE = "quarantine"
+DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE)
+
+OWN_NAMES = frozenset({FORMAT, OWNER, QUEUES, "journal", *DIRECTORIES, f".{FORMAT}.new", f".{QUEUES}.new"})
+"""What a space's directory may hold at its top."""
+
+RANGE_BITS = 12
+RANGE_SIZE = 1 << RANGE_BITS
+"""Sequence numbers a range directory covers."""
+LAST_SEQ = 2**63 - 1
+
+FIRST = "000"
+"""Suffix of the block that makes a branch prepared: its only block, or its branch block."""
+COMMIT = "commit"
+"""Suffix of the branch block once its branch is committed."""
+
+_MESSAGE = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{32})")
+_RANGE = re.compile(r"range=([0-9a-f]{13})")
+_BLOCK = re.compile(r"(.+)\.([0-9]{3,}|commit)")
+_WATERMARK = re.compile(rb"([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{8})\n")
+
+
+class Watermark(NamedTuple):
+    """Two sequence numbers: ``published``, to which every message is in its directory or consumed, and ``reserved``,
+    above which none was ever used.
+    """
+
+    published: int
+    reserved: int
+
+
+def queue_path(queue: str) -> str:
+    return f"{COMMITTED}/queue={queue}"
+
+
+def watermark_path(queue: str) -> str:
+    return f"{COMMITTED}/queue={queue}/.watermark"
+
+
+def range_path(queue: str, seq: int) -> str:
+    return f"{COMMITTED}/queue={queue}/range={seq >> RANGE_BITS:013x}"
+
+
+def message_path(queue: str, seq: int, message_id: bytes) -> str:
+    return f"{COMMITTED}/queue={queue}/range={seq >> RANGE_BITS:013x}/{seq:016x}.{message_id.hex()}"
+
+
+def block_path(directory: str, xid_text: str, suffix: str) -> str:
+    return f"{directory}/{xid_text}.{suffix}"
+
+
+def numbered(number: int) -> str:
+    """The suffix of the block with this number, from 1."""
+    return f"{number:03d}"
+
+
+def parse_queue_directory(name: str) -> str | None:
+    queue = name.removeprefix("queue=")
+    return queue if queue != name and QUEUE_NAME.fullmatch(queue) else None
+
+
+def parse_range(name: str) -> int | None:
+    """The number of the range directory; its messages have ``seq >> RANGE_BITS`` equal to it."""
+    match = _RANGE.fullmatch(name)
+    return int(match[1], 16) if match else None
+
+
+def parse_message(name: str) -> tuple[int, MessageId] | None:
+    match = _MESSAGE.fullmatch(name)
+    return (int(match[1], 16), MessageId(bytes.fromhex(match[2]))) if match else None
+
+
+def parse_block(name: str) -> tuple[Xid, str] | None:
+    """Xid and suffix of a file in ``active/`` or ``prepared/``."""
+    match = _BLOCK.fullmatch(name)
+    if not match:
+        return None
+    xid = parse_xid(match[1])
+    return (xid, match[2]) if xid else None
+
+
+def parse_xid(name: str) -> Xid | None:
+    try:
+        return Xid.parse(name)
+    except InvalidArgument:
+        return None
+
+
+def format_watermark(watermark: Watermark) -> bytes:
+    """One line of 43 bytes with its own checksum, written in place: a reader that sees half of it reads again."""
+    numbers = b"%016x %016x" % watermark
+    return b"%s %08x\n" % (numbers, crc32(numbers))
+
+
+def parse_watermark(data: bytes) -> Watermark | None:
+    """None for bytes that are no watermark, or only half of one."""
+    match = _WATERMARK.fullmatch(data)
+    if not match or crc32(data[:33]) != int(match[3], 16):
+        return None
+    return Watermark(int(match[1], 16), int(match[2], 16))

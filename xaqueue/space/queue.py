@@ -1,0 +1,134 @@
+"""One queue of an open space: its index, its sequence numbers and its range directories.
+
+Sequence numbers are given out under the space's lock, in the order in which they will be published, and never twice:
+their upper bound is written to the watermark file before the first number below it is used, and that write is
+hardened with the step that used it. So after a crash the next number is above the bound, whatever was consumed.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from dataclasses import dataclass, field
+
+from xaqueue.index import Entry, QueueIndex
+from xaqueue.space import layout
+from xaqueue.space.definitions import QueueDefinition
+from xaqueue.space.layout import RANGE_BITS, RANGE_SIZE, Watermark
+from xaqueue.storage.fs import FileSystem
+
+
+@dataclass(slots=True)
+class Touched:
+    """What a step changed and must have synced before it is published."""
+
+    files: dict[str, None] = field(default_factory=dict)
+    targets: dict[str, None] = field(default_factory=dict)
+
+
+class Queue:
+    """All methods are called with the space's lock held."""
+
+    def __init__(self, name: str, definition: QueueDefinition, lock: threading.Lock) -> None:
+        self.name = name
+        self.index = QueueIndex(definition.order)
+        self.arrived = threading.Condition(lock)
+        self.pending: set[bytes] = set()
+        """Ids of messages that branches have enqueued and not yet committed."""
+        self.last = 0
+        self.reserved = 0
+        self.published = 0
+        self.ranges: dict[int, int] = {}
+        """Messages a range directory holds, for each that exists."""
+        self._has_directory = False
+        self._fresh: set[int] = set()
+        """Ranges whose directory and reservation no finished step has hardened yet."""
+
+    def found(self, ranges: dict[int, int], last: int, watermark: Watermark | None) -> None:
+        """What recovery read of a queue's directory: its ranges, its highest number, its watermark."""
+        self._has_directory = True
+        self.ranges = ranges
+        self.last = max(last, watermark.reserved) if watermark else last
+        self.reserved = self.published = self.last
+
+    def hold(self, fs: FileSystem) -> None:
+        """Makes what the next number needs and opens what its sync needs, so that a lack shows before the commit."""
+        self._make_range(fs, self.last + 1)
+        fs.hold_dir(layout.range_path(self.name, self.last + 1))
+
+    def allocate(self, fs: FileSystem, touched: Touched) -> int:
+        """The next commit sequence number; its range directory is there and its reservation written."""
+        seq = self.last + 1
+        self._make_range(fs, seq)
+        if seq >> RANGE_BITS in self._fresh:
+            touched.files[layout.watermark_path(self.name)] = None
+            touched.targets[layout.queue_path(self.name)] = None
+            touched.targets[layout.COMMITTED] = None
+        touched.targets[layout.range_path(self.name, seq)] = None
+        self.last = seq
+        return seq
+
+    def occupy(self, seq: int) -> None:
+        self.ranges[seq >> RANGE_BITS] += 1
+
+    def publish(self, entry: Entry) -> None:
+        """The message is hardened: it may be seen. Called in the order of the numbers."""
+        self.index.add(entry)
+        self.pending.discard(entry.message_id)
+        self.published = entry.seq
+        self._fresh.discard(entry.seq >> RANGE_BITS)
+
+    def consumed(self, fs: FileSystem, entry: Entry) -> None:
+        """The message's removal is hardened; an emptied range directory that takes no more messages goes too."""
+        self.index.remove(entry)
+        number = entry.seq >> RANGE_BITS
+        self.ranges[number] -= 1
+        if not self.ranges[number] and number != (self.last + 1) >> RANGE_BITS:
+            self.remove_range(fs, number)
+
+    def remove_range(self, fs: FileSystem, number: int) -> None:
+        """Removes an emptied range directory; one that holds a foreign file stays."""
+        try:
+            fs.remove_dir(layout.range_path(self.name, number << RANGE_BITS))
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+        else:
+            del self.ranges[number]
+
+    @property
+    def exists(self) -> bool:
+        """Whether the queue has a directory."""
+        return self._has_directory
+
+    def directories(self) -> list[str]:
+        """Its directory and those of its ranges."""
+        if not self._has_directory:
+            return []
+        ranges = [layout.range_path(self.name, number << RANGE_BITS) for number in self.ranges]
+        return [layout.queue_path(self.name), *ranges]
+
+    def write_watermark(self, fs: FileSystem) -> None:
+        fs.write_at(layout.watermark_path(self.name), 0, layout.format_watermark(self.watermark))
+
+    @property
+    def watermark(self) -> Watermark:
+        return Watermark(self.published, self.reserved)
+
+    def _make_range(self, fs: FileSystem, seq: int) -> None:
+        if not self._has_directory:
+            fs.make_dir(layout.queue_path(self.name))
+            self._has_directory = True
+        if seq > self.reserved:
+            reserved = seq | (RANGE_SIZE - 1)
+            self._fresh.add(seq >> RANGE_BITS)
+            fs.write_at(
+                layout.watermark_path(self.name), 0, layout.format_watermark(Watermark(self.published, reserved))
+            )
+            self.reserved = reserved
+        if seq >> RANGE_BITS not in self.ranges:
+            self._fresh.add(seq >> RANGE_BITS)
+            fs.make_dir(layout.range_path(self.name, seq))
+            self.ranges[seq >> RANGE_BITS] = 0
+            if self.ranges.get((seq >> RANGE_BITS) - 1) == 0:
+                self.remove_range(fs, (seq >> RANGE_BITS) - 1)

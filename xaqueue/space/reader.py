@@ -1,0 +1,112 @@
+"""A reader follows a queue's directory without owning the space: it reads the watermark first and takes nothing above.
+
+Every message at or below the watermark is in its range directory or has been consumed, so what a reader finds is
+complete, and the same range read again holds a subset of what it held. A reader never writes, locks or waits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from xaqueue.errors import SpaceError
+from xaqueue.message import MessageId, check_queue_name
+from xaqueue.space import layout
+from xaqueue.storage.fs import read_all
+
+WATERMARK_TRIES = 50
+
+
+class QueueReader:
+    """Reads one queue of a space directory. ``path``: the directory; any process may, on any machine that mounts it."""
+
+    def __init__(self, path: str | os.PathLike[str], queue: str) -> None:
+        self.space = Path(path)
+        self.queue = check_queue_name(queue)
+        self._directory = self.space / layout.queue_path(queue)
+
+    def watermark(self) -> int:
+        """The highest published sequence number; 0 for a queue that has had no message yet.
+
+        Raises SpaceError when the directory is no space, or the watermark stays unreadable.
+        """
+        path = self.space / layout.watermark_path(self.queue)
+        for _ in range(WATERMARK_TRIES):
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                if (self.space / layout.FORMAT).is_file():
+                    return 0
+                raise SpaceError(f"{self.space} is no queue space: it has no {layout.FORMAT} file") from None
+            watermark = layout.parse_watermark(data)
+            if watermark is not None:
+                return watermark.published
+            time.sleep(0.001)  # half a write was seen
+        raise SpaceError(f"{path} stays unreadable: run `xaqueue check --space {self.space}`")
+
+    def ranges(self) -> list[int]:
+        """The numbers of the range directories there are now, ascending; range r holds seq with seq >> 12 == r."""
+        try:
+            names = os.listdir(self._directory)  # noqa: PTH208
+        except FileNotFoundError:
+            return []
+        return sorted(number for name in names if (number := layout.parse_range(name)) is not None)
+
+    def names(self, after: int, upto: int) -> Iterator[tuple[int, list[tuple[int, str]]]]:
+        """Per range directory, ascending: its number and the (seq, file name) with after < seq <= upto, ascending."""
+        for number in self.ranges():
+            if number < (after + 1) >> layout.RANGE_BITS or number > upto >> layout.RANGE_BITS:
+                continue
+            low, high = f"{after:016x}.~", f"{upto:016x}.~"
+            try:
+                listed = os.listdir(self._range(number))  # noqa: PTH208
+            except FileNotFoundError:
+                continue  # emptied and cleaned up since
+            taken = sorted(name for name in listed if low < name <= high and name[0] != ".")
+            found = [(parsed[0], name) for name in taken if (parsed := layout.parse_message(name))]
+            if found:
+                yield number, found
+
+    def read(self, after: int, upto: int) -> Iterator[tuple[int, MessageId, bytes]]:
+        """(seq, message id, the block's bytes) for after < seq <= upto, ascending; what was consumed is left out.
+
+        The caller passes an ``upto`` that it got from ``watermark``.
+        """
+        for number, found in self.names(after, upto):
+            try:
+                directory = os.open(self._range(number), os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue
+            try:
+                for seq, name in found:
+                    data = read_in(directory, name)
+                    if data is not None:
+                        yield seq, MessageId(bytes.fromhex(name[17:])), data
+            finally:
+                os.close(directory)
+
+    def _range(self, number: int) -> Path:
+        return self.space / layout.range_path(self.queue, number << layout.RANGE_BITS)
+
+
+def read_in(directory: int, name: str) -> bytes | None:
+    """The content of a file in an open directory; None when it is gone, which for a message means consumed."""
+    try:
+        fd = os.open(name, os.O_RDONLY, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    try:
+        return read_all(fd)
+    finally:
+        os.close(fd)
+
+
+def queues(path: str | os.PathLike[str]) -> list[str]:
+    """The queues that have a directory in this space, sorted."""
+    try:
+        names = os.listdir(Path(path) / layout.COMMITTED)  # noqa: PTH208
+    except FileNotFoundError:
+        raise SpaceError(f"{os.fspath(path)} is no queue space: it has no {layout.COMMITTED}/ directory") from None
+    return sorted(queue for name in names if (queue := layout.parse_queue_directory(name)))

@@ -1,0 +1,352 @@
+"""Opening a space finishes what a crash cut off: every branch is committed, rolled back or in doubt, never in part.
+
+    prepared/ has .commit              the decision is made: rolled forward from wherever each block is found
+    prepared/ has .000 and all of it   in doubt, its messages locked; or finished, where its one move is done already
+    prepared/ lacks a block            promised to nobody: rolled back; or the block is in quarantine: in doubt, damaged
+    heuristic/ has a decision          an operator decided: completed, and remembered until forget
+    active/                            rolled back (presumed rollback)
+
+Recovery is idempotent: it may be killed at any call and run again. It ends by syncing every directory, since what it
+found may be what the kernel remembers and not yet what the disk holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from xaqueue.branch import Branch, State, Written
+from xaqueue.command import Head, Kind, Listed, decode, unpack_list
+from xaqueue.errors import DamagedBlock
+from xaqueue.index import Entry
+from xaqueue.message import MessageId
+from xaqueue.space import heuristic, layout, quarantine, steps, tries
+from xaqueue.space.definitions import QueueDefinition
+from xaqueue.space.layout import ACTIVE, COMMIT, COMMITTED, DIRECTORIES, FIRST, PREPARED, block_path, numbered
+from xaqueue.space.load import Progress, load, read_head
+from xaqueue.xa import Outcome
+from xaqueue.xid import Xid
+
+if TYPE_CHECKING:
+    from xaqueue.space.space import Space
+
+UNDEFINED = QueueDefinition(description="has messages, and no definition")
+
+log = logging.getLogger("xaqueue")
+Blocks = dict[Xid, dict[str, str]]
+
+
+class Found(Enum):
+    """What the blocks of a branch in ``prepared/`` say of it."""
+
+    IN_DOUBT = "all there, or damaged"
+    FINISHED = "its one move is done"
+    GONE = "never completely prepared"
+
+
+def _is_first(path: str) -> bool:
+    return f".{FIRST}" in path.rpartition("/")[2].replace("~", ".")
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What opening found and did: counts of branches, of messages, and every file that was set aside."""
+
+    messages: int = 0
+    committed: int = 0
+    """Finished before the crash but for their last file."""
+    rolled_forward: int = 0
+    """Decided before the crash and completed now."""
+    rolled_back: int = 0
+    in_doubt: int = 0
+    heuristic: int = 0
+    """Decided by an operator and not yet forgotten."""
+    quarantined: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.messages:,} messages; branches: {self.committed} committed, {self.rolled_forward} rolled forward, "
+            f"{self.rolled_back} rolled back, {self.in_doubt} in doubt, {self.heuristic} heuristic; "
+            f"{len(self.quarantined)} files quarantined; {self.seconds:.2f} s"
+        )
+
+
+def recover(space: Space, progress: Progress | None = None) -> RecoveryReport:
+    """Brings directories and memory into one consistent state. Raises OSError where the disk does not let it."""
+    return _Recovery(space).run(progress)
+
+
+class _Recovery:
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.fs = space.fs
+        self.report = RecoveryReport()
+        self.lost: dict[Xid, list[str]] = {}
+
+    def run(self, progress: Progress | None) -> RecoveryReport:
+        started = time.monotonic()
+        for name in DIRECTORIES:
+            if not self.fs.is_dir(name):
+                self.fs.make_dir(name)
+        self.report.messages = load(self.space, self._set_aside, self._note, progress)
+        self.lost = quarantine.lost_blocks(self.fs)
+        active, prepared = self._blocks(ACTIVE), self._blocks(PREPARED)
+        for xid in [xid for xid, files in prepared.items() if COMMIT in files]:
+            self._roll_forward(xid, prepared.pop(xid), active.get(xid, {}))
+        for xid in sorted({*prepared, *self.lost}, key=str):
+            self._prepared(xid, prepared.get(xid, {}))
+        self._heuristic()
+        for xid, files in active.items():
+            self._roll_back_active(xid, files)
+        self._harden()
+        self._count(started)
+        return self.report
+
+    def _blocks(self, directory: str) -> Blocks:
+        found: Blocks = {}
+        for name in self.fs.list(directory):
+            parsed = layout.parse_block(name)
+            if parsed is not None:
+                found.setdefault(parsed[0], {})[parsed[1]] = f"{directory}/{name}"
+            elif not name.startswith("."):
+                self._set_aside(f"{directory}/{name}", "no command block: its name is not <xid>.<number>")
+        return found
+
+    def _roll_forward(self, xid: Xid, prepared: dict[str, str], active: dict[str, str]) -> None:
+        marker = prepared.pop(COMMIT)
+        branch = Branch(xid, base=State.PREPARED, listed=True, committing=True)
+        try:
+            listed = unpack_list(decode(self.fs.read(marker)).body)
+        except DamagedBlock as damage:
+            self._set_aside(marker, str(damage))
+            self._note(
+                f"branch {xid} is committed but its list of blocks is damaged: what was found of it is committed"
+            )
+            listed = self._list_found(prepared)
+        for number, item in enumerate(listed, 1):
+            path = prepared.get(numbered(number)) or active.get(numbered(number))
+            self._finish_block(branch, number, item, path)
+        found = {**active, **prepared}
+        steps.complete(self.space, branch, {w.number: found.get(w.suffix, marker) for w in branch.blocks})
+        for path in prepared.values():
+            with suppress(FileNotFoundError):
+                self.fs.unlink(path)
+        self._remember(xid)
+        self.report.rolled_forward += 1
+
+    def _list_found(self, files: dict[str, str]) -> list[Listed]:
+        """Without the list: the blocks that are there, by their numbers, as far as they can be read."""
+        listed: list[Listed] = []
+        for suffix in sorted(set(files) - {FIRST}, key=int):
+            head = self._head(files[suffix])
+            if head is not None:
+                listed += [steps.NOTHING] * (int(suffix) - 1 - len(listed))
+                listed.append(Listed(head.kind, head.properties.queue, head.message_id, head.checksum))
+        return listed
+
+    def _finish_block(self, branch: Branch, number: int, item: Listed, path: str | None) -> None:
+        """Adds to the branch what is left to do of one listed block."""
+        if item == steps.NOTHING:
+            return
+        index = self.space.queue(item.queue).index
+        entry = index.find(item.message_id)
+        if item.kind is Kind.DEQUEUE:
+            if entry is None:
+                return
+            index.lock(item.message_id)
+        else:
+            if entry is not None or path is None:
+                return
+            head = self._head(path, item)
+            if head is None:
+                self._note(f"branch {branch.xid} is committed, but its block {number} was damaged and is in quarantine")
+                return
+            entry = Entry(0, item.message_id, head.properties, head.size_bytes)
+        branch.blocks.append(
+            Written(number, item.kind, item.queue, item.message_id, item.checksum, entry, suffix=numbered(number))
+        )
+
+    def _prepared(self, xid: Xid, files: dict[str, str]) -> None:
+        branch = Branch(xid, base=State.PREPARED, damage=[f"quarantine/{name}" for name in self.lost.get(xid, ())])
+        found = self._first_block(branch, files) if FIRST in files else self._headless(branch, files)
+        if found is Found.IN_DOUBT:
+            self.space.branches[xid] = branch
+            return
+        self._unlock(branch)
+        for path in files.values():
+            with suppress(FileNotFoundError):
+                self.fs.unlink(path)
+        if found is Found.FINISHED:
+            self._remember(xid)
+            self.report.committed += 1
+        elif files:
+            self.report.rolled_back += 1
+
+    def _headless(self, branch: Branch, files: dict[str, str]) -> Found:
+        """Without .000 a branch was promised to nobody, unless the .000 is in quarantine."""
+        if not any(_is_first(damage) for damage in branch.damage):
+            return Found.GONE
+        for suffix in sorted(set(files) - {FIRST}, key=int):
+            self._add(branch, int(suffix), suffix, files[suffix])
+        return Found.IN_DOUBT
+
+    def _first_block(self, branch: Branch, files: dict[str, str]) -> Found:
+        branch.prepared_at = self.fs.modified_ns(files[FIRST]) // 1000
+        head = self._head(files[FIRST])
+        if head is None:
+            branch.damage.append(files[FIRST])
+            return self._headless(branch, files)
+        if head.kind is not Kind.BRANCH:
+            return self._only_block(branch, head, files[FIRST])
+        branch.listed = True
+        for number, item in enumerate(unpack_list(decode(self.fs.read(files[FIRST])).body), 1):
+            suffix = numbered(number)
+            if item == steps.NOTHING:
+                continue
+            if suffix in files:
+                self._add(branch, number, suffix, files[suffix], item)
+            elif not any(f".{suffix}" in damage for damage in branch.damage):
+                return Found.GONE
+        return Found.IN_DOUBT
+
+    def _only_block(self, branch: Branch, head: Head, path: str) -> Found:
+        there = head.message_id in self.space.queue(head.properties.queue).index
+        if head.kind is Kind.ENQUEUE and there:
+            return Found.FINISHED
+        if head.kind is Kind.DEQUEUE and not there and not self._is_quarantined(head.message_id):
+            return Found.FINISHED
+        self._add(branch, 1, FIRST, path)
+        return Found.IN_DOUBT
+
+    def _add(self, branch: Branch, number: int, suffix: str, path: str, item: Listed | None = None) -> None:
+        """Takes one block into a branch in doubt; what it removes is locked, what is damaged is noted."""
+        head = self._head(path, item)
+        if head is None:
+            branch.damage.append(path)
+            return
+        queue = self.space.queue(head.properties.queue)
+        entry: Entry | None = None
+        if head.kind is Kind.DEQUEUE:
+            entry = queue.index.lock(head.message_id)
+            if entry is None:
+                branch.damage.append(f"message {head.message_id.hex()} of queue {queue.name}, which it dequeues")
+        else:
+            entry = Entry(0, head.message_id, head.properties, head.size_bytes)
+            queue.pending.add(head.message_id)
+        branch.blocks.append(
+            Written(number, head.kind, queue.name, head.message_id, head.checksum, entry, suffix=suffix)
+        )
+
+    def _is_quarantined(self, message_id: MessageId) -> bool:
+        return any(f".{message_id.hex()}" in name for name in self.fs.list(layout.QUARANTINE))
+
+    def _unlock(self, branch: Branch) -> None:
+        for written in branch.blocks:
+            queue = self.space.queue(written.queue)
+            if written.kind is Kind.DEQUEUE and written.entry is not None:
+                queue.index.release(written.entry)
+            queue.pending.discard(written.message_id)
+
+    def _heuristic(self) -> None:
+        for name in self.fs.list(layout.HEURISTIC):
+            if name.startswith("."):
+                continue
+            path = f"{layout.HEURISTIC}/{name}"
+            xid = layout.parse_xid(name)
+            try:
+                decision = heuristic.read(self.fs, path) if xid else None
+            except DamagedBlock as damage:
+                self._set_aside(path, f"the record of a decision, damaged: {damage}")
+                self._note(f"the decision on branch {xid} was damaged: if it is in doubt, decide again")
+                continue
+            if xid is None or decision is None:
+                self._set_aside(path, "no record of a decision: its name is no xid")
+                continue
+            heuristic.complete(self.space, xid, decision)
+            self.report.heuristic += 1
+
+    def _roll_back_active(self, xid: Xid, files: dict[str, str]) -> None:
+        held = []
+        branch = Branch(xid, numbers=max((int(suffix) for suffix in files if suffix.isdigit()), default=0))
+        for path in files.values():
+            try:
+                head = read_head(self.fs, path)
+            except DamagedBlock:
+                continue  # torn by the crash, and promised to nobody
+            if head.kind is Kind.DEQUEUE and xid not in self.space.branches:
+                entry = self.space.queue(head.properties.queue).index.find(head.message_id)
+                if entry is not None and not entry.locked:
+                    held.append((head.properties.queue, entry))
+        tries.count(self.space, branch, held)
+        for path in files.values():
+            with suppress(FileNotFoundError):
+                self.fs.unlink(path)
+        if xid not in self.space.branches:
+            self.report.rolled_back += 1
+
+    def _harden(self) -> None:
+        """What was found becomes what is on disk, and every message that is there is published."""
+        space = self.space
+        queues = [queue for queue in space.queues.values() if queue.exists]
+        for queue in queues:
+            queue.write_watermark(self.fs)
+            for number in [number for number, count in queue.ranges.items() if not count]:
+                queue.remove_range(self.fs, number)
+        contents = [layout.watermark_path(queue.name) for queue in queues]
+        contents += [path for xid, branch in space.branches.items() for path in self._paths(xid, branch)]
+        space.barrier.harden_content(contents)
+        directories = [path for queue in queues for path in queue.directories()]
+        directories += [COMMITTED, PREPARED, ACTIVE, layout.HEURISTIC, layout.QUARANTINE, ""]
+        with space.step():
+            ticket = space.barrier.submit(targets=directories)
+        space.barrier.wait(ticket)
+
+    def _paths(self, xid: Xid, branch: Branch) -> list[str]:
+        suffixes = [FIRST, *(numbered(written.number) for written in branch.blocks)]
+        return [path for suffix in suffixes if self.fs.exists(path := block_path(PREPARED, str(xid), suffix))]
+
+    def _head(self, path: str, item: Listed | None = None) -> Head | None:
+        """The head of a block in doubt, or None once it is quarantined."""
+        try:
+            head = read_head(self.fs, path)
+            if item is not None and (head.checksum, head.message_id) != (item.checksum, item.message_id):
+                raise DamagedBlock("is not the block that its branch lists")  # noqa: TRY301
+        except DamagedBlock as damage:
+            self._set_aside(path, str(damage))
+            return None
+        return head
+
+    def _remember(self, xid: Xid) -> None:
+        if not xid.is_local:
+            self.space.remember(xid, Outcome.COMMITTED)
+
+    def _set_aside(self, path: str, reason: str) -> None:
+        try:
+            target = quarantine.move(self.fs, path, reason, self.space.now_us())
+        except OSError as error:
+            if error.errno not in quarantine.DAMAGE:
+                raise
+            self._note(f"{path} is damaged ({reason}) and cannot be moved: {error.strerror}; it is left alone")
+            return
+        self.report.quarantined.append(f"{path}: {reason}")
+        log.warning("quarantined %s as %s: %s", path, target, reason)
+
+    def _note(self, text: str) -> None:
+        self.report.notes.append(text)
+        log.warning("%s", text)
+
+    def _count(self, started: float) -> None:
+        in_doubt = [branch for branch in self.space.branches.values() if branch.base is State.PREPARED]
+        self.report.in_doubt = len(in_doubt)
+        for branch in in_doubt:
+            for damage in branch.damage:
+                self._note(f"branch {branch.xid} is in doubt and lost {damage}: decide with `xaqueue indoubt`")
+        self.report.messages = sum(len(queue.index) for queue in self.space.queues.values())
+        self.report.seconds = time.monotonic() - started
+        log.info("recovered: %s", self.report)

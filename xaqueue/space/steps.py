@@ -1,0 +1,260 @@
+"""The durable steps of a branch, in the order that the crash rules ask for. Each returns once it is hardened.
+
+    prepare    content of every block -> rename into prepared/, .000 last -> sync prepared/, active/
+    commit     one block: rename into committed/ (or unlink of the message) is the commit point
+               several: .000 becomes .commit, sync prepared/: that is the commit point; then the moves, their
+               syncs, and .commit goes. A crash in between is rolled forward.
+    rollback   of a prepared branch: .000 goes first, which un-prepares it; sync prepared/
+
+One-phase commit does the same from active/, where what was not committed is rolled back at start, so its blocks
+need not pass through prepared/. Several blocks need their names hardened in active/ first: without it a crash could
+keep the .commit and lose a block that it lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from xaqueue.branch import Branch, State, Written
+from xaqueue.command import UNLIMITED, Block, Kind, Listed, encode_with_checksum, pack_list
+from xaqueue.errors import DiskFull, RetryLater
+from xaqueue.index import Entry
+from xaqueue.message import MessageId, Properties
+from xaqueue.space import layout, tries
+from xaqueue.space.layout import ACTIVE, COMMIT, FIRST, PREPARED, block_path
+from xaqueue.space.queue import Queue, Touched
+from xaqueue.storage.fs import NO_ROOM
+from xaqueue.xa import Outcome
+
+if TYPE_CHECKING:
+    from xaqueue.space.space import Space
+
+NO_MESSAGE = MessageId(bytes(16))
+
+
+NOTHING = Listed(Kind.BRANCH, "", NO_MESSAGE, 0)
+
+Moved = tuple[Queue, Entry]
+Place = tuple[Written, Queue, int]
+
+
+def write(space: Space, branch: Branch, chunks: Sequence[bytes], suffix: str) -> None:
+    """Writes a block's bytes into active/. Raises DiskFull, and dooms the branch, where there is no room."""
+    try:
+        space.fs.create(block_path(ACTIVE, str(branch.xid), suffix), chunks)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise space.fence(error) from error
+        branch.doom = DiskFull(
+            f"no room for a block of {sum(map(len, chunks)):,} bytes: {error.strerror}; {space.fs.free_bytes():,} "
+            f"bytes are free. Branch {branch.xid} is rollback-only: roll it back"
+        )
+        raise branch.doom from error
+
+
+def write_block(space: Space, branch: Branch, block: Block, suffix: str) -> int:
+    """Encodes and writes a block; returns its checksum. Raises as ``write`` does."""
+    head, checksum = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
+    write(space, branch, [head, block.body] if block.body else [head], suffix)
+    return checksum
+
+
+def write_pending(space: Space, branch: Branch) -> None:
+    """Writes the dequeue blocks for which there was no room when they were dequeued."""
+    for written in branch.blocks:
+        if not written.on_disk:
+            written.checksum = write_block(space, branch, dequeue_block(space, written), written.suffix)
+            written.on_disk = True
+
+
+def dequeue_block(space: Space, written: Written) -> Block:
+    """The block that names the message to remove."""
+    return Block(Kind.DEQUEUE, written.message_id, Properties(written.queue), epoch=space.epoch)
+
+
+def prepare(space: Space, branch: Branch) -> None:
+    """After it, nothing but commit, rollback or an operator's decision removes the branch."""
+    name = str(branch.xid)
+    harden_blocks(space, branch)
+    with space.step():
+        if not branch.listed:
+            (only,) = branch.blocks
+            space.fs.rename(block_path(ACTIVE, name, only.suffix), block_path(PREPARED, name, FIRST))
+            only.suffix = FIRST
+        else:
+            for suffix in (*(written.suffix for written in branch.blocks), FIRST):
+                space.fs.rename(block_path(ACTIVE, name, suffix), block_path(PREPARED, name, suffix))
+        branch.prepared_at = space.now_us()
+        ticket = space.barrier.submit(targets=(PREPARED,), sources=(ACTIVE,))
+    space.barrier.wait(ticket)
+
+
+def harden_blocks(space: Space, branch: Branch) -> None:
+    """Content before name: all blocks of the branch, with its branch block where they are several, are on disk."""
+    write_pending(space, branch)
+    branch.blocks.sort(key=lambda written: written.number)
+    suffixes = [written.suffix for written in branch.blocks]
+    if len(suffixes) > 1:
+        block = Block(Kind.BRANCH, NO_MESSAGE, Properties(""), pack_list(list_of(branch)), space.epoch)
+        write_block(space, branch, block, FIRST)
+        branch.listed = True
+        suffixes.append(FIRST)
+    name = str(branch.xid)
+    space.barrier.harden_content([block_path(ACTIVE, name, suffix) for suffix in suffixes])
+
+
+def list_of(branch: Branch) -> list[Listed]:
+    """What a branch block says: a row for each number, an empty one where a dequeue came to nothing."""
+    rows = [NOTHING] * branch.blocks[-1].number
+    for written in branch.blocks:
+        rows[written.number - 1] = Listed(written.kind, written.queue, written.message_id, written.checksum)
+    return rows
+
+
+def commit_one_phase(space: Space, branch: Branch) -> None:
+    """Commits a branch that was never prepared."""
+    if len(branch.blocks) > 1:
+        harden_blocks(space, branch)
+        with space.step():
+            ticket = space.barrier.submit(targets=(ACTIVE,))
+        space.barrier.wait(ticket)
+    elif branch.blocks[0].kind is Kind.ENQUEUE:
+        harden_blocks(space, branch)
+    commit(space, branch, ACTIVE)
+
+
+def commit(space: Space, branch: Branch, directory: str = PREPARED) -> None:
+    """Commits a branch whose blocks stand in ``directory``. RetryLater: nothing was lost, commit again later."""
+    name = str(branch.xid)
+    if branch.listed and not branch.committing:
+        with space.step():
+            _hold(space, branch)
+            space.fs.rename(block_path(directory, name, FIRST), block_path(PREPARED, name, COMMIT))
+            branch.committing = True
+            ticket = space.barrier.submit(targets=(PREPARED,), sources={directory} - {PREPARED})
+        space.barrier.wait(ticket)
+    sources = {written.number: block_path(directory, name, written.suffix) for written in branch.blocks}
+    complete(space, branch, sources)
+    space.finish(branch, Outcome.COMMITTED)
+
+
+def complete(space: Space, branch: Branch, sources: Mapping[int, str]) -> None:
+    """What follows the commit point: messages enter or leave committed/, and then the branch's files go.
+
+    ``sources``: where each block stands, by its number. Run again after a crash, it does what is left to do.
+    """
+    arrivals = [written for written in branch.blocks if written.kind is Kind.ENQUEUE]
+    removals = [written for written in branch.blocks if written.kind is Kind.DEQUEUE]
+    with space.step():
+        touched = Touched()
+        places = _allocate(space, branch, arrivals, removals, touched)
+        arrived = _move_in(space, places, sources)
+        consumed = _move_out(space, removals)
+        emptied = dict.fromkeys(sources[written.number].partition("/")[0] for written in arrivals)
+        ticket = space.barrier.submit(
+            files=touched.files,
+            targets=touched.targets,
+            sources=emptied,
+            publish=partial(space.publish, arrived, consumed),
+        )
+    space.barrier.wait(ticket)
+    for written in removals:
+        if written.on_disk:
+            with suppress(FileNotFoundError):
+                space.fs.unlink(sources[written.number])
+    if branch.listed:
+        with suppress(FileNotFoundError):
+            space.fs.unlink(block_path(PREPARED, str(branch.xid), COMMIT))
+
+
+def _allocate(
+    space: Space, branch: Branch, arrivals: Sequence[Written], removals: Sequence[Written], touched: Touched
+) -> list[Place]:
+    """Numbers for what arrives, and all that the syncs will need. RetryLater before anything has moved."""
+    try:
+        places = []
+        for written in arrivals:
+            queue = space.queue(written.queue)
+            places.append((written, queue, queue.allocate(space.fs, touched)))
+        for written in removals:
+            if written.entry is not None:
+                touched.targets[layout.range_path(written.queue, written.entry.seq)] = None
+        if space.hardening.directories:
+            for path in touched.targets:
+                space.fs.hold_dir(path)
+    except OSError as error:
+        raise _later(branch, error) from error
+    return places
+
+
+def _move_in(space: Space, places: Sequence[Place], sources: Mapping[int, str]) -> list[Moved]:
+    when_ns = space.commit_time_us() * 1000
+    arrived: list[Moved] = []
+    for written, queue, seq in places:
+        source = sources[written.number]
+        space.fs.set_modified_ns(source, when_ns)
+        space.fs.rename(source, layout.message_path(queue.name, seq, written.message_id))
+        assert written.entry is not None
+        written.entry.seq = seq
+        queue.occupy(seq)
+        arrived.append((queue, written.entry))
+    return arrived
+
+
+def _move_out(space: Space, removals: Sequence[Written]) -> list[Moved]:
+    consumed: list[Moved] = []
+    for written in removals:
+        if written.entry is not None:
+            with suppress(FileNotFoundError):
+                space.fs.unlink(layout.message_path(written.queue, written.entry.seq, written.message_id))
+            consumed.append((space.queue(written.queue), written.entry))
+    return consumed
+
+
+def _hold(space: Space, branch: Branch) -> None:
+    """What a commit may lack, it lacks before its commit point."""
+    try:
+        for written in branch.blocks:
+            if written.kind is Kind.ENQUEUE:
+                space.queue(written.queue).hold(space.fs)
+    except OSError as error:
+        raise _later(branch, error) from error
+
+
+def _later(branch: Branch, error: OSError) -> Exception:
+    if error.errno not in NO_ROOM:
+        return error
+    return RetryLater(f"commit of branch {branch.xid} found no room ({error.strerror}): free some and commit again")
+
+
+def rollback(space: Space, branch: Branch) -> None:
+    """Undoes a branch; its dequeued messages are back where they were, with one more try."""
+    name = str(branch.xid)
+    prepared = branch.base is State.PREPARED
+    directory = PREPARED if prepared else ACTIVE
+    suffixes = [FIRST] if prepared or len(branch.blocks) > 1 else []
+    suffixes += [written.suffix for written in branch.blocks if written.on_disk and written.suffix != FIRST]
+    with space.step():
+        for suffix in suffixes:
+            with suppress(FileNotFoundError):
+                space.fs.unlink(block_path(directory, name, suffix))
+        ticket = space.barrier.submit(sources=(PREPARED,) if prepared else ())
+    space.barrier.wait(ticket)
+    release(space, branch)
+    space.finish(branch, Outcome.ROLLED_BACK)
+
+
+def release(space: Space, branch: Branch) -> None:
+    """Counts a try of every message that the branch held and gives it back; forgets what it had added."""
+    tries.count(space, branch, [(w.queue, w.entry) for w in branch.blocks if w.kind is Kind.DEQUEUE and w.entry])
+    with space.lock:
+        for written in branch.blocks:
+            queue = space.queue(written.queue)
+            if written.kind is Kind.ENQUEUE:
+                queue.pending.discard(written.message_id)
+            elif written.entry is not None:
+                queue.index.release(written.entry)
+                queue.arrived.notify()

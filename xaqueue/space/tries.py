@@ -1,0 +1,56 @@
+"""A dequeue that was rolled back is counted in the message itself, so that a poisoned message shows after a restart.
+
+The message file is written anew beside it and renamed over it: any crash leaves the old file or the new one. A try
+that is not counted for want of room is only a try not counted; the message is safe either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from xaqueue.branch import Branch
+from xaqueue.command import UNLIMITED, decode, encode_with_checksum
+from xaqueue.errors import DamagedBlock
+from xaqueue.index import Entry
+from xaqueue.space import layout
+from xaqueue.space.layout import ACTIVE, block_path, numbered
+from xaqueue.storage.fs import NO_ROOM
+
+if TYPE_CHECKING:
+    from xaqueue.space.space import Space
+
+
+def count(space: Space, branch: Branch, held: Sequence[tuple[str, Entry]]) -> None:
+    """One more try of each locked message (queue, entry), in memory and in its file. Raises ResourceFailed."""
+    if not held:
+        return
+    try:
+        anew = [pair for queue, entry in held if (pair := _write_anew(space, branch, queue, entry))]
+        space.barrier.harden_content([source for source, _ in anew])
+        for source, path in anew:
+            space.fs.set_modified_ns(source, space.fs.modified_ns(path))
+            space.fs.rename(source, path)
+    except OSError as error:
+        raise space.fence(error) from error
+
+
+def _write_anew(space: Space, branch: Branch, queue: str, entry: Entry) -> tuple[str, str] | None:
+    entry.tries += 1
+    path = layout.message_path(queue, entry.seq, entry.message_id)
+    try:
+        block = decode(space.fs.read(path))
+    except (FileNotFoundError, DamagedBlock):
+        return None  # the next dequeue finds it so, and says so
+    counted = replace(block, properties=replace(block.properties, tries=entry.tries))
+    head, _ = encode_with_checksum(counted, body_limit_bytes=UNLIMITED)
+    branch.numbers += 1
+    source = block_path(ACTIVE, str(branch.xid), numbered(branch.numbers))
+    try:
+        space.fs.create(source, [head, block.body] if block.body else [head])
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        return None
+    return source, path

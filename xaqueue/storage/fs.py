@@ -1,0 +1,254 @@
+"""The file port: every operation on a space's files goes through these few calls, so that a test can forget them.
+
+Paths are relative to the directory that the port was opened on. Nothing here retries, and nothing here knows what a
+file means. A file that was written and not yet synced keeps its descriptor until ``sync_data`` or ``sync_file``: the
+kernel reports a failed write-back to descriptors that were open when it failed, and to a later one only perhaps.
+Assumed of the system: ``rename`` is atomic across a crash, and a sync that returns has told the truth.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+OPEN_FILES = 384
+"""Descriptors kept for files not yet synced; beyond them the oldest is synced early, which is only sooner."""
+OPEN_DIRECTORIES = 128
+WRITE_VECTORS = 512
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+"""Errors that mean "not now": room on the disk, or descriptors. Nothing was done and nothing is damaged."""
+
+
+class FileSystem(Protocol):
+    """What the engine needs of a file system. Errors are OSError."""
+
+    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+        """Makes a file that must not exist and writes the chunks; on failure nothing is left of it."""
+
+    def write_at(self, path: str, offset: int, data: bytes) -> None:
+        """Overwrites part of a file in place, creating it where it is missing."""
+
+    def read(self, path: str, size: int | None = None) -> bytes:
+        """The whole file, or its first ``size`` bytes."""
+
+    def size(self, path: str) -> int: ...
+
+    def modified_ns(self, path: str) -> int: ...
+
+    def set_modified_ns(self, path: str, when_ns: int) -> None: ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomically moves a file, replacing a target that exists."""
+
+    def unlink(self, path: str) -> None: ...
+
+    def make_dir(self, path: str) -> None: ...
+
+    def remove_dir(self, path: str) -> None: ...
+
+    def list(self, path: str) -> list[str]:
+        """The names in a directory, in no order."""
+
+    def is_dir(self, path: str) -> bool: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def hold_dir(self, path: str) -> None:
+        """Opens a directory for a ``sync_dir`` that must not fail for want of a descriptor."""
+
+    def sync_file(self, path: str) -> None:
+        """fsync: content and metadata of the file are on disk."""
+
+    def sync_data(self, path: str) -> None:
+        """fdatasync: the content of the file, and what is needed to read it, is on disk."""
+
+    def sync_dir(self, path: str) -> None:
+        """The names in the directory are on disk."""
+
+    def free_bytes(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class DirectoryFileSystem:
+    """The port over a real directory. Safe for several threads, as long as no two use one path at a time."""
+
+    def __init__(self, root: str | os.PathLike[str], *, keep_unsynced: bool = True) -> None:
+        """``keep_unsynced``: whether files that were written will be synced, so that their descriptors are kept."""
+        self.root = os.fspath(root)
+        self._prefix = self.root + "/"
+        self._keep = keep_unsynced
+        self._unsynced: OrderedDict[str, int] = OrderedDict()
+        self._directories: OrderedDict[str, int] = OrderedDict()
+        self._places: OrderedDict[str, int] = OrderedDict()
+
+    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+        full = self._prefix + path
+        fd = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            _write_all(fd, chunks)
+        except BaseException:
+            os.close(fd)
+            os.unlink(full)
+            raise
+        if self._keep:
+            self._unsynced[path] = fd
+            if len(self._unsynced) > OPEN_FILES:
+                self._sync_oldest()
+        else:
+            os.close(fd)
+
+    def write_at(self, path: str, offset: int, data: bytes) -> None:
+        fd = self._places.pop(path, None)
+        if fd is None:
+            fd = os.open(self._prefix + path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if os.pwrite(fd, data, offset) != len(data):
+                raise OSError(errno.EIO, "short write in place", path)
+        finally:
+            self._remember(self._places, path, fd)
+
+    def read(self, path: str, size: int | None = None) -> bytes:
+        fd = os.open(self._prefix + path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return read_all(fd) if size is None else os.read(fd, size)
+        finally:
+            os.close(fd)
+
+    def size(self, path: str) -> int:
+        return os.stat(self._prefix + path).st_size
+
+    def modified_ns(self, path: str) -> int:
+        return os.stat(self._prefix + path).st_mtime_ns
+
+    def set_modified_ns(self, path: str, when_ns: int) -> None:
+        os.utime(self._prefix + path, ns=(when_ns, when_ns))
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(self._prefix + source, self._prefix + target)
+        if self._unsynced:
+            fd = self._unsynced.pop(source, None)
+            if fd is not None:
+                self._unsynced[target] = fd
+
+    def unlink(self, path: str) -> None:
+        os.unlink(self._prefix + path)
+        if self._unsynced:
+            fd = self._unsynced.pop(path, None)
+            if fd is not None:
+                os.close(fd)
+
+    def make_dir(self, path: str) -> None:
+        os.mkdir(self._prefix + path, 0o755)
+
+    def remove_dir(self, path: str) -> None:
+        os.rmdir(self._prefix + path)
+        fd = self._directories.pop(path, None)
+        if fd is not None:
+            os.close(fd)
+
+    def list(self, path: str) -> list[str]:
+        return os.listdir(self._prefix + path)
+
+    def is_dir(self, path: str) -> bool:
+        try:
+            return stat.S_ISDIR(os.lstat(self._prefix + path).st_mode)
+        except FileNotFoundError:
+            return False
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(self._prefix + path)
+
+    def hold_dir(self, path: str) -> None:
+        if path not in self._directories:
+            self._remember(self._directories, path, self._open_dir(path))
+
+    def sync_file(self, path: str) -> None:
+        self._sync(path, os.fsync)
+
+    def sync_data(self, path: str) -> None:
+        self._sync(path, os.fdatasync)
+
+    def sync_dir(self, path: str) -> None:
+        fd = self._directories.pop(path, None)
+        if fd is None:
+            fd = self._open_dir(path)
+        try:
+            os.fsync(fd)
+        finally:
+            self._remember(self._directories, path, fd)
+
+    def free_bytes(self) -> int:
+        state = os.statvfs(self.root)
+        return state.f_bavail * state.f_frsize
+
+    def close(self) -> None:
+        for kept in (self._unsynced, self._directories, self._places):
+            while kept:
+                os.close(kept.popitem()[1])
+
+    def _sync(self, path: str, sync: Sync) -> None:
+        fd = self._places.pop(path, None)
+        if fd is not None:
+            try:
+                sync(fd)
+            finally:
+                self._remember(self._places, path, fd)
+            return
+        fd = self._unsynced.pop(path, None)
+        if fd is None:
+            fd = os.open(self._prefix + path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            sync(fd)
+        finally:
+            os.close(fd)
+
+    def _sync_oldest(self) -> None:
+        _, fd = self._unsynced.popitem(last=False)
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+    def _open_dir(self, path: str) -> int:
+        return os.open(self._prefix + path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _remember(self, kept: OrderedDict[str, int], path: str, fd: int) -> None:
+        """Puts a descriptor back; while it was out, nobody else could close it."""
+        other = kept.pop(path, None)
+        if other is not None:
+            os.close(other)
+        kept[path] = fd
+        if len(kept) > OPEN_DIRECTORIES:
+            os.close(kept.popitem(last=False)[1])
+
+
+class Sync(Protocol):
+    def __call__(self, fd: int, /) -> None: ...
+
+
+def read_all(fd: int) -> bytes:
+    """What is left of an open file. Bodies of up to a gigabyte come in one call, larger ones in several."""
+    size = os.fstat(fd).st_size
+    data = os.read(fd, size + 1)
+    if len(data) == size:
+        return data
+    chunks = [data]
+    while chunk := os.read(fd, 1 << 20):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _write_all(fd: int, chunks: Sequence[bytes]) -> None:
+    """Writes the chunks, however short each single write falls."""
+    written = os.writev(fd, chunks[:WRITE_VECTORS])
+    if written == sum(map(len, chunks)):
+        return
+    rest = memoryview(b"".join(chunks))[written:]
+    while rest:
+        rest = rest[os.write(fd, rest) :]

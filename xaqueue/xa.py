@@ -1,0 +1,132 @@
+"""The XA vocabulary: flags and codes as in ``xa.h``, and the protocols through which rooms meet.
+
+Source: X/Open C193 (Distributed TP: The XA Specification), chapters 3 and 4. Flags have no ``TM`` prefix here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum, IntEnum, IntFlag
+from typing import TYPE_CHECKING, Protocol, Unpack
+
+if TYPE_CHECKING:
+    from xaqueue.message import EnqueueOptions, Message, MessageId
+    from xaqueue.xid import Xid
+
+
+class Flag(IntFlag):
+    """Flags of the verbs, as unsigned 32-bit numbers."""
+
+    NOFLAGS = 0
+    ASYNC = 0x80000000
+    ONEPHASE = 0x40000000
+    FAIL = 0x20000000
+    NOWAIT = 0x10000000
+    RESUME = 0x08000000
+    SUCCESS = 0x04000000
+    SUSPEND = 0x02000000
+    STARTRSCAN = 0x01000000
+    ENDRSCAN = 0x00800000
+    MULTIPLE = 0x00400000
+    JOIN = 0x00200000
+    MIGRATE = 0x00100000
+
+
+class Code(IntEnum):
+    """What a verb answers: zero and up are outcomes, below zero are errors."""
+
+    XA_OK = 0
+    XA_RDONLY = 3
+    XA_RETRY = 4
+    XA_HEURMIX = 5
+    XA_HEURRB = 6
+    XA_HEURCOM = 7
+    XA_HEURHAZ = 8
+    XA_NOMIGRATE = 9
+    XA_RBROLLBACK = 100
+    XA_RBCOMMFAIL = 101
+    XA_RBDEADLOCK = 102
+    XA_RBINTEGRITY = 103
+    XA_RBOTHER = 104
+    XA_RBPROTO = 105
+    XA_RBTIMEOUT = 106
+    XA_RBTRANSIENT = 107
+    XAER_ASYNC = -2
+    XAER_RMERR = -3
+    XAER_NOTA = -4
+    XAER_INVAL = -5
+    XAER_PROTO = -6
+    XAER_RMFAIL = -7
+    XAER_DUPID = -8
+    XAER_OUTSIDE = -9
+
+
+class Vote(Enum):
+    """The answer to ``prepare`` where nothing went wrong."""
+
+    OK = "ok"
+    RDONLY = "rdonly"
+
+
+class Outcome(Enum):
+    """What became of a branch, as far as this resource manager knows."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    IN_DOUBT = "in doubt"
+    UNKNOWN = "unknown"
+
+
+class ResourceManager(Protocol):
+    """One session with a queue space: the XA verbs with explicit xids, and the work between them.
+
+    A session is used by one thread at a time. It is associated with at most one branch; ``enqueue`` and ``dequeue``
+    belong to that branch. Prepare, commit, rollback and forget need no association and may come from any session.
+    Errors are exceptions that carry the XA code; ResourceFailed means that the outcome of this call is unknown.
+    """
+
+    def start(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
+        """Begins a branch, or enters one with JOIN or RESUME. ``timeout_s``: rolled back when not idle by then."""
+
+    def end(self, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
+        """Leaves the branch: SUCCESS, FAIL (now rollback-only) or SUSPEND (to RESUME, elsewhere with MIGRATE)."""
+
+    def prepare(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
+        """Makes an idle branch durable and in doubt. RDONLY: it had no blocks, is gone, and no file was touched."""
+
+    def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
+        """Commits a prepared branch, or with ONEPHASE an idle one. Returns once hardened and visible."""
+
+    def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
+        """Undoes an idle, rollback-only or prepared branch; its dequeued messages are back where they were."""
+
+    def recover(self, count: int, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
+        """Up to ``count`` prepared or heuristically finished xids: the next of this session's scan.
+
+        STARTRSCAN opens (or restarts) the scan, ENDRSCAN closes it after this call.
+        """
+
+    def forget(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
+        """Ends the memory of a heuristic outcome."""
+
+    def outcome(self, xid: Xid) -> Outcome:
+        """What became of the branch, as far as it is remembered."""
+
+    def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+        """Adds a message to the associated branch."""
+
+    def dequeue(
+        self,
+        queue: str,
+        *,
+        wait_s: float = 0.0,
+        message_id: bytes | None = None,
+        correlation_id: bytes | str | None = None,
+    ) -> Message | None:
+        """Takes a message in the associated branch; None when there is none within ``wait_s`` seconds."""
+
+    def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
+        """Committed messages in the order of the queue, locking nothing."""
+
+    def close(self) -> None:
+        """Ends the session: what it has active is rolled back, what is prepared stays."""

@@ -1,0 +1,83 @@
+"""A transaction branch has one name, an Xid, and an Xid cannot be wrong.
+
+The text form is the file name of the branch's blocks: ``<format_id>.<base64url gtrid>.<base64url bqual>``, unpadded.
+Source: X/Open C193, chapter 4.2 (``struct xid_t``); PEP 249, "Two-Phase Commit Extensions".
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from xaqueue.errors import InvalidArgument
+
+PART_LIMIT_BYTES = 64
+FORMAT_ID_LIMIT = 2**31 - 1
+
+LOCAL_FORMAT_ID = 0x58415131
+"""Format id ("XAQ1") of the branches that a session starts for itself, for one-phase work without a TM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """The name of a branch: a format id of 0 to 2**31-1 and two byte strings of 0 to 64 bytes.
+
+    Behaves as the sequence of three that PEP 249 asks for. A ``str`` part is taken as UTF-8.
+    Raises InvalidArgument for anything else; so the NULL XID (format id -1) cannot be made.
+    """
+
+    format_id: int
+    gtrid: bytes
+    bqual: bytes
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.format_id, int) or not 0 <= self.format_id <= FORMAT_ID_LIMIT:
+            raise InvalidArgument(f"format id {self.format_id!r} is not a number from 0 to {FORMAT_ID_LIMIT}")
+        for name in ("gtrid", "bqual"):
+            part = getattr(self, name)
+            if isinstance(part, str):
+                part = part.encode()
+                object.__setattr__(self, name, part)
+            if not isinstance(part, bytes) or len(part) > PART_LIMIT_BYTES:
+                raise InvalidArgument(f"{name} {part!r} is not a byte string of 0 to {PART_LIMIT_BYTES} bytes")
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[int | bytes]:
+        return iter((self.format_id, self.gtrid, self.bqual))
+
+    def __getitem__(self, index: int) -> int | bytes:
+        return (self.format_id, self.gtrid, self.bqual)[index]
+
+    def __str__(self) -> str:
+        return f"{self.format_id}.{_encode(self.gtrid)}.{_encode(self.bqual)}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a session made this name for its own one-phase work."""
+        return self.format_id == LOCAL_FORMAT_ID
+
+    @classmethod
+    def parse(cls, text: str) -> Xid:
+        """The Xid of its text form; the exact inverse of ``str``. Raises InvalidArgument."""
+        parts = text.split(".")
+        try:
+            if len(parts) != 3:
+                raise ValueError  # noqa: TRY301
+            xid = cls(int(parts[0]), _decode(parts[1]), _decode(parts[2]))
+        except (ValueError, binascii.Error):
+            xid = None
+        if xid is None or str(xid) != text:
+            raise InvalidArgument(f"{text!r} is no xid: expected <format id>.<base64url gtrid>.<base64url bqual>")
+        return xid
+
+
+def _encode(part: bytes) -> str:
+    return urlsafe_b64encode(part).rstrip(b"=").decode("ascii")
+
+
+def _decode(text: str) -> bytes:
+    return urlsafe_b64decode(text + "=" * (-len(text) % 4))
