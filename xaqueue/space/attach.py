@@ -288,6 +288,8 @@ def write_definitions(path: str | os.PathLike[str], text: str) -> None:
 
 def _after_fork() -> None:
     """The child's copies of the parent's spaces are dead: their locks and files belong to the parent."""
+    global _guard
+    _guard = threading.Lock()
     for attached in _attached.values():
         attached.space.abandon()
         attached.lock.release()

@@ -16,7 +16,7 @@ from xaqueue.command import Block, Kind, decode, encode, pack_list
 from xaqueue.errors import DamagedBlock, HeuristicOutcome, RetryLater, UnknownXid
 from xaqueue.message import MessageId, Properties
 from xaqueue.space import quarantine, steps
-from xaqueue.space.layout import HEURISTIC, QUARANTINE
+from xaqueue.space.layout import HEURISTIC
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -98,10 +98,7 @@ def complete(space: Space, xid: Xid, decision: Decision) -> None:
             steps.rollback(space, branch)
         else:
             steps.commit(space, branch)
-    with space.step():
-        quarantine.resolve(space.fs, xid)
-        ticket = space.barrier.submit(targets=(QUARANTINE,))
-    space.barrier.wait(ticket)
+    steps.resolve_damage(space, xid)
     with space.lock:
         space.branches[xid] = Branch(xid, base=OUTCOMES[decision.outcome])
 

@@ -98,7 +98,7 @@ class _Recovery:
         self.lost = quarantine.lost_blocks(self.fs)
         active, prepared = self._blocks(ACTIVE), self._blocks(PREPARED)
         for xid in [xid for xid, files in prepared.items() if COMMIT in files]:
-            self._roll_forward(xid, prepared.pop(xid), active.get(xid, {}))
+            self._roll_forward(xid, prepared.pop(xid), active.pop(xid, {}))
         for xid in sorted({*prepared, *self.lost}, key=str):
             self._prepared(xid, prepared.get(xid, {}))
         self._heuristic()
@@ -134,7 +134,7 @@ class _Recovery:
             self._finish_block(branch, number, item, path)
         found = {**active, **prepared}
         steps.complete(self.space, branch, {w.number: found.get(w.suffix, marker) for w in branch.blocks})
-        for path in prepared.values():
+        for path in (*prepared.values(), *active.values()):
             with suppress(FileNotFoundError):
                 self.fs.unlink(path)
         self._remember(xid)

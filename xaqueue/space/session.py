@@ -17,6 +17,7 @@ from xaqueue.branch import Branch, State, Written, call_of, check_flags
 from xaqueue.command import Block, Kind, decode, encode_with_checksum
 from xaqueue.errors import (
     DamagedBlock,
+    Error,
     InterfaceError,
     InvalidArgument,
     OutsideTransaction,
@@ -134,8 +135,6 @@ class Session:
             if branch.committing:
                 raise ProtocolError(f"branch {xid} is past its commit point: commit it again to complete it")
             steps.rollback(self.space, branch)
-            if branch.damage:
-                quarantine.resolve(self.space.fs, xid)
 
     def forget(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         with self._step(xid, call_of("forget", flags)) as branch:
@@ -303,13 +302,22 @@ class Session:
             branch.busy = True
         try:
             if doomed:
-                steps.rollback(space, branch)
-                raise branch.doom or RolledBack(f"branch {xid} was rolled back")
+                self._reject(branch)
             yield branch
+        except Error:
+            raise
+        except BaseException as error:  # interrupted between two calls: those who wait for this step are told
+            space.fence(error)
+            raise
         finally:
             with space.lock:
                 branch.busy = False
                 space.settled.notify_all()
+
+    def _reject(self, branch: Branch) -> None:
+        """Rolls a doomed branch back and says why."""
+        steps.rollback(self.space, branch)
+        raise branch.doom or RolledBack(f"branch {branch.xid} was rolled back")
 
     def _working(self) -> Branch:
         """The branch that work belongs to."""

@@ -23,11 +23,12 @@ from xaqueue.command import UNLIMITED, Block, Kind, Listed, encode_with_checksum
 from xaqueue.errors import DiskFull, RetryLater
 from xaqueue.index import Entry
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import layout, tries
-from xaqueue.space.layout import ACTIVE, COMMIT, FIRST, PREPARED, block_path
+from xaqueue.space import layout, quarantine, tries
+from xaqueue.space.layout import ACTIVE, COMMIT, FIRST, PREPARED, QUARANTINE, block_path
 from xaqueue.space.queue import Queue, Touched
 from xaqueue.storage.fs import NO_ROOM
 from xaqueue.xa import Outcome
+from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
     from xaqueue.space.space import Space
@@ -244,7 +245,17 @@ def rollback(space: Space, branch: Branch) -> None:
         ticket = space.barrier.submit(sources=(PREPARED,) if prepared else ())
     space.barrier.wait(ticket)
     release(space, branch)
+    if branch.damage:
+        resolve_damage(space, branch.xid)
     space.finish(branch, Outcome.ROLLED_BACK)
+
+
+def resolve_damage(space: Space, xid: Xid) -> None:
+    """What quarantine has of a branch that is decided now holds it in doubt no longer."""
+    with space.step():
+        quarantine.resolve(space.fs, xid)
+        ticket = space.barrier.submit(targets=(QUARANTINE,))
+    space.barrier.wait(ticket)
 
 
 def release(space: Space, branch: Branch) -> None:

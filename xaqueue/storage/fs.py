@@ -20,7 +20,7 @@ OPEN_FILES = 384
 OPEN_DIRECTORIES = 128
 WRITE_VECTORS = 512
 
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 """Errors that mean "not now": room on the disk, or descriptors. Nothing was done and nothing is damaged."""
 
 
