@@ -26,7 +26,13 @@ from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 
 
-class State(Enum):
+class _Key(Enum):
+    """An Enum that is looked up in the table at every call: hashed by identity, as C does it."""
+
+    __hash__ = object.__hash__
+
+
+class State(_Key):
     """A branch as one session sees it."""
 
     UNKNOWN = "unknown"
@@ -44,7 +50,7 @@ class State(Enum):
     HEURISTIC_HAZARD = "heuristic hazard"
 
 
-class Call(Enum):
+class Call(_Key):
     """The verbs, those whose flags change their meaning once for each."""
 
     START = "start()"
@@ -197,6 +203,8 @@ class Branch:
     """One branch: its blocks, which sessions are in it, and how far it is."""
 
     xid: Xid
+    name: str = field(init=False)
+    """Of its files: the text form of the xid."""
     blocks: list[Written] = field(default_factory=list)
     numbers: int = 0
     """The highest block number given out."""
@@ -218,6 +226,9 @@ class Branch:
     """It has several blocks, and a branch block that lists them."""
     committing: bool = False
     """The commit point is behind it, its moves are not: it can only go forward."""
+
+    def __post_init__(self) -> None:
+        self.name = str(self.xid)
 
     def state_for(self, session: int) -> State:
         """The branch's state as this session sees it."""

@@ -17,7 +17,15 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from xaqueue.errors import HeuristicOutcome, InterfaceError, InvalidArgument, ProtocolError, RolledBack, UnknownXid
+from xaqueue.errors import (
+    HeuristicOutcome,
+    InterfaceError,
+    InvalidArgument,
+    ProtocolError,
+    ResourceFailed,
+    RolledBack,
+    UnknownXid,
+)
 from xaqueue.message import EnqueueOptions, Message, MessageId
 from xaqueue.xa import Flag, Outcome, ResourceManager, Vote
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
@@ -43,6 +51,8 @@ class Connection:
         self._make_id = make_id
         self._phase = _Phase.NONE
         self._xid: Xid | None = None
+        self._ended = False
+        """The session has left its branch, which is not finished yet."""
         self._closed = False
 
     # Messages
@@ -122,11 +132,15 @@ class Connection:
             self._manager.end(_as_xid(xid), flags)
             return
         current = self._current("tpc_end", _Phase.ACTIVE)
-        self._manager.end(current, flags)
+        try:
+            self._manager.end(current, flags)
+        except RolledBack:
+            self._phase, self._ended = _Phase.ENDED, True
+            raise
         if flags & Flag.SUSPEND:
             self._leave()
         else:
-            self._phase = _Phase.ENDED
+            self._phase, self._ended = _Phase.ENDED, True
 
     def tpc_prepare(self) -> bool:
         """First phase. True: prepared, and only tpc_commit or tpc_rollback may follow. False: no work, and over."""
@@ -201,8 +215,8 @@ class Connection:
             return
         self._closed = True
         try:
-            if self._phase is _Phase.ENDED and self._xid is not None:
-                with suppress(UnknownXid):
+            if self._ended and self._phase is not _Phase.PREPARED and self._xid is not None:
+                with suppress(UnknownXid, ProtocolError, ResourceFailed):  # finished, past its commit point, fenced
                     self._manager.rollback(self._xid)
         finally:
             self._manager.close()
@@ -248,10 +262,11 @@ class Connection:
         return self._xid
 
     def _leave(self) -> None:
-        self._phase, self._xid = _Phase.NONE, None
+        self._phase, self._xid, self._ended = _Phase.NONE, None, False
 
     def _end(self, xid: Xid) -> None:
-        if self._phase is not _Phase.ENDED:
+        if not self._ended:
+            self._ended = True  # whatever it answers: a second end would be out of order
             self._manager.end(xid)
 
     def _commit_one_phase(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from xaqueue.errors import InvalidArgument
 
@@ -31,9 +31,10 @@ class Xid:
     format_id: int
     gtrid: bytes
     bqual: bytes
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.format_id, int) or not 0 <= self.format_id <= FORMAT_ID_LIMIT:
+        if type(self.format_id) is not int or not 0 <= self.format_id <= FORMAT_ID_LIMIT:
             raise InvalidArgument(f"format id {self.format_id!r} is not a number from 0 to {FORMAT_ID_LIMIT}")
         for name in ("gtrid", "bqual"):
             part = getattr(self, name)
@@ -42,6 +43,10 @@ class Xid:
                 object.__setattr__(self, name, part)
             if not isinstance(part, bytes) or len(part) > PART_LIMIT_BYTES:
                 raise InvalidArgument(f"{name} {part!r} is not a byte string of 0 to {PART_LIMIT_BYTES} bytes")
+        object.__setattr__(self, "_hash", hash((self.format_id, self.gtrid, self.bqual)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __len__(self) -> int:
         return 3

@@ -47,10 +47,12 @@ class Definitions:
     sync: Hardening | None = None
 
     def find(self, name: str) -> QueueDefinition:
-        """The definition that holds for a queue. Raises UnknownQueue with a suggestion."""
-        definition = self.queues.get(name) or self.default
+        """The definition that holds for a queue. Raises UnknownQueue with a suggestion, InvalidArgument for no name."""
+        definition = self.queues.get(name)
         if definition is None:
             check_queue_name(name)
+            definition = self.default
+        if definition is None:
             raise UnknownQueue(
                 f"queue {name!r} is not defined{suggestion(name, self.queues)}; "
                 f"define it with `xaqueue define {name}`, or give queues.toml a [default] table"

@@ -61,6 +61,8 @@ class Session:
                 if current.xid.is_local:
                     raise OutsideTransaction("a local transaction is open: commit it or roll it back first")
                 raise ProtocolError(f"the session is in branch {current.xid}: end it before it starts {xid}")
+            if branch is not None:
+                self._expire(branch)
             state = branch.state_for(self.number) if branch is not None else State.UNKNOWN
             try:
                 states.step(state, call, xid)

@@ -12,8 +12,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from xaqueue.branch import Branch, State
 from xaqueue.errors import Error, ResourceFailed
@@ -42,6 +41,26 @@ def wall_clock() -> int:
     return time.time_ns() // 1000
 
 
+class _Step:
+    """The context that ``Space.step`` gives: written out, because every transaction enters it several times."""
+
+    __slots__ = ("_space",)
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+
+    def __enter__(self) -> None:
+        self._space.lock.acquire()
+        if self._space.barrier.failure is not None:
+            self._space.lock.release()
+            self._space.barrier.check()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._space.lock.release()
+        if error is not None and not isinstance(error, Error):
+            raise self._space.fence(error) from error
+
+
 class Space:
     """The state that all sessions of a space share. Sessions and steps use its attributes; nobody else does."""
 
@@ -62,6 +81,7 @@ class Space:
         self.epoch = epoch
         self.now_us = now_us
         self.lock = threading.Lock()
+        self._step = _Step(self)
         self.settled = threading.Condition(self.lock)
         """Some branch is no longer busy."""
         self.barrier = Barrier(fs, hardening, self._publish)
@@ -96,17 +116,9 @@ class Space:
                 if definition is not None:
                     queue.index.reorder(definition.order)
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> _Step:
         """The lock, around changes of directories: what fails here unforeseen fences the space."""
-        with self.lock:
-            self.barrier.check()
-            try:
-                yield
-            except Error:
-                raise
-            except BaseException as error:
-                raise self.fence(error) from error
+        return self._step
 
     def fence(self, error: BaseException) -> ResourceFailed:
         """Nothing is acknowledged any more. Returns the error to raise."""

@@ -45,7 +45,7 @@ Place = tuple[Written, Queue, int]
 def write(space: Space, branch: Branch, chunks: Sequence[bytes], suffix: str) -> None:
     """Writes a block's bytes into active/. Raises DiskFull, and dooms the branch, where there is no room."""
     try:
-        space.fs.create(block_path(ACTIVE, str(branch.xid), suffix), chunks)
+        space.fs.create(block_path(ACTIVE, branch.name, suffix), chunks)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise space.fence(error) from error
@@ -78,7 +78,7 @@ def dequeue_block(space: Space, written: Written) -> Block:
 
 def prepare(space: Space, branch: Branch) -> None:
     """After it, nothing but commit, rollback or an operator's decision removes the branch."""
-    name = str(branch.xid)
+    name = branch.name
     harden_blocks(space, branch)
     with space.step():
         if not branch.listed:
@@ -103,7 +103,7 @@ def harden_blocks(space: Space, branch: Branch) -> None:
         write_block(space, branch, block, FIRST)
         branch.listed = True
         suffixes.append(FIRST)
-    name = str(branch.xid)
+    name = branch.name
     space.barrier.harden_content([block_path(ACTIVE, name, suffix) for suffix in suffixes])
 
 
@@ -129,7 +129,7 @@ def commit_one_phase(space: Space, branch: Branch) -> None:
 
 def commit(space: Space, branch: Branch, directory: str = PREPARED) -> None:
     """Commits a branch whose blocks stand in ``directory``. RetryLater: nothing was lost, commit again later."""
-    name = str(branch.xid)
+    name = branch.name
     if branch.listed and not branch.committing:
         with space.step():
             _hold(space, branch)
@@ -168,7 +168,7 @@ def complete(space: Space, branch: Branch, sources: Mapping[int, str]) -> None:
                 space.fs.unlink(sources[written.number])
     if branch.listed:
         with suppress(FileNotFoundError):
-            space.fs.unlink(block_path(PREPARED, str(branch.xid), COMMIT))
+            space.fs.unlink(block_path(PREPARED, branch.name, COMMIT))
 
 
 def _allocate(
@@ -233,7 +233,7 @@ def _later(branch: Branch, error: OSError) -> Exception:
 
 def rollback(space: Space, branch: Branch) -> None:
     """Undoes a branch; its dequeued messages are back where they were, with one more try."""
-    name = str(branch.xid)
+    name = branch.name
     prepared = branch.base is State.PREPARED
     directory = PREPARED if prepared else ACTIVE
     suffixes = [FIRST] if prepared or len(branch.blocks) > 1 else []

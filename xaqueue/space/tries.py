@@ -46,7 +46,7 @@ def _write_anew(space: Space, branch: Branch, queue: str, entry: Entry) -> tuple
     counted = replace(block, properties=replace(block.properties, tries=entry.tries))
     head, _ = encode_with_checksum(counted, body_limit_bytes=UNLIMITED)
     branch.numbers += 1
-    source = block_path(ACTIVE, str(branch.xid), numbered(branch.numbers))
+    source = block_path(ACTIVE, branch.name, numbered(branch.numbers))
     try:
         space.fs.create(source, [head, block.body] if block.body else [head])
     except OSError as error:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from xaqueue.errors import ResourceFailed
 from xaqueue.storage.flags import Hardening
@@ -48,7 +49,8 @@ class Ticket:
 
     def wake(self) -> None:
         if self._woken is not None:
-            self._woken.release()
+            with suppress(RuntimeError):  # awake already: handed the lead, or told of a failure, before it slept
+                self._woken.release()
 
     def sleep(self) -> None:
         if self._woken is not None:
