@@ -1,7 +1,7 @@
 """How fast Spark reads a queue, against what Spark does with the same files by itself, in one run on one machine.
 
 Both are streams with the trigger ``availableNow`` into the sink ``noop``, timed from start to termination, query start
-and checkpoint included. The session is warmed with both on a queue of a few messages, and the rounds alternate, so
+and checkpoint included. The session is warmed with both on a small queue, and the rounds alternate, so
 that neither has the warmer caches. ``binaryFile`` runs as Spark ships it and reads the range directories. PySpark's
 types are Any here: it is imported in ``xaqueue/spark`` only.
 """
@@ -25,7 +25,8 @@ from xaqueue.space import layout
 from xaqueue.space.reader import QueueReader
 
 CORES = 2
-WARM_MESSAGES = 64
+WARM_MESSAGES = 2_000
+WARM_ROUNDS = 3
 DRIVER_MEMORY = "2g"
 FILE_COLUMNS = "path STRING, modificationTime TIMESTAMP, length LONG, content BINARY"
 
@@ -47,16 +48,14 @@ def measure(
     empty, where a queue of ``messages`` messages of ``body_bytes`` random bytes is laid out first. Both read the whole
     queue. ``progress`` is told in a line what comes next. Raises InvalidArgument for a space with fewer messages.
     """
-    from xaqueue.spark import session
-
     space = Path(space_dir)
     _prepare(space, queue, messages, body_bytes, progress)
-    spark = session("xaqueue bench", cores=CORES, **{"spark.driver.memory": DRIVER_MEMORY})
+    spark = _session()
     with tempfile.TemporaryDirectory(prefix="xaqueue-bench-") as scratch:
         progress("warming Spark")
         warm = Path(scratch) / "warm"
         lay_out(warm, queue, WARM_MESSAGES, body_bytes)
-        for stream in (_queue_stream, _file_stream):
+        for stream in (_queue_stream, _file_stream) * WARM_ROUNDS:
             _timed(stream(spark, warm, queue), Path(scratch))
         taken: dict[str, list[tuple[int, float]]] = {"xaqueue": [], "binaryFile": []}
         for number in range(1, rounds + 1):
@@ -82,6 +81,16 @@ def lay_out(space: Path, queue: str, messages: int, body_bytes: int) -> None:
         path.write_bytes(b"".join(command.encode(block)))
     watermark = layout.Watermark(messages, messages)
     (space / layout.watermark_path(queue)).write_bytes(layout.format_watermark(watermark))
+
+
+def _session() -> Any:
+    """The JVM compiles and collects as it does by default: ``session``'s quick start would hold binaryFile back."""
+    from xaqueue.spark import session
+    from xaqueue.spark.session import QUIET_LOGS
+
+    java_options = f'"-Dlog4j2.configurationFile={QUIET_LOGS}"'
+    settings = {"spark.driver.memory": DRIVER_MEMORY, "spark.driver.extraJavaOptions": java_options}
+    return session("xaqueue bench", cores=CORES, **settings)
 
 
 def _prepare(space: Path, queue: str, messages: int, body_bytes: int, progress: Progress) -> None:

@@ -17,21 +17,25 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from xaqueue.command import FORMAT_VERSION
 from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
 from xaqueue.space import definitions as definitions_of
 from xaqueue.space import layout
 from xaqueue.space.definitions import Definitions
+from xaqueue.space.format import Format, checked_name, read_format
 from xaqueue.space.load import Progress
 from xaqueue.space.session import Session
 from xaqueue.space.space import Space, wall_clock
-from xaqueue.space.watch import DefinitionsWatch
 from xaqueue.storage.flags import DEFAULT, Hardening
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.lock import FileLock
 
+if TYPE_CHECKING:
+    from xaqueue.space.watch import DefinitionsWatch
+
 FLAGS_VARIABLE = "XAQUEUE_FLAGS"
-FORMAT_VERSION = 1
 LOCK_TRIES = 5
 NEW_QUEUES = """\
 # The queues of this space. xaqueue(5) describes every key; changes take effect at once.
@@ -42,15 +46,6 @@ order = "fifo"       # fifo, lifo or priority
 """
 
 log = logging.getLogger("xaqueue")
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """The content of FORMAT: what this directory is."""
-
-    version: int
-    name: str
-    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +88,7 @@ def create(
         foreign = [child.name for child in root.iterdir() if child.name not in layout.OWN_NAMES]
         if foreign:
             raise SpaceError(f"{root} holds other files ({foreign[0]} ...): choose an empty directory for a space")
-        written = Format(FORMAT_VERSION, _checked_name(name or root.resolve().name), str(uuid.uuid4()))
+        written = Format(FORMAT_VERSION, checked_name(name or root.resolve().name), str(uuid.uuid4()))
         for directory in layout.DIRECTORIES:
             (root / directory).mkdir(exist_ok=True)
         text = NEW_QUEUES + (ANY_QUEUE if any_queue else "")
@@ -104,23 +99,6 @@ def create(
     except OSError as error:
         raise SpaceError(f"{root} cannot be made a queue space: {error.strerror}") from error
     return written
-
-
-def read_format(path: str | os.PathLike[str]) -> Format:
-    """What the directory says it is. Raises SpaceError for anything but a space of a known format."""
-    root = Path(path)
-    try:
-        text = (root / layout.FORMAT).read_text("utf-8")
-    except FileNotFoundError:
-        raise SpaceError(f"{root} is no queue space: make it one with `xaqueue init {root}`") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpaceError(f"{root / layout.FORMAT} cannot be read: {error}") from error
-    words = text.split()
-    if len(words) != 4 or words[0] != "xaqueue" or not words[1].isdigit():
-        raise SpaceError(f"{root / layout.FORMAT} is damaged: 'xaqueue <version> <name> <id>' is wanted, not {text!r}")
-    if int(words[1]) != FORMAT_VERSION:
-        raise SpaceError(f"{root} has format {words[1]}; this xaqueue reads format {FORMAT_VERSION}: use a newer one")
-    return Format(int(words[1]), words[2], words[3])
 
 
 def read_owner(path: str | os.PathLike[str]) -> Owner | None:
@@ -217,7 +195,14 @@ def _open(
         lock.release()
         raise
     log.info("space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise)
-    return _Attached(space, lock, DefinitionsWatch(root, space) if watch else None)
+    return _Attached(space, lock, _watch(root, space) if watch else None)
+
+
+def _watch(root: Path, space: Space) -> DefinitionsWatch:
+    """Its import costs as much as all others: it is for those who watch."""
+    from xaqueue.space.watch import DefinitionsWatch
+
+    return DefinitionsWatch(root, space)
 
 
 def _detach(root: Path, attached: _Attached) -> None:
@@ -258,13 +243,6 @@ def _parse_owner(content: bytes) -> Owner | None:
 
 def _format_owner(owner: Owner) -> bytes:
     return json.dumps(asdict(owner)).encode() + b"\n"
-
-
-def _checked_name(name: str) -> str:
-    cleaned = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
-    if not cleaned:
-        raise InvalidArgument(f"space name {name!r} is refused: letters, digits and . _ - are wanted")
-    return cleaned
 
 
 def _write_durably(root: Path, name: str, text: str) -> None:

@@ -16,7 +16,7 @@ from xaqueue.command import Block, Kind, decode, encode, pack_list
 from xaqueue.errors import DamagedBlock, HeuristicOutcome, RetryLater, UnknownXid
 from xaqueue.message import MessageId, Properties
 from xaqueue.space import quarantine, steps
-from xaqueue.space.layout import HEURISTIC
+from xaqueue.space.layout import ACTIVE, FIRST, HEURISTIC, block_path
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -117,10 +117,10 @@ def forget(space: Space, branch: Branch) -> None:
 def _record(space: Space, branch: Branch, decision: Decision) -> None:
     headers = {"decision": decision.outcome, "by": decision.by}
     properties = Properties("", enqueued_at=decision.at, headers=headers)
-    path = f"{HEURISTIC}/{branch.xid}"
+    source = block_path(ACTIVE, str(branch.xid), FIRST)  # content before name, as for every block
     try:
         space.fs.create(
-            path,
+            source,
             encode(
                 Block(
                     Kind.BRANCH,
@@ -137,7 +137,8 @@ def _record(space: Space, branch: Branch, decision: Decision) -> None:
         raise RetryLater(
             f"no room to record the decision on {branch.xid} ({error.strerror}): nothing was done"
         ) from error
-    space.barrier.harden_content([path])
+    space.barrier.harden_content([source])
     with space.step():
+        space.fs.rename(source, f"{HEURISTIC}/{branch.xid}")
         ticket = space.barrier.submit(targets=(HEURISTIC,))
     space.barrier.wait(ticket)

@@ -126,19 +126,22 @@ def _watermark(
 ) -> Watermark | None:
     """The queue's watermark. Where it is lost, one that is above every number that can have been used before."""
     path = layout.watermark_path(queue.name)
-    if not space.fs.exists(path):
+    try:
+        data = space.fs.read(path, 4096)
+    except FileNotFoundError:
+        data = b""
+    except OSError as error:
+        if error.errno not in quarantine.DAMAGE:
+            raise
+        data = None
+    watermark = layout.parse_watermark(data) if data else None
+    if watermark is not None:
+        return watermark
+    if data == b"":  # a crash leaves it missing or empty while the queue's first message is on its way
         if not used:
-            return None  # a crash while the queue's first message was on its way
-        reason = "is missing"
+            return None
+        reason = "is missing or empty"
     else:
-        try:
-            watermark = layout.parse_watermark(space.fs.read(path, 4096))
-        except OSError as error:
-            if error.errno not in quarantine.DAMAGE:
-                raise
-            watermark = None
-        if watermark is not None:
-            return watermark
         set_aside(path, "no watermark: damaged or foreign")
         reason = "was damaged"
     above = max(space.now_us(), 1)

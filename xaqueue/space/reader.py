@@ -14,32 +14,35 @@ from pathlib import Path
 from xaqueue.errors import SpaceError
 from xaqueue.message import MessageId, check_queue_name
 from xaqueue.space import layout
+from xaqueue.space.format import read_format
 from xaqueue.storage.fs import read_all
 
 WATERMARK_TRIES = 50
 
 
 class QueueReader:
-    """Reads one queue of a space directory. ``path``: the directory; any process may, on any machine that mounts it."""
+    """Reads one queue of a space directory, from any process and any machine that mounts it.
+
+    Raises SpaceError when the directory is no space of a format that is known here.
+    """
 
     def __init__(self, path: str | os.PathLike[str], queue: str) -> None:
         self.space = Path(path)
         self.queue = check_queue_name(queue)
+        read_format(path)
         self._directory = self.space / layout.queue_path(queue)
 
     def watermark(self) -> int:
         """The highest published sequence number; 0 for a queue that has had no message yet.
 
-        Raises SpaceError when the directory is no space, or the watermark stays unreadable.
+        Raises SpaceError when the watermark stays unreadable.
         """
         path = self.space / layout.watermark_path(self.queue)
         for _ in range(WATERMARK_TRIES):
             try:
                 data = path.read_bytes()
             except FileNotFoundError:
-                if (self.space / layout.FORMAT).is_file():
-                    return 0
-                raise SpaceError(f"{self.space} is no queue space: it has no {layout.FORMAT} file") from None
+                return 0
             watermark = layout.parse_watermark(data)
             if watermark is not None:
                 return watermark.published

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,8 +35,10 @@ from xaqueue.spark import plan
 from xaqueue.spark.options import EARLIEST, LATEST, Options, parse
 from xaqueue.spark.rows import SCHEMA, arrow_schema, record_batches
 
-PARTITION_MESSAGES = 1_000
-"""Below this many, another task costs more than it saves, so only ``minpartitions`` asks for smaller ones."""
+LEAST_MESSAGES = 5_000
+MOST_MESSAGES = 100_000
+"""Of a partition, where ``minpartitions`` doesn't say otherwise: a task costs as much as reading some 7,000 messages,
+so one a core is best, as long as a retry does not repeat too much."""
 
 Offset = dict[str, int]
 
@@ -89,10 +92,7 @@ class _Reader:
 
     def _cut(self, after: int, upto: int) -> list[InputPartition]:
         held = plan.spans(self._queue.ranges(), after, upto)
-        pieces = self._options.least_partitions
-        if pieces is None:
-            worthwhile = -(-sum(span.size for span in held) // PARTITION_MESSAGES)
-            pieces = min(2 * (os.cpu_count() or 1), worthwhile)
+        pieces = self._options.least_partitions or _pieces(sum(span.size for span in held))
         return [Range(*span) for span in plan.cut(held, after, upto, pieces)]
 
     def _position(self, given: int | str, watermark: int) -> int:
@@ -179,6 +179,10 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def commit(self, end: Offset) -> None:
         """Nothing: this source only reads, and what is in a queue is removed by those who consume it."""
+
+
+def _pieces(messages: int) -> int:
+    return max(min(os.cpu_count() or 1, ceil(messages / LEAST_MESSAGES)), ceil(messages / MOST_MESSAGES))
 
 
 def _check_queue(options: Options) -> None:
