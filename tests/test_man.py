@@ -1,0 +1,120 @@
+"""What the manual says in numbers and tables is what the code has."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from xaqueue import errors
+from xaqueue.branch import TRANSITIONS, Call, State
+from xaqueue.cli.exits import ExitCode
+from xaqueue.command import BODY_LIMIT_BYTES, FORMAT_VERSION, MAGIC, PREFIX_BYTES, PROPERTIES_LIMIT_BYTES, Kind
+from xaqueue.message import DEFAULT_PRIORITY, QUEUE_NAME, Properties
+from xaqueue.space import layout
+from xaqueue.space.definitions import parse
+from xaqueue.space.space import FINISHED_LIMIT, FINISHED_SECONDS
+from xaqueue.storage import fs
+from xaqueue.storage.flags import DEFAULT
+from xaqueue.xa import Code
+
+MAN = Path(__file__).parent.parent / "man"
+PAGES = ("xaqueue.1", "xaqueue.5", "xaqueue.7")
+
+
+def page(name: str) -> str:
+    return (MAN / name).read_text()
+
+
+def rows(text: str, header: str) -> list[list[str]]:
+    """The rows of the column list whose header row begins with this word."""
+    table = re.search(rf"\.It Sy {re.escape(header)} Ta.*?\n(.*?)\.El", text, re.DOTALL)
+    assert table, header
+    return [
+        [cell.strip() for cell in line[4:].split(" Ta ")] for line in table[1].splitlines() if line.startswith(".It ")
+    ]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_clean_mdoc(name: str) -> None:
+    if not shutil.which("mandoc"):
+        pytest.skip("needs mandoc to lint the manual")
+    linted = subprocess.run(["mandoc", "-Tlint", str(MAN / name)], capture_output=True, text=True, check=False)
+    assert [line for line in linted.stdout.splitlines() if "STYLE" not in line] == []
+
+
+def test_every_row_of_the_prefix_is_where_the_codec_puts_it() -> None:
+    table = [(int(offset), int(size)) for offset, size, _ in rows(page("xaqueue.5"), "offset")]
+    assert table == [(0, 4), (4, 1), (5, 1), (6, 2), (8, 4), (12, 8), (20, 8), (28, 16), (44, 4), (48, 4)]
+    assert sum(table[-1]) == PREFIX_BYTES
+    text = page("xaqueue.5")
+    assert f"prefix of {PREFIX_BYTES} bytes" in text
+    assert f"format version: {FORMAT_VERSION}" in text
+    assert f"magic Dq {MAGIC.decode()}" in text
+    assert f"at most {PROPERTIES_LIMIT_BYTES}" in text
+
+
+def test_kinds_and_properties_are_all_there() -> None:
+    kinds = {name: int(number) for number, name, _ in rows(page("xaqueue.5"), "kind")}
+    assert kinds == {kind.name.lower(): kind.value for kind in Kind}
+    keys = [row[0] for row in rows(page("xaqueue.5"), "key")]
+    assert keys == [name for name in Properties.__dataclass_fields__ if name != "unknown"]
+    assert f"default {DEFAULT_PRIORITY}" in page("xaqueue.5")
+
+
+def test_every_exception_has_its_code_and_class() -> None:
+    table = rows(page("xaqueue.5"), "exception")
+    for name, pep, code, _ in table:
+        error = getattr(errors, name)
+        assert issubclass(error, getattr(errors, pep)), name
+        if not code.endswith("*") and name != "DiskFull":
+            assert error.code is Code[code], name
+    above = {"Error", "InterfaceError", "DatabaseError", "ProgrammingError", "DataError", "OperationalError"}
+    above |= {"IntegrityError", "NotSupportedError"}
+    classes = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.Error)
+    }
+    assert {row[0] for row in table} == classes - above
+
+
+def test_pinned_answers_are_those_of_the_table() -> None:
+    states = {
+        "active, same session": [State.ACTIVE],
+        "rollback-only": [State.ROLLBACK_ONLY],
+        "active or suspended": [State.ACTIVE, State.SUSPENDED],
+        "heuristically finished": [State.HEURISTIC_COMMIT, State.HEURISTIC_ROLLBACK],
+        "doomed or rollback-only": [State.DOOMED, State.ROLLBACK_ONLY],
+        "not heuristic": [State.ACTIVE, State.IDLE, State.PREPARED, State.ROLLBACK_ONLY],
+    }
+    for call, where, answer in rows(page("xaqueue.5"), "call"):
+        for state in states[where]:
+            code, _ = TRANSITIONS.get((Call(call), state), (Code.XAER_PROTO, state))
+            assert code is Code[answer], (call, where)
+
+
+def test_numbers_and_grammars() -> None:
+    five, seven = page("xaqueue.5"), page("xaqueue.7")
+    assert f"max_body_bytes = {BODY_LIMIT_BYTES}" in five
+    assert f"at most {layout.RANGE_SIZE} messages" in five
+    assert f"{layout.RANGE_SIZE} numbers at a time" in seven
+    assert f"last {FINISHED_LIMIT} finished xids" in five
+    assert FINISHED_SECONDS == 3600
+    assert QUEUE_NAME.pattern in five.replace("\n", " ")
+    assert f"Dq {DEFAULT} ." in five
+    assert len(layout.format_watermark(layout.Watermark(1, 2))) == 43
+    assert f"{fs.OPEN_FILES} descriptors" in seven.replace("\n", " ")
+
+
+def test_the_example_of_queues_toml_is_taken() -> None:
+    example = re.search(r"\.Sh QUEUES\.TOML\n\.Bd.*?\n(.*?)\.Ed", page("xaqueue.5"), re.DOTALL)
+    assert example
+    assert list(parse(example[1]).queues) == ["orders"]
+
+
+def test_exit_statuses() -> None:
+    section = page("xaqueue.1").partition(".Sh EXIT STATUS")[2].partition(".Sh")[0]
+    documented = {int(number) for number in re.findall(r"^\.It (\d+)", section, re.MULTILINE)}
+    assert documented == {int(code) for code in ExitCode if code is not ExitCode.PIPE_CLOSED}
