@@ -11,7 +11,7 @@ share it. Errors are in ``xaqueue.errors``; xaqueue(7) says what each sync flag 
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from xaqueue.connection import Connection
 from xaqueue.errors import (
@@ -41,7 +41,7 @@ from xaqueue.space.attach import attach
 from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
 
-__version__ = version("xaqueue")
+__version__: str
 
 apilevel = "2.0"
 threadsafety = 1
@@ -58,6 +58,17 @@ def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None
     """
     directory, name = openstring.parse(os.fspath(path))
     return Connection(attach(directory, create_missing=create, sync=sync, name=name), _make_id)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        """``__version__`` is looked up when it is asked for: reading the metadata is a quarter of the start."""
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("xaqueue")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _make_id() -> bytes:

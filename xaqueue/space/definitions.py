@@ -20,8 +20,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import tomlkit
-
 from xaqueue.command import BODY_LIMIT_BYTES
 from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.index import Order
@@ -91,6 +89,8 @@ def parse(text: str) -> Definitions:
 
 def with_queue(text: str, name: str, options: Mapping[str, str]) -> str:
     """The same queues.toml, comments and all, with a queue defined or redefined. Raises as ``parse`` does."""
+    import tomlkit  # only writers need it, and it is slow to load
+
     check_queue_name(name)
     parse(text)
     document = tomlkit.parse(text)
@@ -98,6 +98,19 @@ def with_queue(text: str, name: str, options: Mapping[str, str]) -> str:
     table = queues.setdefault(name, tomlkit.table())
     for key, value in options.items():
         table[key] = value
+    defined = tomlkit.dumps(document)
+    parse(defined)
+    return defined
+
+
+def with_default(text: str, order: str) -> str:
+    """The same queues.toml, with a [default] table of this order. Raises as ``parse`` does."""
+    import tomlkit
+
+    parse(text)
+    document = tomlkit.parse(text)
+    table = document.setdefault("default", tomlkit.table())
+    table["order"] = order
     defined = tomlkit.dumps(document)
     parse(defined)
     return defined

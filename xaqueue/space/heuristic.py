@@ -15,8 +15,9 @@ from xaqueue.branch import HEURISTICS, Branch, State
 from xaqueue.command import Block, Kind, decode, encode, pack_list
 from xaqueue.errors import DamagedBlock, HeuristicOutcome, RetryLater, UnknownXid
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import quarantine, steps
+from xaqueue.space import steps
 from xaqueue.space.layout import ACTIVE, FIRST, HEURISTIC, block_path
+from xaqueue.space.load import damage_of
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -47,9 +48,7 @@ def read(fs: FileSystem, path: str) -> Decision:
     try:
         block = decode(fs.read(path))
     except OSError as error:
-        if error.errno not in quarantine.DAMAGE:
-            raise
-        raise DamagedBlock(f"cannot be read: {error.strerror}") from error
+        raise damage_of(fs, path, error) from error
     outcome = block.properties.headers.get("decision", "")
     if block.kind is not Kind.BRANCH or outcome not in OUTCOMES:
         raise DamagedBlock("is no record of a decision")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from xaqueue.command import HEAD_READ_BYTES, Block, Head, Kind, decode_head, verify
+from xaqueue.command import HEAD_READ_BYTES, Block, Head, Kind, Listed, decode, decode_head, unpack_list, verify
 from xaqueue.errors import DamagedBlock
 from xaqueue.index import Entry
 from xaqueue.message import MessageId
@@ -39,10 +39,23 @@ def read_head(fs: FileSystem, path: str) -> Head:
         elif fs.size(path) != head.size_bytes:
             raise DamagedBlock(f"{fs.size(path):,} bytes instead of {head.size_bytes:,}: truncated or overwritten")
     except OSError as error:
-        if error.errno not in quarantine.DAMAGE:
-            raise
-        raise DamagedBlock(f"cannot be read: {error.strerror}") from error
+        raise damage_of(fs, path, error) from error
     return head
+
+
+def read_list(fs: FileSystem, path: str) -> list[Listed]:
+    """What a branch block lists. Raises DamagedBlock as ``read_head`` does."""
+    try:
+        return unpack_list(decode(fs.read(path)).body)
+    except OSError as error:
+        raise damage_of(fs, path, error) from error
+
+
+def damage_of(fs: FileSystem, path: str, error: OSError) -> Exception:
+    """The DamagedBlock that a failed read of this one file is, or the error itself where it concerns the space."""
+    if quarantine.is_damage(fs, path, error):
+        return DamagedBlock(f"cannot be read: {error.strerror}")
+    return error
 
 
 def load(space: Space, set_aside: SetAside, note: Callable[[str], None], progress: Progress | None) -> int:
@@ -50,15 +63,17 @@ def load(space: Space, set_aside: SetAside, note: Callable[[str], None], progres
     found: list[tuple[Queue, list[tuple[int, list[str]]]]] = []
     for name in sorted(space.fs.list(COMMITTED)):
         queue_name = layout.parse_queue_directory(name)
-        if queue_name is not None:
+        if queue_name is not None and space.fs.is_dir(layout.queue_path(queue_name)):
             found.append((space.queue(queue_name), _ranges(space.fs, queue_name, set_aside)))
         elif not name.startswith("."):
-            set_aside(f"{COMMITTED}/{name}", "no queue directory: its name is not queue=<name>")
+            why = "its name is not queue=<name>" if queue_name is None else "a file where a queue's directory should be"
+            set_aside(f"{COMMITTED}/{name}", f"no queue directory: {why}")
     total = sum(len(names) for _, ranges in found for _, names in ranges)
     done = 0
     for queue, ranges in found:
         counts: dict[int, int] = {}
         last = 0
+        newest: Entry | None = None
         for number, names in ranges:
             counts[number] = 0
             for name in names:
@@ -66,19 +81,19 @@ def load(space: Space, set_aside: SetAside, note: Callable[[str], None], progres
                 if entry is not None:
                     queue.index.add(entry)
                     counts[number] += 1
-                    last = max(last, entry.seq)
+                    last, newest = entry.seq, entry
             done += len(names)
             if progress is not None:
                 progress(done, total)
+        if newest is not None:
+            path = layout.message_path(queue.name, newest.seq, newest.message_id)
+            space.committed_by(space.fs.modified_ns(path) // 1000)
         queue.found(counts, last, _watermark(space, queue, bool(ranges), set_aside, note))
     return done
 
 
 def _ranges(fs: FileSystem, queue: str, set_aside: SetAside) -> list[tuple[int, list[str]]]:
     directory = layout.queue_path(queue)
-    if not fs.is_dir(directory):
-        set_aside(directory, "a file where a queue's directory should be")
-        return []
     ranges = []
     for name in sorted(fs.list(directory)):
         number = layout.parse_range(name)
@@ -126,14 +141,14 @@ def _watermark(
 ) -> Watermark | None:
     """The queue's watermark. Where it is lost, one that is above every number that can have been used before."""
     path = layout.watermark_path(queue.name)
+    data: bytes | None
     try:
         data = space.fs.read(path, 4096)
-    except FileNotFoundError:
-        data = b""
     except OSError as error:
-        if error.errno not in quarantine.DAMAGE:
+        missing = not space.fs.exists(path)
+        if not missing and not quarantine.is_damage(space.fs, path, error):
             raise
-        data = None
+        data = b"" if missing else None
     watermark = layout.parse_watermark(data) if data else None
     if watermark is not None:
         return watermark

@@ -1,24 +1,33 @@
 """What cannot be read is moved aside with its reason, never deleted; the rest of the space goes on.
 
 A file is renamed to ``quarantine/<where it stood, with dots>``, and ``<that name>.reason`` beside it says in words
-what was wrong, when, and what to do. The reason is written first, so that no crash leaves a file without one.
+what was wrong, when, and what to do. The reason is written first, so that no crash leaves a file without one; only a
+full disk does, where the reason is logged instead: the space must start there, too.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 from datetime import UTC, datetime
 from zlib import crc32
 
 from xaqueue.space import layout
-from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.xid import Xid
 
 _NAME_LIMIT = 240
 _RESOLVED = "resolved."
 
+log = logging.getLogger("xaqueue")
+
 DAMAGE = frozenset({errno.EIO, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EUCLEAN, errno.ELOOP})
 """Errors of a read that concern this one file; any other (no descriptors, no memory) concerns the whole space."""
+
+
+def is_damage(fs: FileSystem, path: str, error: OSError) -> bool:
+    """Whether a failed read means that this one file is damaged; a name that is there and leads nowhere is, too."""
+    return error.errno in DAMAGE or (error.errno == errno.ENOENT and fs.exists(path))
 
 
 def move(fs: FileSystem, path: str, reason: str, now_us: int) -> str:
@@ -33,7 +42,12 @@ def move(fs: FileSystem, path: str, reason: str, now_us: int) -> str:
         target = f"{layout.QUARANTINE}/{name}~{copies}"
     when = datetime.fromtimestamp(now_us / 1e6, UTC).isoformat(timespec="seconds")
     text = f"{reason}\nstood at {path}\nmoved here {when}\nThe file is as it was found; nothing reads it any more.\n"
-    fs.create(target + ".reason", [text.encode()])
+    try:
+        fs.create(target + ".reason", [text.encode()])
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        log.exception("no room for the reason why %s is quarantined as %s: %s", path, target, reason)
     fs.rename(path, target)
     return target
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from xaqueue.index import Entry, QueueIndex
@@ -59,7 +60,7 @@ class Queue:
     def allocate(self, fs: FileSystem, touched: Touched) -> int:
         """The next commit sequence number; its range directory is there and its reservation written."""
         seq = self.last + 1
-        self._make_range(fs, seq)
+        self._make_range(fs, seq, touched.targets)
         if seq >> RANGE_BITS in self._fresh:
             touched.files[layout.watermark_path(self.name)] = None
             touched.targets[layout.queue_path(self.name)] = None
@@ -115,7 +116,8 @@ class Queue:
     def watermark(self) -> Watermark:
         return Watermark(self.published, self.reserved)
 
-    def _make_range(self, fs: FileSystem, seq: int) -> None:
+    def _make_range(self, fs: FileSystem, seq: int, awaited: Container[str] = ()) -> None:
+        """``awaited``: directories that the same step is going to fill, empty as they still are."""
         if not self._has_directory:
             fs.make_dir(layout.queue_path(self.name))
             self._has_directory = True
@@ -130,5 +132,6 @@ class Queue:
             self._fresh.add(seq >> RANGE_BITS)
             fs.make_dir(layout.range_path(self.name, seq))
             self.ranges[seq >> RANGE_BITS] = 0
-            if self.ranges.get((seq >> RANGE_BITS) - 1) == 0:
-                self.remove_range(fs, (seq >> RANGE_BITS) - 1)
+            before = (seq >> RANGE_BITS) - 1
+            if self.ranges.get(before) == 0 and layout.range_path(self.name, before << RANGE_BITS) not in awaited:
+                self.remove_range(fs, before)

@@ -14,20 +14,21 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from xaqueue.branch import Branch, State, Written
-from xaqueue.command import Head, Kind, Listed, decode, unpack_list
+from xaqueue.command import Head, Kind, Listed
 from xaqueue.errors import DamagedBlock
 from xaqueue.index import Entry
 from xaqueue.message import MessageId
 from xaqueue.space import heuristic, layout, quarantine, steps, tries
 from xaqueue.space.definitions import QueueDefinition
 from xaqueue.space.layout import ACTIVE, COMMIT, COMMITTED, DIRECTORIES, FIRST, PREPARED, block_path, numbered
-from xaqueue.space.load import Progress, load, read_head
+from xaqueue.space.load import Progress, load, read_head, read_list
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -48,8 +49,9 @@ class Found(Enum):
     GONE = "never completely prepared"
 
 
-def _is_first(path: str) -> bool:
-    return f".{FIRST}" in path.rpartition("/")[2].replace("~", ".")
+def _is_block(damage: str, suffix: str) -> bool:
+    """Whether what was lost is the block of this suffix; quarantine may have numbered its name."""
+    return damage.split("~")[0].endswith(f".{suffix}")
 
 
 @dataclass(slots=True)
@@ -97,6 +99,8 @@ class _Recovery:
         self.report.messages = load(self.space, self._set_aside, self._note, progress)
         self.lost = quarantine.lost_blocks(self.fs)
         active, prepared = self._blocks(ACTIVE), self._blocks(PREPARED)
+        if prepared:  # after a kill the disk may lack a move that is seen here; what follows must not outlive it
+            self._sync_directories()
         for xid in [xid for xid, files in prepared.items() if COMMIT in files]:
             self._roll_forward(xid, prepared.pop(xid), active.pop(xid, {}))
         for xid in sorted({*prepared, *self.lost}, key=str):
@@ -122,7 +126,7 @@ class _Recovery:
         marker = prepared.pop(COMMIT)
         branch = Branch(xid, base=State.PREPARED, listed=True, committing=True)
         try:
-            listed = unpack_list(decode(self.fs.read(marker)).body)
+            listed = read_list(self.fs, marker)
         except DamagedBlock as damage:
             self._set_aside(marker, str(damage))
             self._note(
@@ -134,9 +138,7 @@ class _Recovery:
             self._finish_block(branch, number, item, path)
         found = {**active, **prepared}
         steps.complete(self.space, branch, {w.number: found.get(w.suffix, marker) for w in branch.blocks})
-        for path in (*prepared.values(), *active.values()):
-            with suppress(FileNotFoundError):
-                self.fs.unlink(path)
+        self._remove((*prepared.values(), *active.values()))
         self._remember(xid)
         self.report.rolled_forward += 1
 
@@ -179,9 +181,7 @@ class _Recovery:
             self.space.branches[xid] = branch
             return
         self._unlock(branch)
-        for path in files.values():
-            with suppress(FileNotFoundError):
-                self.fs.unlink(path)
+        self._remove(files.values())
         if found is Found.FINISHED:
             self._remember(xid)
             self.report.committed += 1
@@ -190,28 +190,32 @@ class _Recovery:
 
     def _headless(self, branch: Branch, files: dict[str, str]) -> Found:
         """Without .000 a branch was promised to nobody, unless the .000 is in quarantine."""
-        if not any(_is_first(damage) for damage in branch.damage):
+        if not any(_is_block(damage, FIRST) for damage in branch.damage):
             return Found.GONE
         for suffix in sorted(set(files) - {FIRST}, key=int):
             self._add(branch, int(suffix), suffix, files[suffix])
         return Found.IN_DOUBT
 
     def _first_block(self, branch: Branch, files: dict[str, str]) -> Found:
-        branch.prepared_at = self.fs.modified_ns(files[FIRST]) // 1000
-        head = self._head(files[FIRST])
-        if head is None:
-            branch.damage.append(files[FIRST])
+        path = files[FIRST]
+        try:
+            head = read_head(self.fs, path)
+            listed = read_list(self.fs, path) if head.kind is Kind.BRANCH else []
+        except DamagedBlock as damage:
+            self._set_aside(path, str(damage))
+            branch.damage.append(path)
             return self._headless(branch, files)
+        branch.prepared_at = self.fs.modified_ns(path) // 1000
         if head.kind is not Kind.BRANCH:
-            return self._only_block(branch, head, files[FIRST])
+            return self._only_block(branch, head, path)
         branch.listed = True
-        for number, item in enumerate(unpack_list(decode(self.fs.read(files[FIRST])).body), 1):
+        for number, item in enumerate(listed, 1):
             suffix = numbered(number)
             if item == steps.NOTHING:
                 continue
             if suffix in files:
                 self._add(branch, number, suffix, files[suffix], item)
-            elif not any(f".{suffix}" in damage for damage in branch.damage):
+            elif not any(_is_block(damage, suffix) for damage in branch.damage):
                 return Found.GONE
         return Found.IN_DOUBT
 
@@ -284,9 +288,7 @@ class _Recovery:
                 if entry is not None and not entry.locked:
                     held.append((head.properties.queue, entry))
         tries.count(self.space, branch, held)
-        for path in files.values():
-            with suppress(FileNotFoundError):
-                self.fs.unlink(path)
+        self._remove(files.values())
         if xid not in self.space.branches:
             self.report.rolled_back += 1
 
@@ -294,15 +296,23 @@ class _Recovery:
         """What was found becomes what is on disk, and every message that is there is published."""
         space = self.space
         queues = [queue for queue in space.queues.values() if queue.exists]
-        for queue in queues:
+        used = [queue for queue in queues if queue.reserved]  # of the others there is nothing to write
+        for queue in used:
             queue.write_watermark(self.fs)
+        for queue in queues:
             for number in [number for number, count in queue.ranges.items() if not count]:
                 queue.remove_range(self.fs, number)
-        contents = [layout.watermark_path(queue.name) for queue in queues]
+        contents = [layout.watermark_path(queue.name) for queue in used]
         contents += [path for xid, branch in space.branches.items() for path in self._paths(xid, branch)]
         space.barrier.harden_content(contents)
-        directories = [path for queue in queues for path in queue.directories()]
-        directories += [COMMITTED, PREPARED, ACTIVE, layout.HEURISTIC, layout.QUARANTINE, ""]
+        self._sync_directories()
+
+    def _sync_directories(self) -> None:
+        """Every name that is seen is on disk, and every one that is not is gone; targets of moves before sources."""
+        space = self.space
+        directories = [layout.QUARANTINE, layout.HEURISTIC]
+        directories += [path for queue in space.queues.values() for path in queue.directories()]
+        directories += [COMMITTED, PREPARED, ACTIVE, ""]
         with space.step():
             ticket = space.barrier.submit(targets=directories)
         space.barrier.wait(ticket)
@@ -321,6 +331,17 @@ class _Recovery:
             self._set_aside(path, str(damage))
             return None
         return head
+
+    def _remove(self, paths: Iterable[str]) -> None:
+        """The files of a branch that is over; a directory of such a name was never a block."""
+        for path in paths:
+            try:
+                with suppress(FileNotFoundError):
+                    self.fs.unlink(path)
+            except OSError as error:
+                if error.errno not in quarantine.DAMAGE or not self.fs.is_dir(path):
+                    raise
+                self._set_aside(path, "a directory where a block's file should be")
 
     def _remember(self, xid: Xid) -> None:
         if not xid.is_local:

@@ -6,6 +6,7 @@ on its way its branch is busy, and another call on it waits; the space's lock is
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Unpack
 
 from xaqueue import branch as states
 from xaqueue.branch import Branch, State, Written, call_of, check_flags
-from xaqueue.command import Block, Kind, decode, encode_with_checksum
+from xaqueue.command import Block, Kind, decode, decode_message, encode_with_checksum, properties_in
 from xaqueue.errors import (
     DamagedBlock,
     Error,
@@ -66,10 +67,10 @@ class Session:
             state = branch.state_for(self.number) if branch is not None else State.UNKNOWN
             try:
                 states.step(state, call, xid)
-            except RolledBack:
+            except RolledBack as told:
                 assert branch is not None
                 branch.become(State.ROLLBACK_ONLY)
-                raise
+                raise branch.doom or told from None
             if branch is None:
                 branch = self.space.branches[xid] = Branch(xid)
                 if timeout_s is not None:
@@ -237,11 +238,15 @@ class Session:
         for entry in entries:
             if limit is not None and shown >= limit:
                 return
+            path = layout.message_path(queue, entry.seq, entry.message_id)
             try:
-                data = space.fs.read(layout.message_path(queue, entry.seq, entry.message_id))
-                message = message_of(queue, entry.seq, entry.message_id, data)
+                message = message_of(queue, entry.seq, entry.message_id, space.fs.read(path))
             except (FileNotFoundError, DamagedBlock):
                 continue  # consumed meanwhile, or for the next dequeue to set aside
+            except OSError as error:
+                if error.errno in quarantine.DAMAGE:
+                    continue
+                raise self._unread(path, error) from error
             shown += 1
             yield message
 
@@ -308,6 +313,8 @@ class Session:
             yield branch
         except Error:
             raise
+        except OSError as error:
+            raise space.fence(error) from error
         except BaseException as error:  # interrupted between two calls: those who wait for this step are told
             space.fence(error)
             raise
@@ -382,19 +389,24 @@ class Session:
         try:
             data = space.fs.read(path)
             return message_of(queue.name, entry.seq, entry.message_id, data)
-        except FileNotFoundError:
-            log.error("message file %s is gone: something else removed it", path)
         except DamagedBlock as damage:
             self._set_aside(path, str(damage))
         except OSError as error:
-            if error.errno in NO_ROOM:
+            if quarantine.is_damage(space.fs, path, error):
+                self._set_aside(path, f"cannot be read: {error.strerror}")
+            elif error.errno == errno.ENOENT:
+                log.error("message file %s is gone: something else removed it", path)
+            else:
                 self._give_back(queue, entry)
-                raise RetryLater(f"{path} cannot be read now ({error.strerror}): try again") from error
-            if error.errno not in quarantine.DAMAGE:
-                raise space.fence(error) from error
-            self._set_aside(path, f"cannot be read: {error.strerror}")
+                raise self._unread(path, error) from error
         self._give_back(queue, entry, gone=True)
         return None
+
+    def _unread(self, path: str, error: OSError) -> Exception:
+        """What a read that failed for no fault of its file means: not now, or the end."""
+        if error.errno in NO_ROOM:
+            return RetryLater(f"{path} cannot be read now ({error.strerror}): try again")
+        return self.space.fence(error)
 
     def _give_back(self, queue: Queue, entry: Entry, *, gone: bool = False) -> None:
         """The dequeue of this entry did not happen."""
@@ -418,9 +430,10 @@ class Session:
 
 def message_of(queue: str, seq: int, message_id: MessageId, data: bytes) -> Message:
     """The message that a file's bytes are. Raises DamagedBlock."""
-    block = decode(data)
-    check_message(block, queue, message_id)
-    return Message(message_id, queue, seq, block.body, block.properties)
+    found, stored, body = decode_message(data)
+    if found != message_id or stored.get("queue") != queue:
+        check_message(decode(data), queue, message_id)
+    return Message(message_id, queue, seq, body, properties_in(stored))
 
 
 def _drop_expired(space: Space, queue: Queue) -> None:

@@ -129,6 +129,10 @@ class Space:
             "close the space, look at the disk, and open it again: recovery re-reads it"
         )
 
+    def committed_by(self, when_us: int) -> None:
+        """A message that was found has this commit time: no later one gets an earlier one."""
+        self._last_commit_us = max(self._last_commit_us, when_us)
+
     def commit_time_us(self) -> int:
         """Now, and never before an earlier commit, whatever the clock does. Called with the lock held."""
         self._last_commit_us = max(self._last_commit_us, self.now_us())
@@ -186,6 +190,7 @@ class Space:
     def abandon(self) -> None:
         """A forked child's copy: fenced, its descriptors closed, its threads never there."""
         self.lock = threading.Lock()
+        self.settled = threading.Condition(self.lock)
         self.closed = True
         self.barrier.abandon(ResourceFailed("the space belongs to the parent of this forked process: connect again"))
         self.fs.close()

@@ -116,7 +116,14 @@ def list_of(branch: Branch) -> list[Listed]:
 
 
 def commit_one_phase(space: Space, branch: Branch) -> None:
-    """Commits a branch that was never prepared."""
+    """Commits a branch that was never prepared. Called again after RetryLater, it goes on where it was."""
+    if branch.committing:
+        commit(space, branch, ACTIVE)
+        return
+    if branch.listed:
+        with space.step():
+            space.fs.unlink(block_path(ACTIVE, branch.name, FIRST))
+            branch.listed = False
     if len(branch.blocks) > 1:
         harden_blocks(space, branch)
         with space.step():
@@ -268,4 +275,4 @@ def release(space: Space, branch: Branch) -> None:
                 queue.pending.discard(written.message_id)
             elif written.entry is not None:
                 queue.index.release(written.entry)
-                queue.arrived.notify()
+                queue.arrived.notify_all()  # the first who waits may wait for another id

@@ -6,6 +6,7 @@ that is not counted for want of room is only a try not counted; the message is s
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from xaqueue.branch import Branch
 from xaqueue.command import UNLIMITED, decode, encode_with_checksum
 from xaqueue.errors import DamagedBlock
 from xaqueue.index import Entry
-from xaqueue.space import layout
+from xaqueue.space import layout, quarantine
 from xaqueue.space.layout import ACTIVE, block_path, numbered
 from xaqueue.storage.fs import NO_ROOM
 
@@ -41,12 +42,15 @@ def _write_anew(space: Space, branch: Branch, queue: str, entry: Entry) -> tuple
     path = layout.message_path(queue, entry.seq, entry.message_id)
     try:
         block = decode(space.fs.read(path))
-    except (FileNotFoundError, DamagedBlock):
+    except DamagedBlock:
         return None  # the next dequeue finds it so, and says so
+    except OSError as error:
+        if error.errno in NO_ROOM or error.errno == errno.ENOENT or error.errno in quarantine.DAMAGE:
+            return None
+        raise
     counted = replace(block, properties=replace(block.properties, tries=entry.tries))
     head, _ = encode_with_checksum(counted, body_limit_bytes=UNLIMITED)
-    branch.numbers += 1
-    source = block_path(ACTIVE, branch.name, numbered(branch.numbers))
+    source = _free_path(space, branch)
     try:
         space.fs.create(source, [head, block.body] if block.body else [head])
     except OSError as error:
@@ -54,3 +58,12 @@ def _write_anew(space: Space, branch: Branch, queue: str, entry: Entry) -> tuple
             raise
         return None
     return source, path
+
+
+def _free_path(space: Space, branch: Branch) -> str:
+    """A name in active/ that no block has: of a branch found in doubt, a power loss may have brought one back."""
+    while True:
+        branch.numbers += 1
+        path = block_path(ACTIVE, branch.name, numbered(branch.numbers))
+        if not space.fs.exists(path):
+            return path

@@ -7,6 +7,7 @@ definitions stay as they were at the start, with a warning.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
@@ -40,9 +41,13 @@ class DefinitionsWatch(FileSystemEventHandler):
             self._observer.join()
 
     def on_any_event(self, event: FileSystemEvent) -> None:
-        changed = event.event_type in ("modified", "created", "moved", "closed")
-        if changed and str(self._path) in (event.src_path, event.dest_path):
-            self.reload()
+        """Reloads what was moved here, or written and closed; one that is being written in place starts out empty."""
+        if str(self._path) not in (event.src_path, event.dest_path):
+            return
+        with suppress(FileNotFoundError):
+            arrived = event.event_type == "created" and self._path.stat().st_size > 0
+            if arrived or event.event_type in ("moved", "closed"):
+                self.reload()
 
     def reload(self) -> None:
         """Reads queues.toml now."""

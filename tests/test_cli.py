@@ -1,0 +1,491 @@
+"""The command line: what each verb does, what it prints for people and for programs, and how errors leave it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import xaqueue
+from xaqueue.cli import values
+from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.main import app
+from xaqueue.cli.output import Bar, counted, moment, preview, size
+from xaqueue.space import layout
+
+RUN = [sys.executable, "-c", "from xaqueue.cli.main import main; main()"]
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A space with the queues orders (fifo) and urgent (priority), named by the environment."""
+    root = tmp_path / "space"
+    for name in ("XAQUEUE_SPACE", "XAQUEUE_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    run("init", root, "--sync", "NONE")
+    run("define", "orders", "--space", root)
+    run("define", "urgent", "--order", "priority", "--description", "at once", "--space", root)
+    monkeypatch.setenv("XAQUEUE_SPACE", str(root))
+    return root
+
+
+def run(*words: object, stdin: bytes | str | None = None, code: int = 0) -> str:
+    """stdout of a command line that ends with ``code``."""
+    result = CliRunner().invoke(app, [str(word) for word in words], input=stdin)
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.stdout
+
+
+def fails(*words: object, code: int, stdin: bytes | str | None = None) -> str:
+    """The one line on stderr of a command line that ends with ``code``."""
+    result = CliRunner().invoke(app, [str(word) for word in words], input=stdin)
+    assert result.exit_code == code, (result.output, result.exception)
+    assert result.stderr.startswith("xaqueue: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def process(words: Sequence[object], **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*RUN, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def lines(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# The options before the verb
+
+
+def test_version() -> None:
+    assert run("--version") == f"xaqueue {xaqueue.__version__}\n"
+
+
+def test_help_tells_the_exit_codes() -> None:
+    text = " ".join(run("--help").split())
+    assert "Exit codes: 0 done" in text
+    for verb in ("init", "define", "queues", "status", "check", "put", "get", "browse", "tail", "indoubt"):
+        assert f" {verb} " in text
+
+
+def test_without_a_verb_there_is_help_and_a_usage_error() -> None:
+    result = CliRunner().invoke(app, [])
+    assert result.exit_code == ExitCode.USAGE
+    assert "Usage" in result.output
+
+
+def test_the_space_may_stand_before_or_behind_the_verb_or_in_the_environment(
+    space: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run("queues")
+    monkeypatch.delenv("XAQUEUE_SPACE")
+    assert run("--space", space, "queues") == expected
+    assert run("queues", "--space", space) == expected
+    assert run("--space", "/nowhere", "queues", "--space", space) == expected
+    assert run("--space", space, "indoubt", "list") == "no branch is in doubt\n"
+    assert run("queues", "--space", f'datadir="{space}",qspace="space"') == expected
+    assert "use --space DIR, or set XAQUEUE_SPACE" in fails("queues", code=ExitCode.USAGE)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["frob"], 2, "No such command"),
+        (["put"], 2, "Missing argument"),
+        (["queues", "--nope"], 2, "--nope"),
+        (["queues", "--space", "/nowhere"], 3, "is no queue space: make it one with `xaqueue init"),
+        (["queues", "--space", "xaq://host:1"], 2, "is a URL"),
+        (["queues", "--space", "datadir=/x,what=1"], 2, "open string"),
+        (["get", "odrers"], 2, "did you mean 'orders'?"),
+        (["put", "odrers", "x"], 2, "did you mean 'orders'?"),
+        (["browse", "odrers"], 2, "did you mean 'orders'?"),
+        (["tail", "odrers"], 2, "did you mean 'orders'?"),
+        (["get", "orders", "--message-id", "12"], 2, "32 hex digits"),
+        (["put", "orders", "x", "--priority", "10"], 2, "0 to 9"),
+        (["put", "orders", "x", "--header", "novalue"], 2, "key=value"),
+        (["put", "orders", "x", "--not-before", "tomorrow"], 2, "ISO 8601"),
+        (["put", "orders", "x", "--lines"], 2, "two sources"),
+        (["put", "orders", "--file", "/nowhere/x"], 2, "/nowhere/x"),
+        (["define", "a/b"], 2, "queue name 'a/b' is refused"),
+        (["define", "orders", "--order", "random"], 2, "random"),
+        (["init", "/proc/nowhere"], 3, "cannot be made a queue space"),
+        (["tail", "orders", "--no-follow", "--from", "first"], 2, "earliest or latest"),
+        (["get", "orders"], 1, "queue orders is empty"),
+        (["get", "orders", "--correlation-id", "9"], 1, "no such message"),
+    ],
+)
+def test_an_error_is_one_line_and_a_code(space: Path, words: list[str], code: int, said: str) -> None:
+    assert said in fails(*words, code=code)
+
+
+# init, define, queues, status, check
+
+
+def test_init_tells_the_level_and_what_it_promises(tmp_path: Path) -> None:
+    told = run("init", tmp_path / "a")
+    assert "sync FDATASYNC;DSYNC: a commit survives power loss" in told
+    assert "xaqueue define QUEUE" in told
+    assert "left as it is" in run("init", tmp_path / "a")
+    assert "killed process" in run("init", tmp_path / "b", "--sync", "NONE", "--name", "other")
+    assert run("status", "--space", tmp_path / "b").startswith("space       other (")
+    assert "[FSYNC|FDATASYNC][;DSYNC] or NONE" in fails("init", tmp_path / "c", "--sync", "SOON", code=ExitCode.USAGE)
+
+
+def test_init_with_a_default_takes_every_queue(tmp_path: Path) -> None:
+    root = tmp_path / "space"
+    run("init", root, "--default", "lifo")
+    for body in ("a", "b"):
+        run("put", "anything", body, "--space", root)
+    assert run("get", "anything", "--space", root) == "b"
+
+
+def test_define_edits_the_definitions_and_keeps_their_comments(space: Path) -> None:
+    text = (space / layout.QUEUES).read_text()
+    (space / layout.QUEUES).write_text(text + "# a remark\n")
+    assert run("define", "orders", "--description", "from the shop") == "queue orders: fifo, from the shop\n"
+    assert run("define", "orders", "--order", "lifo") == "queue orders: lifo, from the shop\n"
+    assert "# a remark\n" in (space / layout.QUEUES).read_text()
+
+
+def test_define_while_the_space_is_in_use_is_taken_by_the_owner(space: Path) -> None:
+    with xaqueue.connect(space) as connection:
+        run("define", "fresh")
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                connection.enqueue("fresh", b"x")
+                break
+            except xaqueue.UnknownQueue:
+                assert time.monotonic() < deadline
+        connection.commit()
+    assert run("get", "fresh") == "x"
+
+
+def test_queues(space: Path) -> None:
+    run("put", "orders", "x")
+    assert run("queues").splitlines() == [
+        "queue   order     messages  watermark  description",
+        "orders  fifo             1          1",
+        "urgent  priority         0          0  at once",
+    ]
+    assert lines(run("queues", "--json"))[0][0] == {
+        "name": "orders",
+        "order": "fifo",
+        "description": "",
+        "depth": 1,
+        "watermark": 1,
+    }
+
+
+def test_a_space_without_queues_says_how_to_make_one(tmp_path: Path) -> None:
+    run("init", tmp_path / "space")
+    assert "xaqueue define QUEUE" in run("queues", "--space", tmp_path / "space")
+
+
+def test_status(space: Path) -> None:
+    with xaqueue.connect(space):
+        told = run("status")
+        (parsed,) = lines(run("status", "--json"))
+    assert f"owner          process {os.getpid()} on " in told
+    assert "sync           NONE: a commit survives a killed process" in told
+    assert "orders  fifo" in told
+    assert (parsed["owned"], parsed["owner"]["pid"], parsed["sync"]) == (True, os.getpid(), "NONE")
+    assert "last owner" in run("status")
+
+
+def test_check_finds_and_repairs_damage(space: Path) -> None:
+    assert run("check") == "no damage\n"
+    run("put", "orders", "x")
+    (path,) = space.glob("committed/queue=orders/range=*/*")
+    path.write_bytes(b"")
+    told = run("check", code=ExitCode.NOTHING)
+    assert "damage" in told
+    assert "empty file" in told
+    assert "1 finding of damage; `xaqueue check --repair` sets it aside" in told
+    (parsed,) = lines(run("check", "--json", code=ExitCode.NOTHING))
+    assert parsed["damage"] == 1
+    assert parsed["findings"][0]["path"] == str(path.relative_to(space))
+    told = run("check", "--repair")
+    assert f"moved to quarantine: {path.relative_to(space)}: empty file" in told
+    assert told.endswith("no damage\n")
+    (parsed,) = lines(run("check", "--repair", "--json"))
+    assert parsed["repaired"]["moved"] == []
+
+
+# put, get, browse, tail
+
+
+def test_put_prints_the_id_by_which_get_finds_the_message(space: Path) -> None:
+    first, second = run("put", "orders", "a").strip(), run("put", "orders", "b").strip()
+    assert run("get", "orders", "--message-id", second) == "b"
+    assert run("get", "orders", "--message-id", first) == "a"
+
+
+def test_a_body_comes_from_the_argument_a_file_or_stdin_byte_for_byte(space: Path, tmp_path: Path) -> None:
+    body = bytes(range(256)) + b"\r\n\n"
+    (tmp_path / "body").write_bytes(body)
+    run("put", "orders", "--file", tmp_path / "body")
+    run("put", "orders", stdin=body)
+    run("put", "orders", "")
+    for expected in (body, body, b""):
+        assert CliRunner().invoke(app, ["get", "orders"]).stdout_bytes == expected
+
+
+def test_lines_are_messages_committed_in_branches(space: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"a\r\nb\n\nc\xff")
+    assert run("put", "orders", "--lines", "--file", tmp_path / "lines") == "4 messages put into orders\n"
+    assert run("put", "orders", "--lines", "--count-per-branch", 2, stdin="d\ne\nf\n") == "3 messages put into orders\n"
+    assert run("put", "orders", "--lines", stdin="") == "0 messages put into orders\n"
+    with xaqueue.connect(space) as connection:
+        assert [message.body for message in connection.browse("orders")] == [
+            b"a",
+            b"b",
+            b"",
+            b"c\xff",
+            b"d",
+            b"e",
+            b"f",
+        ]
+
+
+def test_a_refused_line_tells_what_is_committed(space: Path) -> None:
+    with (space / layout.QUEUES).open("a") as definitions:
+        definitions.write("[space]\nmax_body_bytes = 3\n")
+    text = (space / layout.QUEUES).read_text().replace('[space]\nsync = "NONE"\n', "")
+    (space / layout.QUEUES).write_text(text)
+    result = CliRunner().invoke(app, ["put", "orders", "--lines", "--count-per-branch", "1"], input="a\nlong line\n")
+    assert result.exit_code == ExitCode.ERROR
+    assert "stopped after 2 lines: of these the first 1 are committed" in result.stderr
+    assert "over the limit of 3" in result.stderr
+    assert run("get", "orders") == "a"
+
+
+def test_all_properties_go_in_and_come_out(space: Path) -> None:
+    words = ["--correlation-id", "42", "--priority", 7, "--header", "a=b", "--header", "c=d=e"]
+    run("put", "orders", "x", *words, "--content-type", "text/plain", "--expires-at", "+1h")
+    (told,) = lines(run("get", "orders", "--json"))
+    assert (told["seq"], told["queue"], told["body"], told["size_bytes"]) == (1, "orders", "x", 1)
+    assert (told["correlation_id"], told["priority"], told["content_type"]) == ("42", 7, "text/plain")
+    assert told["headers"] == {"a": "b", "c": "d=e"}
+    assert 3_590_000_000 < told["expires_at"] - told["enqueued_at"] < 3_610_000_000
+    assert run("put", "orders", "y", "--not-before", "2999-01-01T00:00:00")
+    fails("get", "orders", code=ExitCode.NOTHING)
+
+
+def test_bytes_that_are_no_text_are_base64_for_programs(space: Path) -> None:
+    run("put", "orders", stdin=b"\xff\x00")
+    (told,) = lines(run("get", "orders", "--json"))
+    assert told["body_base64"] == "/wA="
+    assert "body" not in told
+
+
+def test_get_takes_several_and_writes_to_a_file_only_what_is_there(space: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.write_bytes(b"kept")
+    fails("get", "orders", "--output", target, code=ExitCode.NOTHING)
+    assert target.read_bytes() == b"kept"
+    run("put", "orders", "--lines", stdin="a\nb\nc\n")
+    run("get", "orders", "--count", 2, "--output", target)
+    assert target.read_bytes() == b"ab"
+    assert run("get", "orders", "--count", 5) == "c"
+
+
+def test_get_by_correlation_id(space: Path) -> None:
+    run("put", "orders", "a", "--correlation-id", "1")
+    run("put", "orders", "b", "--correlation-id", "2")
+    assert run("get", "orders", "--correlation-id", "2") == "b"
+
+
+def test_browse_takes_nothing_and_needs_no_ownership(space: Path) -> None:
+    fails_text = CliRunner().invoke(app, ["browse", "orders"])
+    assert (fails_text.exit_code, fails_text.stderr) == (0, "xaqueue: queue orders is empty\n")
+    run("put", "orders", "--lines", "--correlation-id", "42", stdin="first\nsecond\x07\n")
+    with xaqueue.connect(space):
+        table = run("browse", "orders").splitlines()
+        one = run("browse", "orders", "--limit", 1, "--json")
+    assert table[0].split() == ["seq", "message", "id", "bytes", "tries", "correlation", "id", "body"]
+    assert [row.split()[-1] for row in table[1:]] == ["first", "second."]
+    assert [told["body"] for told in lines(one)] == ["first"]
+
+
+def test_browse_ends_a_table_and_says_so(space: Path) -> None:
+    run("put", "orders", "--lines", stdin="x\n" * 101)
+    result = CliRunner().invoke(app, ["browse", "orders"])
+    assert result.stderr == "xaqueue: there are more than these 100: --limit N or --json shows them\n"
+    assert len(result.stdout.splitlines()) == 101
+    assert len(run("browse", "orders", "--limit", 101).splitlines()) == 102
+    assert len(run("browse", "orders", "--json").splitlines()) == 101
+
+
+def test_browse_tells_a_damaged_message_and_shows_the_rest(space: Path) -> None:
+    run("put", "orders", "--lines", stdin="a\nb\n")
+    min(space.glob("committed/queue=orders/range=*/*")).write_bytes(b"")
+    result = CliRunner().invoke(app, ["browse", "orders", "--json"])
+    assert "xaqueue: message 1 is damaged, run `xaqueue check`" in result.stderr
+    assert [told["body"] for told in lines(result.stdout)] == ["b"]
+
+
+def test_tail_without_following(space: Path) -> None:
+    run("put", "orders", "--lines", stdin="a\nb\nc\n")
+    assert [line.split()[-1] for line in run("tail", "orders", "--no-follow").splitlines()] == ["a", "b", "c"]
+    told = lines(run("tail", "orders", "--no-follow", "--from", 2, "--json"))
+    assert [message["body"] for message in told] == ["b", "c"]
+    assert run("tail", "orders", "--no-follow", "--from", "latest") == ""
+
+
+def test_tail_follows_a_space_that_another_process_owns(space: Path) -> None:
+    with xaqueue.connect(space) as connection:
+        connection.enqueue("orders", b"before")
+        connection.commit()
+        with process(["tail", "orders", "--from", "earliest", "--json"]) as tailing:
+            assert tailing.stdout is not None
+            assert json.loads(tailing.stdout.readline())["body"] == "before"
+            connection.enqueue("orders", b"after")
+            connection.commit()
+            assert json.loads(tailing.stdout.readline())["body"] == "after"
+            tailing.send_signal(signal.SIGINT)
+            assert tailing.wait(PATIENCE_S) == ExitCode.INTERRUPTED
+            assert tailing.stderr is not None
+            assert tailing.stderr.read() == b""
+
+
+# Real processes
+
+
+def test_the_installed_program_puts_and_gets(space: Path) -> None:
+    with process(["put", "orders"], stdin=subprocess.PIPE) as putting:
+        out, err = putting.communicate(b"\x00body\n", PATIENCE_S)
+    assert (putting.returncode, len(out), err) == (0, 33, b"")
+    with process(["get", "orders"]) as getting:
+        out, err = getting.communicate(timeout=PATIENCE_S)
+    assert (getting.returncode, out, err) == (0, b"\x00body\n", b"")
+
+
+def test_a_space_in_use_names_its_owner(space: Path) -> None:
+    with xaqueue.connect(space), process(["put", "orders", "x"]) as putting:
+        out, err = putting.communicate(timeout=PATIENCE_S)
+    assert (putting.returncode, out) == (ExitCode.SPACE, b"")
+    assert f"is in use by process {os.getpid()} on ".encode() in err
+    assert err.count(b"\n") == 1
+
+
+def test_interrupted_lines_tell_how_many_are_committed(space: Path) -> None:
+    with process(["put", "orders", "--lines", "--count-per-branch", 2], stdin=subprocess.PIPE) as putting:
+        assert putting.stdin is not None
+        putting.stdin.write(b"a\nb\nc\n")
+        putting.stdin.flush()
+        while run("tail", "orders", "--no-follow").count("\n") < 2:
+            assert putting.poll() is None
+        putting.send_signal(signal.SIGINT)
+        assert putting.wait(PATIENCE_S) == ExitCode.INTERRUPTED
+        assert putting.stderr is not None
+        assert b"the first 2 are committed\n" in putting.stderr.read()
+    assert run("get", "orders", "--count", 9) == "ab"
+
+
+def test_a_message_that_nobody_reads_stays(space: Path) -> None:
+    run("put", "orders", "x")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with subprocess.Popen([*RUN, "get", "orders"], stdout=writer, stderr=subprocess.PIPE) as getting:
+        os.close(writer)
+        _, err = getting.communicate(timeout=PATIENCE_S)
+    assert getting.returncode == ExitCode.PIPE_CLOSED
+    assert err.startswith(b"xaqueue: nobody reads stdout: message ")
+    assert err.count(b"\n") == 1
+    assert run("get", "orders") == "x"
+
+
+def test_a_full_disk_behind_stdout_leaves_the_message(space: Path) -> None:
+    run("put", "orders", "x")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*RUN, "get", "orders"], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == ExitCode.ERROR
+    assert done.stderr.startswith(b"xaqueue: No space left on device")
+    assert run("get", "orders") == "x"
+
+
+def test_get_waits_for_a_message_of_a_later_time(space: Path) -> None:
+    run("put", "orders", "x", "--not-before", "+0.2s")
+    assert run("get", "orders", "--wait", PATIENCE_S) == "x"
+
+
+def test_the_start_of_put_loads_nothing_that_it_does_not_need(space: Path) -> None:
+    script = (
+        "import sys\nfrom xaqueue.cli.main import app\n"
+        "app(['put', 'orders', 'x'], standalone_mode=False)\n"
+        "print([name for name in ('watchdog', 'tomlkit', 'pyspark', 'rich.table') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == ["[]"]
+
+
+# What people see
+
+
+def test_values_that_people_type() -> None:
+    assert values.time_us("2026-01-02T03:04:05+00:00") == 1767323045000000
+    assert values.time_us(None) is None
+    ahead = values.time_us("+1.5m")
+    assert ahead is not None
+    assert 0 < ahead - time.time_ns() // 1000 <= 90_000_000
+
+
+def test_a_table_is_drawn_on_a_terminal(space: Path) -> None:
+    run("put", "orders", "x")
+    terminal, side = pty.openpty()
+    drawn = b""
+    try:
+        environment = {**os.environ, "TERM": "dumb", "COLUMNS": "100"}
+        subprocess.run([*RUN, "queues"], stdout=side, env=environment, check=True)
+        while b"at once" not in drawn:
+            drawn += os.read(terminal, 4096)
+    finally:
+        os.close(terminal)
+        os.close(side)
+    assert "─────".encode() in drawn
+
+
+def test_numbers_bodies_and_times_for_people() -> None:
+    assert (size(0), size(1023), size(1536), size(5 << 40)) == ("0 B", "1023 B", "1.5 KiB", "5.0 TiB")
+    assert (counted(1, "branch", "branches"), counted(1000, "branch", "branches")) == ("1 branch", "1,000 branches")
+    assert preview(b"a\tb\nc") == "a.b.c"
+    assert preview(b"\xff\x00") == ".."
+    assert preview(b"x" * 100) == "x" * 45 + "..."
+    assert moment(None) == moment(0) == ""
+    assert moment(1_700_000_000_000_000).startswith("2023-11-1")
+
+
+def test_a_bar_is_drawn_on_a_terminal_once_the_work_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    drawn = Terminal()
+    monkeypatch.setattr(sys, "stderr", drawn)
+    monkeypatch.setenv("TERM", "xterm")
+    with Bar("working") as bar:
+        bar(1, 2)
+    assert drawn.getvalue() == ""
+    monkeypatch.setattr("xaqueue.cli.output.BAR_AFTER_S", 0.0)
+    with Bar("working") as bar:
+        bar(1, 2)
+        bar(2, 2)
+    assert "working" in drawn.getvalue()
+
+
+def test_a_bar_is_silent_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bar("working") as bar:
+        bar(1, 2)
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,79 @@
+"""The demo and the benchmarks by their verbs: options reach the engines, and a missing extra is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.main import app
+
+
+@pytest.mark.parametrize(("passed", "code"), [(True, ExitCode.OK), (False, ExitCode.NOTHING)])
+def test_the_demo_tells_whether_its_check_passed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, passed: bool, code: ExitCode
+) -> None:
+    pytest.importorskip("matplotlib", reason="the extra demo is not installed")
+
+    def run(flights: int | None, directory: Path | None, report: Callable[[str], None], *, keep: bool) -> bool:
+        report(f"{flights} {directory} {keep}")
+        return passed
+
+    monkeypatch.setattr("xaqueue.demo.flights.run", run)
+    result = CliRunner().invoke(app, ["demo", "--flights", "200", "--directory", str(tmp_path), "--keep"])
+    assert (result.exit_code, result.stdout) == (code, f"200 {tmp_path} True\n")
+
+
+def test_a_missing_extra_is_named() -> None:
+    script = "import sys; sys.modules['matplotlib'] = None\nfrom xaqueue.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", script, "demo"], capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.ERROR
+    assert done.stderr == 'xaqueue: matplotlib is not installed: pip install "xaqueue[demo]"\n'
+
+
+def test_the_engine_is_measured(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    words = ["--threads", "1", "--flags", "NONE", "--seconds", "0.02", "--rounds", "1", "--size", "10"]
+    result = CliRunner().invoke(app, ["bench", "--directory", str(tmp_path), *words, "--json", str(figures)])
+    assert result.exit_code == 0, result.output
+    assert f"the figures are in {figures}" in result.stdout
+    assert json.loads(figures.read_text())
+
+
+def test_opening_is_measured(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    words = ["--messages", "20", "--directory", str(tmp_path), "--json", str(figures)]
+    result = CliRunner().invoke(app, ["bench", "open", *words])
+    assert result.exit_code == 0, result.output
+    assert json.loads(figures.read_text())["messages"] == 20
+
+
+def test_spark_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def measure(
+        space: Path, queue: str, messages: int, *, rounds: int, progress: Callable[[str], None]
+    ) -> dict[str, float]:
+        progress(f"{space.parent.parent} {queue} {messages} {rounds}")
+        return {"xaqueue_per_s": 40_000.0, "binary_file_per_s": 2_000.0, "ratio": 20.0}
+
+    monkeypatch.setattr("xaqueue.bench.spark_bench.measure", measure)
+    words = ["--messages", "5", "--rounds", "1", "--directory", str(tmp_path)]
+    result = CliRunner().invoke(app, ["bench", "spark", *words])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [
+        f"{tmp_path} bench 5 1",
+        "xaqueue: 40,000 messages a second",
+        "binary file: 2,000 messages a second",
+        "ratio: 20.0",
+    ]
+
+
+def test_threads_are_numbers() -> None:
+    result = CliRunner().invoke(app, ["bench", "--threads", "one"])
+    assert result.exit_code == ExitCode.USAGE
+    assert result.stderr == "xaqueue: threads 'one' are refused: numbers like 1,8 are wanted\n"

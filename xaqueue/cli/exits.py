@@ -1,0 +1,85 @@
+"""Every exit code of the command line is here, and so is every way in which an error reaches the terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+
+import typer
+
+from xaqueue.errors import Error, InvalidArgument, ResourceFailed, SpaceError, SpaceInUse, UnknownQueue
+
+
+class ExitCode(IntEnum):
+    """What a shell script may rely on."""
+
+    OK = 0
+    NOTHING = 1
+    """``check`` found damage, ``get`` found no message, ``demo`` failed its check, a question was answered with no."""
+    USAGE = 2
+    """A word, a value or a queues.toml that cannot be taken; nothing was done."""
+    SPACE = 3
+    """The directory is no space, or is in use by another process, or its disk failed."""
+    ERROR = 4
+    INTERRUPTED = 130
+    PIPE_CLOSED = 141
+
+
+EXIT_HELP = (
+    "Exit codes: 0 done; 1 nothing to get, damage found, or a question answered with no; 2 wrong usage; "
+    "3 the space cannot be used, or another process owns it; 4 any other error; 130 interrupted."
+)
+
+
+def code_of(error: Error) -> ExitCode:
+    if isinstance(error, SpaceError | SpaceInUse | ResourceFailed):
+        return ExitCode.SPACE
+    if isinstance(error, InvalidArgument | UnknownQueue):
+        return ExitCode.USAGE
+    return ExitCode.ERROR
+
+
+def complain(text: str) -> None:
+    """One line on stderr."""
+    typer.echo(f"xaqueue: {' '.join(text.split())}", err=True)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Around all work of the command line: what is raised inside becomes a line and an exit code."""
+    try:
+        yield
+    except Error as error:
+        complain(str(error))
+        raise typer.Exit(code_of(error)) from None
+    except BrokenPipeError:
+        drop_stdout()
+        raise typer.Exit(ExitCode.PIPE_CLOSED) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        complain(f"{where}{error.strerror or error}")
+        raise typer.Exit(ExitCode.ERROR) from None
+    except Exception as error:
+        # Typer exports no common base of its usage errors; this method is theirs
+        told = getattr(error, "format_message", None)
+        if told is None:
+            raise
+        _complain_of_usage(error, told())
+        raise typer.Exit(ExitCode.USAGE) from None
+
+
+def drop_stdout() -> None:
+    """Nobody reads stdout any more: what is buffered goes nowhere, and the interpreter's exit does not stumble."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+
+
+def _complain_of_usage(error: Exception, told: str) -> None:
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(told, err=True)
+        return
+    command = context.command_path if context is not None else "xaqueue"
+    complain(f"{told.rstrip('.')} (see `{command} --help`)")

@@ -1,0 +1,76 @@
+"""The command ``xaqueue``: its verbs by group, the options that stand before a verb, and the way errors leave it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from xaqueue.cli import indoubt, message_verbs, space_verbs, work_verbs
+from xaqueue.cli.exits import EXIT_HELP, translated
+from xaqueue.cli.spaces import SPACE_VARIABLE
+
+
+class Verbs(TyperGroup):
+    """Translates whatever is raised while a command line is read or carried out."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with translated():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with translated():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    name="xaqueue",
+    cls=Verbs,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EXIT_HELP,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"xaqueue {version('xaqueue')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    space: Annotated[
+        str | None,
+        typer.Option("--space", metavar="DIR", envvar=SPACE_VARIABLE, help="The queue space; also behind the verb."),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what opening a space found and did.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """A durable message queue that takes part in distributed transactions.
+
+    A queue space is a directory: make one with `init`, define queues with `define`, then `put` and `get`.
+    """
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(logging.Formatter("xaqueue: %(message)s"))
+        logging.lastResort.setLevel(logging.INFO if verbose else logging.WARNING)
+    logging.getLogger("xaqueue").setLevel(logging.INFO if verbose else logging.WARNING)
+
+
+space_verbs.add_to(app)
+message_verbs.add_to(app)
+app.add_typer(indoubt.app, name="indoubt")
+work_verbs.add_to(app)
+
+
+def main() -> None:
+    """The entry point."""
+    app(prog_name="xaqueue")

@@ -1,0 +1,273 @@
+"""Verbs about messages: put, get, browse, tail."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+
+from xaqueue.cli import output, values
+from xaqueue.cli.exits import ExitCode, complain
+from xaqueue.cli.spaces import SpaceOption, connected, directory_of
+from xaqueue.connection import Connection
+from xaqueue.errors import DamagedBlock, Error, InvalidArgument
+from xaqueue.message import EnqueueOptions, Message
+from xaqueue.space.follow import EARLIEST, LATEST, follow, start_after
+from xaqueue.space.inspect import check_known
+from xaqueue.space.reader import QueueReader
+from xaqueue.space.session import message_of
+
+LINES_A_BRANCH = 200
+TABLE_ROWS = 100
+"""A table is drawn when it is whole, so it has an end; JSON has none."""
+
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
+HEADINGS = ("seq", "message id", "bytes", "tries", "correlation id", "body")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds these verbs to an application."""
+    for verb in (put, get, browse, tail):
+        app.command()(verb)
+
+
+def put(
+    ctx: typer.Context,
+    queue: QueueArgument,
+    body: Annotated[str | None, typer.Argument(metavar="[BODY]", help="Without it, --file or stdin.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Take the body from a file.", exists=True, dir_okay=False, readable=True)
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="One message a line, of the file or stdin.")] = False,
+    count_per_branch: Annotated[
+        int, typer.Option(help="With --lines: lines that are committed together.", min=1)
+    ] = LINES_A_BRANCH,
+    correlation_id: Annotated[str | None, typer.Option(help="Found again by `get --correlation-id`.")] = None,
+    priority: Annotated[int | None, typer.Option(help="0 to 9, 9 first in a priority queue; 4 without it.")] = None,
+    header: Annotated[list[str] | None, typer.Option(help="A header; may be repeated.", metavar="KEY=VALUE")] = None,
+    content_type: Annotated[str | None, typer.Option(help="The body's MIME type.", metavar="TYPE")] = None,
+    not_before: Annotated[
+        str | None, typer.Option(help=f"Hidden until then: {values.TIME_HELP}.", metavar="TIME")
+    ] = None,
+    expires_at: Annotated[str | None, typer.Option(help="Never delivered from then on.", metavar="TIME")] = None,
+    space: SpaceOption = None,
+) -> None:
+    """Put a message into a queue.
+
+    Prints its id; with --lines, how many there were. What was printed is committed: it is as durable as the space's
+    sync flags say.
+    """
+    if body is not None and (file is not None or lines):
+        raise InvalidArgument("BODY and --file or --lines are two sources: give one")
+    options: EnqueueOptions = {
+        "correlation_id": correlation_id,
+        "headers": values.headers(header),
+        "content_type": content_type,
+        "not_before": values.time_us(not_before),
+        "expires_at": values.time_us(expires_at),
+    }
+    if priority is not None:
+        options["priority"] = priority
+    directory = directory_of(ctx, space)
+    if lines:
+        with _source(file) as source, connected(directory, watch=True) as connection:
+            put_in = _put_lines(connection, queue, source, options, count_per_branch)
+        typer.echo(f"{output.counted(put_in, 'message')} put into {queue}")
+        return
+    content = body.encode("utf-8", "surrogateescape") if body is not None else _whole(file)
+    with connected(directory) as connection:
+        message_id = connection.enqueue(queue, content, **options)
+        connection.commit()
+    typer.echo(message_id.hex())
+
+
+def get(
+    ctx: typer.Context,
+    queue: QueueArgument,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a message.", metavar="S", min=0)] = 0.0,
+    message_id: Annotated[str | None, typer.Option(help="Only this message (32 hex digits).", metavar="ID")] = None,
+    correlation_id: Annotated[str | None, typer.Option(help="Only with this correlation id.", metavar="ID")] = None,
+    count: Annotated[int, typer.Option(help="At most so many messages, one transaction each.", min=1)] = 1,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, properties and all.")] = False,
+    file: Annotated[Path | None, typer.Option("--output", help="Write to a file.", metavar="FILE")] = None,
+    space: SpaceOption = None,
+) -> None:
+    """Take messages out of a queue and write their bodies to stdout.
+
+    Byte for byte, with nothing between them. Exit 1 where there is no message. A message is committed as taken once it
+    was written and flushed, so a pipe sees it at least once: if this command dies in between, the message is back in
+    its place, and the next get writes it again.
+    """
+    wanted = values.message_id(message_id)
+    taken = 0
+    sink: BinaryIO | None = None
+    with connected(directory_of(ctx, space), watch=wait > 0) as connection, ExitStack() as stack:
+        while taken < count:
+            message = connection.dequeue(queue, wait_s=wait, message_id=wanted, correlation_id=correlation_id)
+            if message is None:
+                break
+            if sink is None:  # a file is left as it is where there is no message for it
+                sink = stack.enter_context(_sink(file))
+            _write_out(sink, message, json)
+            connection.commit()
+            taken += 1
+    if not taken:
+        complain(
+            f"queue {queue} has no such message now" if message_id or correlation_id else f"queue {queue} is empty"
+        )
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def browse(
+    ctx: typer.Context,
+    queue: QueueArgument,
+    limit: Annotated[
+        int | None, typer.Option(help=f"At most so many. Default: {TABLE_ROWS}; with --json, all.", metavar="N", min=1)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, whole bodies.")] = False,
+    space: SpaceOption = None,
+) -> None:
+    """Show the messages of a queue, and take none.
+
+    In the order of their commits. Works while another process owns the space. Messages that a branch holds, or that are
+    not due yet, are shown too.
+    """
+    directory = directory_of(ctx, space)
+    reader = QueueReader(directory, check_known(directory, queue))
+    rows: list[tuple[object, ...]] = []
+    more = False
+    for shown, (seq, message_id, data) in enumerate(reader.read(0, reader.watermark())):
+        if shown == limit:
+            break
+        if limit is None and not json and shown == TABLE_ROWS:
+            more = True
+            break
+        try:
+            message = message_of(queue, seq, message_id, data)
+        except DamagedBlock as damage:
+            complain(f"message {seq} is damaged, run `xaqueue check`: {damage}")
+            continue
+        if json:
+            output.as_json(output.message_json(message))
+        else:
+            rows.append(_row(message))
+    if rows:
+        output.table(HEADINGS, rows, right=("seq", "bytes", "tries"))
+    elif not json:
+        complain(f"queue {queue} is empty")
+    if more:
+        complain(f"there are more than these {TABLE_ROWS}: --limit N or --json shows them")
+
+
+def tail(
+    ctx: typer.Context,
+    queue: QueueArgument,
+    follow_on: Annotated[bool, typer.Option("--follow/--no-follow", help="Go on with the messages that come.")] = True,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="SEQ",
+            help=f"Sequence number to begin with, {EARLIEST} or {LATEST} (what comes from now on).",
+            show_default=f"{LATEST}; {EARLIEST} with --no-follow",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, whole bodies.")] = False,
+    space: SpaceOption = None,
+) -> None:
+    """Show messages as they are committed, until interrupted.
+
+    Takes none, and works while another process owns the space. A message that is consumed at once may never be seen.
+    """
+    directory = directory_of(ctx, space)
+    check_known(directory, queue)
+    start = start or (LATEST if follow_on else EARLIEST)
+    if follow_on:
+        followed = follow(directory, queue, start=start)
+    else:
+        reader = QueueReader(directory, queue)
+        followed = reader.read(start_after(reader, start), reader.watermark())
+    for seq, message_id, data in followed:
+        try:
+            message = message_of(queue, seq, message_id, data)
+        except DamagedBlock as damage:
+            complain(f"message {seq} is damaged, run `xaqueue check`: {damage}")
+            continue
+        if json:
+            output.as_json(output.message_json(message))
+        else:
+            typer.echo(f"{seq}  {message_id.hex()}  {output.preview(message.body)}")
+
+
+def _put_lines(connection: Connection, queue: str, source: BinaryIO, options: EnqueueOptions, together: int) -> int:
+    """Enqueues every line, without its line end, and commits each so many. Returns how many are committed."""
+    committed = pending = 0
+    with output.Bar("putting lines") as bar:
+        try:
+            for line in source:
+                pending += 1
+                connection.enqueue(queue, line.removesuffix(b"\n").removesuffix(b"\r"), **options)
+                if pending == together:
+                    connection.commit()
+                    committed, pending = committed + pending, 0
+                    bar(committed)
+            connection.commit()
+        except (Error, KeyboardInterrupt):
+            if committed or pending > 1:
+                read = output.counted(committed + pending, "line")
+                complain(f"stopped after {read}: of these the first {committed:,} are committed")
+            raise
+    return committed + pending
+
+
+@contextmanager
+def _source(file: Path | None) -> Iterator[BinaryIO]:
+    if file is None:
+        yield sys.stdin.buffer
+    else:
+        with file.open("rb") as source:
+            yield source
+
+
+def _whole(file: Path | None) -> bytes:
+    if file is None and sys.stdin.isatty():
+        complain("reading the body from the terminal; end it with Ctrl-D")
+    with _source(file) as source:
+        return source.read()
+
+
+@contextmanager
+def _sink(file: Path | None) -> Iterator[BinaryIO]:
+    if file is None:
+        yield sys.stdout.buffer
+    else:
+        with file.open("wb") as sink:
+            yield sink
+
+
+def _write_out(sink: BinaryIO, message: Message, json: bool) -> None:
+    """Returns once the message has left this process; only then may it be committed as taken."""
+    try:
+        sink.write(output.json_text(output.message_json(message)).encode() + b"\n" if json else message.body)
+        sink.flush()
+    except BrokenPipeError:
+        complain(f"nobody reads stdout: message {message.message_id.hex()} stays in {message.queue}")
+        raise
+    if sink is not sys.stdout.buffer:
+        os.fsync(sink.fileno())
+
+
+def _row(message: Message) -> tuple[object, ...]:
+    return (
+        str(message.seq),
+        message.message_id.hex(),
+        len(message.body),
+        message.tries,
+        output.text_of(message.correlation_id),
+        output.preview(message.body),
+    )

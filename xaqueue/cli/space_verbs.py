@@ -1,0 +1,179 @@
+"""Verbs about a space as a whole: init, define, queues, status, check."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xaqueue.cli import output
+from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.spaces import JsonOption, SpaceOption, directory_of
+from xaqueue.index import Order
+from xaqueue.space import attach, definitions, inspect, layout
+from xaqueue.space.check import Finding, Severity, check, repair
+from xaqueue.storage.flags import DEFAULT, GRAMMAR, Hardening
+
+OrderName = Enum("OrderName", {order.name: order.value for order in Order})  # type: ignore[misc]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds these verbs to an application."""
+    for verb in (init, define, queues, status):
+        app.command()(verb)
+    app.command("check")(check_space)
+
+
+def init(
+    directory: Annotated[Path, typer.Argument(help="Made if it is missing; empty if it is there.")],
+    sync: Annotated[
+        str | None, typer.Option(help=f"How durable: {GRAMMAR}. Default: {DEFAULT}.", metavar="FLAGS")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The space's name, if not the directory's.", metavar="NAME")] = None,
+    default: Annotated[
+        OrderName | None, typer.Option(help="Take queues that are not defined, too, in this order.")
+    ] = None,
+) -> None:
+    """Make a directory a queue space."""
+    there = (directory / layout.FORMAT).exists()
+    written = attach.create(directory, name=name, sync=sync)
+    if there:
+        typer.echo(f"{directory} is queue space {written.name} already: left as it is")
+        return
+    if default is not None:
+        text = (directory / layout.QUEUES).read_text("utf-8")
+        attach.write_definitions(directory, definitions.with_default(text, default.value))
+    hardening = Hardening.parse(sync) if sync is not None else DEFAULT
+    typer.echo(f"{directory} is queue space {written.name} now")
+    typer.echo(f"sync {hardening}: a commit {hardening.promise}")
+    if default is None:
+        typer.echo(f"define its queues next: xaqueue define QUEUE --space {directory}")
+
+
+def define(
+    ctx: typer.Context,
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Its name.")],
+    order: Annotated[OrderName | None, typer.Option(help="Which message is next. A new queue is fifo.")] = None,
+    description: Annotated[str | None, typer.Option(help="What it is for.", metavar="TEXT")] = None,
+    space: SpaceOption = None,
+) -> None:
+    """Define a queue, or change its definition.
+
+    Edits queues.toml and leaves its comments as they are. An owner that is running takes the change at once.
+    """
+    directory = Path(directory_of(ctx, space))
+    options = {"order": order.value if order else None, "description": description}
+    given = {key: value for key, value in options.items() if value is not None}
+    path = directory / layout.QUEUES
+    text = path.read_text("utf-8") if path.exists() else ""
+    changed = definitions.with_queue(text, queue, given)
+    if changed != text:
+        attach.write_definitions(directory, changed)
+    defined = definitions.parse(changed).queues[queue]
+    typer.echo(f"queue {queue}: {defined.order.value}" + (f", {defined.description}" if defined.description else ""))
+
+
+def queues(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = None) -> None:
+    """List the queues.
+
+    With their order, their number of messages and their watermark. Works while another process owns the space.
+    """
+    found = inspect.queue_list(directory_of(ctx, space))
+    if json:
+        output.as_json([asdict(queue) for queue in found])
+        return
+    _queue_table(found)
+
+
+def status(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = None) -> None:
+    """Show what a space is and holds.
+
+    Works while another process owns it.
+    """
+    found = inspect.status(directory_of(ctx, space))
+    if json:
+        output.as_json(asdict(found))
+        return
+    output.pairs(_status_rows(found))
+    typer.echo()
+    _queue_table(found.queues)
+
+
+def check_space(
+    ctx: typer.Context,
+    repair_too: Annotated[
+        bool, typer.Option("--repair", help="Open the space, and move what is damaged into quarantine/.")
+    ] = False,
+    json: JsonOption = False,
+    space: SpaceOption = None,
+) -> None:
+    """Check every file and every invariant of a space.
+
+    Exit 1 where there is damage. Damage breaks an invariant. A leftover of a crash is finished by the next open. A note
+    is neither. Looking changes nothing; of a space in use, what looks wrong is looked at twice. Only --repair writes,
+    and needs a space that no other process owns.
+    """
+    directory = directory_of(ctx, space)
+    repaired = None
+    with output.Bar("checking") as bar:
+        if repair_too:
+            repaired = repair(directory, bar)
+        found = list(check(directory, bar))
+    damage = sum(1 for finding in found if finding.severity is Severity.DAMAGE)
+    if json:
+        told: dict[str, Any] = {"damage": damage, "findings": [_finding_json(finding) for finding in found]}
+        output.as_json(told | ({"repaired": asdict(repaired)} if repaired else {}))
+    else:
+        if repaired is not None:
+            typer.echo(f"opened: {repaired.recovery}")
+            for line in (*(f"moved to quarantine: {text}" for text in repaired.moved), *repaired.notes):
+                typer.echo(line)
+        _tell(found, damage)
+    if damage:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def _tell(found: list[Finding], damage: int) -> None:
+    if found:
+        output.table(("severity", "path", "problem"), [(f.severity.value, f.path, f.problem) for f in found])
+    if not damage:
+        typer.echo("no damage")
+        return
+    movable = sum(1 for finding in found if finding.movable)
+    advice = "; `xaqueue check --repair` sets it aside" if movable else ""
+    typer.echo(f"{output.counted(damage, 'finding')} of damage{advice}")
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    return {"severity": finding.severity.value, "path": finding.path, "problem": finding.problem}
+
+
+def _queue_table(found: list[inspect.QueueStatus]) -> None:
+    if not found:
+        typer.echo("no queues yet: `xaqueue define QUEUE` makes one")
+        return
+    rows = [(q.name, q.order, q.depth, None if q.watermark is None else str(q.watermark), q.description) for q in found]
+    output.table(("queue", "order", "messages", "watermark", "description"), rows, right=("messages", "watermark"))
+
+
+def _status_rows(found: inspect.Status) -> list[tuple[str, object]]:
+    owner = found.owner
+    who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "nobody yet"
+    damaged = f", {found.damaged} of them damaged: see `xaqueue indoubt list`" if found.damaged else ""
+    return [
+        ("space", f"{found.format.name} ({found.directory})"),
+        ("format", f"{found.format.version}, id {found.format.id}"),
+        ("owner" if found.owned else "last owner", who),
+        ("sync" if found.owned else "next sync", f"{found.sync}: a commit {found.promise}"),
+        ("last recovery", found.recovery),
+        ("active", output.counted(found.active, "branch", "branches")),
+        ("in doubt", output.counted(found.in_doubt, "branch", "branches") + damaged),
+        ("committing", output.counted(found.committing, "branch", "branches") if found.committing else ""),
+        ("heuristic", output.counted(found.heuristic, "branch", "branches")),
+        ("quarantine", output.counted(found.quarantined, "file")),
+        ("disk free", output.size(found.free_bytes)),
+        ("complaint", f"{found.complaint}" if found.complaint else ""),
+    ]

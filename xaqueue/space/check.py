@@ -1,0 +1,181 @@
+"""Every invariant of a space's directories is checked here from the files alone; looking changes nothing.
+
+A space that another process owns is a moving target: what looks wrong there is looked at a second time, and told only
+if it stands. ``repair`` is the one part that writes: it owns the space, and moves to quarantine what opening it did
+not find, such as a large body whose checksum is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from xaqueue.command import Kind
+from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
+from xaqueue.space import heuristic, layout, quarantine, survey
+from xaqueue.space.attach import attach, is_owned, read_definitions, read_owner
+from xaqueue.space.check_committed import CommittedCheck
+from xaqueue.space.findings import Finding, Looks, Severity, broken, damaged, leftover, note
+from xaqueue.space.format import read_format
+from xaqueue.space.layout import ACTIVE, COMMIT, FIRST, HEURISTIC, PREPARED, QUARANTINE
+from xaqueue.space.load import Progress
+from xaqueue.space.space import Space
+from xaqueue.space.survey import Standing, Verdict
+from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.xid import Xid
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What a repair did: the report of the recovery that came with it, and every file that was set aside and why."""
+
+    recovery: str
+    moved: list[str]
+    notes: list[str]
+
+
+def check(
+    path: str | os.PathLike[str], progress: Progress | None = None, *, live: bool | None = None
+) -> Iterator[Finding]:
+    """All findings, as they are found. Raises SpaceError where the directory is no space of a known format.
+
+    progress: called with range directories read and all there are. live: whether an owner is at work; found out
+    without it.
+    """
+    root = Path(path)
+    if not (root / layout.FORMAT).exists():
+        read_format(root)
+    live = is_owned(root) if live is None else live
+    if live:
+        owner = read_owner(root)
+        who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
+        yield note(layout.OWNER, f"{who} owns the space: a moving target, suspects were seen twice")
+    yield from _Check(root, live, progress).run()
+
+
+def repair(path: str | os.PathLike[str], progress: Progress | None = None) -> Repaired:
+    """Opens the space, which recovers it, and moves what is damaged yet into quarantine.
+
+    For a space that nobody uses, in this process neither. Raises SpaceInUse, SpaceError, InvalidArgument.
+    """
+    session = attach(path, watch=False, progress=progress)
+    try:
+        space = session.space
+        moved, notes = list(space.report.quarantined), list(space.report.notes)
+        for finding in list(check(path, progress, live=False)):
+            if finding.movable:
+                _set_aside(space, finding)
+                moved.append(f"{finding.path}: {finding.problem}")
+        return Repaired(str(space.report), moved, notes)
+    finally:
+        session.close()
+
+
+def _set_aside(space: Space, finding: Finding) -> None:
+    with space.step():
+        quarantine.move(space.fs, finding.path, finding.problem, space.now_us())
+        ticket = space.barrier.submit(targets=(QUARANTINE,), sources=(finding.path.rpartition("/")[0],))
+    space.barrier.wait(ticket)
+
+
+class _Check:
+    def __init__(self, root: Path, live: bool, progress: Progress | None) -> None:
+        self.root = root
+        self.fs = DirectoryFileSystem(root, keep_unsynced=False)
+        self.looks = Looks(live)
+        self.committed = CommittedCheck(self.fs, self.looks, progress)
+
+    def run(self) -> Iterator[Finding]:
+        yield from self.looks.at(self._top)
+        yield from self.committed.run()
+        yield from self._prepared()
+        yield from self._active()
+        for name in survey.listed(self.fs, HEURISTIC):
+            yield from self.looks.at(partial(self._decision, name))
+        for name in survey.listed(self.fs, QUARANTINE):
+            if not name.endswith(".reason"):
+                yield note(f"{QUARANTINE}/{name}", self._reason(name))
+
+    def _top(self) -> Iterator[Finding]:
+        try:
+            read_format(self.root)
+        except SpaceError as error:
+            yield broken(layout.FORMAT, str(error))
+        try:
+            read_definitions(self.root)
+        except InvalidArgument as error:
+            yield broken(layout.QUEUES, str(error))
+        names = set(self.fs.list(""))
+        for name in sorted(names - layout.OWN_NAMES):
+            yield note(name, "is no part of a queue space; left alone")
+        for name in sorted(set(layout.DIRECTORIES) - names):
+            yield leftover(name, "the directory is missing: made by the next open")
+
+    def _prepared(self) -> Iterator[Finding]:
+        found, foreign = survey.prepared(self.fs)
+        for path in foreign:
+            yield damaged(path, "is no command block: its name is not <xid>.<number>")
+        lost = survey.lost_blocks(self.fs)
+        for xid in sorted({*found, *lost}, key=str):
+            yield from self.looks.at(partial(self._branch, xid, found.get(xid, {})))
+
+    def _branch(self, xid: Xid, files: dict[str, str]) -> Iterator[Finding]:
+        if self.looks.again:
+            files = survey.prepared(self.fs)[0].get(xid, {})
+        lost = survey.lost_blocks(self.fs).get(xid, ())
+        standing = survey.survey(self.fs, xid, files, lost, self.committed.holds, whole=True)
+        for path, reason in standing.broken:
+            yield damaged(path, reason)
+        for text in standing.lost:
+            place = text if text.startswith(f"{QUARANTINE}/") else f"{PREPARED}/{xid}"
+            what = "a block of it" if place == text else text
+            yield broken(place, f"branch {xid} is in doubt and lost {what}: decide with `xaqueue indoubt`")
+        for path, reason in standing.leftovers:
+            yield leftover(path, reason)
+        yield from self._twofold(standing)
+
+    def _twofold(self, standing: Standing) -> Iterator[Finding]:
+        for path, head in standing.blocks:
+            there = self.committed.holds(head.properties.queue, head.message_id)
+            if standing.verdict is Verdict.IN_DOUBT and head.kind is Kind.ENQUEUE and there:
+                yield broken(path, "its message is committed already, and its branch is not decided")
+        for path, _ in standing.blocks:
+            twin = path.replace(PREPARED, ACTIVE, 1)
+            if twin != path and self.fs.exists(twin):
+                yield leftover(twin, "stands in prepared/ too: the later state wins, the next open removes it")
+
+    def _active(self) -> Iterator[Finding]:
+        found, foreign = survey.branches(self.fs, ACTIVE)
+        for path in foreign:
+            yield damaged(path, "is no command block: its name is not <xid>.<number>")
+        for xid, files in () if self.looks.live else sorted(found.items(), key=lambda item: str(item[0])):
+            if self.fs.exists(layout.block_path(PREPARED, str(xid), COMMIT)):
+                continue  # committed in one phase: rolled forward from here
+            yield leftover(f"{ACTIVE}/{xid}", f"{len(files)} blocks of a branch never prepared: to be rolled back")
+
+    def _decision(self, name: str) -> Iterator[Finding]:
+        path = f"{HEURISTIC}/{name}"
+        xid = layout.parse_xid(name)
+        if xid is None:
+            yield damaged(path, "is no record of a decision: its name is no xid")
+            return
+        try:
+            decision = heuristic.read(self.fs, path)
+        except DamagedBlock as damage:
+            yield damaged(path, f"the record of a decision: {damage}")
+            return
+        if self.fs.exists(layout.block_path(PREPARED, name, FIRST)):
+            yield leftover(path, f"{decision.outcome} by {decision.by} is decided and not yet carried out")
+
+    def _reason(self, name: str) -> str:
+        try:
+            text = self.fs.read(f"{QUARANTINE}/{name}.reason").decode("utf-8", "replace")
+        except OSError:
+            return "in quarantine, without a reason beside it"
+        return f"in quarantine: {text.partition(chr(10))[0]}"
+
+
+__all__ = ["Finding", "Repaired", "Severity", "check", "repair"]

@@ -1,0 +1,135 @@
+"""The messages of a space are checked one by one: names, bytes, ids, and the numbers of their queues' watermarks.
+
+Memory holds one id and one number a message, and no body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from xaqueue.errors import DamagedBlock
+from xaqueue.message import MessageId
+from xaqueue.space import layout, quarantine, survey
+from xaqueue.space.findings import Finding, Looks, broken, damaged, leftover, note
+from xaqueue.space.layout import COMMITTED, RANGE_BITS, Watermark
+from xaqueue.space.load import Progress, check_message
+from xaqueue.storage.fs import FileSystem
+
+_SEQ_BITS = 63
+
+
+class CommittedCheck:
+    """Checks ``committed/``, and knows from then on which messages are there."""
+
+    def __init__(self, fs: FileSystem, looks: Looks, progress: Progress | None) -> None:
+        self.fs = fs
+        self.looks = looks
+        self.progress = progress
+        self.queues: list[str] = []
+        self.ids: dict[bytes, int] = {}
+        """Where each message stands: the number of its queue above, its sequence number below ``_SEQ_BITS``."""
+        self.highest: dict[str, int] = {}
+
+    def holds(self, queue: str, message_id: MessageId) -> bool:
+        """Whether the queue has this message."""
+        place = self.ids.get(message_id)
+        if self.looks.again or (place is not None and self.queues[place >> _SEQ_BITS] != queue):
+            return message_id.hex() in survey.ids_in(self.fs, queue)
+        return place is not None
+
+    def run(self) -> Iterator[Finding]:
+        ranges: list[tuple[str, str]] = []
+        for name in survey.listed(self.fs, COMMITTED):
+            queue = layout.parse_queue_directory(name)
+            path = f"{COMMITTED}/{name}"
+            if queue is None or not self.fs.is_dir(path):
+                yield damaged(path, "is no queue directory")
+                continue
+            self.queues.append(queue)
+            ranges += [(queue, inner) for inner in survey.listed(self.fs, path)]
+        for done, (queue, name) in enumerate(ranges, 1):
+            yield from self.looks.at(partial(self._range, queue, name))
+            if self.progress is not None:
+                self.progress(done, len(ranges))
+        used = {queue for queue, _ in ranges}
+        for queue in self.queues:
+            yield from self.looks.at(partial(self._watermark, queue, queue in used))
+
+    def _range(self, queue: str, name: str) -> Iterator[Finding]:
+        number = layout.parse_range(name)
+        path = f"{layout.queue_path(queue)}/{name}"
+        if number is None or not self.fs.is_dir(path):
+            if self.fs.exists(path):
+                yield damaged(path, "is no range directory")
+            return
+        names = survey.listed(self.fs, path)
+        if not names and not self._takes_more(queue, number):
+            yield leftover(path, "is empty and takes no more messages: removed by the next open")
+        for message in names:
+            try:
+                yield from self._message(queue, number, message)
+            except FileNotFoundError:
+                continue  # consumed since it was listed
+
+    def _message(self, queue: str, number: int, name: str) -> Iterator[Finding]:
+        path = f"{layout.range_path(queue, number << RANGE_BITS)}/{name}"
+        parsed = layout.parse_message(name)
+        if parsed is None or parsed[0] >> RANGE_BITS != number:
+            yield damaged(path, "is no message of this range: its name is not <seq>.<message id>")
+            return
+        seq, message_id = parsed
+        try:
+            check_message(survey.read_whole(self.fs, path), queue, message_id)
+        except DamagedBlock as damage:
+            yield damaged(path, str(damage))
+            return
+        self.highest[queue] = max(self.highest.get(queue, 0), seq)
+        place = self.queues.index(queue) << _SEQ_BITS | seq
+        earlier = self.ids.setdefault(message_id, place)
+        if earlier != place:
+            yield from self._duplicate(path, queue, message_id, earlier)
+
+    def _duplicate(self, path: str, queue: str, message_id: MessageId, earlier: int) -> Iterator[Finding]:
+        other = self.queues[earlier >> _SEQ_BITS]
+        first = layout.message_path(other, earlier & ((1 << _SEQ_BITS) - 1), message_id)
+        if not self.fs.exists(first):
+            return
+        if other == queue:
+            yield damaged(path, f"message {message_id.hex()} stands in its queue twice: first as {first}")
+        else:
+            yield note(path, f"has the message id of {first}: ids are meant to be unique")
+
+    def _takes_more(self, queue: str, number: int) -> bool:
+        """Whether the queue's next message goes into this range, which is why it may be empty."""
+        watermark = self._read_watermark(queue)
+        if watermark is None:
+            return True
+        return number in ((watermark.published + 1) >> RANGE_BITS, (watermark.reserved + 1) >> RANGE_BITS)
+
+    def _read_watermark(self, queue: str) -> Watermark | None:
+        try:
+            return layout.parse_watermark(self.fs.read(layout.watermark_path(queue), 4096))
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) and error.errno not in quarantine.DAMAGE:
+                raise
+            return None
+
+    def _watermark(self, queue: str, used: bool) -> Iterator[Finding]:
+        path = layout.watermark_path(queue)
+        watermark = self._read_watermark(queue)
+        highest = self.highest.get(queue, 0)
+        if watermark is None:
+            if self.fs.exists(path):
+                yield damaged(path, "is no watermark: damaged or foreign")
+            elif used:
+                yield broken(path, "is missing, and the queue was used: its numbers go on higher at the next open")
+            else:
+                yield leftover(path, "is missing: the queue's first message never came; made by the next open")
+            return
+        if watermark.published > watermark.reserved:
+            yield broken(path, f"published {watermark.published} is above reserved {watermark.reserved}")
+        if highest > watermark.reserved:
+            yield broken(path, f"message {highest} is above reserved {watermark.reserved}: its number may come twice")
+        elif highest > watermark.published and not self.looks.live:
+            yield leftover(path, f"message {highest} is above published {watermark.published}: the next open shows it")

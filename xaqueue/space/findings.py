@@ -1,0 +1,78 @@
+"""What a check says: a finding, how bad it is, and the second look that a moving target gets.
+
+*Damage* breaks an invariant, a *leftover* is what a crash left for the next open to finish, a *note* is neither.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+SECOND_LOOK_S = 0.1
+"""How long a live owner may be between two calls of one step before its step looks like a crash."""
+
+
+class Severity(Enum):
+    DAMAGE = "damage"
+    LEFTOVER = "leftover"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``path`` is relative to the space. ``movable``: the file itself is bad, and repair can set it aside."""
+
+    severity: Severity
+    path: str
+    problem: str
+    movable: bool = False
+
+
+Probe = Callable[[], Iterable[Finding]]
+
+
+class Looks:
+    """Runs probes. Of a live space only what a probe finds twice is told; a file that vanished has moved on."""
+
+    def __init__(self, live: bool) -> None:
+        self.live = live
+        self.again = False
+        """Whether this is a second look, for which nothing may be remembered from the first."""
+
+    def at(self, probe: Probe) -> list[Finding]:
+        findings = _found(probe)
+        if not findings or not self.live:
+            return findings
+        time.sleep(SECOND_LOOK_S)
+        self.again = True
+        try:
+            return [finding for finding in _found(probe) if finding in findings]
+        finally:
+            self.again = False
+
+
+def damaged(path: str, problem: str) -> Finding:
+    """The file itself is bad, and can be set aside."""
+    return Finding(Severity.DAMAGE, path, problem, movable=True)
+
+
+def broken(path: str, problem: str) -> Finding:
+    """Something is bad that moving this file would not mend."""
+    return Finding(Severity.DAMAGE, path, problem)
+
+
+def leftover(path: str, problem: str) -> Finding:
+    return Finding(Severity.LEFTOVER, path, problem)
+
+
+def note(path: str, problem: str) -> Finding:
+    return Finding(Severity.NOTE, path, problem)
+
+
+def _found(probe: Probe) -> list[Finding]:
+    try:
+        return list(probe())
+    except FileNotFoundError:
+        return []
