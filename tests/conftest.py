@@ -1,7 +1,8 @@
-"""What several test modules share: one Spark session a run, because its start takes longer than most tests."""
+"""What several test modules share, above all one Spark session a run: its start takes longer than most tests."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,16 @@ from xaqueue.errors import OperationalError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytest.register_assert_rewrite("contract_connection")
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """No logging: a fenced space says so at the top of its voice, and crash tests fence a thousand a second."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -232,7 +232,7 @@ class Branch:
 
     def state_for(self, session: int) -> State:
         """The branch's state as this session sees it."""
-        if self.base not in (State.ACTIVE, State.IDLE):
+        if self.base is not State.ACTIVE and self.base is not State.IDLE:
             return self.base
         if session in self.active:
             return State.ACTIVE

@@ -81,6 +81,7 @@ class Head:
 
 
 _KNOWN = tuple(f.name for f in fields(Properties) if f.name != "unknown")
+_KNOWN_NAMES = frozenset(_KNOWN)
 _OPTIONAL = tuple(name for name in _KNOWN if name not in ("queue", "priority", "enqueued_at", "tries"))
 
 
@@ -222,11 +223,17 @@ def _kind(number: int) -> Kind:
 
 
 def _properties(packed: bytes) -> Properties:
+    return properties_in(_stored(packed))
+
+
+def properties_in(stored: dict[str, Any]) -> Properties:
+    """The values of a property map as ``decode_message`` gives it, which is used up. Raises DamagedBlock."""
     try:
-        stored = msgpack.unpackb(packed, raw=False)
+        if stored.keys() <= _KNOWN_NAMES:
+            return Properties(**stored)
         known = {name: stored.pop(name) for name in _KNOWN if name in stored}
         return Properties(**known, unknown=stored)
-    except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+    except (TypeError, AttributeError) as error:
         raise DamagedBlock(f"properties cannot be read: {error}") from None
 
 

@@ -148,9 +148,9 @@ def _checked(name: str, value: Any) -> Any:
     elif name in _TEXT:
         wanted, right = "str", isinstance(value, str)
     elif name in _TIMES:
-        wanted, right = "int microseconds UTC", isinstance(value, int) and 0 <= value < 2**63
+        wanted, right = "int microseconds UTC", _is_int(value) and 0 <= value < 2**63
     elif name == "priority":
-        wanted, right = f"int 0 to {HIGHEST_PRIORITY}", isinstance(value, int) and 0 <= value <= HIGHEST_PRIORITY
+        wanted, right = f"int 0 to {HIGHEST_PRIORITY}", _is_int(value) and 0 <= value <= HIGHEST_PRIORITY
     elif name == "headers":
         wanted = "a mapping of str to str"
         right = isinstance(value, Mapping) and all(isinstance(part, str) for pair in value.items() for part in pair)
@@ -159,3 +159,7 @@ def _checked(name: str, value: Any) -> Any:
     if not right:
         raise InvalidArgument(f"{name} {value!r} is refused: {wanted} is wanted")
     return value
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -48,6 +48,10 @@ class Xid:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[type[Xid], tuple[int, bytes, bytes]]:
+        """Without the hash, which another process would not have made."""
+        return Xid, (self.format_id, self.gtrid, self.bqual)
+
     def __len__(self) -> int:
         return 3
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xaqueue.command import FORMAT_VERSION
-from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
+from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError, SpaceInUse
 from xaqueue.space import definitions as definitions_of
 from xaqueue.space import layout
 from xaqueue.space.definitions import Definitions
@@ -176,6 +176,7 @@ def _open(
         lock = FileLock(root / layout.OWNER)
     except OSError as error:
         raise SpaceError(f"{root} cannot be opened for writing: {error.strerror}") from error
+    fs: DirectoryFileSystem | None = None
     try:
         before = _parse_owner(lock.read())
         if not _acquire(lock):
@@ -188,14 +189,16 @@ def _open(
         fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content))
         space = Space(fs, definitions, hardening=hardening, epoch=epoch, progress=progress)
         lock.write(_format_owner(Owner(**{**asdict(owner), "recovery": str(space.report)})))
-    except OSError as error:
+        watching = _watch(root, space) if watch else None
+    except BaseException as error:
+        if fs is not None:
+            fs.close()
         lock.release()
-        raise SpaceError(f"{root} cannot be opened as a queue space: {error}") from error
-    except BaseException:
-        lock.release()
+        if isinstance(error, OSError | ResourceFailed):
+            raise SpaceError(f"{root} cannot be opened as a queue space: {error}") from error
         raise
     log.info("space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise)
-    return _Attached(space, lock, _watch(root, space) if watch else None)
+    return _Attached(space, lock, watching)
 
 
 def _watch(root: Path, space: Space) -> DefinitionsWatch:

@@ -10,7 +10,6 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Unpack
 
 from xaqueue import branch as states
@@ -36,6 +35,29 @@ from xaqueue.space.space import Space, log
 from xaqueue.storage.fs import NO_ROOM
 from xaqueue.xa import Code, Flag, Outcome, Vote
 from xaqueue.xid import Xid
+
+
+class _Busy:
+    """A branch while a step of it is on its way. Written out, because every transaction enters it several times."""
+
+    __slots__ = ("_branch", "_space")
+
+    def __init__(self, space: Space, branch: Branch) -> None:
+        self._space = space
+        self._branch = branch
+
+    def __enter__(self) -> Branch:
+        return self._branch
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        failed = None
+        if error is not None and not isinstance(error, Error):  # or interrupted: those who wait for the step are told
+            failed = self._space.fence(error)
+        with self._space.lock:
+            self._branch.busy = False
+            self._space.settled.notify_all()
+        if failed is not None and isinstance(error, OSError):
+            raise failed from error
 
 
 class Session:
@@ -64,6 +86,8 @@ class Session:
                 raise ProtocolError(f"the session is in branch {current.xid}: end it before it starts {xid}")
             if branch is not None:
                 self._expire(branch)
+                if branch.committing:
+                    raise ProtocolError(f"branch {xid} is past its commit point: commit it again to complete it")
             state = branch.state_for(self.number) if branch is not None else State.UNKNOWN
             try:
                 states.step(state, call, xid)
@@ -291,8 +315,7 @@ class Session:
             self.space.barrier.check()
         return branch
 
-    @contextmanager
-    def _step(self, xid: Xid, call: states.Call) -> Iterator[Branch]:
+    def _step(self, xid: Xid, call: states.Call) -> _Busy:
         """The branch, busy, after the table allowed the call; a doomed one is rolled back and says why."""
         self._check_open()
         space = self.space
@@ -307,21 +330,10 @@ class Session:
                 states.step(state, call, xid)
             assert branch is not None
             branch.busy = True
-        try:
-            if doomed:
+        if doomed:
+            with _Busy(space, branch):
                 self._reject(branch)
-            yield branch
-        except Error:
-            raise
-        except OSError as error:
-            raise space.fence(error) from error
-        except BaseException as error:  # interrupted between two calls: those who wait for this step are told
-            space.fence(error)
-            raise
-        finally:
-            with space.lock:
-                branch.busy = False
-                space.settled.notify_all()
+        return _Busy(space, branch)
 
     def _reject(self, branch: Branch) -> None:
         """Rolls a doomed branch back and says why."""
@@ -443,6 +455,8 @@ def _drop_expired(space: Space, queue: Queue) -> None:
             space.fs.unlink(layout.message_path(queue.name, entry.seq, entry.message_id))
         except FileNotFoundError:
             log.warning("expired message %s was gone already", entry.message_id.hex())
+        except OSError as error:
+            raise space.fence(error) from error
         queue.consumed(space.fs, entry)
     log.info("%d expired messages left queue %s", len(queue.index.expired), queue.name)
     queue.index.expired.clear()

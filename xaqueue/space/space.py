@@ -182,10 +182,14 @@ class Space:
             for queue in self.queues.values():
                 queue.arrived.notify_all()
             self.settled.notify_all()
-        if not failed:
-            self._write_final_watermarks()
-        self.barrier.close()
-        self.fs.close()
+        try:
+            if not failed:
+                self._write_final_watermarks()
+        except OSError as error:
+            raise ResourceFailed(f"the last watermark was not written ({error}): the next open numbers on") from error
+        finally:
+            self.barrier.close()
+            self.fs.close()
 
     def abandon(self) -> None:
         """A forked child's copy: fenced, its descriptors closed, its threads never there."""

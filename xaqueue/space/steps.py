@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from xaqueue.branch import Branch, State, Written
@@ -73,7 +73,12 @@ def write_pending(space: Space, branch: Branch) -> None:
 
 def dequeue_block(space: Space, written: Written) -> Block:
     """The block that names the message to remove."""
-    return Block(Kind.DEQUEUE, written.message_id, Properties(written.queue), epoch=space.epoch)
+    return Block(Kind.DEQUEUE, written.message_id, _properties_of(written.queue), epoch=space.epoch)
+
+
+@lru_cache(maxsize=1024)
+def _properties_of(queue: str) -> Properties:
+    return Properties(queue)
 
 
 def prepare(space: Space, branch: Branch) -> None:
@@ -96,15 +101,15 @@ def prepare(space: Space, branch: Branch) -> None:
 def harden_blocks(space: Space, branch: Branch) -> None:
     """Content before name: all blocks of the branch, with its branch block where they are several, are on disk."""
     write_pending(space, branch)
+    if len(branch.blocks) == 1:
+        space.barrier.harden_content((block_path(ACTIVE, branch.name, branch.blocks[0].suffix),))
+        return
     branch.blocks.sort(key=lambda written: written.number)
-    suffixes = [written.suffix for written in branch.blocks]
-    if len(suffixes) > 1:
-        block = Block(Kind.BRANCH, NO_MESSAGE, Properties(""), pack_list(list_of(branch)), space.epoch)
-        write_block(space, branch, block, FIRST)
-        branch.listed = True
-        suffixes.append(FIRST)
-    name = branch.name
-    space.barrier.harden_content([block_path(ACTIVE, name, suffix) for suffix in suffixes])
+    block = Block(Kind.BRANCH, NO_MESSAGE, Properties(""), pack_list(list_of(branch)), space.epoch)
+    write_block(space, branch, block, FIRST)
+    branch.listed = True
+    suffixes = [*(written.suffix for written in branch.blocks), FIRST]
+    space.barrier.harden_content([block_path(ACTIVE, branch.name, suffix) for suffix in suffixes])
 
 
 def list_of(branch: Branch) -> list[Listed]:

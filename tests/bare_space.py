@@ -1,0 +1,160 @@
+"""Spaces without process, lock or watch, over a file system that fails where a test says: for damage and faults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from xaqueue import Connection
+from xaqueue.space import attach, layout
+from xaqueue.space.definitions import Definitions, QueueDefinition
+from xaqueue.space.session import Session
+from xaqueue.space.space import Space, wall_clock
+from xaqueue.storage.flags import Hardening
+from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.xid import Xid
+
+ANY_QUEUE = Definitions(default=QueueDefinition())
+DURABLE = "FDATASYNC;DSYNC"
+
+
+class FaultyFileSystem(DirectoryFileSystem):
+    """The real one, but calls on some paths end in an error. ``faults``: (call, path prefix) to errno."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        super().__init__(root)
+        self.faults: dict[tuple[str, str], int] = {}
+        self.struck: list[tuple[str, str]] = []
+
+    def strike(self, call: str, path: str) -> None:
+        for (name, prefix), number in self.faults.items():
+            if name == call and path.startswith(prefix):
+                self.struck.append((call, path))
+                raise OSError(number, os.strerror(number), path)
+
+    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+        self.strike("create", path)
+        super().create(path, chunks)
+
+    def read(self, path: str, size: int | None = None) -> bytes:
+        self.strike("read", path)
+        return super().read(path, size)
+
+    def rename(self, source: str, target: str) -> None:
+        self.strike("rename", target)
+        super().rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        self.strike("unlink", path)
+        super().unlink(path)
+
+    def make_dir(self, path: str) -> None:
+        self.strike("make_dir", path)
+        super().make_dir(path)
+
+    def write_at(self, path: str, offset: int, data: bytes) -> None:
+        self.strike("write_at", path)
+        super().write_at(path, offset, data)
+
+    def sync_file(self, path: str) -> None:
+        self.strike("sync_file", path)
+        super().sync_file(path)
+
+    def sync_data(self, path: str) -> None:
+        self.strike("sync_data", path)
+        super().sync_data(path)
+
+    def sync_dir(self, path: str) -> None:
+        self.strike("sync_dir", path)
+        super().sync_dir(path)
+
+
+class BareSpace:
+    """An open space, and connections to it. ``crash`` forgets it as a killed process would."""
+
+    def __init__(self, root: Path, sync: str = "NONE", now_us: Callable[[], int] = wall_clock) -> None:
+        attach.create(root, any_queue=True)
+        self.root = root
+        self.fs = FaultyFileSystem(root)
+        self.sync = sync
+        self.now_us = now_us
+        self.space = self._open()
+
+    def _open(self) -> Space:
+        return Space(self.fs, ANY_QUEUE, hardening=Hardening.parse(self.sync), now_us=self.now_us)
+
+    def connect(self) -> Connection:
+        return Connection(Session(self.space), lambda: os.urandom(16))
+
+    def crash(self) -> None:
+        """Nothing more is written; what is active stays in its directory."""
+        self.space.barrier.fail(OSError("crashed"))
+        self.fs.close()
+
+    def reopen(self) -> Space:
+        """Crashes, and recovers from what the directories hold."""
+        self.crash()
+        faults, self.fs = self.fs.faults, FaultyFileSystem(self.root)
+        self.fs.faults = faults
+        self.space = self._open()
+        return self.space
+
+    def put(self, queue: str, *bodies: bytes) -> None:
+        """Commits messages, each in its own transaction."""
+        with self.connect() as connection:
+            for body in bodies:
+                connection.enqueue(queue, body)
+                connection.commit()
+
+    def take(self, queue: str) -> list[bytes]:
+        """The bodies of all messages of a queue that can be dequeued now, which are put back."""
+        bodies = []
+        with self.connect() as connection:
+            while message := connection.dequeue(queue):
+                bodies.append(message.body)
+            connection.rollback()
+        return bodies
+
+    def prepare(self, name: str, *, add: Sequence[tuple[str, bytes]] = (), take: Sequence[str] = ()) -> Xid:
+        """A prepared branch that adds (queue, body) and takes the next message of each queue."""
+        xid = Xid(1, name.encode(), b"b")
+        with self.connect() as connection:
+            connection.tpc_begin(xid)
+            for queue, body in add:
+                connection.enqueue(queue, body)
+            for queue in take:
+                assert connection.dequeue(queue) is not None
+            assert connection.tpc_prepare()
+        return xid
+
+    def in_doubt(self) -> list[Xid]:
+        with self.connect() as connection:
+            return connection.tpc_recover()
+
+    def message_file(self, queue: str, body: bytes) -> Path:
+        """The one message file of this queue whose bytes hold this body."""
+        found = [path for path in self.messages(queue) if path.is_file() and body in path.read_bytes()]
+        assert len(found) == 1
+        return found[0]
+
+    def messages(self, queue: str) -> list[Path]:
+        return sorted((self.root / layout.queue_path(queue)).glob("range=*/*"))
+
+    def block(self, directory: str, xid: Xid, suffix: str) -> Path:
+        return self.root / layout.block_path(directory, str(xid), suffix)
+
+    def quarantined(self) -> list[Path]:
+        """What stands in quarantine, without the reasons."""
+        return sorted(p for p in (self.root / layout.QUARANTINE).iterdir() if not p.name.endswith(".reason"))
+
+
+@contextmanager
+def bare_space(root: Path, sync: str = "NONE", now_us: Callable[[], int] = wall_clock) -> Iterator[BareSpace]:
+    """A new or existing space, whose descriptors are closed in the end."""
+    bare = BareSpace(root, sync, now_us)
+    try:
+        yield bare
+    finally:
+        bare.crash()

@@ -1,0 +1,861 @@
+"""What every connection promises, whatever is behind it: one suite for the embedded and for a remote space.
+
+A test module gives a ``host`` fixture, a Host with an empty space, and subclasses the classes here. The numbers in
+docstrings are the black-box behaviours of the reference systems that a test shows.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from xaqueue.connection import Connection
+from xaqueue.errors import (
+    HeuristicOutcome,
+    InterfaceError,
+    InvalidArgument,
+    MessageTooLarge,
+    OperationalError,
+    ProgrammingError,
+    RolledBack,
+    UnknownQueue,
+    UnknownXid,
+)
+from xaqueue.message import Message
+from xaqueue.xa import Code, Flag, Outcome
+from xaqueue.xid import Xid
+
+PATIENCE_S = 60.0
+QUEUES = """
+[space]
+max_body_bytes = 100_000
+[queues.orders]
+[queues.replies]
+[queues.stack]
+order = "lifo"
+[queues.urgent]
+order = "priority"
+"""
+
+Connect = Callable[[], Connection]
+
+
+class Host(Protocol):
+    """A queue space with the definitions in QUEUES, and the power over whoever serves it."""
+
+    root: Path
+
+    def connect(self) -> Connection:
+        """A new connection; the host closes what a test leaves open."""
+
+    def restart(self) -> None:
+        """Ends the service in good order, with all connections closed, and begins it again."""
+
+    def kill(self) -> None:
+        """Ends the service as SIGKILL does, connections open, and begins it again."""
+
+    def decide(self, xid: Xid, commit: bool) -> None:
+        """An operator's decision on a branch in doubt."""
+
+
+def put(connection: Connection, *bodies: bytes, queue: str = "orders", **options: Any) -> None:
+    for body in bodies:
+        connection.enqueue(queue, body, **options)
+    connection.commit()
+
+
+def drain(connection: Connection, queue: str = "orders", **options: Any) -> list[bytes]:
+    """Everything that can be taken now, taken in the connection's transaction."""
+    found = []
+    while (message := connection.dequeue(queue, **options)) is not None:
+        found.append(message.body)
+    return found
+
+
+def bodies(connection: Connection, queue: str = "orders") -> list[bytes]:
+    return [message.body for message in connection.browse(queue)]
+
+
+def block_files(root: Path) -> list[str]:
+    return sorted(path.name for name in ("active", "prepared") for path in (root / name).iterdir())
+
+
+def message_files(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "committed").rglob("*.*") if path.is_file() and path.name[0] != ".")
+
+
+class Contract:
+    """The fixtures that all parts share."""
+
+    @pytest.fixture
+    def connect(self, host: Host) -> Connect:
+        return host.connect
+
+    @pytest.fixture
+    def connection(self, connect: Connect) -> Connection:
+        return connect()
+
+    @pytest.fixture
+    def xid(self, connection: Connection) -> Xid:
+        return connection.xid(42, "gtrid", "bqual")
+
+
+class TwoPhaseContract(Contract):
+    """PEP 249, "Two-Phase Commit Extensions", to the letter, and what python-oracledb adds to it."""
+
+    def test_xid_is_a_sequence_of_three(self, connection: Connection) -> None:
+        xid = connection.xid(42, "gtrid", b"bqual")
+        assert len(xid) == 3
+        assert (xid[0], xid[1], xid[2]) == tuple(xid) == (42, b"gtrid", b"bqual")
+        assert tuple(connection.xid(0, "", "")) == (0, b"", b"")
+
+    @pytest.mark.parametrize("parts", [(-1, "", ""), (2**31, "", ""), (1, "x" * 65, ""), (1, "", "x" * 65)])
+    def test_xid_out_of_bounds_is_refused(self, connection: Connection, parts: tuple[int, str, str]) -> None:
+        with pytest.raises(ProgrammingError):
+            connection.xid(*parts)
+
+    @pytest.mark.parametrize("shape", [tuple, list])
+    def test_plain_sequences_are_taken_for_xids(self, connection: Connection, shape: Callable[[Any], Any]) -> None:
+        given = shape((42, "gtrid", b"bqual"))
+        connection.tpc_begin(given)
+        connection.enqueue("orders", b"x")
+        connection.tpc_prepare()
+        connection.tpc_commit()
+        connection.tpc_begin(given)
+        connection.enqueue("orders", b"x")
+        connection.tpc_prepare()
+        connection.close()
+
+    @pytest.mark.parametrize("given", [(1, "x"), "abc", None, 7, (1, "x", "y", "z"), ("1", "x", "y")])
+    def test_what_is_no_xid_is_refused(self, connection: Connection, given: Any) -> None:
+        for call in (connection.tpc_begin, connection.tpc_forget, connection.outcome):
+            with pytest.raises(InvalidArgument):
+                call(given)
+
+    def test_begin_is_only_outside_a_transaction(self, connection: Connection, xid: Xid) -> None:
+        connection.enqueue("orders", b"local")
+        with pytest.raises(ProgrammingError, match="local transaction"):
+            connection.tpc_begin(xid)
+        connection.commit()
+        connection.tpc_begin(xid)
+        with pytest.raises(ProgrammingError, match="two-phase"):
+            connection.tpc_begin(connection.xid(42, "other", ""))
+
+    def test_commit_and_rollback_are_refused_within(self, connection: Connection, xid: Xid) -> None:
+        connection.tpc_begin(xid)
+        connection.enqueue("orders", b"x")
+        for _ in range(2):
+            with pytest.raises(ProgrammingError, match="use tpc_commit"):
+                connection.commit()
+            with pytest.raises(ProgrammingError, match="use tpc_rollback"):
+                connection.rollback()
+            if _ == 0:
+                connection.tpc_prepare()
+        connection.tpc_commit()
+        assert bodies(connection) == [b"x"]
+
+    def test_outside_the_two_phase_methods_are_refused(self, connection: Connection) -> None:
+        for call in (connection.tpc_prepare, connection.tpc_commit, connection.tpc_rollback, connection.tpc_end):
+            with pytest.raises(ProgrammingError):
+                call()
+        connection.enqueue("orders", b"local")
+        for call in (connection.tpc_prepare, connection.tpc_commit, connection.tpc_rollback, connection.tpc_end):
+            with pytest.raises(ProgrammingError):
+                call()
+        connection.commit()
+        assert bodies(connection) == [b"local"]
+
+    def test_after_prepare_only_commit_and_rollback_follow(self, connection: Connection, xid: Xid) -> None:
+        connection.tpc_begin(xid)
+        connection.enqueue("orders", b"x")
+        assert connection.tpc_prepare() is True
+        for call in (
+            lambda: connection.enqueue("orders", b"y"),
+            lambda: connection.dequeue("orders"),
+            connection.tpc_prepare,
+            connection.tpc_end,
+            lambda: connection.tpc_begin(xid),
+        ):
+            with pytest.raises(ProgrammingError, match="prepared"):
+                call()
+        connection.tpc_rollback()
+        assert bodies(connection) == []
+
+    def test_commit_without_prepare_is_one_phase(self, host: Host, connection: Connection, xid: Xid) -> None:
+        """37."""
+        connection.tpc_begin(xid)
+        connection.enqueue("orders", b"x")
+        connection.tpc_commit()
+        assert connection.outcome(xid) is Outcome.COMMITTED
+        host.kill()
+        again = host.connect()
+        assert bodies(again) == [b"x"]
+        assert again.tpc_recover() == []
+
+    @pytest.mark.parametrize("prepared", [True, False])
+    def test_rollback_before_and_after_prepare(self, connection: Connection, xid: Xid, prepared: bool) -> None:
+        put(connection, b"there")
+        connection.tpc_begin(xid)
+        connection.enqueue("orders", b"new")
+        assert connection.dequeue("orders") is not None
+        if prepared:
+            connection.tpc_prepare()
+        connection.tpc_rollback()
+        assert bodies(connection) == [b"there"]
+        assert connection.outcome(xid) is Outcome.ROLLED_BACK
+        put(connection, b"the connection goes on")
+
+    def test_forms_with_an_xid_are_only_outside_a_transaction(self, connect: Connect, xid: Xid) -> None:
+        one, other = connect(), connect()
+        one.tpc_begin(xid)
+        one.enqueue("orders", b"x")
+        one.tpc_prepare()
+        for method in (one.tpc_commit, one.tpc_rollback):
+            with pytest.raises(ProgrammingError):
+                method(xid)
+        other.enqueue("orders", b"local")
+        for method in (other.tpc_commit, other.tpc_rollback):
+            with pytest.raises(ProgrammingError, match="local transaction"):
+                method(xid)
+        other.rollback()
+        other.tpc_commit(xid)
+        with pytest.raises(UnknownXid):
+            one.tpc_commit()
+        put(one, b"one goes on")
+        assert bodies(other) == [b"x", b"one goes on"]
+
+    def test_an_unknown_xid_is_a_programming_error(self, connection: Connection, xid: Xid) -> None:
+        for method in (connection.tpc_commit, connection.tpc_rollback, connection.tpc_forget):
+            with pytest.raises(ProgrammingError) as told:
+                method(xid)
+            assert told.value.code is Code.XAER_NOTA
+        assert connection.outcome(xid) is Outcome.UNKNOWN
+
+    def test_recover_gives_what_the_xid_forms_take(self, host: Host, connection: Connection) -> None:
+        """31: each once, and usable as it is."""
+        xids = [connection.xid(42, str(number), "") for number in range(4)]
+        for xid in xids:
+            connection.tpc_begin(xid)
+            connection.enqueue("orders", xid.gtrid)
+            connection.tpc_prepare()
+            connection.close()
+            connection = host.connect()
+        listed = connection.tpc_recover()
+        assert sorted(listed, key=str) == sorted(xids, key=str)
+        assert [connection.outcome(xid) for xid in listed] == [Outcome.IN_DOUBT] * 4
+        connection.tpc_commit(xids[0])
+        connection.tpc_rollback(xids[1])
+        connection.tpc_commit(tuple(xids[2]))  # type: ignore[arg-type]
+        connection.tpc_rollback(list(xids[3]))  # type: ignore[arg-type]
+        assert connection.tpc_recover() == []
+        assert bodies(connection) == [b"0", b"2"]
+
+    def test_recover_leaves_the_transaction_as_it_is(self, connection: Connection, xid: Xid) -> None:
+        connection.tpc_begin(xid)
+        connection.enqueue("orders", b"x")
+        assert connection.tpc_recover() == []
+        connection.enqueue("orders", b"y")
+        connection.tpc_prepare()
+        assert connection.tpc_recover() == [xid]
+        connection.tpc_commit()
+        assert bodies(connection) == [b"x", b"y"]
+
+    def test_an_xid_in_use_is_refused(self, connect: Connect, xid: Xid) -> None:
+        one, other = connect(), connect()
+        one.tpc_begin(xid)
+        with pytest.raises(ProgrammingError) as told:
+            other.tpc_begin(xid)
+        assert told.value.code is Code.XAER_DUPID
+        put(other, b"other goes on")
+
+    def test_a_branch_without_work_votes_read_only(self, host: Host, connection: Connection, xid: Xid) -> None:
+        """36, and 8: an empty queue in a transaction is no message, and the transaction still commits."""
+        for finish in (connection.tpc_commit, connection.tpc_rollback):
+            connection.tpc_begin(xid)
+            assert connection.dequeue("orders") is None
+            assert connection.tpc_prepare() is False
+            assert connection.tpc_recover() == []
+            finish()
+        assert block_files(host.root) == []
+        put(connection, b"goes on")
+
+    def test_commit_and_rollback_of_nothing_do_nothing(self, connection: Connection) -> None:
+        connection.commit()
+        connection.rollback()
+        assert connection.dequeue("orders") is None
+        connection.commit()
+
+    def test_close_rolls_back_what_is_not_prepared(self, connect: Connect, xid: Xid) -> None:
+        seed = connect()
+        put(seed, b"1", b"2", b"3")
+        local, active, ended = connect(), connect(), connect()
+        active.tpc_begin(xid)
+        ended.tpc_begin(seed.xid(42, "ended", ""))
+        for connection in (local, active, ended):
+            connection.enqueue("orders", b"lost")
+            assert connection.dequeue("orders") is not None
+        ended.tpc_end()
+        for connection in (local, active, ended):
+            connection.close()
+        assert bodies(seed) == [b"1", b"2", b"3"]
+        assert seed.tpc_recover() == []
+        assert drain(seed) == [b"1", b"2", b"3"]
+
+    def test_close_keeps_what_is_prepared(self, connect: Connect, xid: Xid) -> None:
+        with connect() as one:
+            one.tpc_begin(xid)
+            one.enqueue("orders", b"x")
+            one.tpc_prepare()
+        other = connect()
+        assert other.tpc_recover() == [xid]
+        other.tpc_commit(xid)
+        assert bodies(other) == [b"x"]
+
+    def test_a_with_block_closes_and_does_not_commit(self, connect: Connect) -> None:
+        with connect() as one:
+            one.enqueue("orders", b"forgotten")
+        with pytest.raises(InterfaceError), one:
+            pass
+        assert bodies(connect()) == []
+
+    def test_a_closed_connection_refuses_everything(self, connection: Connection, xid: Xid) -> None:
+        connection.close()
+        connection.close()
+        calls: list[Callable[[], object]] = [
+            lambda: connection.enqueue("orders", b""),
+            lambda: connection.dequeue("orders"),
+            lambda: connection.browse("orders"),
+            connection.commit,
+            connection.rollback,
+            lambda: connection.tpc_begin(xid),
+            connection.tpc_end,
+            connection.tpc_prepare,
+            connection.tpc_commit,
+            connection.tpc_rollback,
+            lambda: connection.tpc_commit(xid),
+            connection.tpc_recover,
+            lambda: connection.tpc_forget(xid),
+            lambda: connection.outcome(xid),
+        ]
+        for call in calls:
+            with pytest.raises(InterfaceError, match="closed"):
+                call()
+
+    def test_suspend_and_resume(self, connection: Connection, xid: Xid) -> None:
+        connection.tpc_begin(xid)
+        connection.enqueue("orders", b"first half")
+        connection.tpc_end(flags=Flag.SUSPEND)
+        put(connection, b"between")
+        connection.tpc_begin(xid, Flag.RESUME)
+        connection.enqueue("orders", b"second half")
+        connection.tpc_commit()
+        assert bodies(connection) == [b"between", b"first half", b"second half"]
+
+    def test_a_suspended_branch_is_ended_by_its_xid(self, connection: Connection, xid: Xid) -> None:
+        connection.tpc_begin(xid)
+        connection.enqueue("orders", b"x")
+        connection.tpc_end(xid, Flag.SUSPEND)
+        connection.tpc_end(xid)
+        connection.tpc_rollback(xid)
+        assert connection.outcome(xid) is Outcome.ROLLED_BACK
+
+    def test_two_connections_work_in_one_branch(self, connect: Connect, xid: Xid) -> None:
+        one, other = connect(), connect()
+        one.tpc_begin(xid)
+        one.enqueue("orders", b"one's")
+        one.tpc_end(flags=Flag.SUSPEND | Flag.MIGRATE)
+        other.tpc_begin(xid, Flag.RESUME)
+        other.enqueue("orders", b"other's")
+        other.tpc_end()
+        assert other.tpc_prepare() is True
+        other.tpc_commit()
+        assert bodies(one) == [b"one's", b"other's"]
+
+    def test_end_with_fail_dooms(self, connection: Connection, xid: Xid) -> None:
+        connection.tpc_begin(xid)
+        connection.enqueue("orders", b"x")
+        connection.tpc_end(flags=Flag.FAIL)
+        with pytest.raises(ProgrammingError):
+            connection.tpc_prepare()
+        connection.tpc_rollback()
+        assert bodies(connection) == []
+
+    @pytest.mark.parametrize("told_by", ["enqueue", "tpc_end", "tpc_prepare", "tpc_commit"])
+    def test_a_timeout_is_told_once_and_the_connection_goes_on(
+        self, connection: Connection, xid: Xid, told_by: str
+    ) -> None:
+        """21: later work says that the transaction is gone, and commit says that it was rolled back."""
+        connection.tpc_begin(xid, timeout_s=0.0)
+        arguments = ("orders", b"late") if told_by == "enqueue" else ()
+        with pytest.raises(RolledBack) as told:
+            getattr(connection, told_by)(*arguments)
+        assert told.value.code is Code.XA_RBTIMEOUT
+        if told_by in ("enqueue", "tpc_end"):
+            connection.tpc_rollback()
+        assert connection.tpc_recover() == []
+        put(connection, b"goes on")
+
+    def test_an_operators_decision_is_told_to_the_connection_that_waits(
+        self, host: Host, connect: Connect, xid: Xid
+    ) -> None:
+        """32."""
+        for commit, code in ((True, Code.XA_HEURCOM), (False, Code.XA_HEURRB)):
+            connection = connect()
+            connection.tpc_begin(xid)
+            connection.enqueue("orders", b"x")
+            connection.tpc_prepare()
+            host.decide(xid, commit)
+            with pytest.raises(HeuristicOutcome) as told:
+                connection.tpc_commit()
+            assert told.value.code is code
+            assert connection.tpc_recover() == [xid]
+            connection.tpc_forget(xid)
+            assert connection.tpc_recover() == []
+            put(connection, b"goes on", queue="replies")
+        assert bodies(connection) == [b"x"]
+
+    def test_an_operators_decision_is_kept_over_a_kill_until_forget(self, host: Host, xid: Xid) -> None:
+        """32."""
+        connection = host.connect()
+        connection.tpc_begin(xid)
+        connection.enqueue("orders", b"x")
+        connection.tpc_prepare()
+        host.decide(xid, commit=True)
+        host.kill()
+        again = host.connect()
+        assert bodies(again) == [b"x"]
+        assert again.tpc_recover() == [xid]
+        with pytest.raises(HeuristicOutcome):
+            again.tpc_rollback(xid)
+        again.tpc_forget(xid)
+        host.restart()
+        again = host.connect()
+        assert again.tpc_recover() == []
+        assert bodies(again) == [b"x"]
+
+
+class MessagesContract(Contract):
+    """What comes out is what went in, in the order of the queue."""
+
+    def test_body_and_properties_come_back_and_nothing_is_left(self, host: Host, connection: Connection) -> None:
+        """1."""
+        body = bytes(range(256)) * 100
+        message_id = connection.enqueue(
+            "orders",
+            body,
+            correlation_id="kä",
+            priority=7,
+            headers={"grüße": "µ"},
+            content_type="application/octet-stream",
+            reply_queue="replies",
+        )
+        connection.commit()
+        message = connection.dequeue("orders")
+        connection.commit()
+        assert message is not None
+        assert (message.body, message.message_id, message.queue, message.seq) == (body, message_id, "orders", 1)
+        assert (message.correlation_id, message.priority, message.headers) == ("kä".encode(), 7, {"grüße": "µ"})
+        assert (message.content_type, message.properties.reply_queue) == ("application/octet-stream", "replies")
+        assert message.tries == 0
+        assert message.enqueued_at > 0
+        connection.close()
+        assert message_files(host.root) == block_files(host.root) == []
+
+    @pytest.mark.parametrize(("queue", "reverse"), [("orders", False), ("stack", True)])
+    def test_order_across_a_restart(self, host: Host, connection: Connection, queue: str, reverse: bool) -> None:
+        """2 and 3: three queues in one transaction."""
+        given = [b"%d" % number for number in range(30)]
+        connection.tpc_begin(connection.xid(1, "x", ""))
+        for body in given:
+            for name in (queue, "replies", "urgent"):
+                connection.enqueue(name, body)
+        connection.tpc_prepare()
+        connection.tpc_commit()
+        host.restart()
+        again = host.connect()
+        assert drain(again, queue) == (given[::-1] if reverse else given)
+        assert drain(again, "replies") == drain(again, "urgent") == given
+        again.commit()
+        host.restart()
+        assert [drain(host.connect(), name) for name in (queue, "replies", "urgent")] == [[], [], []]
+
+    def test_priority_then_commit_order(self, host: Host, connection: Connection) -> None:
+        for number, priority in enumerate((0, 9, 4, 9, 0)):
+            put(connection, b"%d" % number, queue="urgent", priority=priority)
+        assert drain(connection, "urgent") == [b"1", b"3", b"2", b"0", b"4"]
+
+    @pytest.mark.parametrize("queue", ["orders", "stack", "urgent"])
+    def test_rollback_puts_all_back_in_place_and_counts_a_try(
+        self, host: Host, connection: Connection, queue: str
+    ) -> None:
+        """4, but that each rolled-back dequeue counts as a try here. 5."""
+        put(connection, b"0", b"1", b"2", b"3", queue=queue)
+        first = drain(connection, queue)
+        connection.rollback()
+        assert bodies(connection, queue) == first
+        assert [message.tries for message in connection.browse(queue)] == [1, 1, 1, 1]
+        assert drain(connection, queue) == first
+        connection.commit()
+        assert drain(connection, queue) == []
+        host.restart()
+        assert drain(host.connect(), queue) == []
+
+    def test_tries_are_counted_over_a_restart_and_a_kill(self, host: Host, connection: Connection) -> None:
+        put(connection, b"poison")
+        seen = []
+        for ends in (connection.rollback, host.restart, host.kill):
+            message = connection.dequeue("orders")
+            assert message is not None
+            seen.append(message.tries)
+            ends()
+            connection = host.connect()
+        message = connection.dequeue("orders")
+        assert message is not None
+        assert [*seen, message.tries] == [0, 1, 2, 3]
+        assert message.body == b"poison"
+
+    def test_what_is_not_committed_is_seen_by_nobody(self, connect: Connect) -> None:
+        """6: nor by the transaction itself."""
+        one, other = connect(), connect()
+        one.enqueue("orders", b"x")
+        for connection in (one, other):
+            assert bodies(connection) == []
+            assert connection.dequeue("orders") is None
+        one.commit()
+        assert bodies(other) == [b"x"]
+
+    def test_a_locked_message_is_skipped(self, connect: Connect) -> None:
+        """7, and 10: a look hides nothing and takes nothing."""
+        one, other = connect(), connect()
+        put(one, b"1", b"2")
+        assert bodies(other) == [b"1", b"2"]
+        first, second = one.dequeue("orders"), other.dequeue("orders")
+        assert first is not None
+        assert second is not None
+        assert (first.body, second.body) == (b"1", b"2")
+        assert other.dequeue("orders") is None
+        assert bodies(other) == [b"1", b"2"]
+        one.rollback()
+        other.commit()
+        assert bodies(one) == [b"1"]
+
+    def test_browse_is_bounded_and_shows_what_is_delayed(self, connection: Connection) -> None:
+        """10."""
+        put(connection, b"1", b"2", b"3")
+        put(connection, b"later", not_before=2**62)
+        put(connection, b"too late", expires_at=1)
+        shown = [message.body for message in connection.browse("orders")]
+        assert shown == [b"1", b"2", b"3", b"later"]
+        assert [message.body for message in connection.browse("orders", limit=2)] == shown[:2]
+        assert list(connection.browse("orders", limit=0)) == []
+        assert drain(connection) == [b"1", b"2", b"3"]
+
+    @pytest.mark.parametrize("call", ["enqueue", "dequeue", "browse"])
+    def test_an_unknown_queue_is_refused_with_a_suggestion(self, connection: Connection, call: str) -> None:
+        """9."""
+        calls: dict[str, Callable[[str], object]] = {
+            "enqueue": lambda name: connection.enqueue(name, b""),
+            "dequeue": connection.dequeue,
+            "browse": lambda name: list(connection.browse(name)),
+        }
+        with pytest.raises(UnknownQueue, match="did you mean 'orders'"):
+            calls[call]("order")
+        for name in ("a" * 128, "a/b", "../orders", ".hidden", ""):
+            with pytest.raises(InvalidArgument, match="1 to 127"):  # 38
+                calls[call](name)
+        connection.rollback()
+        put(connection, b"goes on")
+
+    def test_a_refused_message_leaves_the_transaction_as_it_was(self, connection: Connection) -> None:
+        message_id = connection.enqueue("orders", b"1")
+        for refused in (
+            lambda: connection.enqueue("orders", b"2", message_id=message_id),
+            lambda: connection.enqueue("orders", b"2", priority=10),
+            lambda: connection.enqueue("orders", "text"),  # type: ignore[arg-type]
+            lambda: connection.enqueue("orders", b"2", message_id=b"short"),
+            lambda: connection.dequeue("orders", message_id=b"short"),
+        ):
+            with pytest.raises(InvalidArgument):
+                refused()
+        connection.enqueue("orders", b"3")
+        connection.commit()
+        assert bodies(connection) == [b"1", b"3"]
+
+    def test_a_message_over_a_limit_is_refused_with_the_way_out(self, connection: Connection) -> None:
+        connection.enqueue("orders", b"x" * 100_000)
+        with pytest.raises(MessageTooLarge, match="max_body_bytes"):
+            connection.enqueue("orders", b"x" * 100_001)
+        with pytest.raises(MessageTooLarge, match="65,536"):
+            connection.enqueue("orders", b"", headers={"k": "x" * 66_000})
+        connection.commit()
+        assert bodies(connection) == [b"x" * 100_000]
+
+    def test_by_id_out_of_order(self, connect: Connect) -> None:
+        """11."""
+        one, other = connect(), connect()
+        ids = [one.enqueue("orders", b"%d" % number) for number in range(3)]
+        one.commit()
+        message = one.dequeue("orders", message_id=ids[1])
+        assert message is not None
+        assert message.body == b"1"
+        assert other.dequeue("orders", message_id=ids[1]) is None
+        assert other.dequeue("orders", message_id=bytes(16)) is None
+        assert other.dequeue("replies", message_id=ids[0]) is None
+        one.commit()
+        assert drain(other) == [b"0", b"2"]
+
+    @pytest.mark.parametrize(("queue", "expected"), [("orders", [b"1", b"3"]), ("stack", [b"3", b"1"])])
+    def test_by_correlation_id_across_a_restart(
+        self, host: Host, connection: Connection, queue: str, expected: list[bytes]
+    ) -> None:
+        """12: a queue of its own within the queue, mixed with plain messages."""
+        for number in range(5):
+            put(connection, b"%d" % number, queue=queue, correlation_id=b"odd" if number % 2 else None)
+        host.restart()
+        again = host.connect()
+        assert drain(again, queue, correlation_id="even") == []
+        assert drain(again, queue, correlation_id="odd") == expected
+        again.rollback()
+        assert len(drain(again, queue)) == 5
+
+    def test_a_due_message_is_found_by_correlation_id_only(self, host: Host, connection: Connection) -> None:
+        """14."""
+        soon = time.time_ns() // 1000 + 50_000
+        put(connection, b"delayed", correlation_id=b"c", not_before=soon)
+        host.restart()
+        message = host.connect().dequeue("orders", correlation_id=b"c", wait_s=PATIENCE_S)
+        assert message is not None
+        assert time.time_ns() // 1000 >= soon
+
+    def test_sequence_numbers_go_on_over_restart_and_kill(self, host: Host, connection: Connection) -> None:
+        numbers = []
+        for ends in (host.restart, host.kill, host.restart):
+            put(connection, b"x")
+            message = connection.dequeue("orders")
+            assert message is not None
+            numbers.append(message.seq)
+            connection.commit()
+            ends()
+            connection = host.connect()
+        assert numbers[0] == 1
+        assert numbers == sorted(set(numbers))
+
+
+class KillContract(Contract):
+    """What a killed service leaves: rolled back, in doubt or committed, and never in part."""
+
+    def test_before_prepare_is_gone(self, host: Host, connection: Connection, xid: Xid) -> None:
+        """23."""
+        put(connection, b"there")
+        connection.tpc_begin(xid)
+        connection.enqueue("orders", b"lost")
+        assert connection.dequeue("orders") is not None
+        host.kill()
+        with pytest.raises(OperationalError):
+            connection.tpc_commit()
+        again = host.connect()
+        assert again.tpc_recover() == []
+        assert again.outcome(xid) is Outcome.UNKNOWN
+        assert bodies(again) == [b"there"]
+        assert block_files(host.root) == []
+
+    @pytest.mark.parametrize("blocks", [1, 3])
+    @pytest.mark.parametrize("commit", [True, False])
+    def test_after_prepare_is_in_doubt(
+        self, host: Host, connection: Connection, xid: Xid, blocks: int, commit: bool
+    ) -> None:
+        """25: listed, locked and not visible; committed once, or undone."""
+        put(connection, b"there", b"free")
+        connection.tpc_begin(xid)
+        taken = connection.dequeue("orders")
+        assert taken is not None
+        added = [b"%d" % number for number in range(blocks - 1)]
+        for body in added:
+            connection.enqueue("replies", body)
+        connection.tpc_prepare()
+        host.kill()
+        again = host.connect()
+        assert again.tpc_recover() == [xid]
+        assert again.outcome(xid) is Outcome.IN_DOUBT
+        assert again.dequeue("orders", message_id=taken.message_id) is None
+        assert drain(again) == [b"free"]
+        again.rollback()
+        assert bodies(again, "replies") == []
+        (again.tpc_commit if commit else again.tpc_rollback)(xid)
+        host.kill()
+        last = host.connect()
+        assert bodies(last) == ([b"free"] if commit else [b"there", b"free"])
+        assert bodies(last, "replies") == (added if commit else [])
+        assert last.tpc_recover() == []
+        assert block_files(host.root) == []
+
+    def test_in_doubt_stays_over_every_restart(self, host: Host, connection: Connection, xid: Xid) -> None:
+        connection.tpc_begin(xid)
+        connection.enqueue("orders", b"1")
+        connection.enqueue("replies", b"2")
+        connection.tpc_prepare()
+        for ends in (host.restart, host.kill, host.kill, host.restart):
+            ends()
+            assert host.connect().tpc_recover() == [xid]
+        host.connect().tpc_commit(xid)
+        assert (bodies(host.connect()), bodies(host.connect(), "replies")) == ([b"1"], [b"2"])
+
+    def test_committed_is_there_and_a_second_finish_is_nota(self, host: Host, connection: Connection, xid: Xid) -> None:
+        connection.tpc_begin(xid)
+        for number in range(20):
+            connection.enqueue("orders", b"%d" % number)
+        connection.tpc_prepare()
+        connection.tpc_commit()
+        host.kill()
+        again = host.connect()
+        assert bodies(again) == [b"%d" % number for number in range(20)]
+        for finish in (again.tpc_commit, again.tpc_rollback):
+            with pytest.raises(UnknownXid):
+                finish(xid)
+
+    def test_foreign_files_are_kept_and_the_rest_serves(self, host: Host, connection: Connection, xid: Xid) -> None:
+        """34."""
+        put(connection, b"1", b"2")
+        connection.tpc_begin(xid)
+        connection.enqueue("replies", b"in doubt")
+        connection.tpc_prepare()
+        host.kill()
+        junk = {}
+        for place in ("active", "prepared", "heuristic", "committed", "committed/queue=orders"):
+            for name in ("README.txt", ".hidden", "1.Z3RyaWQ.YnF1YWw.x", "ü"):
+                content = f"junk {place} {name}".encode()
+                (host.root / place / name).write_bytes(content)
+                junk[content] = f"{place}/{name}"
+        (host.root / "committed" / "queue=orders" / "range=0000000000000" / "junk").write_bytes(b"junk message")
+        junk[b"junk message"] = "range"
+        again = host.connect()
+        assert bodies(again) == [b"1", b"2"]
+        assert again.tpc_recover() == [xid]
+        again.tpc_commit(xid)
+        assert bodies(again, "replies") == [b"in doubt"]
+        kept = {path.read_bytes() for path in host.root.rglob("*") if path.is_file()}
+        assert [where for content, where in junk.items() if content not in kept] == []
+
+
+class ConcurrencyContract(Contract):
+    """Connections of several threads see whole branches, and those who wait are woken."""
+
+    @pytest.fixture
+    def pool(self) -> Iterator[ThreadPoolExecutor]:
+        with ThreadPoolExecutor(4) as threads:
+            yield threads
+
+    def test_connections_share_the_space(self, connect: Connect) -> None:
+        one, other = connect(), connect()
+        put(one, b"1")
+        put(other, b"2")
+        one.enqueue("orders", b"3")
+        put(other, b"4")
+        one.commit()
+        assert drain(one) == [b"1", b"2", b"4", b"3"]
+
+    @pytest.mark.parametrize("in_doubt", [True, False])
+    def test_a_waiting_dequeue_gets_what_is_committed_meanwhile(
+        self, connect: Connect, pool: ThreadPoolExecutor, in_doubt: bool
+    ) -> None:
+        consumer, producer = connect(), connect()
+        waiting = threading.Event()
+
+        def wait() -> Message | None:
+            waiting.set()
+            return consumer.dequeue("orders", wait_s=PATIENCE_S)
+
+        found = pool.submit(wait)
+        assert waiting.wait(PATIENCE_S)
+        if in_doubt:
+            producer.tpc_begin(producer.xid(1, "x", ""))
+        producer.enqueue("orders", b"x")
+        if in_doubt:
+            producer.tpc_prepare()
+            producer.tpc_commit()
+        else:
+            producer.commit()
+        message = found.result(PATIENCE_S)
+        assert message is not None
+        assert message.body == b"x"
+
+    def test_a_waiting_dequeue_gets_what_is_rolled_back_meanwhile(
+        self, connect: Connect, pool: ThreadPoolExecutor
+    ) -> None:
+        consumer, holder = connect(), connect()
+        put(holder, b"x")
+        assert holder.dequeue("orders") is not None
+        waiting = threading.Event()
+
+        def wait() -> Message | None:
+            waiting.set()
+            return consumer.dequeue("orders", wait_s=PATIENCE_S)
+
+        found = pool.submit(wait)
+        assert waiting.wait(PATIENCE_S)
+        holder.rollback()
+        message = found.result(PATIENCE_S)
+        assert message is not None
+        assert (message.body, message.tries) == (b"x", 1)
+
+    def test_a_wait_ends_without_a_message(self, connection: Connection) -> None:
+        assert connection.dequeue("orders", wait_s=0.01) is None
+        connection.commit()
+
+    @pytest.mark.parametrize("looks", ["browse", "dequeue"])
+    def test_the_messages_of_a_branch_become_visible_together(
+        self, connect: Connect, pool: ThreadPoolExecutor, looks: str
+    ) -> None:
+        """26, without the kill: no reader ever sees a strict subset of a branch."""
+        size, branches = 200, 4
+        done = threading.Event()
+        counts: list[int] = []
+
+        def look() -> None:
+            consumer = connect()
+            last = False
+            while not last:
+                last = done.is_set()
+                counts.append(len(bodies(consumer)) if looks == "browse" else len(drain(consumer)))
+                consumer.rollback()
+
+        looking = pool.submit(look)
+        producer = connect()
+        for number in range(branches):
+            producer.tpc_begin(producer.xid(1, str(number), ""))
+            for message in range(size):
+                producer.enqueue("orders", b"%d.%d" % (number, message))
+            if number % 2:
+                producer.tpc_prepare()
+            producer.tpc_commit()
+        done.set()
+        looking.result(PATIENCE_S)
+        assert counts[-1] == size * branches
+        assert [count for count in counts if count % size] == []
+
+    def test_every_message_is_consumed_once_by_many(self, connect: Connect, pool: ThreadPoolExecutor) -> None:
+        producer = connect()
+        put(producer, *(b"%d" % number for number in range(120)))
+
+        def consume(number: int) -> list[bytes]:
+            consumer = connect()
+            found: list[bytes] = []
+            while (message := consumer.dequeue("orders")) is not None:
+                if len(found) % 7 == number:
+                    consumer.rollback()
+                    message = consumer.dequeue("orders")
+                    if message is None:
+                        break
+                found.append(message.body)
+                consumer.commit()
+            return found
+
+        shares = [future.result(PATIENCE_S) for future in [pool.submit(consume, number) for number in range(4)]]
+        taken = [body for share in shares for body in share] + drain(producer)
+        assert sorted(taken, key=int) == [b"%d" % number for number in range(120)]

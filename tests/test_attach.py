@@ -1,0 +1,349 @@
+"""One process owns a space, a second is told who, and what is no space of a known format is left as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+import xaqueue
+from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
+from xaqueue.space import attach as attach_room
+from xaqueue.space import layout
+from xaqueue.space.attach import attach, create, is_owned, read_owner
+from xaqueue.space.format import read_format
+from xaqueue.storage.lock import FileLock
+
+OWNER_PROCESS = """
+import sys, xaqueue
+connection = xaqueue.connect(sys.argv[1], create=True, sync="NONE")
+connection.enqueue("orders", b"the owner's")
+connection.commit()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+FORKING_PROCESS = """
+import os, sys, xaqueue
+from xaqueue.errors import ResourceFailed, SpaceInUse
+
+def refused(error, call):
+    try:
+        call()
+    except error as told:
+        return str(told)
+    os._exit(3)
+
+connection = xaqueue.connect(sys.argv[1], create=True, sync="FSYNC;DSYNC")
+connection.enqueue("orders", b"before the fork")
+files = sorted(os.listdir(sys.argv[1] + "/active"))
+child = os.fork()
+if child == 0:
+    for call in (
+        lambda: connection.enqueue("orders", b"the child's"),
+        lambda: connection.dequeue("orders"),
+        connection.commit,
+        lambda: connection.browse("orders").__next__(),
+        connection.tpc_recover,
+    ):
+        assert "belongs to the parent" in refused(ResourceFailed, call)
+    connection.close()
+    assert f"process {os.getppid()} " in refused(SpaceInUse, lambda: xaqueue.connect(sys.argv[1]))
+    assert sorted(os.listdir(sys.argv[1] + "/active")) == files
+    os._exit(0)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert status == 0, status
+connection.enqueue("orders", b"after the fork")
+connection.commit()
+print(*(message.body.decode() for message in connection.browse("orders")), sep=", ")
+connection.close()
+"""
+
+
+@contextmanager
+def owned_elsewhere(root: Path) -> Iterator[int]:
+    """Another process owns the space meanwhile; its pid."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER_PROCESS, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process.pid
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+def files_of(root: Path) -> dict[Path, tuple[int, bytes]]:
+    return {
+        path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in [root, *root.rglob("*")]
+    }
+
+
+# One owner
+
+
+def test_a_second_process_is_told_host_pid_and_since_when(tmp_path: Path) -> None:
+    """OMS-23."""
+    with owned_elsewhere(tmp_path / "s") as pid:
+        assert is_owned(tmp_path / "s")
+        owner = read_owner(tmp_path / "s")
+        assert owner is not None
+        with pytest.raises(SpaceInUse) as told:
+            xaqueue.connect(tmp_path / "s")
+        for part in (f"process {pid} ", f" on {socket.gethostname()} ", f" since {owner.since}"):
+            assert part in str(told.value)
+    assert not is_owned(tmp_path / "s")
+    with xaqueue.connect(tmp_path / "s") as connection:
+        assert [message.body for message in connection.browse("orders")] == [b"the owner's"]
+
+
+def test_a_second_process_changes_nothing_when_it_is_refused(tmp_path: Path) -> None:
+    with owned_elsewhere(tmp_path / "s"):
+        before = files_of(tmp_path / "s")
+        with pytest.raises(SpaceInUse):
+            xaqueue.connect(tmp_path / "s", create=True)
+        assert files_of(tmp_path / "s") == before
+
+
+def test_an_owner_that_is_killed_frees_the_space(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER_PROCESS, str(tmp_path / "s")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+        process.wait(60)
+    with xaqueue.connect(tmp_path / "s") as connection:
+        assert [message.body for message in connection.browse("orders")] == [b"the owner's"]
+
+
+def test_the_child_of_a_fork_is_fenced_and_its_parent_is_not(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", FORKING_PROCESS, str(tmp_path / "s")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout == "before the fork, after the fork\n"
+
+
+def test_connections_of_one_process_share_the_space(tmp_path: Path) -> None:
+    first = xaqueue.connect(tmp_path / "s", create=True, sync="NONE")
+    (tmp_path / "link").symlink_to(tmp_path / "s")
+    second = xaqueue.connect(tmp_path / "link")
+    first.enqueue("orders", b"x")
+    first.commit()
+    first.close()
+    assert is_owned(tmp_path / "s")
+    assert second.dequeue("orders") is not None
+    second.close()
+    assert not is_owned(tmp_path / "s")
+
+
+def test_looking_at_who_owns_it_changes_nothing(tmp_path: Path) -> None:
+    assert not is_owned(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert read_owner(tmp_path) is None
+
+
+# The owner file
+
+
+def test_the_owner_file_is_json(tmp_path: Path) -> None:
+    session = attach(tmp_path / "s", create_missing=True, sync="FSYNC", watch=False)
+    written = json.loads((tmp_path / "s" / "owner").read_bytes())
+    session.close()
+    assert set(written) == {"epoch", "host", "pid", "since", "sync", "recovery", "endpoint"}
+    assert (written["host"], written["pid"], written["sync"]) == (socket.gethostname(), os.getpid(), "FSYNC")
+    since = datetime.fromisoformat(written["since"])
+    assert since.tzinfo == UTC
+    assert "0 messages" in written["recovery"]
+
+
+def test_the_epoch_counts_up_with_every_open(tmp_path: Path) -> None:
+    create(tmp_path / "s")
+    epochs = []
+    for _ in range(3):
+        session = attach(tmp_path / "s", watch=False)
+        owner = read_owner(tmp_path / "s")
+        assert owner is not None
+        assert owner.epoch == session.space.epoch
+        epochs.append(owner.epoch)
+        session.close()
+    assert epochs == [1, 2, 3]
+
+
+@pytest.mark.parametrize("content", [b"\x00garbage", b"[]", b'{"epoch": 1}', b'{"epoch": "x"}'])
+def test_a_damaged_owner_file_does_not_keep_the_space_closed(tmp_path: Path, content: bytes) -> None:
+    """Its epoch goes on above every one that can have been used."""
+    attach(tmp_path / "s", create_missing=True, watch=False).close()
+    (tmp_path / "s" / "owner").write_bytes(content)
+    session = attach(tmp_path / "s", watch=False)
+    assert session.space.epoch > 1_000_000_000
+    session.close()
+
+
+def test_the_lock_is_held_by_one_file_at_a_time(tmp_path: Path) -> None:
+    one, two = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
+    assert (one.acquire(), two.acquire()) == (True, False)
+    one.write(b"who")
+    assert two.read() == b"who"
+    one.release()
+    one.release()
+    assert two.acquire()
+    two.release()
+    with pytest.raises(FileNotFoundError):
+        FileLock(tmp_path / "none", create=False)
+
+
+# What is opened
+
+
+def test_a_wrong_queue_space_is_refused(tmp_path: Path) -> None:
+    """XAQ-10."""
+    create(tmp_path / "s", name="orders")
+    with pytest.raises(SpaceError, match="is queue space 'orders', not 'other'"):
+        attach(tmp_path / "s", name="other")
+    assert not is_owned(tmp_path / "s")
+    assert not (tmp_path / "s" / "owner").exists()
+    attach(tmp_path / "s", name="orders", watch=False).close()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("xaqueue 2 orders 00000000-0000-0000-0000-000000000001\n", "has format 2; this xaqueue reads format 1"),
+        ("xaqueue 10 orders x\n", "has format 10"),
+        ("xaqueue one orders x\n", "is damaged"),
+        ("otherqueue 1 orders x\n", "is damaged"),
+        ("xaqueue 1 orders\n", "is damaged"),
+        ("", "is damaged"),
+    ],
+)
+def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path: Path, text: str, complaint: str) -> None:
+    create(tmp_path / "s")
+    (tmp_path / "s" / "FORMAT").write_text(text)
+    (tmp_path / "s" / "active" / "1.Z3RyaWQ.YnF1YWw.001").write_bytes(b"a later version's")
+    before = files_of(tmp_path / "s")
+    for create_missing in (False, True):
+        with pytest.raises(SpaceError, match=complaint):
+            attach(tmp_path / "s", create_missing=create_missing)
+    assert files_of(tmp_path / "s") == before
+
+
+def test_a_format_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    create(tmp_path / "s")
+    (tmp_path / "s" / "FORMAT").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SpaceError, match="cannot be read"):
+        attach(tmp_path / "s")
+
+
+def test_a_directory_that_is_no_space_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(SpaceError, match="xaqueue init"):
+        attach(tmp_path)
+    with pytest.raises(SpaceError, match="xaqueue init"):
+        attach(tmp_path / "none")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_with_other_files_is_not_made_a_space(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    before = files_of(tmp_path)
+    for makes in (lambda: create(tmp_path), lambda: xaqueue.connect(tmp_path, create=True)):
+        with pytest.raises(SpaceError, match="holds other files"):
+            makes()
+    assert files_of(tmp_path) == before
+
+
+def test_a_file_is_not_made_a_space(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpaceError, match="cannot be made a queue space"):
+        create(tmp_path / "file")
+
+
+def test_what_create_makes(tmp_path: Path) -> None:
+    """XAQ-14, and a format that says what the directory is."""
+    made = create(tmp_path / "deep" / "orders space", name=None)
+    root = tmp_path / "deep" / "orders space"
+    assert read_format(root) == made
+    assert (made.version, made.name) == (1, "orders-space")
+    assert UUID(made.id).version == 4
+    assert (root / "FORMAT").read_text() == f"xaqueue 1 orders-space {made.id}\n"
+    assert sorted(path.name for path in root.iterdir()) == sorted([*layout.DIRECTORIES, "FORMAT", "queues.toml"])
+
+
+def test_create_leaves_a_space_as_it_is(tmp_path: Path) -> None:
+    made = create(tmp_path / "s", name="first")
+    before = files_of(tmp_path / "s")
+    assert create(tmp_path / "s", name="second", any_queue=True) == made
+    assert files_of(tmp_path / "s") == before
+
+
+def test_create_goes_on_where_a_crash_cut_it_off(tmp_path: Path) -> None:
+    (tmp_path / "s" / "active").mkdir(parents=True)
+    (tmp_path / "s" / ".FORMAT.new").write_text("xaq")
+    create(tmp_path / "s")
+    attach(tmp_path / "s", watch=False).close()
+
+
+def test_only_a_space_made_by_connect_takes_any_queue(tmp_path: Path) -> None:
+    create(tmp_path / "made")
+    with xaqueue.connect(tmp_path / "made") as connection, pytest.raises(xaqueue.UnknownQueue):
+        connection.enqueue("orders", b"")
+    with xaqueue.connect(tmp_path / "connected", create=True) as connection:
+        connection.enqueue("orders", b"")
+
+
+@pytest.mark.parametrize("name", ["", "/", "a b", "../x"])
+def test_names_of_spaces_are_one_word(tmp_path: Path, name: str) -> None:
+    made = create(tmp_path / "s", name=name)
+    assert len(made.name.split()) == 1
+    assert "/" not in made.name
+    assert read_format(tmp_path / "s") == made
+
+
+def test_bad_definitions_keep_the_space_closed_and_say_why(tmp_path: Path) -> None:
+    create(tmp_path / "s")
+    (tmp_path / "s" / "queues.toml").write_text("[queues.orders]\norder = 'random'\n")
+    with pytest.raises(InvalidArgument, match="fifo, lifo or priority"):
+        attach(tmp_path / "s")
+    assert not is_owned(tmp_path / "s")
+    (tmp_path / "s" / "queues.toml").unlink()
+    attach(tmp_path / "s", watch=False).close()
+
+
+def test_missing_directories_are_made_at_open(tmp_path: Path) -> None:
+    """XAQ-14."""
+    create(tmp_path / "s")
+    for name in layout.DIRECTORIES:
+        (tmp_path / "s" / name).rmdir()
+    attach(tmp_path / "s", watch=False).close()
+    assert all((tmp_path / "s" / name).is_dir() for name in layout.DIRECTORIES)
+
+
+def test_a_fenced_space_is_opened_anew_once_its_sessions_are_closed(tmp_path: Path) -> None:
+    """Crash rule 8: only a reopen clears it."""
+    session = attach(tmp_path / "s", create_missing=True, watch=False)
+    session.space.barrier.fail(OSError(5, "Input/output error"))
+    other = attach(tmp_path / "s", watch=False)
+    with pytest.raises(xaqueue.ResourceFailed):
+        other.start(xaqueue.Xid(1, b"x", b""))
+    session.close()
+    other.close()
+    assert attach_room._attached == {}
+    again = attach(tmp_path / "s", watch=False)
+    again.start(xaqueue.Xid(1, b"x", b""))
+    again.close()

@@ -1,0 +1,135 @@
+"""queues.toml is parsed whole or refused whole, and a refusal names the place and what it takes."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from xaqueue.command import BODY_LIMIT_BYTES
+from xaqueue.errors import InvalidArgument, UnknownQueue
+from xaqueue.index import Order
+from xaqueue.space.definitions import Definitions, QueueDefinition, parse, suggestion, with_queue
+from xaqueue.storage.flags import Hardening
+
+WHOLE = """\
+# limits
+[space]
+max_body_bytes = 1000
+sync = "FSYNC"
+
+[default]
+order = "lifo"
+
+[queues.orders]      # the shop
+order = "priority"
+description = "what the shop sends"
+
+[queues.plain]
+"""
+
+
+def test_everything_that_it_takes() -> None:
+    assert parse(WHOLE) == Definitions(
+        {"orders": QueueDefinition(Order.PRIORITY, "what the shop sends"), "plain": QueueDefinition()},
+        QueueDefinition(Order.LIFO),
+        1000,
+        Hardening("FSYNC", False),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n"])
+def test_an_empty_file_defines_nothing(text: str) -> None:
+    assert parse(text) == Definitions({}, None, BODY_LIMIT_BYTES, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[queues", "no TOML"),
+        ("[queue.orders]", "does not take 'queue': did you mean 'queues'"),
+        ("[limits]\n", "does not take 'limits'; it takes space, default, queues"),
+        ("[space]\nmax_body = 1\n", r"\[space\] does not take 'max_body': did you mean 'max_body_bytes'"),
+        ("[space]\nmax_body_bytes = 0\n", "max_body_bytes = 0: a number of bytes from 1"),
+        ("[space]\nmax_body_bytes = '1'\n", "max_body_bytes = '1'"),
+        ("[space]\nmax_body_bytes = true\n", "max_body_bytes = True"),
+        ("[space]\nsync = 'SYNC'\n", "'SYNC' are refused"),
+        ("[space]\nsync = 1\n", "sync = 1: a string"),
+        ("space = 1\n", "space = 1: a table"),
+        ("default = 1\n", r"\[default\] is 1: a table"),
+        ("queues = 1\n", "queues = 1: a table"),
+        ("[queues]\norders = 1\n", r"\[queues.orders\] is 1: a table"),
+        ("[queues.orders]\norder = 'random'\n", "order = 'random': fifo, lifo or priority"),
+        ("[queues.orders]\norder = ['fifo']\n", "fifo, lifo or priority is wanted"),
+        ("[queues.orders]\nordr = 'fifo'\n", r"\[queues.orders\] does not take 'ordr': did you mean 'order'"),
+        ("[default]\nname = 'x'\n", r"\[default\] does not take 'name'"),
+        ("[queues.'a/b']\n", "queue name 'a/b' is refused"),
+        ("[queues.'.hidden']\n", "queue name '.hidden' is refused"),
+    ],
+)
+def test_a_refusal_names_the_place_and_what_it_takes(text: str, complaint: str) -> None:
+    with pytest.raises(InvalidArgument, match=complaint):
+        parse(text)
+
+
+def test_a_queue_is_found_by_its_definition_or_the_template() -> None:
+    definitions = parse(WHOLE)
+    assert definitions.find("orders").order is Order.PRIORITY
+    assert definitions.find("anything").order is Order.LIFO
+
+
+def test_an_unknown_queue_is_refused_with_a_suggestion() -> None:
+    """Black-box behaviour 9."""
+    definitions = parse("[queues.orders]\n[queues.replies]\n")
+    with pytest.raises(UnknownQueue, match=r"'order' is not defined: did you mean 'orders'\?; define it with"):
+        definitions.find("order")
+    with pytest.raises(UnknownQueue, match=r"'zzz' is not defined; define it with `xaqueue define zzz`"):
+        definitions.find("zzz")
+
+
+@pytest.mark.parametrize("name", ["a" * 128, "../up", "a/b", ".hidden", ""])
+@pytest.mark.parametrize("text", ["", "[default]\n", "[queues.orders]\n"])
+def test_no_template_makes_a_bad_name_good(text: str, name: str) -> None:
+    """Black-box behaviour 38; a name with a slash in it would be a path out of the space."""
+    with pytest.raises(InvalidArgument, match="queue name"):
+        parse(text).find(name)
+
+
+def test_a_suggestion_is_for_a_near_miss_only() -> None:
+    assert suggestion("ordesr", ["orders", "replies"]) == ": did you mean 'orders'?"
+    assert suggestion("x", ["orders"]) == ""
+    assert suggestion("x", []) == ""
+
+
+def test_with_queue_adds_one_and_keeps_comments_and_the_rest() -> None:
+    text = with_queue(WHOLE, "replies", {"order": "lifo", "description": "answers"})
+    assert text.startswith(WHOLE.rstrip())
+    assert parse(text).queues["replies"] == QueueDefinition(Order.LIFO, "answers")
+    before, after = tomllib.loads(WHOLE), tomllib.loads(text)
+    del after["queues"]["replies"]
+    assert after == before
+
+
+def test_with_queue_redefines_one_in_place() -> None:
+    text = with_queue(WHOLE, "orders", {"order": "fifo"})
+    assert parse(text).queues["orders"] == QueueDefinition(Order.FIFO, "what the shop sends")
+    assert "# the shop" in text
+    assert "# limits" in text
+    assert text.count("[queues.orders]") == 1
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "[default]\norder = 'fifo'\n"])
+def test_with_queue_into_a_file_that_has_none(text: str) -> None:
+    defined = with_queue(text, "a.b", {})
+    assert list(parse(defined).queues) == ["a.b"]
+    assert defined.startswith(text)
+    assert list(parse(with_queue(defined, "c", {"order": "lifo"})).queues) == ["a.b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options"),
+    [("[queues", "a", {}), ("", "a/b", {}), ("", "a", {"order": "random"}), ("", "a", {"ordr": "fifo"})],
+)
+def test_with_queue_refuses_what_parse_refuses(text: str, name: str, options: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgument):
+        with_queue(text, name, options)

@@ -1,0 +1,332 @@
+"""A queue's order holds whatever is locked, delayed, released or expired: by example, and against a slow list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from xaqueue.index import Entry, Order, QueueIndex
+from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties
+
+
+def identity(seq: int) -> MessageId:
+    return MessageId(seq.to_bytes(16, "big"))
+
+
+def entry(
+    seq: int,
+    *,
+    correlation_id: bytes | None = None,
+    priority: int = DEFAULT_PRIORITY,
+    not_before: int | None = None,
+    expires_at: int | None = None,
+) -> Entry:
+    properties = Properties("q", correlation_id, priority=priority, not_before=not_before, expires_at=expires_at)
+    return Entry(seq, identity(seq), properties, 100)
+
+
+def filled(*entries: Entry, order: Order = Order.FIFO) -> QueueIndex:
+    index = QueueIndex(order)
+    for one in entries:
+        index.add(one)
+    return index
+
+
+def seq_of(taken: Entry | None) -> int | None:
+    return None if taken is None else taken.seq
+
+
+def drained(index: QueueIndex, now: int = 0) -> list[int]:
+    """The sequence numbers in the order they are given out; all stay locked."""
+    found = []
+    while (taken := index.take(now)) is not None:
+        found.append(taken.seq)
+    return found
+
+
+def test_fifo_is_by_commit_sequence_whatever_the_order_of_arrival() -> None:
+    assert drained(filled(entry(2), entry(1), entry(3))) == [1, 2, 3]
+
+
+def test_lifo_is_newest_first() -> None:
+    assert drained(filled(entry(2), entry(1), entry(3), order=Order.LIFO)) == [3, 2, 1]
+
+
+def test_priority_is_9_before_0_and_each_in_commit_sequence() -> None:
+    given = [entry(1, priority=0), entry(2, priority=9), entry(3), entry(4, priority=9), entry(5, priority=0)]
+    assert drained(filled(*given, order=Order.PRIORITY)) == [2, 4, 3, 1, 5]
+    assert drained(filled(*[entry(one.seq, priority=one.priority) for one in given])) == [1, 2, 3, 4, 5]
+
+
+def test_a_locked_message_is_skipped_and_not_waited_for() -> None:
+    """Black-box behaviour 7."""
+    index = filled(entry(1), entry(2))
+    assert seq_of(index.take(0)) == 1
+    assert seq_of(index.take(0)) == 2
+    assert index.take(0) is None
+    assert (index.locked, len(index)) == (2, 2)
+
+
+@pytest.mark.parametrize(("order", "expected"), [(Order.FIFO, [1, 2, 3]), (Order.LIFO, [3, 2, 1])])
+def test_release_puts_a_message_back_where_it_was(order: Order, expected: list[int]) -> None:
+    """Black-box behaviour 4: in whatever sequence they are given back."""
+    index = filled(entry(1), entry(2), entry(3), order=order)
+    taken = [index.take(0) for _ in range(3)]
+    for one in (taken[1], taken[2], taken[0]):
+        assert one is not None
+        index.release(one)
+    assert drained(index) == expected
+
+
+def test_removed_is_gone_from_every_way_in() -> None:
+    index = filled(entry(1, correlation_id=b"c"))
+    taken = index.take(0)
+    assert taken is not None
+    index.remove(taken)
+    assert (len(index), index.locked, identity(1) in index) == (0, 0, False)
+    assert index.take(0) is index.take(0, message_id=identity(1)) is index.take(0, correlation_id=b"c") is None
+    assert list(index.entries(0)) == []
+
+
+def test_by_id_out_of_order_and_never_a_locked_or_unknown_one() -> None:
+    """Black-box behaviour 11."""
+    index = filled(entry(1), entry(2), entry(3))
+    assert seq_of(index.take(0, message_id=identity(2))) == 2
+    assert index.take(0, message_id=identity(2)) is None
+    assert index.take(0, message_id=identity(9)) is None
+    assert drained(index) == [1, 3]
+
+
+def test_by_id_with_another_correlation_id_is_no_match() -> None:
+    index = filled(entry(1, correlation_id=b"c"))
+    assert index.take(0, message_id=identity(1), correlation_id=b"other") is None
+    assert seq_of(index.take(0, message_id=identity(1), correlation_id=b"c")) == 1
+
+
+@pytest.mark.parametrize(("order", "expected"), [(Order.FIFO, [2, 4, 1, 3]), (Order.LIFO, [4, 2, 3, 1])])
+def test_messages_of_one_correlation_id_are_a_queue_of_their_own(order: Order, expected: list[int]) -> None:
+    """Black-box behaviour 12."""
+    index = filled(*(entry(seq, correlation_id=b"c" if seq % 2 == 0 else None) for seq in range(1, 5)), order=order)
+    correlated = [seq_of(index.take(0, correlation_id=b"c")) for _ in range(2)]
+    assert index.take(0, correlation_id=b"c") is None
+    assert correlated + drained(index) == expected
+
+
+def test_a_delayed_message_is_hidden_until_due_and_then_in_its_place() -> None:
+    """Black-box behaviour 14, as far as order goes."""
+    index = filled(entry(1, not_before=10), entry(2))
+    taken = index.take(9)
+    assert taken is not None
+    assert taken.seq == 2
+    assert index.next_due() == 10
+    assert index.take(9) is None
+    index.release(taken)
+    assert drained(index, 10) == [1, 2]
+
+
+def test_a_due_message_that_is_asked_for_by_correlation_id_only_is_found() -> None:
+    """Black-box behaviour 14, the stricter half."""
+    index = filled(entry(1, correlation_id=b"c", not_before=10))
+    assert index.take(9, correlation_id=b"c") is None
+    assert index.next_due(correlation_id=b"c") == 10
+    assert seq_of(index.take(10, correlation_id=b"c")) == 1
+
+
+def test_a_due_message_that_is_asked_for_by_id_only_is_found() -> None:
+    index = filled(entry(1, not_before=10))
+    assert index.take(9, message_id=identity(1)) is None
+    assert index.next_due(message_id=identity(1)) == 10
+    assert seq_of(index.take(10, message_id=identity(1))) == 1
+
+
+def test_a_due_message_taken_another_way_does_not_come_twice() -> None:
+    index = filled(entry(1, not_before=10), entry(2, not_before=5))
+    assert index.take(0) is None
+    by_id = index.take(10, message_id=identity(1))
+    assert by_id is not None
+    index.release(by_id)
+    assert drained(index, 10) == [1, 2]
+
+
+@pytest.mark.parametrize("way", ["next", "id", "correlation"])
+def test_an_expired_message_is_set_aside_and_not_delivered(way: str) -> None:
+    index = filled(entry(1, correlation_id=b"c", expires_at=10), entry(2))
+    asked: dict[str, Callable[[], Entry | None]] = {
+        "next": lambda: index.take(10),
+        "id": lambda: index.take(10, message_id=identity(1)),
+        "correlation": lambda: index.take(10, correlation_id=b"c"),
+    }
+    assert seq_of(asked[way]()) == (2 if way == "next" else None)
+    assert [one.seq for one in index.expired] == [1]
+    index.remove(index.expired.pop())
+    assert [one.seq for one in index.entries(10)] == [2]
+
+
+def test_a_message_that_expires_at_its_due_time_is_never_seen() -> None:
+    index = filled(entry(1, not_before=10, expires_at=10))
+    assert index.take(9) is None
+    assert index.take(10) is None
+    assert len(index.expired) == 1
+
+
+def test_entries_are_all_in_order_and_change_nothing() -> None:
+    """Black-box behaviour 10: a look shows locked and delayed messages too, and hides none from anybody."""
+    index = filled(entry(1), entry(2, not_before=99), entry(3), entry(4, expires_at=5))
+    index.take(0)
+    assert [one.seq for one in index.entries(5)] == [1, 2, 3]
+    assert [one.seq for one in index.entries(4)] == [1, 2, 3, 4]
+    assert drained(index) == [3, 4]
+
+
+def test_lock_is_for_branches_found_prepared() -> None:
+    index = filled(entry(1), entry(2))
+    assert seq_of(index.lock(identity(1))) == 1
+    assert index.lock(identity(9)) is None
+    assert (index.locked, drained(index)) == (1, [2])
+
+
+def test_reorder_keeps_locks_delays_and_what_is_there() -> None:
+    index = filled(entry(1), entry(2, correlation_id=b"c"), entry(3, not_before=10), entry(4), entry(5))
+    locked = index.take(0)
+    assert locked is not None
+    index.reorder(Order.LIFO)
+    assert seq_of(index.take(0, correlation_id=b"c")) == 2
+    assert drained(index) == [5, 4]
+    assert index.locked == 4
+    index.release(locked)
+    assert drained(index, 10) == [3, 1]
+    index.reorder(Order.LIFO)
+    assert index.order is Order.LIFO
+
+
+@dataclass
+class Known:
+    """What the slow model holds of a message: its entry, and whether it is out."""
+
+    entry: Entry
+    out: bool = False
+
+
+SLOW_KEYS: dict[Order, Callable[[Entry], tuple[int, ...]]] = {
+    Order.FIFO: lambda one: (one.seq,),
+    Order.LIFO: lambda one: (-one.seq,),
+    Order.PRIORITY: lambda one: (-one.priority, one.seq),
+}
+
+
+class IndexAgainstList(RuleBasedStateMachine):
+    """The model sorts and filters a list at every call; the clock goes back now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = QueueIndex()
+        self.order = Order.FIFO
+        self.known: dict[int, Known] = {}
+        self.now = 100
+        self.seq = 0
+
+    def matches(self, correlation_id: bytes | None = None, seq: int | None = None) -> list[Known]:
+        """Those not locked that a take looks at, in order."""
+        free = [one for one in self.known.values() if not one.out]
+        chosen = [one for one in free if correlation_id in (None, one.entry.correlation_id)]
+        chosen = [one for one in chosen if seq in (None, one.entry.seq)]
+        return sorted(chosen, key=lambda one: SLOW_KEYS[self.order](one.entry))
+
+    def expected(self, correlation_id: bytes | None = None, seq: int | None = None) -> int | None:
+        for one in self.matches(correlation_id, seq):
+            late = one.entry.expires_at is not None and one.entry.expires_at <= self.now
+            early = one.entry.not_before is not None and one.entry.not_before > self.now
+            if not late and not early:
+                one.out = True
+                return one.entry.seq
+        return None
+
+    def bury(self) -> None:
+        for one in self.index.expired:
+            assert one.expires_at is not None
+            assert one.expires_at <= self.now
+            del self.known[one.seq]
+            self.index.remove(one)
+        self.index.expired.clear()
+
+    @rule(
+        correlation_id=st.sampled_from([None, None, b"a", b"b"]),
+        priority=st.integers(0, 9),
+        delay=st.none() | st.integers(-5, 20),
+        lifetime=st.none() | st.integers(1, 30),
+    )
+    def add(self, correlation_id: bytes | None, priority: int, delay: int | None, lifetime: int | None) -> None:
+        self.seq += 1
+        added = entry(
+            self.seq,
+            correlation_id=correlation_id,
+            priority=priority,
+            not_before=None if delay is None else self.now + delay,
+            expires_at=None if lifetime is None else self.now + lifetime,
+        )
+        self.known[self.seq] = Known(added)
+        self.index.add(added)
+
+    @rule(correlation_id=st.sampled_from([None, None, b"a", b"b"]))
+    def take(self, correlation_id: bytes | None) -> None:
+        expected = self.expected(correlation_id)
+        assert seq_of(self.index.take(self.now, correlation_id=correlation_id)) == expected
+        self.bury()
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def take_by_id(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(sorted(self.known)))
+        expected = self.expected(seq=seq)
+        assert seq_of(self.index.take(self.now, message_id=identity(seq))) == expected
+        self.bury()
+
+    @precondition(lambda self: any(one.out for one in self.known.values()))
+    @rule(data=st.data(), removed=st.booleans())
+    def finish(self, data: st.DataObject, removed: bool) -> None:
+        seq = data.draw(st.sampled_from(sorted(seq for seq, one in self.known.items() if one.out)))
+        if removed:
+            self.index.remove(self.known.pop(seq).entry)
+        else:
+            self.known[seq].out = False
+            self.index.release(self.known[seq].entry)
+
+    @rule(by=st.integers(-3, 15))
+    def pass_time(self, by: int) -> None:
+        self.now += by
+
+    @rule(order=st.sampled_from(Order))
+    def reorder(self, order: Order) -> None:
+        self.order = order
+        self.index.reorder(order)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert len(self.index) == len(self.known)
+        assert self.index.locked == sum(one.out for one in self.known.values())
+
+    @invariant()
+    def a_look_shows_all_in_order(self) -> None:
+        shown = sorted(self.known.values(), key=lambda one: SLOW_KEYS[self.order](one.entry))
+        alive = [one.entry for one in shown if one.entry.expires_at is None or one.entry.expires_at > self.now]
+        assert list(self.index.entries(self.now)) == alive
+
+    @invariant()
+    def somebody_who_waits_is_not_told_too_late(self) -> None:
+        """``next_due`` after an empty take is at or before the first delayed message's time."""
+        if self.index.next_due() is None or self.index.locked:
+            return
+        for correlation_id in (b"a", b"b"):
+            due = [one.entry.not_before for one in self.matches(correlation_id) if one.entry.not_before is not None]
+            assert self.index.next_due(correlation_id=correlation_id) == min(due, default=None)
+
+
+TestIndexAgainstList = IndexAgainstList.TestCase
+TestIndexAgainstList.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
