@@ -23,13 +23,11 @@ Report = Callable[[str], None]
 
 
 def show(path: Path, decided: set[int], report: Report) -> Sequence[InDoubt]:
-    """Lists what the kill has left, and one branch in full, as ``indoubt list`` and ``indoubt show`` do.
+    """Shows the oldest branch in doubt in full, as ``indoubt show`` does.
 
     decided: the batches that the producer's log commits. Returns the branches in doubt, the oldest first.
     """
-    found = in_doubt(path)
-    doubtful = [branch for branch in found if branch.state == Verdict.IN_DOUBT.value]
-    report(f"  in doubt: {_counted(len(doubtful))}, past the commit point: {_counted(len(found) - len(doubtful))}")
+    doubtful = [branch for branch in in_doubt(path) if branch.state == Verdict.IN_DOUBT.value]
     for line in described(doubtful[0], decided) if doubtful else ():
         report(f"    {line}")
     return doubtful
@@ -61,7 +59,3 @@ def described(branch: InDoubt, decided: set[int]) -> list[str]:
     if len(branch.added) > SHOWN:
         lines.append(f"           ... and {len(branch.added) - SHOWN:,} more")
     return lines
-
-
-def _counted(branches: int) -> str:
-    return f"{branches} branch" if branches == 1 else f"{branches} branches"

@@ -163,6 +163,8 @@ def _after_kill(job: Job, child: Child, toll: Toll, report: Callable[[str], None
         f"kill {toll.kills}: process {child.pid} got SIGKILL in the middle of a commit, "
         f"with {len(decided):,} of {job.batches:,} batches decided"
     )
+    sight = look(job.space)
+    report(f"  prepared/: in doubt {sight.prepared}, past the commit point {sight.committing}")
     doubtful = show(job.space, decided, report)
     toll.in_doubt += len(doubtful)
     if doubtful and not toll.decided_by_operator:
