@@ -50,13 +50,16 @@ class _Step:
         self._space = space
 
     def __enter__(self) -> None:
+        self._space.barrier.enter()
         self._space.lock.acquire()
         if self._space.barrier.failure is not None:
             self._space.lock.release()
+            self._space.barrier.leave()
             self._space.barrier.check()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._space.lock.release()
+        self._space.barrier.leave()
         if error is not None and not isinstance(error, Error):
             raise self._space.fence(error) from error
 

@@ -4,6 +4,10 @@ A step changes the directories under its owner's lock, submits a ticket there, a
 wait leads: it takes every ticket gathered so far, syncs each file and directory once, publishes the tickets in the
 order of their submission, and hands the lead to the next group, which gathered meanwhile. One wake-up a waiter.
 
+While a round syncs directories, steps wait at a gate before they change any: a directory that is changed again between
+two syncs of a round costs another commit of the file system's journal. The leader lets those who stand at the gate
+pass first, so that they are in its round.
+
 Directories that only gain names are synced first and those that only lose them last, so that no crash can lose a
 block between two directories. A sync is never tried twice: the first failure ends the barrier for good, because the
 kernel reports it once and then forgets it.
@@ -22,6 +26,8 @@ from xaqueue.storage.fs import FileSystem
 
 PARALLEL_SYNCS = 8
 """Files of one step that are synced at a time; more does not help one disk."""
+PASSING_S = 0.01
+"""How long a leader waits, at most, for the steps at the gate, which are on their way unless they were interrupted."""
 
 
 class Ticket:
@@ -68,6 +74,10 @@ class Barrier:
         self._publish = publish
         self._sync_content = fs.sync_file if hardening.content == "FSYNC" else fs.sync_data
         self._mutex = threading.Lock()
+        self._gate = threading.Lock()
+        self._passed = threading.Condition(self._mutex)
+        self._coming = 0
+        """Steps that stand at the gate."""
         self._gathering: list[Ticket] = []
         self._leading = False
         self._pool: ThreadPoolExecutor | None = None
@@ -81,7 +91,7 @@ class Barrier:
             return
         self.check()
         try:
-            if len(paths) < PARALLEL_SYNCS:
+            if len(paths) < PARALLEL_SYNCS or not threading.main_thread().is_alive():  # then no pool takes work
                 for path in paths:
                     self._sync_content(path)
             else:
@@ -89,6 +99,23 @@ class Barrier:
         except BaseException as error:
             self.fail(error)
             raise self._failed() from error
+
+    def enter(self) -> None:
+        """Before a step changes directories, and before its owner's lock: waits for a round that is syncing them."""
+        if not self.hardening.directories:
+            return
+        with self._mutex:
+            self._coming += 1
+        self._gate.acquire()
+        with self._mutex:
+            self._coming -= 1
+            if not self._coming:
+                self._passed.notify()
+
+    def leave(self) -> None:
+        """The step has changed what it changes, and submitted its ticket."""
+        if self.hardening.directories:
+            self._gate.release()
 
     def submit(
         self,
@@ -155,6 +182,8 @@ class Barrier:
     def abandon(self, error: BaseException) -> None:
         """In a forked child: fails without taking locks that a thread of the parent may have held."""
         self._mutex = threading.Lock()
+        self._gate = threading.Lock()
+        self._passed = threading.Condition(self._mutex)
         self._gathering = []
         self._pool = None
         self.failure = error
@@ -164,6 +193,12 @@ class Barrier:
             self._pool.shutdown()
 
     def _lead(self) -> None:
+        with self._mutex:
+            self._passed.wait_for(lambda: not self._coming, PASSING_S)
+        with self._gate:
+            self._perform_round()
+
+    def _perform_round(self) -> None:
         with self._mutex:
             group, self._gathering = self._gathering, []
         try:
