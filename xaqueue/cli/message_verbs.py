@@ -20,7 +20,7 @@ from xaqueue.message import EnqueueOptions, Message
 from xaqueue.space.follow import EARLIEST, LATEST, follow, start_after
 from xaqueue.space.inspect import check_known
 from xaqueue.space.reader import QueueReader
-from xaqueue.space.session import message_of
+from xaqueue.space.work import message_of
 
 LINES_A_BRANCH = 200
 TABLE_ROWS = 100

@@ -6,8 +6,8 @@
     heuristic/ has a decision          an operator decided: completed, and remembered until forget
     active/                            rolled back (presumed rollback)
 
-Recovery is idempotent: it may be killed at any call and run again. It ends by syncing every directory, since what it
-found may be what the kernel remembers and not yet what the disk holds.
+Recovery is idempotent: it may be killed at any call and run again. After a kill, what it finds may be what the kernel
+remembers and not yet what the disk holds: so it syncs every directory before it touches prepared/, and at its end.
 """
 
 from __future__ import annotations

@@ -6,17 +6,13 @@ on its way its branch is busy, and another call on it waits; the space's lock is
 
 from __future__ import annotations
 
-import errno
-import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Unpack
 
 from xaqueue import branch as states
-from xaqueue.branch import Branch, State, Written, call_of, check_flags
-from xaqueue.command import Block, Kind, decode, decode_message, encode_with_checksum, properties_in
+from xaqueue.branch import Branch, State, call_of, check_flags
 from xaqueue.errors import (
-    DamagedBlock,
     Error,
     InterfaceError,
     InvalidArgument,
@@ -25,14 +21,9 @@ from xaqueue.errors import (
     RetryLater,
     RolledBack,
 )
-from xaqueue.index import Entry
-from xaqueue.message import EnqueueOptions, Message, MessageId, check_message_id, properties_of
-from xaqueue.space import heuristic, layout, quarantine, steps
-from xaqueue.space.layout import numbered
-from xaqueue.space.load import check_message
-from xaqueue.space.queue import Queue
-from xaqueue.space.space import Space, log
-from xaqueue.storage.fs import NO_ROOM
+from xaqueue.message import EnqueueOptions, Message, MessageId
+from xaqueue.space import heuristic, steps, work
+from xaqueue.space.space import Space
 from xaqueue.xa import Code, Flag, Outcome, Vote
 from xaqueue.xid import Xid
 
@@ -191,32 +182,7 @@ class Session:
     # The work
 
     def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
-        branch = self._working()
-        space = self.space
-        space.definitions.find(queue)
-        if not isinstance(body, bytes):
-            raise InvalidArgument(f"body is a {type(body).__name__}: bytes are wanted")
-        properties = properties_of(queue, space.now_us(), options)
-        given = options.get("message_id")
-        message_id = MessageId(os.urandom(16)) if given is None else check_message_id(given)
-        block = Block(Kind.ENQUEUE, message_id, properties, body, space.epoch)
-        head, checksum = encode_with_checksum(block, body_limit_bytes=space.definitions.max_body_bytes)
-        with space.lock:
-            target = space.queue(queue)
-            if message_id in target.pending or message_id in target.index:
-                raise InvalidArgument(f"message {message_id.hex()} is in queue {queue} already: ids are unique")
-            target.pending.add(message_id)
-            branch.numbers += 1
-            number = branch.numbers
-        try:
-            steps.write(space, branch, [head, body] if body else [head], numbered(number))
-        except BaseException:
-            with space.lock:
-                target.pending.discard(message_id)
-            raise
-        entry = Entry(0, message_id, properties, len(head) + len(body))
-        branch.blocks.append(Written(number, Kind.ENQUEUE, queue, message_id, checksum, entry, suffix=numbered(number)))
-        return message_id
+        return work.enqueue(self.space, self._working(), queue, body, options)
 
     def dequeue(
         self,
@@ -226,53 +192,11 @@ class Session:
         message_id: bytes | None = None,
         correlation_id: bytes | str | None = None,
     ) -> Message | None:
-        branch = self._working()
-        self.space.definitions.find(queue)
-        if isinstance(correlation_id, str):
-            correlation_id = correlation_id.encode()
-        if message_id is not None:
-            check_message_id(message_id)
-        deadline = time.monotonic() + wait_s if wait_s else None
-        while (taken := self._take(branch, queue, deadline, message_id, correlation_id)) is not None:
-            source, entry, written = taken
-            message = self._fetch(source, entry)
-            if message is None:
-                continue
-            try:
-                written.checksum = steps.write_block(
-                    self.space, branch, steps.dequeue_block(self.space, written), written.suffix
-                )
-            except RolledBack as full:
-                if len(branch.blocks) > 1 or full.code is not Code.XA_RBOTHER:
-                    raise
-                branch.doom = None
-                written.on_disk = False
-            return message
-        return None
+        return work.dequeue(self.space, self._working(), queue, wait_s, message_id, correlation_id)
 
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
         self._check_open()
-        space = self.space
-        space.definitions.find(queue)
-        with space.lock:
-            space.barrier.check()
-            source = space.queue(queue)
-            entries = list(source.index.entries(space.now_us()))
-        shown = 0
-        for entry in entries:
-            if limit is not None and shown >= limit:
-                return
-            path = layout.message_path(queue, entry.seq, entry.message_id)
-            try:
-                message = message_of(queue, entry.seq, entry.message_id, space.fs.read(path))
-            except (FileNotFoundError, DamagedBlock):
-                continue  # consumed meanwhile, or for the next dequeue to set aside
-            except OSError as error:
-                if error.errno in quarantine.DAMAGE:
-                    continue
-                raise self._unread(path, error) from error
-            shown += 1
-            yield message
+        return work.browse(self.space, queue, limit)
 
     def close(self) -> None:
         if self._closed:
@@ -360,103 +284,3 @@ class Session:
             return
         if time.monotonic() > branch.deadline:
             branch.doom = RolledBack(f"branch {branch.xid} took longer than its timeout", Code.XA_RBTIMEOUT)
-
-    def _take(
-        self,
-        branch: Branch,
-        name: str,
-        deadline: float | None,
-        message_id: bytes | None,
-        correlation_id: bytes | None,
-    ) -> tuple[Queue, Entry, Written] | None:
-        """Locks the next message for the branch, waiting for one until the deadline; None without one."""
-        space = self.space
-        with space.lock:
-            queue = space.queue(name)
-            while True:
-                space.barrier.check()
-                now = space.now_us()
-                entry = queue.index.take(now, message_id=message_id, correlation_id=correlation_id)
-                if queue.index.expired:
-                    _drop_expired(space, queue)
-                if entry is not None:
-                    branch.numbers += 1
-                    written = Written(
-                        branch.numbers, Kind.DEQUEUE, name, entry.message_id, 0, entry, suffix=numbered(branch.numbers)
-                    )
-                    branch.blocks.append(written)
-                    return queue, entry, written
-                left = deadline - time.monotonic() if deadline is not None else 0.0
-                if left <= 0:
-                    return None
-                due = queue.index.next_due(message_id=message_id, correlation_id=correlation_id)
-                if due is not None:
-                    left = min(left, max(due - now, 0) / 1e6 + 0.001)
-                queue.arrived.wait(left)
-
-    def _fetch(self, queue: Queue, entry: Entry) -> Message | None:
-        """Reads a locked message; None when it is damaged or gone, and then it has left the queue."""
-        space = self.space
-        path = layout.message_path(queue.name, entry.seq, entry.message_id)
-        try:
-            data = space.fs.read(path)
-            return message_of(queue.name, entry.seq, entry.message_id, data)
-        except DamagedBlock as damage:
-            self._set_aside(path, str(damage))
-        except OSError as error:
-            if quarantine.is_damage(space.fs, path, error):
-                self._set_aside(path, f"cannot be read: {error.strerror}")
-            elif error.errno == errno.ENOENT:
-                log.error("message file %s is gone: something else removed it", path)
-            else:
-                self._give_back(queue, entry)
-                raise self._unread(path, error) from error
-        self._give_back(queue, entry, gone=True)
-        return None
-
-    def _unread(self, path: str, error: OSError) -> Exception:
-        """What a read that failed for no fault of its file means: not now, or the end."""
-        if error.errno in NO_ROOM:
-            return RetryLater(f"{path} cannot be read now ({error.strerror}): try again")
-        return self.space.fence(error)
-
-    def _give_back(self, queue: Queue, entry: Entry, *, gone: bool = False) -> None:
-        """The dequeue of this entry did not happen."""
-        with self.space.lock:
-            assert self._current is not None
-            self._current.blocks = [written for written in self._current.blocks if written.entry is not entry]
-            if gone:
-                queue.consumed(self.space.fs, entry)
-            else:
-                queue.index.release(entry)
-
-    def _set_aside(self, path: str, reason: str) -> None:
-        space = self.space
-        with space.step():
-            target = quarantine.move(space.fs, path, reason, space.now_us())
-            space.report.quarantined.append(f"{path}: {reason}")
-            ticket = space.barrier.submit(targets=(layout.QUARANTINE,), sources=(path.rpartition("/")[0],))
-        space.barrier.wait(ticket)
-        log.error("quarantined %s as %s: %s", path, target, reason)
-
-
-def message_of(queue: str, seq: int, message_id: MessageId, data: bytes) -> Message:
-    """The message that a file's bytes are. Raises DamagedBlock."""
-    found, stored, body = decode_message(data)
-    if found != message_id or stored.get("queue") != queue:
-        check_message(decode(data), queue, message_id)
-    return Message(message_id, queue, seq, body, properties_in(stored))
-
-
-def _drop_expired(space: Space, queue: Queue) -> None:
-    """Removes messages that nobody took in time. If a crash brings one back it is expired still. Lock held."""
-    for entry in queue.index.expired:
-        try:
-            space.fs.unlink(layout.message_path(queue.name, entry.seq, entry.message_id))
-        except FileNotFoundError:
-            log.warning("expired message %s was gone already", entry.message_id.hex())
-        except OSError as error:
-            raise space.fence(error) from error
-        queue.consumed(space.fs, entry)
-    log.info("%d expired messages left queue %s", len(queue.index.expired), queue.name)
-    queue.index.expired.clear()

