@@ -1,0 +1,115 @@
+"""The stories of the crash tests: every end of a branch, over every kind of work, alone and one after the other."""
+
+from __future__ import annotations
+
+import os
+
+from crash_story import EMPTY, Act, End, Put, Story, Take, play
+from forgetful_fs import Tree
+
+from xaqueue.space import layout
+from xaqueue.space.layout import RANGE_SIZE, Watermark
+from xaqueue.storage.flags import DEFAULT, Hardening
+
+FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
+TREES = 1 << 14 if FULL else 1 << 7
+"""How many trees of one crash are looked at, at most; where there are fewer, all of them are."""
+
+POWER_LOSS = [Hardening.parse(text) for text in ("FSYNC;DSYNC", "FDATASYNC;DSYNC")]
+KILL = [*POWER_LOSS, *(Hardening.parse(text) for text in ("FSYNC", "FDATASYNC", "DSYNC", "NONE"))]
+
+
+def act(end: End, *work: Put | Take) -> Act:
+    return Act(end, work)
+
+
+def _told(story: Story) -> Tree:
+    return play(story, DEFAULT)[0].tree_after_kill()
+
+
+GIVEN = _told(
+    Story(tuple(act(End.ONE_PHASE, Put(queue, number)) for queue, number in (("a", 100), ("a", 101), ("b", 102))))
+)
+"""Two messages in queue a, one in queue b."""
+
+AT_THE_EDGE = _told(
+    Story(
+        (act(End.ONE_PHASE, Put("a", 100)),),
+        Tree(
+            {
+                **EMPTY.nodes,
+                layout.queue_path("a"): None,
+                layout.watermark_path("a"): layout.format_watermark(Watermark(RANGE_SIZE - 2, RANGE_SIZE - 2)),
+            }
+        ),
+    )
+)
+"""A queue whose one message has the last number of its range."""
+
+BARE = Tree({})
+"""Not even the space's own directories; opening makes them."""
+
+WORK: dict[str, tuple[tuple[Put | Take, ...], Tree]] = {
+    "first": ((Put("a", 1),), EMPTY),
+    "first in a bare directory": ((Put("a", 1),), BARE),
+    "put": ((Put("a", 1),), GIVEN),
+    "take": ((Take("a", 100),), GIVEN),
+    "puts in new queues": ((Put("a", 1), Put("b", 2)), EMPTY),
+    "put and take": ((Put("a", 1), Take("a", 101)), GIVEN),
+    "takes": ((Take("a", 100), Take("b", 102)), GIVEN),
+    "several": ((Take("a", 100), Put("c", 1), Put("a", 2), Take("b", 102)), GIVEN),
+    "put over the edge": ((Put("a", 1),), AT_THE_EDGE),
+    "take at the edge": ((Take("a", 100),), AT_THE_EDGE),
+    "both at the edge": ((Put("a", 1), Take("a", 100)), AT_THE_EDGE),
+}
+
+ONE_BRANCH = {
+    f"{name}: {end.name.lower()}": Story((act(end, *work),), start)
+    for name, (work, start) in WORK.items()
+    for end in End
+}
+
+COMMITS = (End.ONE_PHASE, End.TWO_PHASE, End.DECIDED_COMMIT)
+UNDOES = (End.ROLLBACK, End.UNDONE, End.FORGOTTEN_ROLLBACK)
+FINALS = (*COMMITS, *UNDOES, End.PREPARED, End.ACTIVE)
+
+
+def _successors() -> dict[str, Story]:
+    """Branches over the same message, in every combination of their ends."""
+    found = {}
+    for first in COMMITS:
+        for second in FINALS:
+            name = f"put {first.name.lower()}, take {second.name.lower()}"
+            pair = (act(first, Put("a", 1)), act(second, Take("a", 1)))
+            found[name] = Story(pair, GIVEN)
+            if second in UNDOES:
+                for third in COMMITS:
+                    found[f"{name}, take {third.name.lower()}"] = Story((*pair, act(third, Take("a", 1))), GIVEN)
+            elif second in COMMITS:
+                for third in (End.ONE_PHASE, End.TWO_PHASE):
+                    found[f"{name}, put {third.name.lower()}"] = Story((*pair, act(third, Put("a", 2))), GIVEN)
+    for first, second in ((End.ONE_PHASE, End.TWO_PHASE), (End.TWO_PHASE, End.ONE_PHASE)):
+        listed = (Put("a", 1), Put("b", 2)), (Take("a", 1), Take("b", 2))
+        found[f"lists: put {first.name.lower()}, take {second.name.lower()}"] = Story(
+            (act(first, *listed[0]), act(second, *listed[1])), GIVEN
+        )
+    return found
+
+
+SUCCESSORS = _successors()
+
+BESIDE = {
+    f"in doubt beside {end.name.lower()}": Story(
+        (act(End.PREPARED, Put("a", 1), Take("a", 100)), act(end, Put("a", 2), Take("a", 101))), GIVEN
+    )
+    for end in FINALS
+}
+EDGES = {
+    f"edge: take {first.name.lower()}, put {second.name.lower()}": Story(
+        (act(first, Take("a", 100)), act(second, Put("a", 1)), act(End.ONE_PHASE, Take("a", 1))), AT_THE_EDGE
+    )
+    for first in COMMITS
+    for second in COMMITS
+}
+
+STORIES = {**ONE_BRANCH, **SUCCESSORS, **BESIDE, **EDGES}

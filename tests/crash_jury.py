@@ -1,0 +1,153 @@
+"""A jury holds trees to the record of a story: every promise is kept, and what is in doubt goes either way."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+
+from crash_story import (
+    FRESH,
+    SCAN,
+    Became,
+    Contents,
+    Put,
+    Record,
+    Seen,
+    Story,
+    Take,
+    body_of,
+    call,
+    drained,
+    look,
+    message_id,
+    open_space,
+    watermark,
+    xid_of,
+)
+from forgetful_fs import Tree
+
+from xaqueue.space import layout
+from xaqueue.space.session import Session
+from xaqueue.space.space import Space
+from xaqueue.storage.flags import Hardening
+from xaqueue.xa import Flag
+
+
+def expected(story: Story, became: Mapping[int, Became], start: Contents) -> Contents:
+    """The model: what the queues hold where the acts became this."""
+    contents = dict(start)
+    for position, outcome in became.items():
+        for work in story.acts[position].work:
+            place = work.queue, work.message
+            if outcome in (Became.DONE, Became.DECIDED_DONE):
+                if isinstance(work, Put):
+                    contents[place] = False
+                else:
+                    del contents[place]
+            elif outcome is Became.IN_DOUBT and isinstance(work, Take):
+                contents[place] = True
+    return contents
+
+
+def matches(story: Story, record: Record, seen: Seen, start: Contents) -> list[dict[int, Became]]:
+    """Every outcome of the acts that the record allows and that explains what is seen."""
+    found = []
+    for outcomes in itertools.product(*record.may_be):
+        became = dict(enumerate(outcomes))
+        listed = {xid_of(i): what for i, what in became.items() if what not in (Became.DONE, Became.NOTHING)}
+        if listed == seen.listed and expected(story, became, start) == seen.contents:
+            found.append(became)
+    return found
+
+
+def start_of(story: Story, hardening: Hardening) -> Contents:
+    space = open_space(story.start.open(), hardening)
+    return look(space, Session(space)).contents
+
+
+class Jury:
+    """Holds trees to one story's records; the same tree under the same promises is judged once."""
+
+    def __init__(self, story: Story, hardening: Hardening) -> None:
+        self.story = story
+        self.hardening = hardening
+        self.start = start_of(story, hardening)
+        self.judged: set[object] = set()
+
+    def judge(self, tree: Tree, record: Record, *, tries_kept: bool = False) -> None:
+        """AssertionError unless the tree, opened, keeps every promise, and its branches in doubt go either way."""
+        key = (tree.key(), record.key(), tries_kept)
+        if key in self.judged:
+            return
+        self.judged.add(key)
+        for verb in ("commit", "rollback"):
+            space = open_space(tree.open(), self.hardening)
+            became = self.recovered(space, record, tries_kept=tries_kept)
+            self._settle(space, became, verb)
+            self._go_on(space, record)
+            if Became.IN_DOUBT not in became.values():
+                break
+
+    def recovered(self, space: Space, record: Record, *, tries_kept: bool = False) -> dict[int, Became]:
+        """What the acts became, as this space says just after its recovery."""
+        assert not space.report.quarantined, "a mere crash damages nothing"
+        seen = look(space, Session(space))
+        found = matches(self.story, record, seen, self.start)
+        assert found, f"seen {seen}, allowed {record.may_be}"
+        for place, seq in seen.seqs.items():
+            assert record.seqs.get(place, seq) == seq, "a message keeps its number"
+            assert watermark(space.fs.read(layout.watermark_path(place[0]))).published >= seq
+        undone = [
+            (work.queue, work.message)
+            for position, outcome in found[0].items()
+            if outcome in (Became.NOTHING, Became.DECIDED_NOTHING)
+            for work in self.story.acts[position].work
+        ]
+        for place, tries in seen.tries.items():
+            assert tries <= (1 + record.openings) * undone.count(place), "an opening counts a block that is back"
+            assert tries >= record.undone.count(place) or not tries_kept
+        return found[0]
+
+    def pinned(self, space: Space, record: Record) -> Record:
+        """The record once this recovery has told what the acts became: no later crash may change it."""
+        seen = look(space, Session(space))
+        found = matches(self.story, record, seen, self.start)
+        may_be = [{became[position] for became in found} for position in range(len(record.may_be))]
+        return replace(record, may_be=may_be, seqs={**record.seqs, **seen.seqs}, openings=record.openings + 1)
+
+    def _settle(self, space: Space, became: Mapping[int, Became], verb: str) -> None:
+        """Decides what is in doubt, forgets what was decided, and finds exactly the messages that this makes."""
+        session = Session(space)
+        decided = Became.DONE if verb == "commit" else Became.NOTHING
+        final = {i: decided if what is Became.IN_DOUBT else what for i, what in became.items()}
+        for position, what in became.items():
+            if what is Became.IN_DOUBT:
+                call(session, verb, xid_of(position))
+            elif what not in (Became.DONE, Became.NOTHING):
+                session.forget(xid_of(position))
+        assert session.recover(1000, SCAN) == []
+        wanted = expected(self.story, final, self.start)
+        assert look(space, session).contents == wanted
+        assert not any(wanted.values())
+        for directory in (layout.ACTIVE, layout.PREPARED, layout.HEURISTIC, layout.QUARANTINE):
+            assert space.fs.list(directory) == []
+        session.start(xid_of(-1))
+        for queue in self.story.queues:
+            bodies = sorted(drained(session, queue))
+            assert bodies == sorted(body_of(message) for name, message in wanted if name == queue)
+        session.end(xid_of(-1))
+        session.commit(xid_of(-1), Flag.ONEPHASE)
+
+    def _go_on(self, space: Space, record: Record) -> None:
+        """A new message gets a number that no published message ever had."""
+        session = Session(space)
+        session.start(xid_of(-2))
+        for queue in self.story.queues:
+            session.enqueue(queue, b"", message_id=message_id(FRESH))
+        session.end(xid_of(-2))
+        session.commit(xid_of(-2), Flag.ONEPHASE)
+        seqs = look(space, session).seqs
+        for queue in self.story.queues:
+            used = [seq for (name, _), seq in record.seqs.items() if name == queue]
+            assert seqs[queue, FRESH] > max(used, default=0)

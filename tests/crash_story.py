@@ -1,0 +1,246 @@
+"""A story is played on a forgetful file system; its record says what each act may have become, and is held to trees.
+
+An act is one branch: what it puts and takes, and the verbs that end it. Between two acknowledgements an act may have
+become what the last one promised or what the next one will; nothing else, and never a part of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from forgetful_fs import Crashed, ForgetfulFileSystem, Tree
+
+from xaqueue.branch import State
+from xaqueue.errors import ResourceFailed
+from xaqueue.message import MessageId
+from xaqueue.space import heuristic, layout
+from xaqueue.space.definitions import Definitions, QueueDefinition
+from xaqueue.space.session import Session
+from xaqueue.space.space import Space
+from xaqueue.storage.flags import Hardening
+from xaqueue.xa import Flag
+from xaqueue.xid import Xid
+
+NOON_US = 1_700_000_000_000_000
+SCAN = Flag.STARTRSCAN | Flag.ENDRSCAN
+EMPTY = Tree(dict.fromkeys(layout.DIRECTORIES))
+FRESH = 1 << 64
+"""The message that is put after recovery, to see which number it gets."""
+
+
+class Became(Enum):
+    """What an act is, once it is looked at after a crash."""
+
+    NOTHING = "rolled back"
+    IN_DOUBT = "in doubt"
+    DONE = "committed"
+    DECIDED_DONE = "committed by an operator"
+    DECIDED_NOTHING = "rolled back by an operator"
+
+
+class End(Enum):
+    """How an act ends: its verbs, and what each makes of it."""
+
+    ACTIVE = ()
+    ONE_PHASE = (("one-phase", Became.DONE),)
+    ROLLBACK = (("rollback", Became.NOTHING),)
+    PREPARED = (("prepare", Became.IN_DOUBT),)
+    TWO_PHASE = (*PREPARED, ("commit", Became.DONE))
+    UNDONE = (*PREPARED, ("rollback", Became.NOTHING))
+    DECIDED_COMMIT = (*PREPARED, ("decide commit", Became.DECIDED_DONE))
+    DECIDED_ROLLBACK = (*PREPARED, ("decide rollback", Became.DECIDED_NOTHING))
+    FORGOTTEN_COMMIT = (*DECIDED_COMMIT, ("forget", Became.DONE))
+    FORGOTTEN_ROLLBACK = (*DECIDED_ROLLBACK, ("forget", Became.NOTHING))
+
+
+@dataclass(frozen=True)
+class Put:
+    queue: str
+    message: int
+
+
+@dataclass(frozen=True)
+class Take:
+    queue: str
+    message: int
+
+
+@dataclass(frozen=True)
+class Act:
+    """One branch: its work, and its end."""
+
+    end: End
+    work: tuple[Put | Take, ...]
+
+
+@dataclass(frozen=True)
+class Story:
+    """Acts in their order, on a tree where all is durable. The position of an act is the name of its branch."""
+
+    acts: tuple[Act, ...]
+    start: Tree = EMPTY
+
+    @property
+    def queues(self) -> list[str]:
+        return sorted({work.queue for act in self.acts for work in act.work})
+
+
+Contents = dict[tuple[str, int], bool]
+"""The messages of all queues, and whether each is locked."""
+
+
+@dataclass
+class Record:
+    """What was acknowledged when the story ended."""
+
+    may_be: list[set[Became]] = field(default_factory=list)
+    """For each act that began."""
+    seqs: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The numbers of all messages that were ever published."""
+    undone: list[tuple[str, int]] = field(default_factory=list)
+    """The messages whose taking was undone, acknowledged; each counts a try."""
+    openings: int = 1
+    """How often the tree was opened after a crash."""
+    first_call: int = 0
+    """How many calls the opening took."""
+
+    def copy(self) -> Record:
+        return replace(self)
+
+    def key(self) -> object:
+        return tuple(map(frozenset, self.may_be)), tuple(self.seqs.items()), tuple(self.undone), self.openings
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an open space shows."""
+
+    listed: dict[Xid, Became]
+    contents: Contents
+    seqs: dict[tuple[str, int], int]
+    tries: dict[tuple[str, int], int]
+
+
+def xid_of(position: int) -> Xid:
+    return Xid(1, b"act%d" % position, b"")
+
+
+def message_id(message: int) -> MessageId:
+    return MessageId(message.to_bytes(16, "big"))
+
+
+def body_of(message: int) -> bytes:
+    return b"body of %d" % message
+
+
+def open_space(fs: ForgetfulFileSystem, hardening: Hardening) -> Space:
+    definitions = Definitions(default=QueueDefinition())
+    return Space(fs, definitions, hardening=hardening, now_us=lambda: NOON_US)
+
+
+def play(story: Story, hardening: Hardening, crash_after: int | None = None) -> tuple[ForgetfulFileSystem, Record]:
+    """Plays it until the crash, or to its end and a clean close."""
+    fs, record = story.start.open(crash_after), Record()
+    try:
+        space = open_space(fs, hardening)
+        record.first_call = fs.calls
+        record.seqs = look(space, Session(space)).seqs
+        for position, act in enumerate(story.acts):
+            perform(space, record, position, act)
+        space.close()
+    except (Crashed, ResourceFailed):
+        if not fs.crashed:
+            raise
+    return fs, record
+
+
+def perform(space: Space, record: Record, position: int, act: Act) -> None:
+    session, xid = Session(space), xid_of(position)
+    promised = Became.NOTHING
+    record.may_be.append({promised})
+    session.start(xid)
+    for work in act.work:
+        do(session, work)
+    if act.end is End.ACTIVE:
+        return
+    session.end(xid)
+    for verb, after in act.end.value:
+        record.may_be[position] = {promised, after}
+        call(session, verb, xid)
+        promised = after
+        record.may_be[position] = {promised}
+        if verb.endswith("rollback"):
+            record.undone += [(work.queue, work.message) for work in act.work if isinstance(work, Take)]
+    seen = look(space, session)
+    record.seqs.update(seen.seqs)
+    for (queue, _), seq in seen.seqs.items():
+        assert watermark(space.fs.read(layout.watermark_path(queue))).published >= seq
+
+
+def do(session: Session, work: Put | Take) -> None:
+    if isinstance(work, Put):
+        session.enqueue(work.queue, body_of(work.message), message_id=message_id(work.message))
+    else:
+        message = session.dequeue(work.queue, message_id=message_id(work.message))
+        assert message is not None, f"{work} finds nothing"
+
+
+def call(session: Session, verb: str, xid: Xid) -> None:
+    match verb:
+        case "prepare":
+            session.prepare(xid)
+        case "commit":
+            session.commit(xid)
+        case "one-phase":
+            session.commit(xid, Flag.ONEPHASE)
+        case "rollback":
+            session.rollback(xid)
+        case "forget":
+            session.forget(xid)
+        case _:
+            heuristic.decide(session.space, xid, verb == "decide commit", by="test")
+
+
+def drained(session: Session, queue: str) -> Iterator[bytes]:
+    while (message := session.dequeue(queue)) is not None:
+        yield message.body
+
+
+def watermark(content: bytes) -> layout.Watermark:
+    parsed = layout.parse_watermark(content)
+    assert parsed is not None, content
+    return parsed
+
+
+_BECAME = {
+    State.PREPARED: Became.IN_DOUBT,
+    State.HEURISTIC_COMMIT: Became.DECIDED_DONE,
+    State.HEURISTIC_ROLLBACK: Became.DECIDED_NOTHING,
+}
+
+
+def look(space: Space, session: Session) -> Seen:
+    listed = {xid: _BECAME[space.branches[xid].base] for xid in session.recover(1000, SCAN)}
+    seen = Seen(listed, {}, {}, {})
+    for name, queue in space.queues.items():
+        for entry in queue.index.entries(NOON_US):
+            place = name, int.from_bytes(entry.message_id, "big")
+            seen.contents[place], seen.seqs[place], seen.tries[place] = entry.locked, entry.seq, entry.tries
+    return seen
+
+
+def crashes(story: Story, hardening: Hardening) -> Iterator[tuple[ForgetfulFileSystem, Record]]:
+    """The story cut off before each of its calls in turn; at last played to its end.
+
+    A space that is there already is opened in peace: what an opening survives is for the tests of recovery.
+    """
+    _, whole = play(story, hardening)
+    for crash_after in itertools.count(whole.first_call if story.start.nodes else 0):
+        fs, record = play(story, hardening, crash_after)
+        ended = not fs.crashed
+        yield fs, record
+        if ended:
+            return
