@@ -49,24 +49,27 @@ class Queue:
         """What recovery read of a queue's directory: its ranges, its highest number, its watermark."""
         self._has_directory = True
         self.ranges = ranges
-        self.last = max(last, watermark.reserved) if watermark else last
-        self.reserved = self.published = self.last
+        self.last = self.reserved = max(last, watermark.reserved) if watermark else last
+        self.published = watermark.published if watermark else 0
 
     def hold(self, fs: FileSystem) -> None:
         """Makes what the next number needs and opens what its sync needs, so that a lack shows before the commit."""
         self._make_range(fs, self.last + 1)
         fs.hold_dir(layout.range_path(self.name, self.last + 1))
 
-    def allocate(self, fs: FileSystem, touched: Touched) -> int:
-        """The next commit sequence number; its range directory is there and its reservation written."""
-        seq = self.last + 1
+    def allocate(self, fs: FileSystem, touched: Touched, again: int = 0) -> int:
+        """The next commit sequence number; its range directory is there and its reservation written.
+
+        ``again``: the number that a message was given before a crash, and keeps.
+        """
+        seq = again or self.last + 1
         self._make_range(fs, seq, touched.targets)
         if seq >> RANGE_BITS in self._fresh:
             touched.files[layout.watermark_path(self.name)] = None
             touched.targets[layout.queue_path(self.name)] = None
             touched.targets[layout.COMMITTED] = None
         touched.targets[layout.range_path(self.name, seq)] = None
-        self.last = seq
+        self.last = max(self.last, seq)
         return seq
 
     def occupy(self, seq: int) -> None:
@@ -76,7 +79,7 @@ class Queue:
         """The message is hardened: it may be seen. Called in the order of the numbers."""
         self.index.add(entry)
         self.pending.discard(entry.message_id)
-        self.published = entry.seq
+        self.published = max(self.published, entry.seq)
         self._fresh.discard(entry.seq >> RANGE_BITS)
 
     def consumed(self, fs: FileSystem, entry: Entry) -> None:

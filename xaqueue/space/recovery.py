@@ -100,7 +100,7 @@ class _Recovery:
         self.lost = quarantine.lost_blocks(self.fs)
         active, prepared = self._blocks(ACTIVE), self._blocks(PREPARED)
         if prepared:  # after a kill the disk may lack a move that is seen here; what follows must not outlive it
-            self._sync_directories()
+            self._sync_directories(self._every_directory())
         for xid in [xid for xid, files in prepared.items() if COMMIT in files]:
             self._roll_forward(xid, prepared.pop(xid), active.pop(xid, {}))
         for xid in sorted({*prepared, *self.lost}, key=str):
@@ -136,11 +136,29 @@ class _Recovery:
         for number, item in enumerate(listed, 1):
             path = prepared.get(numbered(number)) or active.get(numbered(number))
             self._finish_block(branch, number, item, path)
+        self._number_again(branch, listed)
         found = {**active, **prepared}
         steps.complete(self.space, branch, {w.number: found.get(w.suffix, marker) for w in branch.blocks})
         self._remove((*prepared.values(), *active.values()))
         self._remember(xid)
         self.report.rolled_forward += 1
+
+    def _number_again(self, branch: Branch, listed: list[Listed]) -> None:
+        """Messages of one commit have consecutive numbers in a queue: what has moved tells those of the rest."""
+        for name in {item.queue for item in listed if item.kind is Kind.ENQUEUE}:
+            index = self.space.queue(name).index
+            added = [item for item in listed if item.kind is Kind.ENQUEUE and item.queue == name]
+            left = {w.message_id: w.entry for w in branch.blocks if w.kind is Kind.ENQUEUE and w.queue == name}
+            moved = {item.message_id: entry for item in added if (entry := index.find(item.message_id))}
+            bases = {moved[item.message_id].seq - n for n, item in enumerate(added) if item.message_id in moved}
+            if not left or len(bases) != 1 or len(left) + len(moved) != len(added):
+                continue  # none has moved, or something is lost: new numbers in the same order
+            (base,) = bases
+            wanted = {base + n: left[item.message_id] for n, item in enumerate(added) if item.message_id in left}
+            if base > 0 and not any(entry.seq in wanted for entry in index.entries(0)):
+                for seq, entry in wanted.items():
+                    assert entry is not None
+                    entry.seq = seq
 
     def _list_found(self, files: dict[str, str]) -> list[Listed]:
         """Without the list: the blocks that are there, by their numbers, as far as they can be read."""
@@ -293,29 +311,32 @@ class _Recovery:
             self.report.rolled_back += 1
 
     def _harden(self) -> None:
-        """What was found becomes what is on disk, and every message that is there is published."""
+        """What was found becomes what is on disk, and only then is every message that is there published."""
         space = self.space
         queues = [queue for queue in space.queues.values() if queue.exists]
-        used = [queue for queue in queues if queue.reserved]  # of the others there is nothing to write
-        for queue in used:
-            queue.write_watermark(self.fs)
         for queue in queues:
             for number in [number for number, count in queue.ranges.items() if not count]:
                 queue.remove_range(self.fs, number)
-        contents = [layout.watermark_path(queue.name) for queue in used]
-        contents += [path for xid, branch in space.branches.items() for path in self._paths(xid, branch)]
+        contents = [path for xid, branch in space.branches.items() for path in self._paths(xid, branch)]
         space.barrier.harden_content(contents)
-        self._sync_directories()
+        self._sync_directories(self._every_directory())
+        used = [queue for queue in queues if queue.reserved]  # of the others there is nothing to publish
+        for queue in used:
+            queue.published = queue.last
+            queue.write_watermark(self.fs)
+        space.barrier.harden_content([layout.watermark_path(queue.name) for queue in used])
+        self._sync_directories([layout.queue_path(queue.name) for queue in used])
 
-    def _sync_directories(self) -> None:
-        """Every name that is seen is on disk, and every one that is not is gone; targets of moves before sources."""
-        space = self.space
-        directories = [layout.QUARANTINE, layout.HEURISTIC]
-        directories += [path for queue in space.queues.values() for path in queue.directories()]
-        directories += [COMMITTED, PREPARED, ACTIVE, ""]
-        with space.step():
-            ticket = space.barrier.submit(targets=directories)
-        space.barrier.wait(ticket)
+    def _every_directory(self) -> list[str]:
+        """In an order that syncs targets of moves before sources."""
+        queues = [path for queue in self.space.queues.values() for path in queue.directories()]
+        return [layout.QUARANTINE, layout.HEURISTIC, *queues, COMMITTED, PREPARED, ACTIVE, ""]
+
+    def _sync_directories(self, directories: list[str]) -> None:
+        """Every name that is seen is on disk, and every one that is not is gone."""
+        with self.space.step():
+            ticket = self.space.barrier.submit(targets=directories)
+        self.space.barrier.wait(ticket)
 
     def _paths(self, xid: Xid, branch: Branch) -> list[str]:
         suffixes = [FIRST, *(numbered(written.number) for written in branch.blocks)]

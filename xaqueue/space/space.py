@@ -95,7 +95,10 @@ class Space:
         self._last_commit_us = 0
         self._sessions = 0
         self.closed = False
+        self.serving = False
+        """Recovery is done. Until then nothing is published, since it may yet put messages below what it found."""
         self.report: RecoveryReport = recovery.recover(self, progress)
+        self.serving = True
 
     def next_session(self) -> int:
         with self.lock:
@@ -223,6 +226,8 @@ class Space:
         for ticket in group:
             if ticket.publish is not None:
                 ticket.publish()
+        if not self.serving:
+            return
         for queue in self._dirty.values():
             queue.write_watermark(self.fs)
             queue.arrived.notify_all()

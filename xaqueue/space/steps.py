@@ -191,7 +191,8 @@ def _allocate(
         places = []
         for written in arrivals:
             queue = space.queue(written.queue)
-            places.append((written, queue, queue.allocate(space.fs, touched)))
+            again = written.entry.seq if written.entry is not None else 0
+            places.append((written, queue, queue.allocate(space.fs, touched, again)))
         for written in removals:
             if written.entry is not None:
                 touched.targets[layout.range_path(written.queue, written.entry.seq)] = None
