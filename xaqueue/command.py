@@ -24,6 +24,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from operator import attrgetter
 from typing import Any
 from zlib import crc32
 
@@ -83,6 +84,8 @@ class Head:
 _KNOWN = tuple(f.name for f in fields(Properties) if f.name != "unknown")
 _KNOWN_NAMES = frozenset(_KNOWN)
 _OPTIONAL = tuple(name for name in _KNOWN if name not in ("queue", "priority", "enqueued_at", "tries"))
+_optional = attrgetter(*_OPTIONAL)
+_ABSENT = _optional(Properties(""))
 
 
 def _property_map(properties: Properties) -> dict[str, Any]:
@@ -94,11 +97,13 @@ def _property_map(properties: Properties) -> dict[str, Any]:
         stored["priority"] = properties.priority
     if properties.tries:
         stored["tries"] = properties.tries
-    for name in _OPTIONAL:
-        value = getattr(properties, name)
-        if value is not None and value != {}:
-            stored[name] = dict(value) if name == "headers" else value
-    stored.update(properties.unknown)
+    optional = _optional(properties)
+    if optional != _ABSENT:
+        for name, value in zip(_OPTIONAL, optional, strict=True):
+            if value is not None and value != {}:
+                stored[name] = dict(value) if name == "headers" else value
+    if properties.unknown:
+        stored.update(properties.unknown)
     return stored
 
 

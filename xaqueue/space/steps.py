@@ -14,7 +14,6 @@ keep the .commit and lose a block that it lists.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -176,11 +175,17 @@ def complete(space: Space, branch: Branch, sources: Mapping[int, str]) -> None:
     space.barrier.wait(ticket)
     for written in removals:
         if written.on_disk:
-            with suppress(FileNotFoundError):
-                space.fs.unlink(sources[written.number])
+            _remove(space, sources[written.number])
     if branch.listed:
-        with suppress(FileNotFoundError):
-            space.fs.unlink(block_path(PREPARED, branch.name, COMMIT))
+        _remove(space, block_path(PREPARED, branch.name, COMMIT))
+
+
+def _remove(space: Space, path: str) -> None:
+    """Unlinks what may be gone already: this step may be the second try after a crash."""
+    try:
+        space.fs.unlink(path)
+    except FileNotFoundError:
+        return
 
 
 def _allocate(
@@ -222,8 +227,7 @@ def _move_out(space: Space, removals: Sequence[Written]) -> list[Moved]:
     consumed: list[Moved] = []
     for written in removals:
         if written.entry is not None:
-            with suppress(FileNotFoundError):
-                space.fs.unlink(layout.message_path(written.queue, written.entry.seq, written.message_id))
+            _remove(space, layout.message_path(written.queue, written.entry.seq, written.message_id))
             consumed.append((space.queue(written.queue), written.entry))
     return consumed
 
@@ -253,8 +257,7 @@ def rollback(space: Space, branch: Branch) -> None:
     suffixes += [written.suffix for written in branch.blocks if written.on_disk and written.suffix != FIRST]
     with space.step():
         for suffix in suffixes:
-            with suppress(FileNotFoundError):
-                space.fs.unlink(block_path(directory, name, suffix))
+            _remove(space, block_path(directory, name, suffix))
         ticket = space.barrier.submit(sources=(PREPARED,) if prepared else ())
     space.barrier.wait(ticket)
     release(space, branch)
