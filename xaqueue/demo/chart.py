@@ -16,13 +16,10 @@ def draw(answer: Answer, names: Mapping[str, str], path: Path) -> None:
     means = [delay.mean for _, delay in carriers]
     figure = Figure(figsize=(9, 0.38 * len(carriers) + 1.4), layout="constrained")
     axes = figure.add_subplot()
-    bars = axes.barh([names.get(code, code) for code, _ in carriers], means, color="#33658a")
-    axes.bar_label(
-        bars,
-        [f"{mean:.1f}  ({delay.flights:,} flights)" for mean, (_, delay) in zip(means, carriers, strict=True)],
-        padding=4,
-        fontsize=8,
-    )
+    axes.barh([names.get(code, code) for code, _ in carriers], means, color="#33658a")
+    for row, (mean, (_, delay)) in enumerate(zip(means, carriers, strict=True)):
+        label = f"{mean:.1f}  ({delay.flights:,} flights)"  # right of zero, clear of the names
+        axes.annotate(label, (max(mean, 0.0), row), (4, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_xlim(min(0.0, *means) * 1.1, max(1.0, *means) * 1.3)
     axes.set_xlabel("mean departure delay, minutes")
     axes.set_title("Flights that left New York in 2013, by carrier", loc="left")
