@@ -72,7 +72,7 @@ def bench_engine(
 
     asked: dict[str, Any] = {"flags": tuple(flags)} if flags else {}
     options = engine.Options(
-        directory=directory, threads=_numbers(threads), size_bytes=size, seconds=seconds, rounds=rounds, **asked
+        directory=_made(directory), threads=_numbers(threads), size_bytes=size, seconds=seconds, rounds=rounds, **asked
     )
     _write(result, engine.run(options, typer.echo))
 
@@ -86,7 +86,7 @@ def bench_open(
     """How long a space with many messages takes to open, and in how much memory."""
     from xaqueue.bench import opening
 
-    _write(result, opening.run(messages, directory, typer.echo))
+    _write(result, opening.run(messages, _made(directory), typer.echo))
 
 
 @bench.command("spark")
@@ -97,7 +97,7 @@ def bench_spark(
     result: ResultOption = None,
 ) -> None:
     """How many messages a second Spark reads, beside what its own binaryFile source reads from the same files."""
-    with _extras("demo"), tempfile.TemporaryDirectory(prefix="xaqueue-bench-", dir=directory) as scratch:
+    with _extras("demo"), tempfile.TemporaryDirectory(prefix="xaqueue-bench-", dir=_made(directory)) as scratch:
         from xaqueue.bench import spark_bench
 
         measured = spark_bench.measure(Path(scratch) / "space", "bench", messages, rounds=rounds, progress=typer.echo)
@@ -118,6 +118,12 @@ def _extras(extra: str) -> Iterator[None]:
         raise OperationalError(
             f'{error.name.partition(".")[0]} is not installed: pip install "xaqueue[{extra}]"'
         ) from None
+
+
+def _made(directory: Path | None) -> Path | None:
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+    return directory
 
 
 def _numbers(text: str) -> tuple[int, ...]:
