@@ -19,8 +19,6 @@ OPEN_FILES = 384
 """Descriptors kept for files not yet synced; beyond them the oldest is synced early, which is only sooner."""
 OPEN_DIRECTORIES = 128
 WRITE_VECTORS = 512
-SMALL_FILE = 16 * 1024
-"""Bytes that a read asks for first."""
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 """Errors that mean "not now": room on the disk, or descriptors. Nothing was done and nothing is damaged."""
@@ -242,12 +240,13 @@ class Sync(Protocol):
 
 
 def read_all(fd: int) -> bytes:
-    """What is left of an open file: a small one in one call, a large one in two."""
-    data = os.read(fd, SMALL_FILE)
-    if len(data) < SMALL_FILE:
+    """What is left of an open file. Bodies of up to a gigabyte come in one call, larger ones in several."""
+    size = os.fstat(fd).st_size
+    data = os.read(fd, size + 1)
+    if len(data) == size:
         return data
     chunks = [data]
-    while chunk := os.read(fd, max(os.fstat(fd).st_size - SMALL_FILE, SMALL_FILE)):
+    while chunk := os.read(fd, 1 << 20):
         chunks.append(chunk)
     return b"".join(chunks)
 
