@@ -194,6 +194,8 @@ class Written:
     entry: Entry | None = None
     """The locked message of a dequeue, or the future entry of an enqueue."""
     on_disk: bool = True
+    given: bool = False
+    """The caller chose the message id, which may be one that was used and consumed before."""
     suffix: str = ""
     """Of its file's name; the number, until a single block becomes the first of a prepared branch."""
 
@@ -224,6 +226,8 @@ class Branch:
     """Int microseconds UTC."""
     listed: bool = False
     """It has several blocks, and a branch block that lists them."""
+    decided: State | None = None
+    """An operator's recorded decision, on its way: what the verbs answer from now on."""
     committing: bool = False
     """The commit point is behind it, its moves are not: it can only go forward."""
 
@@ -232,6 +236,8 @@ class Branch:
 
     def state_for(self, session: int) -> State:
         """The branch's state as this session sees it."""
+        if self.decided is not None:
+            return self.decided
         if self.base is not State.ACTIVE and self.base is not State.IDLE:
             return self.base
         if session in self.active:

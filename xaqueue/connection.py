@@ -215,9 +215,10 @@ class Connection:
             return
         self._closed = True
         try:
-            if self._ended and self._phase is not _Phase.PREPARED and self._xid is not None:
+            xid = self._xid if self._ended and self._phase in _UNPREPARED else None
+            if xid is not None and self._manager.outcome(xid) is not Outcome.IN_DOUBT:
                 with suppress(UnknownXid, ProtocolError, ResourceFailed):  # finished, past its commit point, fenced
-                    self._manager.rollback(self._xid)
+                    self._manager.rollback(xid)
         finally:
             self._manager.close()
 
@@ -301,6 +302,7 @@ class Connection:
         self._leave()
 
 
+_UNPREPARED = (_Phase.LOCAL, _Phase.ACTIVE, _Phase.ENDED)
 _TWO_PHASE = (_Phase.ACTIVE, _Phase.ENDED, _Phase.PREPARED, _Phase.READ_ONLY)
 
 

@@ -20,7 +20,7 @@ raised for a normal outcome: a read-only vote and an empty queue are return valu
        |- OperationalError            the world's fault
        |  |- RolledBack               XA_RB*        the branch is, or will be, rolled back
        |  |  `- DiskFull              XA_RBOTHER    no room for the block; the branch is rollback-only
-       |  |- RetryLater               XA_RETRY      nothing done, the same call may succeed later
+       |  |- RetryLater               XA_RETRY      nothing lost, the same call may complete it later
        |  |- ResourceError            XAER_RMERR    the branch can never be committed
        |  |- ResourceFailed           XAER_RMFAIL   the space is fenced: reopen it
        |  |- SpaceInUse               XAER_RMFAIL   another process owns the space
@@ -137,7 +137,7 @@ class DiskFull(RolledBack):
 
 
 class RetryLater(OperationalError):
-    """Nothing was done and nothing is lost; the same call may succeed later (``XA_RETRY``)."""
+    """It could not be completed now; nothing is lost, and the same call may complete it later (``XA_RETRY``)."""
 
     code = Code.XA_RETRY
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from enum import Enum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from xaqueue.message import HIGHEST_PRIORITY, MessageId, Properties
 
@@ -134,6 +134,16 @@ class QueueIndex:
             del keys[bisect_left(keys, key)]
             if not keys:
                 del self._by_correlation[entry.correlation_id]
+        self._compact()
+
+    def _compact(self) -> None:
+        """Keys of messages that were taken by an id never come up where nobody takes the next one."""
+        if len(self._ready) > 2 * len(self._entries) + 1024:
+            self._ready = [key for key in self._ready if key in self._entries]
+            heapify(self._ready)
+        if len(self._delayed) > 2 * len(self._entries) + 1024:
+            self._delayed = [pair for pair in self._delayed if pair[1] in self._entries]
+            heapify(self._delayed)
 
     def find(self, message_id: bytes) -> Entry | None:
         return self._by_id.get(message_id)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xaqueue.command import FORMAT_VERSION
-from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError, SpaceInUse
+from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, SpaceError, SpaceInUse
 from xaqueue.space import definitions as definitions_of
 from xaqueue.space import layout
 from xaqueue.space.definitions import Definitions
@@ -194,7 +194,7 @@ def _open(
         if fs is not None:
             fs.close()
         lock.release()
-        if isinstance(error, OSError | ResourceFailed):
+        if isinstance(error, OSError | ResourceFailed | RetryLater):
             raise SpaceError(f"{root} cannot be opened as a queue space: {error}") from error
         raise
     log.info("space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise)

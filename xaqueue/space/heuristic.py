@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from xaqueue.branch import HEURISTICS, Branch, State
 from xaqueue.command import Block, Kind, decode, encode, pack_list
-from xaqueue.errors import DamagedBlock, HeuristicOutcome, RetryLater, UnknownXid
-from xaqueue.message import MessageId, Properties
+from xaqueue.errors import DamagedBlock, HeuristicOutcome, ProtocolError, RetryLater, UnknownXid
+from xaqueue.message import Properties
 from xaqueue.space import steps
 from xaqueue.space.layout import ACTIVE, FIRST, HEURISTIC, block_path
 from xaqueue.space.load import damage_of
@@ -30,7 +30,6 @@ OUTCOMES = {
     "rollback": State.HEURISTIC_ROLLBACK,
     "mixed": State.HEURISTIC_MIXED,
 }
-NO_MESSAGE = MessageId(bytes(16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +71,8 @@ def decide(space: Space, xid: Xid, commit: bool, by: str) -> Decision:
             raise HeuristicOutcome(
                 f"branch {xid} is {branch.base.value} already; forget ends this", HEURISTICS[branch.base]
             )
+        if branch.committing and not commit:
+            raise ProtocolError(f"branch {xid} is past its commit point: it can only be committed")
         branch.busy = True
     try:
         outcome = "rollback" if not commit else "mixed" if branch.damage else "commit"
@@ -93,13 +94,15 @@ def complete(space: Space, xid: Xid, decision: Decision) -> None:
     """Does what was decided, as far as it is not done yet, and remembers it as the branch's state."""
     branch = space.branches.get(xid)
     if branch is not None and branch.base is State.PREPARED:
+        branch.decided = OUTCOMES[decision.outcome]
         if decision.outcome == "rollback":
             steps.rollback(space, branch)
         else:
             steps.commit(space, branch)
+    else:
+        with space.lock:
+            space.branches[xid] = Branch(xid, base=OUTCOMES[decision.outcome])
     steps.resolve_damage(space, xid)
-    with space.lock:
-        space.branches[xid] = Branch(xid, base=OUTCOMES[decision.outcome])
 
 
 def forget(space: Space, branch: Branch) -> None:
@@ -123,7 +126,7 @@ def _record(space: Space, branch: Branch, decision: Decision) -> None:
             encode(
                 Block(
                     Kind.BRANCH,
-                    NO_MESSAGE,
+                    steps.NO_MESSAGE,
                     properties,
                     pack_list(steps.list_of(branch) if branch.blocks else []),
                     space.epoch,

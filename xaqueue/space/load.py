@@ -26,8 +26,6 @@ Progress = Callable[[int, int], None]
 SetAside = Callable[[str, str], None]
 """Quarantines a path for a reason."""
 
-PROGRESS_STEP = 4096
-
 
 def read_head(fs: FileSystem, path: str) -> Head:
     """The head of a block whose file is as long as it must be. Raises DamagedBlock also for a file nobody can read."""

@@ -44,6 +44,7 @@ def move(fs: FileSystem, path: str, reason: str, now_us: int) -> str:
     text = f"{reason}\nstood at {path}\nmoved here {when}\nThe file is as it was found; nothing reads it any more.\n"
     try:
         fs.create(target + ".reason", [text.encode()])
+        fs.sync_data(target + ".reason")
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

@@ -43,6 +43,8 @@ class QueueReader:
                 data = path.read_bytes()
             except FileNotFoundError:
                 return 0
+            if not data and not self.ranges():  # the queue's first message is on its way, or was when the power went
+                return 0
             watermark = layout.parse_watermark(data)
             if watermark is not None:
                 return watermark.published

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from xaqueue.branch import Branch, State, Written
 from xaqueue.command import Head, Kind, Listed
-from xaqueue.errors import DamagedBlock
+from xaqueue.errors import DamagedBlock, RetryLater
 from xaqueue.index import Entry
 from xaqueue.message import MessageId
 from xaqueue.space import heuristic, layout, quarantine, steps, tries
@@ -290,7 +290,10 @@ class _Recovery:
             if xid is None or decision is None:
                 self._set_aside(path, "no record of a decision: its name is no xid")
                 continue
-            heuristic.complete(self.space, xid, decision)
+            try:
+                heuristic.complete(self.space, xid, decision)
+            except RetryLater as lack:
+                self._note(f"the decision on branch {xid} is not carried out yet: {lack}")
             self.report.heuristic += 1
 
     def _roll_back_active(self, xid: Xid, files: dict[str, str]) -> None:

@@ -110,7 +110,10 @@ class Session:
                 branch.suspended.clear()
             branch.leave(self.number)
             self._expire(branch)
-            if branch.doom is not None or after is State.ROLLBACK_ONLY:
+            failed = branch.doom is not None or after is State.ROLLBACK_ONLY
+            if failed and (branch.active or branch.suspended):  # it is rolled back once they have left it, too
+                branch.doom = branch.doom or RolledBack(f"branch {branch.xid} was failed by a session in it")
+            elif failed:
                 branch.become(State.ROLLBACK_ONLY)
             if branch.doom is not None and after is not State.ROLLBACK_ONLY:
                 raise branch.doom
@@ -150,12 +153,12 @@ class Session:
 
     def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         with self._step(xid, call_of("rollback", flags)) as branch:
-            if branch.committing:
-                raise ProtocolError(f"branch {xid} is past its commit point: commit it again to complete it")
             steps.rollback(self.space, branch)
 
     def forget(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         with self._step(xid, call_of("forget", flags)) as branch:
+            if branch.decided is not None:
+                raise ProtocolError(f"the decision on {xid} is not carried out yet: decide it again")
             heuristic.forget(self.space, branch)
 
     def recover(self, count: int, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
@@ -221,9 +224,12 @@ class Session:
         try:
             for branch in alone:
                 if not failed:
-                    steps.rollback(space, branch)
+                    with _Busy(space, branch):
+                        steps.rollback(space, branch)
         finally:
             with space.lock:
+                for branch in alone:
+                    branch.busy = False
                 space.settled.notify_all()
             self._on_close()
 
@@ -253,6 +259,8 @@ class Session:
             if not doomed:
                 states.step(state, call, xid)
             assert branch is not None
+            if branch.committing and call not in (states.Call.COMMIT, states.Call.COMMIT_ONEPHASE):
+                raise ProtocolError(f"branch {xid} is past its commit point: commit it again to complete it")
             branch.busy = True
         if doomed:
             with _Busy(space, branch):
@@ -280,7 +288,7 @@ class Session:
 
     @staticmethod
     def _expire(branch: Branch) -> None:
-        if branch.deadline is None or branch.doom is not None or branch.base is not State.ACTIVE:
+        if branch.deadline is None or branch.doom or branch.committing or branch.base is not State.ACTIVE:
             return
         if time.monotonic() > branch.deadline:
             branch.doom = RolledBack(f"branch {branch.xid} took longer than its timeout", Code.XA_RBTIMEOUT)

@@ -51,7 +51,11 @@ class _Step:
 
     def __enter__(self) -> None:
         self._space.barrier.enter()
-        self._space.lock.acquire()
+        try:
+            self._space.lock.acquire()
+        except BaseException:  # interrupted: the gate would stay shut for ever
+            self._space.barrier.leave()
+            raise
         if self._space.barrier.failure is not None:
             self._space.lock.release()
             self._space.barrier.leave()
@@ -155,6 +159,9 @@ class Space:
     def finish(self, branch: Branch, outcome: Outcome) -> None:
         """The branch is over and its files are gone."""
         with self.lock:
+            if branch.decided is not None:
+                self.branches[branch.xid] = Branch(branch.xid, base=branch.decided)
+                return
             self.branches.pop(branch.xid, None)
             branch.become(State.UNKNOWN)
             if not branch.xid.is_local:

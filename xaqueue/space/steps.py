@@ -13,6 +13,7 @@ keep the .commit and lose a block that it lists.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -85,13 +86,17 @@ def prepare(space: Space, branch: Branch) -> None:
     name = branch.name
     harden_blocks(space, branch)
     with space.step():
+        suffixes = [(written.suffix, written.suffix) for written in branch.blocks]
+        suffixes = [*suffixes, (FIRST, FIRST)] if branch.listed else [(suffixes[0][0], FIRST)]
+        try:
+            _move(space, [(block_path(ACTIVE, name, a), block_path(PREPARED, name, b)) for a, b in suffixes])
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            branch.doom = DiskFull(f"no room in {PREPARED}/: {error.strerror}. Branch {branch.xid} is rolled back")
+            raise branch.doom from error
         if not branch.listed:
-            (only,) = branch.blocks
-            space.fs.rename(block_path(ACTIVE, name, only.suffix), block_path(PREPARED, name, FIRST))
-            only.suffix = FIRST
-        else:
-            for suffix in (*(written.suffix for written in branch.blocks), FIRST):
-                space.fs.rename(block_path(ACTIVE, name, suffix), block_path(PREPARED, name, suffix))
+            branch.blocks[0].suffix = FIRST
         branch.prepared_at = space.now_us()
         ticket = space.barrier.submit(targets=(PREPARED,), sources=(ACTIVE,))
     space.barrier.wait(ticket)
@@ -103,6 +108,9 @@ def harden_blocks(space: Space, branch: Branch) -> None:
     if len(branch.blocks) == 1:
         space.barrier.harden_content((block_path(ACTIVE, branch.name, branch.blocks[0].suffix),))
         return
+    if branch.listed:  # a commit in one phase found no room
+        space.fs.unlink(block_path(ACTIVE, branch.name, FIRST))
+        branch.listed = False
     branch.blocks.sort(key=lambda written: written.number)
     block = Block(Kind.BRANCH, NO_MESSAGE, Properties(""), pack_list(list_of(branch)), space.epoch)
     write_block(space, branch, block, FIRST)
@@ -124,10 +132,6 @@ def commit_one_phase(space: Space, branch: Branch) -> None:
     if branch.committing:
         commit(space, branch, ACTIVE)
         return
-    if branch.listed:
-        with space.step():
-            space.fs.unlink(block_path(ACTIVE, branch.name, FIRST))
-            branch.listed = False
     if len(branch.blocks) > 1:
         harden_blocks(space, branch)
         with space.step():
@@ -144,7 +148,10 @@ def commit(space: Space, branch: Branch, directory: str = PREPARED) -> None:
     if branch.listed and not branch.committing:
         with space.step():
             _hold(space, branch)
-            space.fs.rename(block_path(directory, name, FIRST), block_path(PREPARED, name, COMMIT))
+            try:
+                space.fs.rename(block_path(directory, name, FIRST), block_path(PREPARED, name, COMMIT))
+            except OSError as error:
+                raise _later(branch, error) from error
             branch.committing = True
             ticket = space.barrier.submit(targets=(PREPARED,), sources={directory} - {PREPARED})
         space.barrier.wait(ticket)
@@ -163,9 +170,11 @@ def complete(space: Space, branch: Branch, sources: Mapping[int, str]) -> None:
     with space.step():
         touched = Touched()
         places = _allocate(space, branch, arrivals, removals, touched)
-        arrived = _move_in(space, places, sources)
+        arrived = _move_in(space, branch, places, sources)
         consumed = _move_out(space, removals)
         emptied = dict.fromkeys(sources[written.number].partition("/")[0] for written in arrivals)
+        if any(written.given for written in arrivals):
+            emptied[PREPARED] = None  # no .commit of an earlier life of this id may come back and remove it
         ticket = space.barrier.submit(
             files=touched.files,
             targets=touched.targets,
@@ -209,18 +218,38 @@ def _allocate(
     return places
 
 
-def _move_in(space: Space, places: Sequence[Place], sources: Mapping[int, str]) -> list[Moved]:
+def _move_in(space: Space, branch: Branch, places: Sequence[Place], sources: Mapping[int, str]) -> list[Moved]:
     when_ns = space.commit_time_us() * 1000
     arrived: list[Moved] = []
+    moves = [(sources[w.number], layout.message_path(queue.name, seq, w.message_id)) for w, queue, seq in places]
+    try:
+        for source, _ in moves:
+            space.fs.set_modified_ns(source, when_ns)
+        _move(space, moves)
+    except OSError as error:
+        raise _later(branch, error) from error
     for written, queue, seq in places:
-        source = sources[written.number]
-        space.fs.set_modified_ns(source, when_ns)
-        space.fs.rename(source, layout.message_path(queue.name, seq, written.message_id))
         assert written.entry is not None
         written.entry.seq = seq
         queue.occupy(seq)
         arrived.append((queue, written.entry))
     return arrived
+
+
+def _move(space: Space, moves: Sequence[tuple[str, str]]) -> None:
+    """All of these renames, or none: a directory that must grow on a full disk does not."""
+    done: list[tuple[str, str]] = []
+    try:
+        for source, target in moves:
+            space.fs.rename(source, target)
+            done.append((target, source))
+    except OSError:
+        for target, source in reversed(done):  # where it stood a moment ago there is room
+            try:
+                space.fs.rename(target, source)
+            except OSError as stuck:  # half moved: never "no room, try again"
+                raise OSError(errno.EIO, f"cannot be moved back: {stuck.strerror}", target) from stuck
+        raise
 
 
 def _move_out(space: Space, removals: Sequence[Written]) -> list[Moved]:

@@ -34,6 +34,7 @@ class DefinitionsWatch(FileSystemEventHandler):
             self._observer.start()
         except OSError as error:
             log.warning("queues.toml is not watched (%s): restart to reload it", error)
+        self.reload()  # it may have changed since the open read it
 
     def stop(self) -> None:
         if self._observer.is_alive():

@@ -24,6 +24,9 @@ from xaqueue.space.space import Space, log
 from xaqueue.storage.fs import NO_ROOM
 from xaqueue.xa import Code
 
+LOOK_S = 0.5
+"""How long a waiting dequeue sleeps at most before it looks again: a fence or a stepped clock wakes nobody."""
+
 
 def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: EnqueueOptions) -> MessageId:
     """Writes a message's block into active/; see ``ResourceManager.enqueue``."""
@@ -49,7 +52,9 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
             queue.pending.discard(message_id)
         raise
     entry = Entry(0, message_id, properties, len(head) + len(body))
-    branch.blocks.append(Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, suffix=numbered(number)))
+    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, suffix=numbered(number))
+    written.given = given is not None
+    branch.blocks.append(written)
     return message_id
 
 
@@ -146,9 +151,9 @@ def _take(
             if left <= 0:
                 return None
             due = queue.index.next_due(message_id=message_id, correlation_id=correlation_id)
-            if due is not None:
-                left = min(left, max(due - now, 0) / 1e6 + 0.001)
-            queue.arrived.wait(left)
+            if due is not None and due > now:
+                left = min(left, (due - now) / 1e6 + 0.001)
+            queue.arrived.wait(min(left, LOOK_S))
 
 
 def _fetch(space: Space, branch: Branch, written: Written) -> Message | None:

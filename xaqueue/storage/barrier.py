@@ -109,11 +109,13 @@ class Barrier:
             return
         with self._mutex:
             self._coming += 1
-        self._gate.acquire()
-        with self._mutex:
-            self._coming -= 1
-            if not self._coming:
-                self._passed.notify()
+        try:
+            self._gate.acquire()
+        finally:
+            with self._mutex:
+                self._coming -= 1
+                if not self._coming:
+                    self._passed.notify()
 
     def leave(self) -> None:
         """The step has changed what it changes, and submitted its ticket."""
@@ -162,14 +164,16 @@ class Barrier:
         with self._mutex:
             if not self._leading and self.failure is None and not ticket.done:
                 ticket.lead = self._leading = True
-        if not ticket.lead:
-            try:
+        try:
+            if not ticket.lead:
                 ticket.sleep()
-            except BaseException as error:  # interrupted: whoever hands the lead to this ticket would wait for ever
-                self.fail(error)
-                raise
-        if ticket.lead and not ticket.done:
-            self._lead()
+            if ticket.lead and not ticket.done:
+                self._lead()
+        except (
+            BaseException
+        ) as error:  # interrupted: whoever hands it the lead, or awaits its round, would wait for ever
+            self.fail(error)
+            raise
         if not ticket.done:
             raise self._failed() from self.failure
 

@@ -23,6 +23,8 @@ WRITE_VECTORS = 512
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 """Errors that mean "not now": room on the disk, or descriptors. Nothing was done and nothing is damaged."""
 
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
 
 class FileSystem(Protocol):
     """What the engine needs of a file system. Errors are OSError."""
@@ -89,7 +91,13 @@ class DirectoryFileSystem:
 
     def create(self, path: str, chunks: Sequence[bytes]) -> None:
         full = self._prefix + path
-        fd = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            fd = os.open(full, _NEW_FILE, 0o644)
+        except OSError as error:
+            if error.errno != errno.EMFILE or not self._unsynced:
+                raise
+            self._sync_oldest()  # what is kept here must not be what is missing
+            fd = os.open(full, _NEW_FILE, 0o644)
         try:
             _write_all(fd, chunks)
         except BaseException:
