@@ -1,0 +1,203 @@
+"""Sessions in one branch, and sessions of one space: what one does wrong, the others are told, and nobody hangs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from bare_space import DURABLE, BareSpace, bare_space
+
+from xaqueue.errors import Error, ProtocolError, ResourceFailed, RolledBack
+from xaqueue.space.session import Session
+from xaqueue.xa import Flag
+from xaqueue.xid import Xid
+
+X = Xid(1, b"x", b"")
+Y = Xid(1, b"y", b"")
+LIMIT_S = 60.0
+"""When a thread counts as hanging."""
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[BareSpace]:
+    with bare_space(tmp_path / "space", DURABLE) as opened:
+        yield opened
+
+
+class InterruptedLock:
+    """A lock whose next ``acquire`` ends in a Ctrl-C."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._armed = True
+        self.release = lock.release
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._armed:
+            self._armed = False
+            raise KeyboardInterrupt
+        return self._lock.acquire(blocking, timeout)
+
+    def __enter__(self) -> bool:
+        return self._lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+def begun(call: Callable[[], object]) -> tuple[threading.Thread, list[Error]]:
+    """A thread that performs the call, and what it was told."""
+    told: list[Error] = []
+
+    def perform() -> None:
+        try:
+            call()
+        except Error as error:
+            told.append(error)
+
+    thread = threading.Thread(target=perform, daemon=True)
+    thread.start()
+    return thread, told
+
+
+def ends(call: Callable[[], object]) -> list[Error]:
+    """Performs the call in a thread, which must not hang."""
+    thread, told = begun(call)
+    thread.join(LIMIT_S)
+    assert not thread.is_alive(), "it hangs"
+    return told
+
+
+def test_closing_leaves_what_another_prepared(bare: BareSpace) -> None:
+    first, second = bare.connect(), bare.connect()
+    first.tpc_begin(X)
+    first.enqueue("q", b"1")
+    first.tpc_end()
+    second.tpc_begin(X, Flag.JOIN)
+    assert second.tpc_prepare()
+    first.close()
+    second.tpc_commit()
+    assert bare.take("q") == [b"1"]
+
+
+def test_closing_after_a_read_only_vote_leaves_the_next_life_of_the_xid(bare: BareSpace) -> None:
+    first, second = bare.connect(), bare.connect()
+    first.tpc_begin(X)
+    assert not first.tpc_prepare()
+    second.tpc_begin(X)
+    second.enqueue("q", b"1")
+    assert second.tpc_prepare()
+    first.close()
+    second.tpc_commit()
+    assert bare.take("q") == [b"1"]
+
+
+def test_a_branch_failed_by_one_of_two_is_rolled_back_once_both_have_left(bare: BareSpace) -> None:
+    bare.put("q", b"1")
+    first, second = Session(bare.space), Session(bare.space)
+    first.start(X)
+    second.start(X, Flag.JOIN)
+    assert second.dequeue("q") is not None
+    first.end(X, Flag.FAIL)
+    with pytest.raises(ProtocolError):
+        first.rollback(X)
+    with pytest.raises(RolledBack):
+        second.dequeue("q")
+    with pytest.raises(RolledBack):
+        second.end(X)
+    first.rollback(X)
+    assert bare.take("q") == [b"1"]
+    second.start(Y)
+    second.enqueue("q", b"2")
+    second.end(Y)
+    second.commit(Y, Flag.ONEPHASE)
+    assert bare.take("q") == [b"1", b"2"]
+
+
+def test_a_branch_failed_by_one_gives_back_what_the_other_held_when_it_closes(bare: BareSpace) -> None:
+    bare.put("q", b"1")
+    first, second = Session(bare.space), Session(bare.space)
+    first.start(X)
+    second.start(X, Flag.JOIN)
+    assert second.dequeue("q") is not None
+    first.end(X, Flag.FAIL)
+    second.close()
+    assert bare.take("q") == [b"1"]
+    assert X not in bare.space.branches
+
+
+def test_closing_on_a_fenced_space_leaves_nobody_waiting(bare: BareSpace) -> None:
+    first, second = Session(bare.space), Session(bare.space)
+    first.start(X)
+    bare.space.fence(OSError("test"))
+    first.close()
+    assert len(ends(lambda: second.end(X))) == 1
+
+
+def test_a_fence_ends_a_waiting_dequeue(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(bare.space)
+    session.start(X)
+    with bare.space.lock:
+        arrived = bare.space.queue("q").arrived
+    waits, real = threading.Event(), arrived.wait
+
+    def wait(timeout: float | None = None) -> bool:
+        waits.set()
+        return real(timeout)
+
+    monkeypatch.setattr(arrived, "wait", wait)
+    thread, told = begun(lambda: session.dequeue("q", wait_s=100 * LIMIT_S))
+    assert waits.wait(LIMIT_S)
+    bare.space.fence(OSError("test"))
+    thread.join(LIMIT_S)
+    assert [type(error) for error in told] == [ResourceFailed]
+
+
+def test_an_interruption_before_the_lock_leaves_the_gate_open(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(bare.space, "lock", InterruptedLock(bare.space.lock))
+        with pytest.raises(KeyboardInterrupt), bare.space.step():
+            raise AssertionError("not interrupted")
+    assert ends(lambda: bare.put("q", b"1")) == []
+    assert bare.take("q") == [b"1"]
+
+
+def test_an_interruption_at_the_gate_is_no_step_on_its_way(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    barrier = bare.space.barrier
+    with monkeypatch.context() as patch:
+        patch.setattr(barrier, "_gate", InterruptedLock(barrier._gate))
+        with pytest.raises(KeyboardInterrupt):
+            barrier.enter()
+    assert barrier._coming == 0
+
+
+def test_an_interrupted_close_leaves_no_other_hanging(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Session(bare.space), Session(bare.space)
+    for session, xid in ((first, X), (second, Y)):
+        session.start(xid)
+        session.enqueue("q", b"1")
+    with monkeypatch.context() as patch:
+        patch.setattr(bare.space, "lock", InterruptedLock(bare.space.lock))
+        with pytest.raises(KeyboardInterrupt):
+            first.close()
+    assert bare.space.barrier.failure is not None
+    ends(lambda: Session(bare.space).end(X))
+    ends(second.close)
+
+
+def test_an_interrupted_leader_tells_those_who_wait_for_its_round(
+    bare: BareSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barrier = bare.space.barrier
+
+    def interrupt(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(barrier._passed, "wait_for", interrupt)
+    led, other = barrier.submit(targets=("prepared",)), barrier.submit(targets=("prepared",))
+    with pytest.raises(KeyboardInterrupt):
+        barrier.wait(led)
+    for call in (lambda: barrier.wait(other), lambda: barrier.wait(barrier.submit(targets=("prepared",)))):
+        assert [type(error) for error in ends(call)] == [ResourceFailed]
