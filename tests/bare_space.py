@@ -54,9 +54,9 @@ class FaultyFileSystem(DirectoryFileSystem):
         self.strike("make_dir", path)
         super().make_dir(path)
 
-    def write_at(self, path: str, offset: int, data: bytes) -> None:
+    def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         self.strike("write_at", path)
-        super().write_at(path, offset, data)
+        super().write_at(path, offset, chunks)
 
     def sync_file(self, path: str) -> None:
         self.strike("sync_file", path)
@@ -69,6 +69,10 @@ class FaultyFileSystem(DirectoryFileSystem):
     def sync_dir(self, path: str) -> None:
         self.strike("sync_dir", path)
         super().sync_dir(path)
+
+    def sync_all(self) -> None:
+        self.strike("sync_all", "")
+        super().sync_all()
 
 
 class BareSpace:

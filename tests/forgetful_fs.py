@@ -71,8 +71,9 @@ class ForgetfulFileSystem:
         torn = [b"", content[: len(content) // 2], bytes(len(content))]
         self._add(directory, name, self._new(Node(content, list(dict.fromkeys([content, *torn])))))
 
-    def write_at(self, path: str, offset: int, data: bytes) -> None:
+    def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         self._call()
+        data = b"".join(chunks)
         directory, name = self._place(path)
         assert offset // SECTOR_BYTES == (offset + len(data) - 1) // SECTOR_BYTES, "not within one sector"
         number = self._names[directory].get(name)
@@ -137,6 +138,15 @@ class ForgetfulFileSystem:
             if change.directory == directory:
                 apply(self._durable, change)
         self._pending = [change for change in self._pending if change.directory != directory]
+
+    def sync_all(self) -> None:
+        self._call()
+        for node in self._nodes.values():
+            if node.content is not None:
+                node.possible = [node.content]
+        for change in self._pending:
+            apply(self._durable, change)
+        self._pending.clear()
 
     # The port: what only looks
 

@@ -80,9 +80,9 @@ class MortalFileSystem(DirectoryFileSystem):
         super().unlink(path)
         doom.strike(names, "after")
 
-    def write_at(self, path: str, offset: int, data: bytes) -> None:
+    def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         doom.strike(["write_at"], "before")
-        super().write_at(path, offset, data)
+        super().write_at(path, offset, chunks)
         doom.strike(["write_at"], "after")
 
     def sync_data(self, path: str) -> None:

@@ -85,8 +85,8 @@ def test_a_rename_into_a_new_directory_loses_nothing() -> None:
 
 def test_what_is_overwritten_is_old_or_new() -> None:
     fs = START.open()
-    fs.write_at("a/old", 0, b"new")
-    fs.write_at("b/new", 0, b"x")
+    fs.write_at("a/old", 0, [b"new"])
+    fs.write_at("b/new", 0, [b"x"])
     old, new = {("a/old", b"old!")}, {("a/old", b"new!")}
     added: list[set[tuple[str, bytes | None]]] = [set(), {("b/new", b"")}, {("b/new", b"x")}]
     assert worlds(fs) == {frozenset({*kept, *more}) for kept in (old, new) for more in added}
@@ -129,7 +129,7 @@ def perform(fs: FileSystem, dice: random.Random) -> object:
         lambda: fs.sync_dir(directory),
         lambda: (sorted(fs.list(directory)), fs.exists(directory), fs.is_dir(directory)),
         lambda: fs.create(path, [content[:5], content[5:]]),
-        lambda: fs.write_at(path, dice.randrange(9), content),
+        lambda: fs.write_at(path, dice.randrange(9), [content]),
         lambda: fs.sync_file(path),
         lambda: fs.rename(path, other),
         lambda: fs.unlink(path),

@@ -130,25 +130,25 @@ def test_files_are_readable_by_others_and_not_inherited(fs: DirectoryFileSystem,
 
 
 def test_write_at_makes_and_overwrites_in_place(fs: DirectoryFileSystem, tmp_path: Path) -> None:
-    fs.write_at("mark", 0, b"0123456789")
+    fs.write_at("mark", 0, [b"0123456789"])
     before = inode(tmp_path / "mark")
-    fs.write_at("mark", 2, b"ab")
+    fs.write_at("mark", 2, [b"ab"])
     assert (tmp_path / "mark").read_bytes() == b"01ab456789"
     assert inode(tmp_path / "mark") == before
 
 
 def test_a_short_write_in_place_is_an_error(fs: DirectoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    fs.write_at("mark", 0, b"0123456789")
+    fs.write_at("mark", 0, [b"0123456789"])
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: len(data) - 1)
     with pytest.raises(OSError, match="short write in place"):
-        fs.write_at("mark", 0, b"9876543210")
+        fs.write_at("mark", 0, [b"9876543210"])
 
 
 def test_places_keep_their_descriptors_up_to_a_cap(fs: DirectoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fs_room, "OPEN_DIRECTORIES", 3)
     before = open_descriptors()
     for number in range(20):
-        fs.write_at(f"mark {number % 7}", 0, b"%d" % number)
+        fs.write_at(f"mark {number % 7}", 0, [b"%d" % number])
     assert open_descriptors() - before <= 3
     assert fs.read("mark 0") == b"14"
 
@@ -276,12 +276,12 @@ def test_a_synced_file_that_replaced_an_unsynced_one_is_the_one_that_is_synced(
 
 @pytest.mark.parametrize("gone", ["unlink", "rename"])
 def test_a_place_that_is_gone_is_made_anew(fs: DirectoryFileSystem, gone: str) -> None:
-    fs.write_at("mark", 0, b"old")
+    fs.write_at("mark", 0, [b"old"])
     if gone == "unlink":
         fs.unlink("mark")
     else:
         fs.rename("mark", "aside")
-    fs.write_at("mark", 0, b"new")
+    fs.write_at("mark", 0, [b"new"])
     assert fs.read("mark") == b"new"
     assert gone == "unlink" or fs.read("aside") == b"old"
 
@@ -302,7 +302,7 @@ def test_an_old_file_is_opened_to_be_synced(
 def test_a_place_is_synced_by_the_descriptor_it_was_written_by(
     fs: DirectoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fs.write_at("mark", 0, b"x")
+    fs.write_at("mark", 0, [b"x"])
     calls = count_calls(monkeypatch, "fdatasync")
     held = open_descriptors()
     fs.sync_data("mark")
@@ -383,7 +383,7 @@ def test_close_gives_every_descriptor_back(tmp_path: Path) -> None:
     before = open_descriptors()
     fs = DirectoryFileSystem(tmp_path)
     fs.create("file", [b"x"])
-    fs.write_at("mark", 0, b"x")
+    fs.write_at("mark", 0, [b"x"])
     fs.make_dir("d")
     fs.hold_dir("d")
     assert open_descriptors() == before + 3

@@ -113,7 +113,7 @@ class Queue:
         return [layout.queue_path(self.name), *ranges]
 
     def write_watermark(self, fs: FileSystem) -> None:
-        fs.write_at(layout.watermark_path(self.name), 0, layout.format_watermark(self.watermark))
+        fs.write_at(layout.watermark_path(self.name), 0, [layout.format_watermark(self.watermark)])
 
     @property
     def watermark(self) -> Watermark:
@@ -128,7 +128,7 @@ class Queue:
             reserved = seq | (RANGE_SIZE - 1)
             self._fresh.add(seq >> RANGE_BITS)
             fs.write_at(
-                layout.watermark_path(self.name), 0, layout.format_watermark(Watermark(self.published, reserved))
+                layout.watermark_path(self.name), 0, [layout.format_watermark(Watermark(self.published, reserved))]
             )
             self.reserved = reserved
         if seq >> RANGE_BITS not in self.ranges:

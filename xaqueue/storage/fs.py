@@ -8,6 +8,7 @@ Assumed of the system: ``rename`` is atomic across a crash, and a sync that retu
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -23,6 +24,8 @@ WRITE_VECTORS = 512
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 """Errors that mean "not now": room on the disk, or descriptors. Nothing was done and nothing is damaged."""
 
+_libc = ctypes.CDLL(None, use_errno=True)
+"""For syncfs(2), which ``os`` lacks."""
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -32,8 +35,8 @@ class FileSystem(Protocol):
     def create(self, path: str, chunks: Sequence[bytes]) -> None:
         """Makes a file that must not exist and writes the chunks; on failure nothing is left of it."""
 
-    def write_at(self, path: str, offset: int, data: bytes) -> None:
-        """Overwrites part of a file in place, creating it where it is missing."""
+    def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        """Overwrites part of a file in place with the chunks, creating it where it is missing."""
 
     def read(self, path: str, size: int | None = None) -> bytes:
         """The whole file, or its first ``size`` bytes."""
@@ -72,6 +75,9 @@ class FileSystem(Protocol):
     def sync_dir(self, path: str) -> None:
         """The names in the directory are on disk."""
 
+    def sync_all(self) -> None:
+        """Everything that was done in this file system before the call is on disk, content and names."""
+
     def free_bytes(self) -> int: ...
 
     def close(self) -> None: ...
@@ -88,6 +94,7 @@ class DirectoryFileSystem:
         self._unsynced: OrderedDict[str, int] = OrderedDict()
         self._directories: OrderedDict[str, int] = OrderedDict()
         self._places: OrderedDict[str, int] = OrderedDict()
+        self._root_fd: int | None = None
 
     def create(self, path: str, chunks: Sequence[bytes]) -> None:
         full = self._prefix + path
@@ -111,13 +118,12 @@ class DirectoryFileSystem:
         else:
             os.close(fd)
 
-    def write_at(self, path: str, offset: int, data: bytes) -> None:
+    def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         fd = self._places.pop(path, None)
         if fd is None:
             fd = os.open(self._prefix + path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            if os.pwrite(fd, data, offset) != len(data):
-                raise OSError(errno.EIO, "short write in place", path)
+            _write_all(fd, chunks, offset)
         finally:
             self._remember(self._places, path, fd)
 
@@ -189,6 +195,13 @@ class DirectoryFileSystem:
         finally:
             self._remember(self._directories, path, fd)
 
+    def sync_all(self) -> None:
+        if self._root_fd is None:
+            self._root_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if _libc.syncfs(self._root_fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), self.root)
+
     def free_bytes(self) -> int:
         state = os.statvfs(self.root)
         return state.f_bavail * state.f_frsize
@@ -197,6 +210,9 @@ class DirectoryFileSystem:
         for kept in (self._unsynced, self._directories, self._places):
             while kept:
                 os.close(kept.popitem()[1])
+        if self._root_fd is not None:
+            os.close(self._root_fd)
+            self._root_fd = None
 
     def _sync(self, path: str, sync: Sync) -> None:
         fd = self._places.pop(path, None)
@@ -259,11 +275,16 @@ def read_all(fd: int) -> bytes:
     return b"".join(chunks)
 
 
-def _write_all(fd: int, chunks: Sequence[bytes]) -> None:
-    """Writes the chunks, however short each single write falls."""
-    written = os.writev(fd, chunks[:WRITE_VECTORS])
+def _write_all(fd: int, chunks: Sequence[bytes], offset: int = 0) -> None:
+    """Writes the chunks from ``offset`` on, however short each single write falls."""
+    written = os.pwritev(fd, chunks[:WRITE_VECTORS], offset)
     if written == sum(map(len, chunks)):
         return
     rest = memoryview(b"".join(chunks))[written:]
+    offset += written
     while rest:
-        rest = rest[os.write(fd, rest) :]
+        written = os.pwrite(fd, rest, offset)
+        if not written:
+            raise OSError(errno.EIO, "nothing more can be written")
+        rest = rest[written:]
+        offset += written
