@@ -139,7 +139,7 @@ def test_write_at_makes_and_overwrites_in_place(fs: DirectoryFileSystem, tmp_pat
 
 def test_a_short_write_in_place_is_an_error(fs: DirectoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     fs.write_at("mark", 0, [b"0123456789"])
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: len(data) - 1)
+    monkeypatch.setattr(os, "pwritev", lambda fd, chunks, offset: sum(map(len, chunks)) - 1)
     with pytest.raises(OSError, match="short write in place"):
         fs.write_at("mark", 0, [b"9876543210"])
 

@@ -123,7 +123,12 @@ class DirectoryFileSystem:
         if fd is None:
             fd = os.open(self._prefix + path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            _write_all(fd, chunks, offset)
+            for first in range(0, len(chunks), WRITE_VECTORS):
+                vector = chunks[first : first + WRITE_VECTORS]
+                size = sum(map(len, vector))
+                if os.pwritev(fd, vector, offset) != size:
+                    raise OSError(errno.EIO, "short write in place", path)
+                offset += size
         finally:
             self._remember(self._places, path, fd)
 
@@ -275,16 +280,11 @@ def read_all(fd: int) -> bytes:
     return b"".join(chunks)
 
 
-def _write_all(fd: int, chunks: Sequence[bytes], offset: int = 0) -> None:
-    """Writes the chunks from ``offset`` on, however short each single write falls."""
-    written = os.pwritev(fd, chunks[:WRITE_VECTORS], offset)
+def _write_all(fd: int, chunks: Sequence[bytes]) -> None:
+    """Writes the chunks, however short each single write falls."""
+    written = os.writev(fd, chunks[:WRITE_VECTORS])
     if written == sum(map(len, chunks)):
         return
     rest = memoryview(b"".join(chunks))[written:]
-    offset += written
     while rest:
-        written = os.pwrite(fd, rest, offset)
-        if not written:
-            raise OSError(errno.EIO, "nothing more can be written")
-        rest = rest[written:]
-        offset += written
+        rest = rest[os.write(fd, rest) :]
