@@ -198,6 +198,8 @@ class Written:
     """The caller chose the message id, which may be one that was used and consumed before."""
     suffix: str = ""
     """Of its file's name; the number, until a single block becomes the first of a prepared branch."""
+    content: tuple[bytes, bytes] | None = None
+    """Head and body as they were written, while a journal is going to record them."""
 
 
 @dataclass(slots=True)
@@ -226,10 +228,16 @@ class Branch:
     """Int microseconds UTC."""
     listed: bool = False
     """It has several blocks, and a branch block that lists them."""
+    list_content: tuple[bytes, bytes] = (b"", b"")
+    """Head and body of the branch block that this owner wrote."""
+    kept_bytes: int = 0
+    """Of its blocks' contents, held in memory."""
     decided: State | None = None
     """An operator's recorded decision, on its way: what the verbs answer from now on."""
     committing: bool = False
     """The commit point is behind it, its moves are not: it can only go forward."""
+    recorded: bool = False
+    """The journal has its commit."""
 
     def __post_init__(self) -> None:
         self.name = str(self.xid)

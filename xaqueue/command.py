@@ -220,6 +220,17 @@ def verify(head: Head, data: bytes) -> None:
         raise DamagedBlock("checksum does not match")
 
 
+def is_sound(head: bytes, body: bytes | memoryview = b"") -> bool:
+    """Whether these are the bytes of a whole block, by its checksum alone; ``head`` may hold the body as well."""
+    if len(head) < PREFIX_BYTES:
+        return False
+    _, _, _, _, properties_bytes, body_bytes, _, _ = PREFIX.unpack_from(head)
+    (checksum,) = HEAD_CRC.unpack_from(head, PREFIX.size + HEAD_CRC.size)
+    view = memoryview(head)
+    found = crc32(body, crc32(view[PREFIX_BYTES:], crc32(view[: PREFIX.size + HEAD_CRC.size])))
+    return len(head) + len(body) == PREFIX_BYTES + properties_bytes + body_bytes and bool(found == checksum)
+
+
 def _kind(number: int) -> Kind:
     try:
         return Kind(number)

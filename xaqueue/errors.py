@@ -160,6 +160,10 @@ class SpaceError(OperationalError):
     """The directory cannot be opened as a queue space."""
 
 
+class JournalDamaged(SpaceError):
+    """The journal lost records that were acknowledged. Nothing was changed; the space can be read and not written."""
+
+
 class IntegrityError(DatabaseError):
     """PEP 249's class for broken relations."""
 

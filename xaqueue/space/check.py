@@ -24,6 +24,7 @@ from xaqueue.space.layout import ACTIVE, COMMIT, FIRST, HEURISTIC, PREPARED, QUA
 from xaqueue.space.load import Progress
 from xaqueue.space.space import Space
 from xaqueue.space.survey import Standing, Verdict
+from xaqueue.storage.barrier import Touched, touched
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.xid import Xid
 
@@ -75,10 +76,11 @@ def repair(path: str | os.PathLike[str], progress: Progress | None = None) -> Re
 
 
 def _set_aside(space: Space, finding: Finding) -> None:
-    with space.step():
+    def apply() -> Touched:
         quarantine.move(space.fs, finding.path, finding.problem, space.now_us())
-        ticket = space.barrier.submit(targets=(QUARANTINE,), sources=(finding.path.rpartition("/")[0],))
-    space.barrier.wait(ticket)
+        return touched((QUARANTINE,), (finding.path.rpartition("/")[0],))
+
+    space.barrier.perform(apply)
 
 
 class _Check:

@@ -25,6 +25,7 @@ from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.index import Order
 from xaqueue.message import check_queue_name
 from xaqueue.storage.flags import Hardening
+from xaqueue.storage.journal import SEGMENT_BYTES, SMALLEST_SEGMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,17 @@ class Definitions:
     default: QueueDefinition | None = None
     max_body_bytes: int = BODY_LIMIT_BYTES
     sync: Hardening | None = None
+    journal_segment_bytes: int = SEGMENT_BYTES
+    checkpoint_s: int = 60
+    """The directories are synced this often at least, where a journal is ahead of them."""
+    cache_bytes: int = 16 * 1024 * 1024
+    """For the bodies of messages just committed."""
+    min_free_bytes: int | None = None
+    """Enqueues are refused where less of the disk is free; None: a twentieth of it, 64 MiB at most."""
+    min_free_inodes: int | None = None
+    """The same for inodes; None: a twentieth of them, 1,000 at most."""
+    io_deadline_s: int = 120
+    """A sync or rename that takes longer fences the space."""
 
     def find(self, name: str) -> QueueDefinition:
         """The definition that holds for a queue. Raises UnknownQueue with a suggestion, InvalidArgument for no name."""
@@ -72,19 +84,36 @@ def parse(text: str) -> Definitions:
         raise InvalidArgument(f"queues.toml is no TOML: {error}") from None
     _only(document, "queues.toml", ("space", "default", "queues"))
     space = _table(document, "space")
-    _only(space, "[space]", ("max_body_bytes", "sync"))
-    limit = space.get("max_body_bytes", BODY_LIMIT_BYTES)
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        raise InvalidArgument(f"queues.toml: [space] max_body_bytes = {limit!r}: a number of bytes from 1 is wanted")
+    _only(space, "[space]", (*_NUMBERS, "sync"))
+    numbers = {key: _number(space, key, least, unit) for key, (least, unit) in _NUMBERS.items() if key in space}
     sync = space.get("sync")
     if sync is not None and not isinstance(sync, str):
-        raise InvalidArgument(f"queues.toml: [space] sync = {sync!r}: a string like 'FDATASYNC;DSYNC' is wanted")
+        raise InvalidArgument(f"queues.toml: [space] sync = {sync!r}: a string like 'JOURNAL' is wanted")
     queues = {}
     for name, table in _table(document, "queues").items():
         check_queue_name(name)
         queues[name] = _definition(f"[queues.{name}]", table)
     default = _definition("[default]", document["default"]) if "default" in document else None
-    return Definitions(queues, default, limit, Hardening.parse(sync) if sync is not None else None)
+    return Definitions(queues, default, sync=Hardening.parse(sync) if sync is not None else None, **numbers)
+
+
+_NUMBERS = {
+    "max_body_bytes": (1, "bytes"),
+    "journal_segment_bytes": (SMALLEST_SEGMENT_BYTES, "bytes"),
+    "checkpoint_s": (1, "seconds"),
+    "cache_bytes": (0, "bytes"),
+    "min_free_bytes": (0, "bytes"),
+    "min_free_inodes": (0, "inodes"),
+    "io_deadline_s": (1, "seconds"),
+}
+"""Keys of [space] that take a number: from which, and of what."""
+
+
+def _number(table: Mapping[str, Any], key: str, least: int, unit: str) -> int:
+    number = table[key]
+    if not isinstance(number, int) or isinstance(number, bool) or number < least:
+        raise InvalidArgument(f"queues.toml: [space] {key} = {number!r}: a number of {unit} from {least} is wanted")
+    return number
 
 
 def with_queue(text: str, name: str, options: Mapping[str, str]) -> str:

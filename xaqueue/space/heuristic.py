@@ -15,10 +15,14 @@ from xaqueue.branch import HEURISTICS, Branch, State
 from xaqueue.command import Block, Kind, decode, encode, pack_list
 from xaqueue.errors import DamagedBlock, HeuristicOutcome, ProtocolError, RetryLater, UnknownXid
 from xaqueue.message import Properties
-from xaqueue.space import steps
+from xaqueue.space import blocks, steps
+from xaqueue.space import redo as redo_of
 from xaqueue.space.layout import ACTIVE, FIRST, HEURISTIC, block_path
 from xaqueue.space.load import damage_of
+from xaqueue.space.redo import Redo
+from xaqueue.storage.barrier import Touched, touched
 from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.segments import Entry
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -108,11 +112,19 @@ def complete(space: Space, xid: Xid, decision: Decision) -> None:
 def forget(space: Space, branch: Branch) -> None:
     """The record goes; the xid is known as finished for a while yet."""
     outcome = Outcome.ROLLED_BACK if branch.base is State.HEURISTIC_ROLLBACK else Outcome.COMMITTED
-    with space.step():
+    path = f"{HEURISTIC}/{branch.xid}"
+
+    def entry() -> Entry:
+        redo = Redo(redo_of.Kind.FORGET, branch.name)
+        redo.drop(path)
+        return redo.entry()
+
+    def apply() -> Touched:
         with suppress(FileNotFoundError):
-            space.fs.unlink(f"{HEURISTIC}/{branch.xid}")
-        ticket = space.barrier.submit(sources=(HEURISTIC,))
-    space.barrier.wait(ticket)
+            space.fs.unlink(path)
+        return touched(sources=(HEURISTIC,))
+
+    space.barrier.perform(apply, entry=entry)
     space.finish(branch, outcome)
 
 
@@ -120,27 +132,27 @@ def _record(space: Space, branch: Branch, decision: Decision) -> None:
     headers = {"decision": decision.outcome, "by": decision.by}
     properties = Properties("", enqueued_at=decision.at, headers=headers)
     source = block_path(ACTIVE, str(branch.xid), FIRST)  # content before name, as for every block
+    target = f"{HEURISTIC}/{branch.xid}"
+    listed = pack_list(blocks.list_of(branch) if branch.blocks else [])
+    content = encode(Block(Kind.BRANCH, blocks.NO_MESSAGE, properties, listed, space.epoch))
     try:
-        space.fs.create(
-            source,
-            encode(
-                Block(
-                    Kind.BRANCH,
-                    steps.NO_MESSAGE,
-                    properties,
-                    pack_list(steps.list_of(branch) if branch.blocks else []),
-                    space.epoch,
-                )
-            ),
-        )
+        space.fs.create(source, content)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise space.fence(error) from error
         raise RetryLater(
             f"no room to record the decision on {branch.xid} ({error.strerror}): nothing was done"
         ) from error
-    space.barrier.harden_content([source])
-    with space.step():
-        space.fs.rename(source, f"{HEURISTIC}/{branch.xid}")
-        ticket = space.barrier.submit(targets=(HEURISTIC,))
-    space.barrier.wait(ticket)
+    if space.barrier.journal is None:
+        space.barrier.harden_content([source])
+
+    def entry() -> Entry:
+        redo = Redo(redo_of.Kind.DECISION, branch.name)
+        redo.put(target, content[0], b"".join(content[1:]))
+        return redo.entry()
+
+    def apply() -> Touched:
+        space.fs.rename(source, target)
+        return touched((HEURISTIC,))
+
+    space.barrier.perform(apply, entry=entry)

@@ -22,9 +22,10 @@ PREPARED = "prepared"
 COMMITTED = "committed"
 HEURISTIC = "heuristic"
 QUARANTINE = "quarantine"
+JOURNAL = "journal"
 DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE)
 
-OWN_NAMES = frozenset({FORMAT, OWNER, QUEUES, "journal", *DIRECTORIES, f".{FORMAT}.new", f".{QUEUES}.new"})
+OWN_NAMES = frozenset({FORMAT, OWNER, QUEUES, JOURNAL, *DIRECTORIES, f".{FORMAT}.new", f".{QUEUES}.new"})
 """What a space's directory may hold at its top."""
 
 RANGE_BITS = 12
@@ -38,6 +39,7 @@ COMMIT = "commit"
 """Suffix of the branch block once its branch is committed."""
 
 _MESSAGE = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{32})")
+_MESSAGE_PATH = re.compile(rf"{COMMITTED}/queue=([^/]+)/range=[0-9a-f]{{13}}/([0-9a-f]{{16}})\.[0-9a-f]{{32}}")
 _RANGE = re.compile(r"range=([0-9a-f]{13})")
 _BLOCK = re.compile(r"(.+)\.([0-9]{3,}|commit)")
 _WATERMARK = re.compile(rb"([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{8})\n")
@@ -91,6 +93,12 @@ def parse_range(name: str) -> int | None:
 def parse_message(name: str) -> tuple[int, MessageId] | None:
     match = _MESSAGE.fullmatch(name)
     return (int(match[1], 16), MessageId(bytes.fromhex(match[2]))) if match else None
+
+
+def parse_message_path(path: str) -> tuple[str, int] | None:
+    """Queue and sequence number of the path of a message file; None for any other path."""
+    match = _MESSAGE_PATH.fullmatch(path)
+    return (match[1], int(match[2], 16)) if match else None
 
 
 def parse_block(name: str) -> tuple[Xid, str] | None:

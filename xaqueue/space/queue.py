@@ -9,22 +9,14 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Container
-from dataclasses import dataclass, field
+from collections import Counter
 
 from xaqueue.index import Entry, QueueIndex
 from xaqueue.space import layout
 from xaqueue.space.definitions import QueueDefinition
 from xaqueue.space.layout import RANGE_BITS, RANGE_SIZE, Watermark
+from xaqueue.storage.barrier import Touched
 from xaqueue.storage.fs import FileSystem
-
-
-@dataclass(slots=True)
-class Touched:
-    """What a step changed and must have synced before it is published."""
-
-    files: dict[str, None] = field(default_factory=dict)
-    targets: dict[str, None] = field(default_factory=dict)
 
 
 class Queue:
@@ -41,6 +33,8 @@ class Queue:
         self.published = 0
         self.ranges: dict[int, int] = {}
         """Messages a range directory holds, for each that exists."""
+        self._awaited: Counter[int] = Counter()
+        """Ranges, empty perhaps, into which steps on their way are going to move messages."""
         self._has_directory = False
         self._fresh: set[int] = set()
         """Ranges whose directory and reservation no finished step has hardened yet."""
@@ -63,7 +57,8 @@ class Queue:
         ``again``: the number that a message was given before a crash, and keeps.
         """
         seq = again or self.last + 1
-        self._make_range(fs, seq, touched.targets)
+        self._make_range(fs, seq)
+        self._awaited[seq >> RANGE_BITS] += 1
         if seq >> RANGE_BITS in self._fresh:
             touched.files[layout.watermark_path(self.name)] = None
             touched.targets[layout.queue_path(self.name)] = None
@@ -73,7 +68,11 @@ class Queue:
         return seq
 
     def occupy(self, seq: int) -> None:
-        self.ranges[seq >> RANGE_BITS] += 1
+        number = seq >> RANGE_BITS
+        self.ranges[number] += 1
+        self._awaited[number] -= 1
+        if not self._awaited[number]:
+            del self._awaited[number]
 
     def publish(self, entry: Entry) -> None:
         """The message is hardened: it may be seen. Called in the order of the numbers."""
@@ -87,7 +86,7 @@ class Queue:
         self.index.remove(entry)
         number = entry.seq >> RANGE_BITS
         self.ranges[number] -= 1
-        if not self.ranges[number] and number != (self.last + 1) >> RANGE_BITS:
+        if not self.ranges[number] and number != (self.last + 1) >> RANGE_BITS and number not in self._awaited:
             self.remove_range(fs, number)
 
     def remove_range(self, fs: FileSystem, number: int) -> None:
@@ -119,8 +118,7 @@ class Queue:
     def watermark(self) -> Watermark:
         return Watermark(self.published, self.reserved)
 
-    def _make_range(self, fs: FileSystem, seq: int, awaited: Container[str] = ()) -> None:
-        """``awaited``: directories that the same step is going to fill, empty as they still are."""
+    def _make_range(self, fs: FileSystem, seq: int) -> None:
         if not self._has_directory:
             fs.make_dir(layout.queue_path(self.name))
             self._has_directory = True
@@ -136,5 +134,5 @@ class Queue:
             fs.make_dir(layout.range_path(self.name, seq))
             self.ranges[seq >> RANGE_BITS] = 0
             before = (seq >> RANGE_BITS) - 1
-            if self.ranges.get(before) == 0 and layout.range_path(self.name, before << RANGE_BITS) not in awaited:
+            if self.ranges.get(before) == 0 and before not in self._awaited:
                 self.remove_range(fs, before)

@@ -25,10 +25,12 @@ from xaqueue.command import Head, Kind, Listed
 from xaqueue.errors import DamagedBlock, RetryLater
 from xaqueue.index import Entry
 from xaqueue.message import MessageId
-from xaqueue.space import heuristic, layout, quarantine, steps, tries
+from xaqueue.space import blocks, heuristic, layout, quarantine, tries
+from xaqueue.space.complete import complete
 from xaqueue.space.definitions import QueueDefinition
 from xaqueue.space.layout import ACTIVE, COMMIT, COMMITTED, DIRECTORIES, FIRST, PREPARED, block_path, numbered
 from xaqueue.space.load import Progress, load, read_head, read_list
+from xaqueue.storage.barrier import touched
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -138,7 +140,7 @@ class _Recovery:
             self._finish_block(branch, number, item, path)
         self._number_again(branch, listed)
         found = {**active, **prepared}
-        steps.complete(self.space, branch, {w.number: found.get(w.suffix, marker) for w in branch.blocks})
+        complete(self.space, branch, {w.number: found.get(w.suffix, marker) for w in branch.blocks})
         self._remove((*prepared.values(), *active.values()))
         self._remember(xid)
         self.report.rolled_forward += 1
@@ -166,13 +168,13 @@ class _Recovery:
         for suffix in sorted(set(files) - {FIRST}, key=int):
             head = self._head(files[suffix])
             if head is not None:
-                listed += [steps.NOTHING] * (int(suffix) - 1 - len(listed))
+                listed += [blocks.NOTHING] * (int(suffix) - 1 - len(listed))
                 listed.append(Listed(head.kind, head.properties.queue, head.message_id, head.checksum))
         return listed
 
     def _finish_block(self, branch: Branch, number: int, item: Listed, path: str | None) -> None:
         """Adds to the branch what is left to do of one listed block."""
-        if item == steps.NOTHING:
+        if item == blocks.NOTHING:
             return
         index = self.space.queue(item.queue).index
         entry = index.find(item.message_id)
@@ -229,7 +231,7 @@ class _Recovery:
         branch.listed = True
         for number, item in enumerate(listed, 1):
             suffix = numbered(number)
-            if item == steps.NOTHING:
+            if item == blocks.NOTHING:
                 continue
             if suffix in files:
                 self._add(branch, number, suffix, files[suffix], item)
@@ -337,9 +339,7 @@ class _Recovery:
 
     def _sync_directories(self, directories: list[str]) -> None:
         """Every name that is seen is on disk, and every one that is not is gone."""
-        with self.space.step():
-            ticket = self.space.barrier.submit(targets=directories)
-        self.space.barrier.wait(ticket)
+        self.space.barrier.perform(lambda: touched(directories))
 
     def _paths(self, xid: Xid, branch: Branch) -> list[str]:
         suffixes = [FIRST, *(numbered(written.number) for written in branch.blocks)]

@@ -1,7 +1,7 @@
 """An open space: its branches, queues and finished xids in memory, one lock around them, one barrier below.
 
-A step changes memory and directories under the lock and waits for its ticket outside it. What it publishes becomes
-visible when the ticket's round is hardened, in the order of the commit sequence. Any failure while a step is on its
+A step is handed to the barrier, which applies it to memory and directories under the lock and hardens it outside.
+What it publishes becomes visible after that, in the order of the commit sequence. Any failure while a step is on its
 way fences the space: every later call raises ResourceFailed, and only a reopen, which re-reads the disk, clears it.
 A space knows nothing of processes, paths or locks on files: ``xaqueue.space.attach`` gives it a directory to own.
 """
@@ -13,18 +13,20 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from xaqueue.branch import Branch, State
-from xaqueue.errors import Error, ResourceFailed
+from xaqueue.errors import ResourceFailed
 from xaqueue.index import Entry
-from xaqueue.space import layout, recovery
+from xaqueue.space import layout, recovery, redo
 from xaqueue.space.definitions import Definitions
 from xaqueue.space.load import Progress
 from xaqueue.space.queue import Queue
 from xaqueue.space.recovery import RecoveryReport
-from xaqueue.storage.barrier import Barrier, Ticket
+from xaqueue.storage.barrier import Barrier, Touched
 from xaqueue.storage.flags import DEFAULT, Hardening
 from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -39,33 +41,6 @@ log = logging.getLogger("xaqueue")
 def wall_clock() -> int:
     """Int microseconds UTC."""
     return time.time_ns() // 1000
-
-
-class _Step:
-    """The context that ``Space.step`` gives: written out, because every transaction enters it several times."""
-
-    __slots__ = ("_space",)
-
-    def __init__(self, space: Space) -> None:
-        self._space = space
-
-    def __enter__(self) -> None:
-        self._space.barrier.enter()
-        try:
-            self._space.lock.acquire()
-        except BaseException:  # interrupted: the gate would stay shut for ever
-            self._space.barrier.leave()
-            raise
-        if self._space.barrier.failure is not None:
-            self._space.lock.release()
-            self._space.barrier.leave()
-            self._space.barrier.check()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._space.lock.release()
-        self._space.barrier.leave()
-        if error is not None and not isinstance(error, Error):
-            raise self._space.fence(error) from error
 
 
 class Space:
@@ -88,10 +63,9 @@ class Space:
         self.epoch = epoch
         self.now_us = now_us
         self.lock = threading.Lock()
-        self._step = _Step(self)
         self.settled = threading.Condition(self.lock)
         """Some branch is no longer busy."""
-        self.barrier = Barrier(fs, hardening, self._publish)
+        self.barrier = Barrier(fs, hardening, self.lock, self._published)
         self.queues: dict[str, Queue] = {}
         self.branches: dict[Xid, Branch] = {}
         self._finished: OrderedDict[Xid, tuple[Outcome, float]] = OrderedDict()
@@ -101,8 +75,69 @@ class Space:
         self.closed = False
         self.serving = False
         """Recovery is done. Until then nothing is published, since it may yet put messages below what it found."""
+        notes = self._open_journal()
         self.report: RecoveryReport = recovery.recover(self, progress)
+        self.report.notes[:0] = notes
         self.serving = True
+
+    def _open_journal(self) -> list[str]:
+        """Makes the directories what the journal says; returns what is worth a note. Raises JournalDamaged."""
+        fs = self.fs
+        if not self.hardening.journal and not fs.is_dir(layout.JOURNAL):
+            return []
+        journal = Journal(fs, layout.JOURNAL, segment_bytes=self.definitions.journal_segment_bytes, sound=redo.sound)
+        notes: list[str] = []
+        replayed = len(journal.replay)
+        if replayed:
+            notes += redo.replay(fs, journal.replay)
+            fs.sync_all()
+        if replayed or self.hardening.journal:
+            notes += journal.start()
+        if replayed:
+            journal.write_checkpoint(journal.position)
+            journal.recycle()
+            log.info("%d records of the journal were done again", replayed)
+        if self.hardening.journal:
+            self.barrier.journal = journal
+            self.barrier.relieve = self._relieve
+        for note in notes:
+            log.warning("%s", note)
+        return notes
+
+    def checkpoint(self) -> None:
+        """Hardens what the journal is ahead of the directories, and releases what it covers; traffic goes on.
+
+        Raises ResourceFailed. Without a journal there is nothing to do.
+        """
+        journal = self.barrier.journal
+        if journal is None:
+            return
+        below = 0
+
+        def applied() -> Touched:
+            nonlocal below
+            below = journal.position  # between two rounds: every record below it is in the directories
+            return Touched()
+
+        def covered() -> Touched:
+            journal.checkpoint = below
+            return Touched()
+
+        self.barrier.perform(applied)
+        try:
+            self.fs.sync_all()
+            self.barrier.perform(covered, entry=lambda: checkpoint_entry(below))
+            journal.recycle()
+        except OSError as error:
+            raise self.fence(error) from error
+
+    def _relieve(self) -> None:
+        """A checkpoint in the middle of a round, by its leader, whose records are not written yet."""
+        journal = self.barrier.journal
+        if journal is not None and journal.full_segments:
+            self.fs.sync_all()
+            journal.write_checkpoint(journal.position)
+            journal.recycle()
 
     def next_session(self) -> int:
         with self.lock:
@@ -125,10 +160,6 @@ class Space:
                 definition = definitions.queues.get(name) or definitions.default
                 if definition is not None:
                     queue.index.reorder(definition.order)
-
-    def step(self) -> _Step:
-        """The lock, around changes of directories: what fails here unforeseen fences the space."""
-        return self._step
 
     def fence(self, error: BaseException) -> ResourceFailed:
         """Nothing is acknowledged any more. Returns the error to raise."""
@@ -186,11 +217,15 @@ class Space:
 
     def close(self) -> None:
         """Ends the use of the directories. Blocks of branches still active are rolled back by the next open."""
+        failed = self.barrier.failure is not None
+        if not failed:
+            with suppress(ResourceFailed):  # then it is fenced, and the next open replays
+                self.checkpoint()
         with self.lock:
             if self.closed:
                 return
             self.closed = True
-            failed = self.barrier.failure is not None
+            failed = failed or self.barrier.failure is not None
             self.barrier.fail(ResourceFailed("the space is closed"))
             for queue in self.queues.values():
                 queue.arrived.notify_all()
@@ -221,19 +256,9 @@ class Space:
                 if self.hardening.content:
                     self.fs.sync_data(layout.watermark_path(queue.name))
 
-    def _publish(self, group: Sequence[Ticket]) -> None:
-        """The barrier's leader calls this without the lock; a step with nothing to sync calls it with the lock."""
-        if len(group) == 1 and not group[0].waited:
-            self._publish_locked(group)
-        else:
-            with self.lock:
-                self._publish_locked(group)
-
-    def _publish_locked(self, group: Sequence[Ticket]) -> None:
-        for ticket in group:
-            if ticket.publish is not None:
-                ticket.publish()
-        if not self.serving:
+    def _published(self) -> None:
+        """Behind each group of steps, with the lock held: the watermarks follow, and those who wait look again."""
+        if not self._dirty or not self.serving:
             return
         for queue in self._dirty.values():
             queue.write_watermark(self.fs)

@@ -14,9 +14,9 @@ from xaqueue.command import HEAD_READ_BYTES, Head, Kind, Listed, decode, unpack_
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
 from xaqueue.space import layout, quarantine
+from xaqueue.space.blocks import NOTHING
 from xaqueue.space.layout import COMMIT, FIRST, numbered
 from xaqueue.space.load import read_head
-from xaqueue.space.steps import NOTHING
 from xaqueue.storage.fs import FileSystem
 from xaqueue.xid import Xid
 

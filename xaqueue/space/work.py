@@ -16,11 +16,12 @@ from xaqueue.command import Block, Kind, decode, decode_message, encode_with_che
 from xaqueue.errors import DamagedBlock, InvalidArgument, RetryLater, RolledBack
 from xaqueue.index import Entry
 from xaqueue.message import EnqueueOptions, Message, MessageId, check_message_id, properties_of
-from xaqueue.space import layout, quarantine, steps
+from xaqueue.space import blocks, layout, quarantine
 from xaqueue.space.layout import numbered
 from xaqueue.space.load import check_message
 from xaqueue.space.queue import Queue
 from xaqueue.space.space import Space, log
+from xaqueue.storage.barrier import Touched, touched
 from xaqueue.storage.fs import NO_ROOM
 from xaqueue.xa import Code
 
@@ -46,7 +47,7 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
         branch.numbers += 1
         number = branch.numbers
     try:
-        steps.write(space, branch, [head, body] if body else [head], numbered(number))
+        blocks.write(space, branch, [head, body] if body else [head], numbered(number))
     except BaseException:
         with space.lock:
             queue.pending.discard(message_id)
@@ -54,6 +55,7 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     entry = Entry(0, message_id, properties, len(head) + len(body))
     written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, suffix=numbered(number))
     written.given = given is not None
+    blocks.keep(branch, written, head, body)
     branch.blocks.append(written)
     return message_id
 
@@ -78,8 +80,7 @@ def dequeue(
         if message is None:
             continue
         try:
-            block = steps.dequeue_block(space, written)
-            written.checksum = steps.write_block(space, branch, block, written.suffix)
+            blocks.write_dequeue(space, branch, written)
         except RolledBack as full:
             if len(branch.blocks) > 1 or full.code is not Code.XA_RBOTHER:
                 raise
@@ -196,12 +197,13 @@ def _give_back(space: Space, branch: Branch, written: Written, entry: Entry, *, 
 
 
 def _set_aside(space: Space, path: str, reason: str) -> None:
-    with space.step():
+    def apply() -> Touched:
         target = quarantine.move(space.fs, path, reason, space.now_us())
         space.report.quarantined.append(f"{path}: {reason}")
-        ticket = space.barrier.submit(targets=(layout.QUARANTINE,), sources=(path.rpartition("/")[0],))
-    space.barrier.wait(ticket)
-    log.error("quarantined %s as %s: %s", path, target, reason)
+        log.error("quarantined %s as %s: %s", path, target, reason)
+        return touched((layout.QUARANTINE,), (path.rpartition("/")[0],))
+
+    space.barrier.perform(apply)
 
 
 def _drop_expired(space: Space, queue: Queue) -> None:

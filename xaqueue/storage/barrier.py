@@ -1,12 +1,11 @@
 """All hardening goes through one barrier, and concurrent steps share its rounds: group commit.
 
-A step changes the directories under its owner's lock, submits a ticket there, and waits for it outside. The first to
-wait leads: it takes every ticket gathered so far, syncs each file and directory once, publishes the tickets in the
-order of their submission, and hands the lead to the next group, which gathered meanwhile. One wake-up a waiter.
+A step is handed to the barrier as what it does. The first to come leads a round: it takes every step gathered so far,
+applies each under the owner's lock, syncs each file and directory once, publishes the steps in their order, and hands
+the lead to the next group, which gathered meanwhile. One wake-up a waiter, and no lock is held while it syncs.
 
-While a round syncs directories, steps wait at a gate before they change any: a directory that is changed again between
-two syncs of a round costs another commit of the file system's journal. The leader lets those who stand at the gate
-pass first, so that they are in its round.
+With a journal, a step that has an entry is first recorded, and applied only once its record is hardened: what is seen
+in the directories can then always be done again.
 
 Directories that only gain names are synced first and those that only lose them last, so that no crash can lose a
 block between two directories. A sync is never tried twice: the first failure ends the barrier for good, because the
@@ -19,37 +18,57 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 
-from xaqueue.errors import ResourceFailed
+from xaqueue.errors import Error, ResourceFailed, RetryLater
 from xaqueue.storage.flags import Hardening
-from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.journal import Journal
+from xaqueue.storage.segments import Entry
 
 PARALLEL_SYNCS = 8
 """Files of one step that are synced at a time; more does not help one disk."""
-PASSING_S = 0.01
-"""How long a leader waits, at most, for the steps at the gate, which are on their way unless they were interrupted."""
 
 
-class Ticket:
-    """What a step must have hardened before it may be published, and how to publish it."""
+@dataclass(slots=True)
+class Touched:
+    """What a step changed and must have synced before it is published.
 
-    __slots__ = ("_woken", "done", "files", "lead", "publish", "sources", "targets", "waited")
+    files: content changed in place. targets, sources: directories that gained, and that lost, a name.
+    """
+
+    files: dict[str, None] = field(default_factory=dict)
+    targets: dict[str, None] = field(default_factory=dict)
+    sources: dict[str, None] = field(default_factory=dict)
+
+
+def touched(targets: Iterable[str] = (), sources: Iterable[str] = ()) -> Touched:
+    return Touched(targets=dict.fromkeys(targets), sources=dict.fromkeys(sources))
+
+
+Apply = Callable[[], Touched]
+"""Changes the directories, with the owner's lock held. What it raises of Error concerns this step alone."""
+
+
+class Step:
+    """What waits for a round, or is in one."""
+
+    __slots__ = ("_woken", "apply", "done", "entry", "error", "lead", "publish", "record", "touched")
 
     def __init__(
-        self, files: Iterable[str], targets: Iterable[str], sources: Iterable[str], publish: Callable[[], None] | None
+        self, apply: Apply, entry: Callable[[], Entry | None] | None, publish: Callable[[], None] | None
     ) -> None:
-        self.files = files
-        self.targets = targets
-        self.sources = sources
+        self.apply = apply
+        self.entry = entry
         self.publish = publish
+        self.record: Entry | None = None
+        self.touched: Touched | None = None
+        self.error: Error | None = None
         self.done = False
         self.lead = False
-        self.waited = False
-        """Whether its hardening takes a round, so that the lock is not held when it is published."""
         self._woken: threading.Lock | None = None
 
     def expect(self) -> None:
-        self.waited = True
         self._woken = threading.Lock()
         self._woken.acquire()
 
@@ -64,29 +83,32 @@ class Ticket:
 
 
 class Barrier:
-    """The one place where syncs are called. ``publish`` is given each hardened group, in order."""
+    """The one place where syncs are called. ``published`` is called behind each group, with the lock held."""
 
     def __init__(
-        self, fs: FileSystem, hardening: Hardening, publish: Callable[[Sequence[Ticket]], None] = lambda _: None
+        self,
+        fs: FileSystem,
+        hardening: Hardening,
+        lock: threading.Lock,
+        published: Callable[[], None] = lambda: None,
     ) -> None:
         self._fs = fs
         self.hardening = hardening
-        self._publish = publish
+        self._lock = lock
+        self._published = published
+        self.journal: Journal | None = None
+        """Where steps are recorded; None until it is ready, and at every other level."""
+        self.relieve: Callable[[], None] = lambda: None
+        """Makes room in the journal; called by the leader between two rounds."""
         self._sync_content = fs.sync_file if hardening.content == "FSYNC" else fs.sync_data
         self._never_syncs = not hardening.content and not hardening.directories
-        self._done = Ticket((), (), (), None)
-        self._done.done = True
         self._mutex = threading.Lock()
-        self._gate = threading.Lock()
-        self._passed = threading.Condition(self._mutex)
-        self._coming = 0
-        """Steps that stand at the gate."""
-        self._gathering: list[Ticket] = []
+        self._gathering: list[Step] = []
         self._leading = False
         self._pool: ThreadPoolExecutor | None = None
         self.failure: BaseException | None = None
         self.rounds = 0
-        self.tickets = 0
+        self.steps = 0
 
     def harden_content(self, paths: Sequence[str]) -> None:
         """Syncs the content of these files, several at a time. Raises ResourceFailed, and from then on always."""
@@ -103,78 +125,41 @@ class Barrier:
             self.fail(error)
             raise self._failed() from error
 
-    def enter(self) -> None:
-        """Before a step changes directories, and before its owner's lock: waits for a round that is syncing them."""
-        if not self.hardening.directories:
-            return
-        with self._mutex:
-            self._coming += 1
-        try:
-            self._gate.acquire()
-        finally:
-            with self._mutex:
-                self._coming -= 1
-                if not self._coming:
-                    self._passed.notify()
-
-    def leave(self) -> None:
-        """The step has changed what it changes, and submitted its ticket."""
-        if self.hardening.directories:
-            self._gate.release()
-
-    def submit(
+    def perform(
         self,
+        apply: Apply,
         *,
-        files: Iterable[str] = (),
-        targets: Iterable[str] = (),
-        sources: Iterable[str] = (),
+        entry: Callable[[], Entry | None] | None = None,
         publish: Callable[[], None] | None = None,
-    ) -> Ticket:
-        """Queues a step's syncs; called under the owner's lock, whose order is the order of publication.
+    ) -> None:
+        """Returns once the step is applied, hardened and published, in that order or as its entry asks for.
 
-        files: content changed in place. targets, sources: directories that gained, and that lost, a name. Where the
-        flags ask for none of it and nothing is queued before it, the step is published at once.
+        All three are called with the lock held. entry: what the journal records of the step, before it is applied; at
+        a level without journal it is not called. Raises what they raise of Error, and ResourceFailed for all else.
         """
-        if self._never_syncs and self.failure is None:
-            self.tickets += 1
-            if publish is not None:
-                self._publish([Ticket((), (), (), publish)])
-            return self._done
-        if not self.hardening.content:
-            files = ()
-        if not self.hardening.directories:
-            targets = sources = ()
-        ticket = Ticket(files, targets, sources, publish)
+        step = Step(apply, entry, publish)
+        if self._never_syncs:
+            self._perform_alone(step)
+            return
         with self._mutex:
             if self.failure is not None:
                 raise self._failed()
-            self.tickets += 1
-            if files or targets or sources or self._gathering or self._leading:
-                ticket.expect()
-                self._gathering.append(ticket)
-                return ticket
-        self._publish([ticket])
-        ticket.done = True
-        return ticket
-
-    def wait(self, ticket: Ticket) -> None:
-        """Returns once the ticket's step is hardened and published. Raises ResourceFailed when that failed."""
-        if ticket.done:
-            return
-        with self._mutex:
-            if not self._leading and self.failure is None and not ticket.done:
-                ticket.lead = self._leading = True
+            if self._leading:
+                step.expect()
+            else:
+                step.lead = self._leading = True
+            self._gathering.append(step)
         try:
-            if not ticket.lead:
-                ticket.sleep()
-            if ticket.lead and not ticket.done:
-                self._lead()
-        except (
-            BaseException
-        ) as error:  # interrupted: whoever hands it the lead, or awaits its round, would wait for ever
-            self.fail(error)
+            step.sleep()
+            if step.lead and not step.done:
+                self._perform_round()
+        except BaseException as error:  # interrupted: whoever hands it the lead, or waits for it, would wait for ever
+            if self.failure is None:
+                self.fail(error)
             raise
-        if not ticket.done:
+        if step.error is not None:
+            raise step.error
+        if not step.done:
             raise self._failed() from self.failure
 
     def check(self) -> None:
@@ -188,14 +173,12 @@ class Barrier:
             if self.failure is None:
                 self.failure = error
             waiting, self._gathering = self._gathering, []
-        for ticket in waiting:
-            ticket.wake()
+        for step in waiting:
+            step.wake()
 
     def abandon(self, error: BaseException) -> None:
         """In a forked child: fails without taking locks that a thread of the parent may have held."""
         self._mutex = threading.Lock()
-        self._gate = threading.Lock()
-        self._passed = threading.Condition(self._mutex)
         self._gathering = []
         self._pool = None
         self.failure = error
@@ -204,40 +187,108 @@ class Barrier:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _lead(self) -> None:
-        with self._mutex:
-            self._passed.wait_for(lambda: not self._coming, PASSING_S)
-        with self._gate:
-            self._perform_round()
+    def _perform_alone(self, step: Step) -> None:
+        """Nothing is ever synced: the caller does it itself, and nobody waits for anybody."""
+        with self._lock:
+            self.check()
+            self.steps += 1
+            try:
+                step.apply()
+                if step.publish is not None:
+                    step.publish()
+                self._published()
+            except Error:
+                raise
+            except BaseException as error:
+                self.fail(error)
+                raise self._failed() from error
 
     def _perform_round(self) -> None:
         with self._mutex:
             group, self._gathering = self._gathering, []
         try:
             self.check()
-            self._sync(group)
-            self._publish(group)
+            self._harden(group)
         except BaseException as error:
             self.fail(error)
-            for ticket in group:
-                ticket.wake()
+            for step in group:
+                step.wake()
             raise self._failed() from error
         self.rounds += 1
+        self.steps += len(group)
         with self._mutex:
-            for ticket in group:
-                ticket.done = True
+            for step in group:
+                step.done = True
             self._leading = bool(self._gathering) and self.failure is None
             if self._leading:
                 self._gathering[0].lead = True
                 self._gathering[0].wake()
-        for ticket in group:
-            ticket.wake()
+        for step in group:
+            step.wake()
 
-    def _sync(self, group: Sequence[Ticket]) -> None:
-        for path in dict.fromkeys(path for ticket in group for path in ticket.files):
-            self._sync_content(path)
-        targets = dict.fromkeys(path for ticket in group for path in ticket.targets)
-        sources = dict.fromkeys(path for ticket in group for path in ticket.sources)
+    def _harden(self, group: Sequence[Step]) -> None:
+        recorded: list[Step] = []
+        with self._lock:
+            for step in group:
+                self._begin(step, recorded)
+        if recorded:
+            self._record(recorded)
+        if len(recorded) < len(group):
+            self._sync([step.touched for step in group if step.touched is not None])
+        with self._lock:
+            for step in recorded:
+                if step.error is None:
+                    self._apply(step)
+            for step in group:
+                if step.error is None and step.publish is not None:
+                    step.publish()
+            self._published()
+
+    def _begin(self, step: Step, recorded: list[Step]) -> None:
+        """Records the step where it has an entry, and applies it where it has none."""
+        try:
+            if self.journal is not None and step.entry is not None:
+                step.record = step.entry()
+                if step.record is not None:
+                    recorded.append(step)
+                    return
+            step.touched = self._apply(step)
+        except Error as error:
+            step.error = error
+
+    def _apply(self, step: Step) -> Touched | None:
+        try:
+            return step.apply()
+        except Error as error:
+            step.error = error
+            return None
+
+    def _record(self, steps: Sequence[Step]) -> None:
+        """Hardens the records; those for which there is no room fail alone."""
+        assert self.journal is not None
+        records = [step.record for step in steps if step.record is not None]
+        relieved = False
+        while records:
+            try:
+                records = records[self.journal.write(records) :]
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                if relieved:
+                    for step in steps[-len(records) :]:
+                        step.error = RetryLater(f"no room in the journal ({error.strerror}): free some and try again")
+                    return
+                relieved = True
+                self.relieve()
+
+    def _sync(self, changes: Sequence[Touched]) -> None:
+        if self.hardening.content:
+            for path in dict.fromkeys(path for change in changes for path in change.files):
+                self._sync_content(path)
+        if not self.hardening.directories:
+            return
+        targets = dict.fromkeys(path for change in changes for path in change.targets)
+        sources = dict.fromkeys(path for change in changes for path in change.sources)
         gaining = [path for path in targets if path not in sources]
         both = [path for path in targets if path in sources]
         losing = [path for path in sources if path not in targets]

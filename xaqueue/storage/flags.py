@@ -9,17 +9,23 @@ from dataclasses import dataclass
 
 from xaqueue.errors import InvalidArgument
 
-GRAMMAR = "[FSYNC|FDATASYNC][;DSYNC] or NONE, for example FDATASYNC;DSYNC"
+GRAMMAR = "JOURNAL, [FSYNC|FDATASYNC][;DSYNC] or NONE"
 
 
 @dataclass(frozen=True, slots=True)
 class Hardening:
-    """``content``: how the content of a file is synced ("FSYNC", "FDATASYNC" or ""). ``directories``: DSYNC."""
+    """``content``: how the content of a file is synced ("FSYNC", "FDATASYNC" or ""). ``directories``: DSYNC.
+
+    ``journal``: steps are hardened as records; what has no record is hardened by the other two.
+    """
 
     content: str = "FDATASYNC"
     directories: bool = True
+    journal: bool = False
 
     def __str__(self) -> str:
+        if self.journal:
+            return "JOURNAL"
         words = [self.content] if self.content else []
         if self.directories:
             words.append("DSYNC")
@@ -42,6 +48,8 @@ class Hardening:
         words = [word.strip().upper() for word in text.split(";")] if text.strip() else ["NONE"]
         if words == ["NONE"]:
             return cls("", False)
+        if words == ["JOURNAL"]:
+            return JOURNAL
         contents = [word for word in words if word in ("FSYNC", "FDATASYNC")]
         directories = words.count("DSYNC")
         if len(contents) > 1 or directories > 1 or len(contents) + directories != len(words):
@@ -49,4 +57,5 @@ class Hardening:
         return cls(contents[0] if contents else "", bool(directories))
 
 
+JOURNAL = Hardening(journal=True)
 DEFAULT = Hardening()
