@@ -166,7 +166,7 @@ def test_the_owner_file_is_json(tmp_path: Path) -> None:
     session = attach(tmp_path / "s", create_missing=True, sync="FSYNC", watch=False)
     written = json.loads((tmp_path / "s" / "owner").read_bytes())
     session.close()
-    assert set(written) == {"epoch", "host", "pid", "since", "sync", "recovery", "endpoint"}
+    assert {"epoch", "host", "pid", "since", "sync", "recovery", "endpoint", "boot"} <= set(written)
     assert (written["host"], written["pid"], written["sync"]) == (socket.gethostname(), os.getpid(), "FSYNC")
     since = datetime.fromisoformat(written["since"])
     assert since.tzinfo == UTC

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +23,9 @@ from xaqueue.command import FORMAT_VERSION
 from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, SpaceError, SpaceInUse
 from xaqueue.space import definitions as definitions_of
 from xaqueue.space import layout
+from xaqueue.space.checkpointer import Checkpointer
 from xaqueue.space.definitions import Definitions
-from xaqueue.space.format import Format, checked_name, read_format
+from xaqueue.space.format import Format, boot_id, checked_name, read_format
 from xaqueue.space.load import Progress
 from xaqueue.space.session import Session
 from xaqueue.space.space import Space, wall_clock
@@ -59,6 +60,8 @@ class Owner:
     sync: str
     recovery: str = ""
     endpoint: str = ""
+    boot: str = ""
+    """The boot of the host since which the directories are true, where only a journal makes them so after a crash."""
 
 
 @dataclass(slots=True)
@@ -66,6 +69,8 @@ class _Attached:
     space: Space
     lock: FileLock
     watch: DefinitionsWatch | None
+    checkpointer: Checkpointer | None
+    owner: Owner
     users: int = 0
 
 
@@ -185,11 +190,14 @@ def _open(
         since = datetime.now(UTC).isoformat(timespec="seconds")
         epoch = before.epoch + 1 if before is not None else max(1, wall_clock() // 1_000_000 if lock.read() else 1)
         owner = Owner(epoch, socket.gethostname(), os.getpid(), since, str(hardening))
-        lock.write(_format_owner(owner))
+        behind = before.boot if before is not None else ""
+        lock.write(_format_owner(replace(owner, boot=behind or (boot_id() if hardening.journal else ""))))
         fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content))
         space = Space(fs, definitions, hardening=hardening, epoch=epoch, progress=progress)
-        lock.write(_format_owner(Owner(**{**asdict(owner), "recovery": str(space.report)})))
+        owner = replace(owner, recovery=str(space.report), boot=boot_id() if hardening.journal else "")
+        lock.write(_format_owner(owner))
         watching = _watch(root, space) if watch else None
+        checkpointer = _checkpoint(space) if space.barrier.journal is not None else None
     except BaseException as error:
         if fs is not None:
             fs.close()
@@ -198,7 +206,13 @@ def _open(
             raise SpaceError(f"{root} cannot be opened as a queue space: {error}") from error
         raise
     log.info("space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise)
-    return _Attached(space, lock, watching)
+    return _Attached(space, lock, watching, checkpointer, owner)
+
+
+def _checkpoint(space: Space) -> Checkpointer:
+    checkpointer = Checkpointer(space)
+    checkpointer.start()
+    return checkpointer
 
 
 def _watch(root: Path, space: Space) -> DefinitionsWatch:
@@ -217,8 +231,11 @@ def _detach(root: Path, attached: _Attached) -> None:
             del _attached[root]
         if attached.watch is not None:
             attached.watch.stop()
+        if attached.checkpointer is not None:
+            attached.checkpointer.stop()
         try:
-            attached.space.close()
+            if attached.space.close() and attached.owner.boot:
+                attached.lock.write(_format_owner(replace(attached.owner, boot="")))
         finally:
             attached.lock.release()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +37,31 @@ def read_format(path: str | os.PathLike[str]) -> Format:
     if int(words[1]) != FORMAT_VERSION:
         raise SpaceError(f"{root} has format {words[1]}; this xaqueue reads format {FORMAT_VERSION}: use a newer one")
     return Format(int(words[1]), words[2], words[3])
+
+
+def boot_id() -> str:
+    """Names this boot of the host; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
+
+
+def check_recovered(path: str | os.PathLike[str]) -> None:
+    """SpaceError where the machine went down under an owner whose journal is ahead of its directories.
+
+    They are true as long as the system that saw every change is up, and again once the space was opened.
+    """
+    try:
+        owner = json.loads((Path(path) / layout.OWNER).read_bytes())
+        boot, host = owner.get("boot", ""), owner["host"]
+    except (OSError, ValueError, AttributeError, KeyError):
+        return
+    if boot and host == socket.gethostname() and boot != boot_id():
+        raise SpaceError(
+            f"{os.fspath(path)} was not opened since the machine went down, and its journal is ahead of its "
+            f"directories: open it once, for example with `xaqueue check --repair --space {os.fspath(path)}`"
+        )
 
 
 def checked_name(name: str) -> str:

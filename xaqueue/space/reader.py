@@ -14,7 +14,7 @@ from pathlib import Path
 from xaqueue.errors import SpaceError
 from xaqueue.message import MessageId, check_queue_name
 from xaqueue.space import layout
-from xaqueue.space.format import read_format
+from xaqueue.space.format import check_recovered, read_format
 from xaqueue.storage.fs import read_all
 
 WATERMARK_TRIES = 50
@@ -30,6 +30,7 @@ class QueueReader:
         self.space = Path(path)
         self.queue = check_queue_name(queue)
         read_format(path)
+        check_recovered(path)
         self._directory = self.space / layout.queue_path(queue)
 
     def watermark(self) -> int:

@@ -215,15 +215,18 @@ class Space:
             outcome, when = self._finished.get(xid, (Outcome.UNKNOWN, 0.0))
             return outcome if time.monotonic() - when <= FINISHED_SECONDS else Outcome.UNKNOWN
 
-    def close(self) -> None:
-        """Ends the use of the directories. Blocks of branches still active are rolled back by the next open."""
+    def close(self) -> bool:
+        """Ends the use of the directories. Blocks of branches still active are rolled back by the next open.
+
+        Returns whether the directories hold everything, durably to the level of the space.
+        """
         failed = self.barrier.failure is not None
         if not failed:
             with suppress(ResourceFailed):  # then it is fenced, and the next open replays
                 self.checkpoint()
         with self.lock:
             if self.closed:
-                return
+                return False
             self.closed = True
             failed = failed or self.barrier.failure is not None
             self.barrier.fail(ResourceFailed("the space is closed"))
@@ -238,6 +241,7 @@ class Space:
         finally:
             self.barrier.close()
             self.fs.close()
+        return not failed
 
     def abandon(self) -> None:
         """A forked child's copy: fenced, its descriptors closed, its threads never there."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.segments import (
@@ -76,6 +76,8 @@ class Journal:
         self.checkpoint = found.checkpoint
         """Every record below it is in the directories, durably."""
         self.syncs = 0
+        self.switched: Callable[[], None] = lambda: None
+        """Called by the writer when a segment is full."""
 
     def start(self) -> list[str]:
         """Makes it ready for records, once ``replay`` is done with; returns what is worth a note. Raises OSError."""
@@ -194,6 +196,7 @@ class Journal:
         with self._guard:
             self._segments.append(following)
         self.position = following.start + SECTOR_BYTES
+        self.switched()
 
     # Segments
 

@@ -1,0 +1,96 @@
+"""Checkpoints are made in the background: when a segment is full, and now and then; readers know when they may look."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+import xaqueue
+from xaqueue.errors import SpaceError
+from xaqueue.space import layout
+from xaqueue.space.attach import attach
+from xaqueue.space.format import boot_id
+from xaqueue.space.reader import QueueReader
+from xaqueue.space.session import Session
+from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
+
+SMALL = f'[default]\n[space]\nsync = "JOURNAL"\njournal_segment_bytes = {SMALLEST_SEGMENT_BYTES}\n'
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    xaqueue.connect(tmp_path / "space", create=True).close()
+    (tmp_path / "space" / layout.QUEUES).write_text(SMALL)
+    return tmp_path / "space"
+
+
+def segments(root: Path) -> list[Path]:
+    return sorted((root / layout.JOURNAL).glob("*.log"))
+
+
+class Recycled:
+    """Told of each checkpoint that released its segments."""
+
+    def __init__(self, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.event = threading.Event()
+        self._recycle = journal.recycle
+        monkeypatch.setattr(journal, "recycle", self.recycle)
+
+    def recycle(self) -> None:
+        self._recycle()
+        self.event.set()
+
+
+def opened(root: Path) -> tuple[Session, Journal]:
+    session = attach(root, watch=False)
+    journal = session.space.barrier.journal
+    assert journal is not None
+    return session, journal
+
+
+def test_full_segments_are_released_while_work_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, journal = opened(root)
+    recycled = Recycled(journal, monkeypatch)
+    messages = 0
+    with xaqueue.Connection(session, lambda: os.urandom(16)) as connection:
+        while journal.position < 20 * SMALLEST_SEGMENT_BYTES:
+            connection.enqueue("orders", bytes(1000))
+            connection.commit()
+            messages += 1
+            if journal.full_segments > 2:
+                assert recycled.event.wait(30)
+                recycled.event.clear()
+        assert len(segments(root)) < 10
+    with xaqueue.connect(root) as connection:
+        assert sum(1 for _ in connection.browse("orders")) == messages
+
+
+def test_checkpoints_come_with_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / layout.QUEUES).write_text(SMALL + "checkpoint_s = 1\n")
+    session, journal = opened(root)
+    recycled = Recycled(journal, monkeypatch)
+    before = journal.checkpoint
+    with xaqueue.Connection(session, lambda: os.urandom(16)) as connection:
+        connection.enqueue("orders", b"one")
+        connection.commit()
+        assert recycled.event.wait(30)
+        assert before < journal.checkpoint < journal.position
+
+
+def test_a_reader_refuses_directories_that_a_reboot_left_behind(root: Path) -> None:
+    with xaqueue.connect(root) as connection:
+        connection.enqueue("orders", b"one")
+        connection.commit()
+        assert QueueReader(root, "orders").watermark() == 1
+        owner = json.loads((root / layout.OWNER).read_bytes())
+        assert owner["boot"] == boot_id()
+    assert json.loads((root / layout.OWNER).read_bytes())["boot"] == ""
+    (root / layout.OWNER).write_text(json.dumps({**owner, "boot": "another"}))
+    with pytest.raises(SpaceError, match=r"not opened since the machine went down.*check --repair"):
+        QueueReader(root, "orders")
+    xaqueue.connect(root).close()
+    assert QueueReader(root, "orders").watermark() == 1
