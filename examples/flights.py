@@ -75,7 +75,8 @@ def send_until_done(directory: Path, count: int) -> None:
         sender = context.Process(target=send, args=(directory / "space", directory / "decided", count, death))
         sender.start()
         sender.join()
-        in_doubt = sorted((directory / "space" / "prepared").glob("*.000"))
+        with xaqueue.connect(directory / "space") as connection:  # which recovers it
+            in_doubt = connection.tpc_recover()
         print(f"the sender ended with {sender.exitcode}, in doubt: {len(in_doubt)}")
 
 

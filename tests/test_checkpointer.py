@@ -85,10 +85,10 @@ def test_a_reader_refuses_directories_that_a_reboot_left_behind(root: Path) -> N
     with xaqueue.connect(root) as connection:
         connection.enqueue("orders", b"one")
         connection.commit()
-        assert QueueReader(root, "orders").watermark() == 1
         owner = json.loads((root / layout.OWNER).read_bytes())
         assert owner["boot"] == boot_id()
     assert json.loads((root / layout.OWNER).read_bytes())["boot"] == ""
+    assert QueueReader(root, "orders").watermark() == 1
     (root / layout.OWNER).write_text(json.dumps({**owner, "boot": "another"}))
     with pytest.raises(SpaceError, match=r"not opened since the machine went down.*check --repair"):
         QueueReader(root, "orders")

@@ -134,7 +134,7 @@ def test_an_error_is_one_line_and_a_code(space: Path, words: list[str], code: in
 
 def test_init_tells_the_level_and_what_it_promises(tmp_path: Path) -> None:
     told = run("init", tmp_path / "a")
-    assert "sync FDATASYNC;DSYNC: a commit survives power loss" in told
+    assert "sync JOURNAL: a commit survives power loss" in told
     assert "xaqueue define QUEUE" in told
     assert "left as it is" in run("init", tmp_path / "a")
     assert "killed process" in run("init", tmp_path / "b", "--sync", "NONE", "--name", "other")

@@ -37,6 +37,7 @@ from xaqueue.space.space import Space
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.xid import Xid
 
+STRICT = "FDATASYNC;DSYNC"
 KILLED_IN_PREPARE = """
 import os, signal, sys
 import xaqueue
@@ -53,7 +54,7 @@ def counted(self, source, target):
     rename(self, source, target)
 
 DirectoryFileSystem.rename = counted
-connection = xaqueue.connect(sys.argv[1])
+connection = xaqueue.connect(sys.argv[1], sync="FDATASYNC;DSYNC")
 connection.tpc_begin(connection.xid(42, "gtrid", "bqual"))
 assert connection.dequeue("orders").body == b"there"
 connection.enqueue("replies", b"1")
@@ -66,14 +67,15 @@ os.kill(os.getpid(), signal.SIGKILL)
 class EmbeddedHost:
     """The space is opened by this process, once for all connections."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, sync: str = STRICT) -> None:
         self.root = root
+        self.sync = sync
         self._connections: list[Connection] = []
         attach_room.create(root)
         attach_room.write_definitions(root, QUEUES)
 
     def connect(self) -> Connection:
-        connection = xaqueue.connect(self.root)
+        connection = xaqueue.connect(self.root, sync=self.sync)
         self._connections.append(connection)
         return connection
 
@@ -91,6 +93,8 @@ class EmbeddedHost:
         if attached is not None:
             if attached.watch is not None:
                 attached.watch.stop()
+            for thread in attached.background:
+                thread.stop()
             attached.space.abandon()
             attached.lock.release()
         self._connections.clear()
@@ -106,19 +110,27 @@ def host(tmp_path: Path) -> Iterator[EmbeddedHost]:
     made.restart()
 
 
-class TestTwoPhase(TwoPhaseContract):
+class AtBothLevels:
+    @pytest.fixture(params=[STRICT, "JOURNAL"])
+    def host(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[EmbeddedHost]:
+        made = EmbeddedHost(tmp_path / "space", request.param)
+        yield made
+        made.restart()
+
+
+class TestTwoPhase(AtBothLevels, TwoPhaseContract):
     pass
 
 
-class TestMessages(MessagesContract):
+class TestMessages(AtBothLevels, MessagesContract):
     pass
 
 
-class TestKill(KillContract):
+class TestKill(AtBothLevels, KillContract):
     pass
 
 
-class TestConcurrency(ConcurrencyContract):
+class TestConcurrency(AtBothLevels, ConcurrencyContract):
     pass
 
 

@@ -19,6 +19,8 @@ from xaqueue.storage.flags import DEFAULT, GRAMMAR, Hardening
         ("DSYNC", "", True, "DSYNC"),
         ("FSYNC;DSYNC", "FSYNC", True, "FSYNC;DSYNC"),
         ("FDATASYNC;DSYNC", "FDATASYNC", True, "FDATASYNC;DSYNC"),
+        ("JOURNAL", "FDATASYNC", True, "JOURNAL"),
+        ("journal", "FDATASYNC", True, "JOURNAL"),
         ("DSYNC;FSYNC", "FSYNC", True, "FSYNC;DSYNC"),
         (" fsync ; dsync ", "FSYNC", True, "FSYNC;DSYNC"),
         ("NONE", "", False, "NONE"),
@@ -30,7 +32,7 @@ from xaqueue.storage.flags import DEFAULT, GRAMMAR, Hardening
 def test_the_grammar(text: str, content: str, directories: bool, shown: str) -> None:
     """XAQ-05."""
     parsed = Hardening.parse(text)
-    assert parsed == Hardening(content, directories)
+    assert parsed == Hardening(content, directories, journal=shown == "JOURNAL")
     assert str(parsed) == shown
     assert Hardening.parse(str(parsed)) == parsed
 
@@ -39,6 +41,8 @@ def test_the_grammar(text: str, content: str, directories: bool, shown: str) -> 
     "text",
     [
         "FSYNC;FDATASYNC",
+        "JOURNAL;DSYNC",
+        "FSYNC;JOURNAL",
         "FSYNC;FSYNC",
         "DSYNC;DSYNC",
         "NONE;DSYNC",
@@ -60,7 +64,7 @@ def test_anything_else_is_refused_and_shown_the_grammar(text: str) -> None:
 
 
 def test_the_default_is_durable() -> None:
-    assert str(DEFAULT) == "FDATASYNC;DSYNC"
+    assert str(DEFAULT) == "JOURNAL"
     assert DEFAULT.promise == "survives power loss"
 
 
@@ -76,7 +80,7 @@ def test_only_the_default_and_its_like_promise_power_loss() -> None:
         (None, "DSYNC", "NONE", "DSYNC"),
         (None, "", "FSYNC", "NONE"),
         (None, None, "NONE", "NONE"),
-        (None, None, None, "FDATASYNC;DSYNC"),
+        (None, None, None, "JOURNAL"),
         ("", "DSYNC", "FSYNC", "NONE"),
     ],
 )

@@ -38,6 +38,7 @@ from xaqueue.errors import (
 from xaqueue.message import Message, MessageId
 from xaqueue.space import openstring
 from xaqueue.space.attach import attach
+from xaqueue.storage.ids import fresh_id
 from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
 
@@ -57,7 +58,7 @@ def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None
     Raises SpaceInUse (another process owns it), SpaceError (it is no space), InvalidArgument.
     """
     directory, name = openstring.parse(os.fspath(path))
-    return Connection(attach(directory, create_missing=create, sync=sync, name=name), _make_id)
+    return Connection(attach(directory, create_missing=create, sync=sync, name=name), fresh_id)
 
 
 if not TYPE_CHECKING:
@@ -69,10 +70,6 @@ if not TYPE_CHECKING:
 
             return version("xaqueue")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _make_id() -> bytes:
-    return os.urandom(16)
 
 
 __all__ = [

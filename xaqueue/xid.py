@@ -7,7 +7,8 @@ Source: X/Open C193, chapter 4.2 (``struct xid_t``); PEP 249, "Two-Phase Commit 
 from __future__ import annotations
 
 import binascii
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64decode
+from binascii import b2a_base64
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -84,8 +85,11 @@ class Xid:
         return xid
 
 
+_URLSAFE = bytes.maketrans(b"+/", b"-_")
+
+
 def _encode(part: bytes) -> str:
-    return urlsafe_b64encode(part).rstrip(b"=").decode("ascii")
+    return b2a_base64(part, newline=False).translate(_URLSAFE, b"=").decode("ascii")
 
 
 def _decode(text: str) -> bytes:

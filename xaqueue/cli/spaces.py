@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -17,6 +15,7 @@ from xaqueue.space import openstring
 from xaqueue.space.attach import attach
 from xaqueue.space.format import read_format
 from xaqueue.space.session import Session
+from xaqueue.storage.ids import fresh_id
 
 SPACE_VARIABLE = "XAQUEUE_SPACE"
 _NOT_GIVEN = f"no space is given: use --space DIR, or set {SPACE_VARIABLE}"
@@ -56,5 +55,5 @@ def owned(directory: str, *, watch: bool = False) -> Iterator[Session]:
 @contextmanager
 def connected(directory: str, *, watch: bool = False) -> Iterator[Connection]:
     """A connection to the space, which this process owns until the end."""
-    with owned(directory, watch=watch) as session, Connection(session, partial(os.urandom, 16)) as connection:
+    with owned(directory, watch=watch) as session, Connection(session, fresh_id) as connection:
         yield connection

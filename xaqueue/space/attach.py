@@ -32,6 +32,7 @@ from xaqueue.space.space import Space, wall_clock
 from xaqueue.storage.flags import DEFAULT, Hardening
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.lock import FileLock
+from xaqueue.storage.write_behind import Flusher
 
 if TYPE_CHECKING:
     from xaqueue.space.watch import DefinitionsWatch
@@ -69,7 +70,7 @@ class _Attached:
     space: Space
     lock: FileLock
     watch: DefinitionsWatch | None
-    checkpointer: Checkpointer | None
+    background: list[Flusher | Checkpointer]
     owner: Owner
     users: int = 0
 
@@ -192,12 +193,12 @@ def _open(
         owner = Owner(epoch, socket.gethostname(), os.getpid(), since, str(hardening))
         behind = before.boot if before is not None else ""
         lock.write(_format_owner(replace(owner, boot=behind or (boot_id() if hardening.journal else ""))))
-        fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content))
+        fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal)
         space = Space(fs, definitions, hardening=hardening, epoch=epoch, progress=progress)
         owner = replace(owner, recovery=str(space.report), boot=boot_id() if hardening.journal else "")
         lock.write(_format_owner(owner))
         watching = _watch(root, space) if watch else None
-        checkpointer = _checkpoint(space) if space.barrier.journal is not None else None
+        background = _background(space)
     except BaseException as error:
         if fs is not None:
             fs.close()
@@ -206,13 +207,16 @@ def _open(
             raise SpaceError(f"{root} cannot be opened as a queue space: {error}") from error
         raise
     log.info("space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise)
-    return _Attached(space, lock, watching, checkpointer, owner)
+    return _Attached(space, lock, watching, background, owner)
 
 
-def _checkpoint(space: Space) -> Checkpointer:
+def _background(space: Space) -> list[Flusher | Checkpointer]:
+    """The threads by which the directories follow the journal."""
+    if space.lag is None:
+        return []
     checkpointer = Checkpointer(space)
     checkpointer.start()
-    return checkpointer
+    return [Flusher(space.lag, space.fence), checkpointer]
 
 
 def _watch(root: Path, space: Space) -> DefinitionsWatch:
@@ -231,8 +235,8 @@ def _detach(root: Path, attached: _Attached) -> None:
             del _attached[root]
         if attached.watch is not None:
             attached.watch.stop()
-        if attached.checkpointer is not None:
-            attached.checkpointer.stop()
+        for thread in attached.background:
+            thread.stop()
         try:
             if attached.space.close() and attached.owner.boot:
                 attached.lock.write(_format_owner(replace(attached.owner, boot="")))

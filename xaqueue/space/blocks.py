@@ -32,10 +32,14 @@ Content = tuple[bytes, bytes]
 """Head and body of a block."""
 
 
-def write(space: Space, branch: Branch, chunks: Sequence[bytes], suffix: str) -> None:
-    """Writes a block's bytes into active/. Raises DiskFull, and dooms the branch, where there is no room."""
+def write(space: Space, branch: Branch, chunks: Sequence[bytes], suffix: str, *, now: bool = False) -> None:
+    """Writes a block's bytes into active/. Raises DiskFull, and dooms the branch, where there is no room.
+
+    now: it is to be there should the process be killed.
+    """
+    create = space.lag.create_now if now and space.lag is not None else space.fs.create
     try:
-        space.fs.create(block_path(ACTIVE, branch.name, suffix), chunks)
+        create(block_path(ACTIVE, branch.name, suffix), chunks)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise space.fence(error) from error
@@ -50,7 +54,7 @@ def write_dequeue(space: Space, branch: Branch, written: Written) -> None:
     """Writes the block that names the message to remove. Raises as ``write`` does."""
     block = Block(Kind.DEQUEUE, written.message_id, _properties_of(written.queue), epoch=space.epoch)
     head, written.checksum = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
-    write(space, branch, [head], written.suffix)
+    write(space, branch, [head], written.suffix, now=True)  # a crash of the process counts a try
     keep(branch, written, head, b"")
     written.on_disk = True
 
@@ -101,8 +105,11 @@ def harden_content(space: Space, branch: Branch) -> None:
 
 
 def harden_names(space: Space) -> None:
-    """What stands in active/ is found there after a crash."""
-    space.barrier.perform(lambda: touched((ACTIVE,)))
+    """What stands in active/ is found there after a crash; and, for a journal, everything that was done before."""
+    if space.barrier.journal is None:
+        space.barrier.perform(lambda: touched((ACTIVE,)))
+    else:
+        space.sync_all()
 
 
 def is_recorded_whole(space: Space, branch: Branch) -> bool:

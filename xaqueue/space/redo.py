@@ -2,7 +2,8 @@
 
 A record is physical: *put* a file with this content, *move* one, *drop* one. A replay works out the final state of
 every path that is named and makes the directories so, in whatever state a crash left them: that may be cut off at any
-call and done again. Content that stood on disk at the last checkpoint is moved, all other is in the record.
+call and done again. Content that was on disk before its first record is moved from wherever the crash left it, all
+other is in the record.
 
     meta  MessagePack [xid, operations]
           [1, path, head, size of body, time]   the block's head stands here, its body in the record's body
@@ -20,7 +21,7 @@ from typing import Any
 
 import msgpack
 
-from xaqueue.command import is_sound
+from xaqueue.command import PREFIX, is_sound
 from xaqueue.space import layout
 from xaqueue.space.layout import COMMITTED, Watermark
 from xaqueue.storage.fs import FileSystem
@@ -72,6 +73,17 @@ def operations_of(record: Record) -> list[list[Any]]:
     return list(operations)
 
 
+def xid_of(record: Record) -> str:
+    """The name of the branch that it is a step of."""
+    name, _ = msgpack.unpackb(record.meta)
+    return str(name)
+
+
+def paths_of(record: Record) -> list[str]:
+    """Every path that it names."""
+    return [path for operation in operations_of(record) for path in operation[1 : 3 if operation[0] == MOVE else 2]]
+
+
 def sound(record: Record) -> bool:
     """Whether each body is the one that its head has the checksum of."""
     offset = 0
@@ -93,7 +105,8 @@ class _Content:
 
 @dataclass(slots=True)
 class _Moved:
-    origin: str
+    places: tuple[str, ...]
+    """Where it was, the last place first: a crash may have left it in any of them."""
     when_us: int
 
 
@@ -107,15 +120,7 @@ def replay(fs: FileSystem, records: Iterable[Record]) -> list[str]:
         fs.unlink(f"{layout.ACTIVE}/{_MAKING}")
     for directory in sorted({path.rpartition("/")[0] for path, want in wanted.items() if want is not None}):
         _make_dirs(fs, directory)
-    notes = []
-    for path, want in wanted.items():
-        if isinstance(want, _Moved) and not _stands(fs, path):
-            if not fs.exists(want.origin):
-                notes.append(f"{path} should have come from {want.origin}, and neither is there")
-                continue
-            fs.rename(want.origin, path)
-        if isinstance(want, _Moved) and want.when_us:
-            fs.set_modified_ns(path, want.when_us * 1000)
+    notes = [note for path, want in wanted.items() if isinstance(want, _Moved) and (note := _move(fs, path, want))]
     for path, want in wanted.items():
         if isinstance(want, _Content):
             _make(fs, path, want)
@@ -129,27 +134,27 @@ def replay(fs: FileSystem, records: Iterable[Record]) -> list[str]:
 
 
 def _final(records: Iterable[Record]) -> tuple[dict[str, _Content | _Moved | None], dict[str, int]]:
-    """What each path is in the end, and the highest number that each queue is known to have used."""
+    """What each path is in the end, and the highest number that the records gave out in each queue."""
     wanted: dict[str, _Content | _Moved | None] = {}
     highest: dict[str, int] = {}
     for record in records:
         offset = 0
         for operation in operations_of(record):
+            if operation[0] == DROP:
+                wanted[operation[1]] = None
+                continue
             if operation[0] == PUT:
                 _, path, head, size, when_us = operation
                 wanted[path] = _Content(head, record.body[offset : offset + size], when_us)
                 offset += size
-            elif operation[0] == MOVE:
+            else:
                 _, source, path, when_us = operation
                 want = wanted.get(source)
                 if isinstance(want, _Content):
                     wanted[path] = _Content(want.head, want.body, when_us)
                 else:
-                    wanted[path] = _Moved(want.origin if want is not None else source, when_us)
+                    wanted[path] = _Moved((source, *(want.places if want is not None else ())), when_us)
                 wanted[source] = None
-            else:
-                path = operation[1]
-                wanted[path] = None
             number = layout.parse_message_path(path)
             if number is not None:
                 queue, seq = number
@@ -165,6 +170,19 @@ def _make_dirs(fs: FileSystem, directory: str) -> None:
         fs.make_dir(directory)
 
 
+def _move(fs: FileSystem, path: str, want: _Moved) -> str:
+    """Moves a file to its last place, unless it is there; returns what is worth a note."""
+    if not _stands(fs, path):
+        place = next((place for place in want.places if _is_that(fs, place, path)), None)
+        if place is None:
+            told = "is damaged" if fs.exists(path) else "is nowhere"
+            return f"{path}, which was {want.places[-1]} once, {told}: the journal has only its name"
+        fs.rename(place, path)
+    if want.when_us:
+        fs.set_modified_ns(path, want.when_us * 1000)
+    return ""
+
+
 def _make(fs: FileSystem, path: str, content: _Content) -> None:
     """Puts the content there, unless it is there; a message whose tries were counted since stays as it is."""
     if not _stands(fs, path, content):
@@ -177,20 +195,37 @@ def _make(fs: FileSystem, path: str, content: _Content) -> None:
 
 def _stands(fs: FileSystem, path: str, content: _Content | None = None) -> bool:
     """Whether a whole block stands there: this one, or where it is a message, any with its id in its name."""
-    try:
-        data = fs.read(path)
-    except OSError:
-        return False
+    data = _read(fs, path)
     if content is None or path.startswith(COMMITTED):
         return is_sound(data)
     return len(data) == len(content.head) + len(content.body) and data.startswith(content.head) and is_sound(data)
 
 
+def _is_that(fs: FileSystem, place: str, path: str) -> bool:
+    """Whether a whole block stands in a place, and can be the one that belongs to this path."""
+    data = _read(fs, place)
+    message = layout.parse_message(path.rpartition("/")[2]) if path.startswith(COMMITTED) else None
+    return is_sound(data) and (message is None or PREFIX.unpack_from(data)[-1] == message[1])
+
+
+def _read(fs: FileSystem, path: str) -> bytes:
+    try:
+        return fs.read(path)
+    except OSError:
+        return b""
+
+
 def _reserve(fs: FileSystem, queue: str, seq: int) -> None:
-    """No number that the journal has seen is given out again."""
+    """No number that the journal has seen is given out again. A watermark that is lost is made from what it saw last.
+
+    One that is damaged is left to those who quarantine it.
+    """
     _make_dirs(fs, layout.queue_path(queue))
     path = layout.watermark_path(queue)
-    watermark = layout.parse_watermark(fs.read(path)) if fs.exists(path) else None
-    if watermark is None or watermark.reserved < seq:
-        published = watermark.published if watermark is not None else 0
+    data = _read(fs, path)
+    watermark = layout.parse_watermark(data)
+    if watermark is None and (data.strip(b"\0") or fs.is_dir(path)):
+        return
+    published, reserved = watermark or (0, 0)
+    if reserved < seq:
         fs.write_at(path, 0, [layout.format_watermark(Watermark(published, max(seq, published)))])

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from xaqueue.branch import Branch, State
-from xaqueue.errors import ResourceFailed
+from xaqueue.errors import ResourceFailed, RetryLater
 from xaqueue.index import Entry
 from xaqueue.space import layout, recovery, redo
 from xaqueue.space.definitions import Definitions
@@ -25,8 +25,9 @@ from xaqueue.space.queue import Queue
 from xaqueue.space.recovery import RecoveryReport
 from xaqueue.storage.barrier import Barrier, Touched
 from xaqueue.storage.flags import DEFAULT, Hardening
-from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.journal import Journal, checkpoint_entry
+from xaqueue.storage.write_behind import WriteBehind
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -58,6 +59,8 @@ class Space:
     ) -> None:
         """Opens the directories behind ``fs``, which must exist, and recovers. Raises OSError, SpaceError."""
         self.fs = fs
+        self.lag: WriteBehind | None = None
+        """With a journal, the directories follow through it."""
         self.definitions = definitions or Definitions()
         self.hardening = hardening
         self.epoch = epoch
@@ -78,6 +81,10 @@ class Space:
         notes = self._open_journal()
         self.report: RecoveryReport = recovery.recover(self, progress)
         self.report.notes[:0] = notes
+        if self.barrier.journal is not None:
+            self.lag = WriteBehind(fs, self.definitions.cache_bytes)
+            self.fs = self.lag
+            self.barrier.use(self.lag)
         self.serving = True
 
     def _open_journal(self) -> list[str]:
@@ -99,6 +106,7 @@ class Space:
             log.info("%d records of the journal were done again", replayed)
         if self.hardening.journal:
             self.barrier.journal = journal
+            journal.syncing = self.barrier.wake_finished
             self.barrier.relieve = self._relieve
         for note in notes:
             log.warning("%s", note)
@@ -120,24 +128,37 @@ class Space:
             return Touched()
 
         def covered() -> Touched:
-            journal.checkpoint = below
+            journal.checkpoint = max(journal.checkpoint, below)
             return Touched()
 
         self.barrier.perform(applied)
         try:
-            self.fs.sync_all()
+            self.sync_all()
             self.barrier.perform(covered, entry=lambda: checkpoint_entry(below))
             journal.recycle()
+        except RetryLater as full:
+            log.warning("no checkpoint yet: %s", full)
         except OSError as error:
             raise self.fence(error) from error
 
-    def _relieve(self) -> None:
-        """A checkpoint in the middle of a round, by its leader, whose records are not written yet."""
+    def sync_all(self) -> None:
+        """All that was done in the directories is on disk. Raises RetryLater without room, and ResourceFailed."""
+        self.barrier.check()
+        try:
+            self.fs.sync_all()
+        except OSError as error:
+            if error.errno in NO_ROOM and self.lag is not None and self.lag.pending:
+                raise RetryLater(f"no room for what the directories lack ({error.strerror}): free some") from error
+            raise self.fence(error) from error
+
+    def _relieve(self, below: int) -> None:
+        """A checkpoint in the middle of a round, by its leader, of everything up to that round."""
         journal = self.barrier.journal
         if journal is not None and journal.full_segments:
-            self.fs.sync_all()
-            journal.write_checkpoint(journal.position)
-            journal.recycle()
+            with suppress(RetryLater):
+                self.sync_all()
+                journal.write_checkpoint(below)
+                journal.recycle()
 
     def next_session(self) -> int:
         with self.lock:

@@ -7,7 +7,6 @@ turns out to be damaged is set aside and the next one is delivered.
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Iterator
 
@@ -23,6 +22,7 @@ from xaqueue.space.queue import Queue
 from xaqueue.space.space import Space, log
 from xaqueue.storage.barrier import Touched, touched
 from xaqueue.storage.fs import NO_ROOM
+from xaqueue.storage.ids import fresh_id
 from xaqueue.xa import Code
 
 LOOK_S = 0.5
@@ -36,7 +36,7 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
         raise InvalidArgument(f"body is a {type(body).__name__}: bytes are wanted")
     properties = properties_of(name, space.now_us(), options)
     given = options.get("message_id")
-    message_id = MessageId(os.urandom(16)) if given is None else check_message_id(given)
+    message_id = MessageId(fresh_id()) if given is None else check_message_id(given)
     block = Block(Kind.ENQUEUE, message_id, properties, body, space.epoch)
     head, checksum = encode_with_checksum(block, body_limit_bytes=space.definitions.max_body_bytes)
     with space.lock:

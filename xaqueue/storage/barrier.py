@@ -1,8 +1,8 @@
 """All hardening goes through one barrier, and concurrent steps share its rounds: group commit.
 
 A step is handed to the barrier as what it does. The first to come leads a round: it takes every step gathered so far,
-applies each under the owner's lock, syncs each file and directory once, publishes the steps in their order, and hands
-the lead to the next group, which gathered meanwhile. One wake-up a waiter, and no lock is held while it syncs.
+applies each under the owner's lock, syncs each file and directory once, publishes the steps in their order, and goes
+on with those that gathered meanwhile. One wake-up a waiter, and no lock is held while it syncs.
 
 With a journal, a step that has an entry is first recorded, and applied only once its record is hardened: what is seen
 in the directories can then always be done again.
@@ -28,6 +28,8 @@ from xaqueue.storage.segments import Entry
 
 PARALLEL_SYNCS = 8
 """Files of one step that are synced at a time; more does not help one disk."""
+ROUNDS_A_LEADER = 8
+"""So many rounds in a row are led by one thread, whose own step was in the first."""
 
 
 @dataclass(slots=True)
@@ -92,23 +94,29 @@ class Barrier:
         lock: threading.Lock,
         published: Callable[[], None] = lambda: None,
     ) -> None:
-        self._fs = fs
         self.hardening = hardening
         self._lock = lock
         self._published = published
         self.journal: Journal | None = None
         """Where steps are recorded; None until it is ready, and at every other level."""
-        self.relieve: Callable[[], None] = lambda: None
-        """Makes room in the journal; called by the leader between two rounds."""
-        self._sync_content = fs.sync_file if hardening.content == "FSYNC" else fs.sync_data
+        self.relieve: Callable[[int], None] = lambda _: None
+        """Makes room in the journal, of whose records those below this LSN are applied; called by the leader."""
+        self.use(fs)
         self._never_syncs = not hardening.content and not hardening.directories
         self._mutex = threading.Lock()
         self._gathering: list[Step] = []
         self._leading = False
+        self._finished: list[Step] = []
+        """Those of the last round, not woken yet."""
         self._pool: ThreadPoolExecutor | None = None
         self.failure: BaseException | None = None
         self.rounds = 0
         self.steps = 0
+
+    def use(self, fs: FileSystem) -> None:
+        """From here on, files and directories are synced through this port."""
+        self._fs = fs
+        self._sync_content = fs.sync_file if self.hardening.content == "FSYNC" else fs.sync_data
 
     def harden_content(self, paths: Sequence[str]) -> None:
         """Syncs the content of these files, several at a time. Raises ResourceFailed, and from then on always."""
@@ -152,7 +160,7 @@ class Barrier:
         try:
             step.sleep()
             if step.lead and not step.done:
-                self._perform_round()
+                self._lead()
         except BaseException as error:  # interrupted: whoever hands it the lead, or waits for it, would wait for ever
             if self.failure is None:
                 self.fail(error)
@@ -203,9 +211,29 @@ class Barrier:
                 self.fail(error)
                 raise self._failed() from error
 
-    def _perform_round(self) -> None:
-        with self._mutex:
-            group, self._gathering = self._gathering, []
+    def _lead(self) -> None:
+        """Performs rounds as long as steps gather, and then hands the lead on.
+
+        Those whose round is over are woken when the next one is about to sync: until then they would only be in its
+        way, since one thread at a time runs, and afterwards they work while the disk does.
+        """
+        for _ in range(ROUNDS_A_LEADER):
+            with self._mutex:
+                group, self._gathering = self._gathering, []
+                if not group:
+                    self._leading = False
+            if not group:
+                break
+            self._perform_round(group)
+        else:
+            with self._mutex:
+                self._leading = bool(self._gathering)
+                if self._leading:
+                    self._gathering[0].lead = True
+                    self._gathering[0].wake()
+        self.wake_finished()
+
+    def _perform_round(self, group: list[Step]) -> None:
         try:
             self.check()
             self._harden(group)
@@ -213,17 +241,19 @@ class Barrier:
             self.fail(error)
             for step in group:
                 step.wake()
+            self.wake_finished()
             raise self._failed() from error
         self.rounds += 1
         self.steps += len(group)
-        with self._mutex:
-            for step in group:
-                step.done = True
-            self._leading = bool(self._gathering) and self.failure is None
-            if self._leading:
-                self._gathering[0].lead = True
-                self._gathering[0].wake()
+        self.wake_finished()  # where it had nothing to sync
         for step in group:
+            step.done = True
+        self._finished = group
+
+    def wake_finished(self) -> None:
+        """Those of the last round go on; called by the leader."""
+        finished, self._finished = self._finished, []
+        for step in finished:
             step.wake()
 
     def _harden(self, group: Sequence[Step]) -> None:
@@ -267,7 +297,7 @@ class Barrier:
         """Hardens the records; those for which there is no room fail alone."""
         assert self.journal is not None
         records = [step.record for step in steps if step.record is not None]
-        relieved = False
+        relieved, begin = False, self.journal.position
         while records:
             try:
                 records = records[self.journal.write(records) :]
@@ -279,9 +309,10 @@ class Barrier:
                         step.error = RetryLater(f"no room in the journal ({error.strerror}): free some and try again")
                     return
                 relieved = True
-                self.relieve()
+                self.relieve(begin)
 
     def _sync(self, changes: Sequence[Touched]) -> None:
+        self.wake_finished()
         if self.hardening.content:
             for path in dict.fromkeys(path for change in changes for path in change.files):
                 self._sync_content(path)

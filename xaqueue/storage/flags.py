@@ -58,4 +58,4 @@ class Hardening:
 
 
 JOURNAL = Hardening(journal=True)
-DEFAULT = Hardening()
+DEFAULT = JOURNAL

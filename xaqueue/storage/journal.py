@@ -2,7 +2,7 @@
 
 Segments are preallocated and overwritten in place, so that a sync needs no commit of the file system's own journal.
 Once a checkpoint has covered a segment, it is recycled under the name of a later LSN. ``xaqueue.storage.segments`` has
-the bytes. Nothing here knows what a record means.
+the bytes, ``xaqueue.storage.scan`` reads them back. Nothing here knows what a record means.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.scan import ARCHIVE, NEW, look
 from xaqueue.storage.segments import (
     CHECKPOINT,
     END,
@@ -20,13 +21,10 @@ from xaqueue.storage.segments import (
     SECTOR_BYTES,
     SWITCH,
     Entry,
-    Found,
     Record,
     Segment,
     Sound,
     header_of,
-    look,
-    name_of,
     record_of,
 )
 
@@ -55,16 +53,20 @@ class Journal:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         sound: Sound = lambda _: True,
+        used: bool = False,
     ) -> None:
         """Reads what is there and changes nothing. ``replay`` then has the records from the last checkpoint on.
 
-        Raises JournalDamaged, SpaceError for a newer format, OSError.
+        used: whether it is known to hold something, so that an empty directory is damage. Raises JournalDamaged,
+        SpaceError for a newer format, OSError.
         """
         self._fs = fs
         self._directory = directory
-        self._segment_bytes = max(segment_bytes, SMALLEST_SEGMENT_BYTES)
+        self._segment_bytes = max(segment_bytes // SECTOR_BYTES * SECTOR_BYTES, SMALLEST_SEGMENT_BYTES)
         self._guard = threading.Lock()
-        found = look(fs, directory, sound) if fs.is_dir(directory) else Found()
+        self._making = threading.Lock()
+        """Held while the following segment is made or takes over."""
+        found = look(fs, directory, sound, used=used)
         self._segments = found.segments
         self._following = found.following
         self._strays = found.strays
@@ -78,6 +80,8 @@ class Journal:
         self.syncs = 0
         self.switched: Callable[[], None] = lambda: None
         """Called by the writer when a segment is full."""
+        self.syncing: Callable[[], None] = lambda: None
+        """Called by the writer when records are written, before it waits for their sync."""
 
     def start(self) -> list[str]:
         """Makes it ready for records, once ``replay`` is done with; returns what is worth a note. Raises OSError."""
@@ -93,26 +97,37 @@ class Journal:
             fs.unlink(self._path(name))
         self._strays = []
         if not self._segments:
-            self._segments = [self._make(self.position)]
+            self._segments = [make_segment(fs, self._directory, Segment(self.position, self._segment_bytes))]
             self.position += SECTOR_BYTES
-        if self._following is None:
-            self.make_following()
+        if self._following is not None and self._following.size != self._segment_bytes:
+            fs.unlink(self._path(self._following.name))
+            self._following = None
+        try:
+            self._ensure_following()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            notes.append(f"no room for the journal's next segment ({error.strerror})")
         return notes
 
     def _archive(self, segment: Segment, tail: bytes) -> str:
         """Keeps a torn tail beside its segment, and cuts it off."""
-        fs, path = self._fs, self._path(name_of(segment.start))
-        archive, copies = f"{path}.archive", 1
-        while fs.exists(archive):
-            copies += 1
-            archive = f"{path}.archive~{copies}"
-        fs.create(archive, [tail])
-        fs.sync_file(archive)
+        path = self._path(segment.name)
+        archive = free_archive(self._fs, path)
+        kept = f"kept as {archive}"
+        try:
+            self._fs.create(archive, [tail])
+            self._fs.sync_file(archive)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            kept = f"not kept, for want of room ({error.strerror})"
         offset = self.position - segment.start
-        fs.write_at(path, offset, [END[: segment.allocated - offset]])
-        fs.sync_data(path)
-        fs.sync_dir(self._directory)
-        return f"the journal ended in {len(tail):,} bytes of a torn record, promised to nobody: kept as {archive}"
+        wiped = min(max(len(tail), len(END)), segment.allocated - offset)
+        self._fs.write_at(path, offset, [bytes(wiped)])
+        self._sync(path)
+        self._fs.sync_dir(self._directory)
+        return f"the journal ended in {len(tail):,} bytes of a torn record, promised to nobody: {kept}"
 
     # Writing
 
@@ -125,12 +140,11 @@ class Journal:
 
         Raises OSError; where it is one of NO_ROOM, nothing was written.
         """
-        fitting = self._fitting(entries)
-        if not fitting:
-            self._switch()
-            fitting = self._fitting(entries)
-            if not fitting:
-                raise OSError(errno.ENOSPC, "the journal cannot grow", self._directory)
+        while not (fitting := self._fitting(entries)):
+            if entries[0].kind == CHECKPOINT and self._has_reserve():
+                fitting = 1
+                break
+            self._make_room(entries[0].size_bytes)
         chunks: list[bytes] = []
         lsn = first = self.position
         for entry in entries[:fitting]:
@@ -142,7 +156,7 @@ class Journal:
     def write_checkpoint(self, lsn: int) -> None:
         """Records, durably, that everything below ``lsn`` is in the directories; ``recycle`` may follow."""
         self._write_own(CHECKPOINT, lsn)
-        self.checkpoint = lsn
+        self.checkpoint = max(self.checkpoint, lsn)
 
     def _fitting(self, entries: Sequence[Entry]) -> int:
         size = 0
@@ -161,12 +175,18 @@ class Journal:
                 return False
         return True
 
+    def _has_reserve(self) -> bool:
+        """Whether a checkpoint can be recorded in what is kept free, on a full disk, so that it becomes less full."""
+        segment = self._segments[-1]
+        return self.position - segment.start + _OWN_BYTES <= segment.allocated
+
     def _extend(self, segment: Segment) -> bool:
         step = min(len(_ZEROS), segment.size - segment.allocated)
+        path = self._path(segment.name)
         try:
-            self._fs.write_at(self._path(name_of(segment.start)), segment.allocated, [_ZEROS[:step]])
+            self._fs.write_at(path, segment.allocated, [_ZEROS[:step]])
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in NO_ROOM and self._fs.size(path) <= segment.allocated:  # not even a part of it
                 raise
             return False
         segment.allocated += step
@@ -179,24 +199,24 @@ class Journal:
     def _overwrite(self, chunks: list[bytes], size: int) -> None:
         segment = self._segments[-1]
         offset = self.position - segment.start
-        path = self._path(name_of(segment.start))
-        self._fs.write_at(path, offset, [*chunks, END[: segment.allocated - offset - size]])
-        self._fs.sync_data(path)
+        path = self._path(segment.name)
+        try:
+            self._fs.write_at(path, offset, [*chunks, END[: segment.allocated - offset - size]])
+        except OSError:
+            self._epoch += 1  # what was written of it all the same is not to stand behind what is written next
+            raise
+        self.syncing()
+        self._sync(path)
         self.syncs += 1
         self.position += size
 
-    def _switch(self) -> None:
-        """The following segment takes over. Raises OSError where there is none, and no room for one."""
-        if self._following is None:
-            self.make_following()
-        with self._guard:
-            following, self._following = self._following, None
-        assert following is not None
-        self._write_own(SWITCH, following.start)
-        with self._guard:
-            self._segments.append(following)
-        self.position = following.start + SECTOR_BYTES
-        self.switched()
+    def _sync(self, path: str) -> None:
+        try:
+            self._fs.sync_data(path)
+        except OSError as error:
+            if error.errno in NO_ROOM:  # a failed sync must not pass for a write that can be tried again
+                raise OSError(errno.EIO, f"sync failed: {error.strerror}", path) from error
+            raise
 
     # Segments
 
@@ -208,8 +228,8 @@ class Journal:
     @property
     def allocated_bytes(self) -> int:
         with self._guard:
-            segments = [*self._segments, *([self._following] if self._following else [])]
-            return sum(segment.allocated for segment in segments)
+            following = self._following
+            return sum(segment.allocated for segment in self._segments) + (following.allocated if following else 0)
 
     def recycle(self) -> None:
         """Releases the segments that the last checkpoint covers: one of them is the following one, the others go."""
@@ -217,39 +237,74 @@ class Journal:
             released = [segment for segment in self._segments[:-1] if segment.end <= self.checkpoint]
             self._segments = [segment for segment in self._segments if segment not in released]
         for segment in released:
-            if self._following is None:
-                self.make_following(segment)
-            else:
-                self._fs.unlink(self._path(name_of(segment.start)))
+            with self._making:
+                if self._following is None and segment.size == self._segment_bytes:
+                    self._following = self._recycled(segment, self._segments[-1].end)
+                else:
+                    self._fs.unlink(self._path(segment.name))
 
-    def make_following(self, old: Segment | None = None) -> None:
-        """Makes the segment that takes over when the present one is full, of a released one where there is one."""
-        start = self._segments[-1].end
-        made = self._recycled(old, start) if old is not None else self._make(start)
-        with self._guard:
-            self._following = made
+    def _ensure_following(self, size: int = 0) -> None:
+        """Makes the segment that takes over when the present one is full, large enough for a record of this size."""
+        needed = -(-(SECTOR_BYTES + size + _OWN_BYTES) // SECTOR_BYTES) * SECTOR_BYTES
+        if self._following is None or self._following.size < needed:
+            segment = Segment(self._segments[-1].end, max(self._segment_bytes, needed), checkpoint=self.checkpoint)
+            self._following = make_segment(self._fs, self._directory, segment)
+
+    def _make_room(self, size: int) -> None:
+        """The following segment takes over. Raises OSError, one of NO_ROOM, where that would not help."""
+        present = self._segments[-1]
+        with self._making:
+            if self.position - present.start + size + _OWN_BYTES > present.size:
+                self._ensure_following(size)
+            elif self._following is None or self._following.allocated < SECTOR_BYTES + size + _OWN_BYTES:
+                raise OSError(errno.ENOSPC, "the journal cannot grow", self._directory)
+            following = self._following
+            assert following is not None
+            self._write_own(SWITCH, following.start)
+            with self._guard:
+                self._segments.append(following)
+                self._following = None
+            self.position = following.start + SECTOR_BYTES
+        self.switched()
 
     def _recycled(self, old: Segment, start: int) -> Segment:
-        source, target = self._path(name_of(old.start)), self._path(name_of(start))
+        """Its header is one sector, so that it is the old segment or the new one; only then may its records go."""
         segment = Segment(start, old.size, old.allocated, self.checkpoint)
+        source, target = self._path(old.name), self._path(segment.name)
         self._fs.write_at(source, 0, [header_of(segment)])
-        self._fs.sync_data(source)
+        self._sync(source)
         self._fs.rename(source, target)
         self._fs.sync_dir(self._directory)
-        return segment
-
-    def _make(self, start: int) -> Segment:
-        """A new segment, its first part allocated. Raises OSError, and leaves nothing then."""
-        segment = Segment(start, self._segment_bytes, min(len(_ZEROS), self._segment_bytes), self.checkpoint)
-        path = self._path(name_of(start))
-        new = path + ".new"
-        if self._fs.exists(new):
-            self._fs.unlink(new)
-        self._fs.create(new, [header_of(segment), _ZEROS[: segment.allocated - SECTOR_BYTES]])
-        self._fs.sync_file(new)
-        self._fs.rename(new, path)
-        self._fs.sync_dir(self._directory)
+        self._fs.write_at(target, SECTOR_BYTES, [END])
+        self._sync(target)
         return segment
 
     def _path(self, name: str) -> str:
         return f"{self._directory}/{name}"
+
+
+def make_segment(fs: FileSystem, directory: str, segment: Segment) -> Segment:
+    """Makes the file of a segment, its first part allocated. Raises OSError, and leaves nothing then."""
+    segment.allocated = min(len(_ZEROS), segment.size)
+    path = f"{directory}/{segment.name}"
+    new = path + NEW
+    if fs.exists(new):
+        fs.unlink(new)
+    fs.create(new, [header_of(segment), _ZEROS[: segment.allocated - SECTOR_BYTES]])
+    try:
+        fs.sync_file(new)
+        fs.rename(new, path)
+    except OSError:
+        fs.unlink(new)
+        raise
+    fs.sync_dir(directory)
+    return segment
+
+
+def free_archive(fs: FileSystem, path: str) -> str:
+    """A name beside this one under which nothing was kept yet."""
+    archive, copies = path + ARCHIVE, 1
+    while fs.exists(archive):
+        copies += 1
+        archive = f"{path}{ARCHIVE}~{copies}"
+    return archive

@@ -1,0 +1,23 @@
+"""Unique 16 bytes for messages and local transactions: random, from the kernel, fetched many at a time."""
+
+from __future__ import annotations
+
+import os
+
+ID_BYTES = 16
+_AT_A_TIME = 256
+
+_fresh: list[bytes] = []
+
+
+def fresh_id() -> bytes:
+    """16 random bytes. Safe for threads, and a forked child never gets those of its parent."""
+    try:
+        return _fresh.pop()
+    except IndexError:
+        data = os.urandom(ID_BYTES * _AT_A_TIME)
+        _fresh.extend(data[at : at + ID_BYTES] for at in range(ID_BYTES, len(data), ID_BYTES))
+        return data[:ID_BYTES]
+
+
+os.register_at_fork(after_in_child=_fresh.clear)

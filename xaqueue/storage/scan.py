@@ -1,0 +1,203 @@
+"""A journal is read back from its last checkpoint to where it ends, or is damaged; looking changes nothing.
+
+The records of one round may be torn in any order, so what is bad there is a torn tail. But a good record of a later
+round behind a bad one was written when the bad one was hardened: that is damage, and so is a segment that is missing
+where others say that it was written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from xaqueue.errors import JournalDamaged, SpaceError
+from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.segments import (
+    CHECKPOINT,
+    PREFIX_BYTES,
+    SECTOR_BYTES,
+    SWITCH,
+    VERSION,
+    BadHeader,
+    NewerHeader,
+    Placed,
+    Record,
+    Segment,
+    Sound,
+    claimed_end,
+    lsn_in,
+    name_of,
+    parse_header,
+    parse_name,
+    records_in,
+)
+
+NEW = ".new"
+"""Behind the name of a segment in the making."""
+ARCHIVE = ".archive"
+
+
+@dataclass(slots=True)
+class Found:
+    """What a journal's directory holds. ``records``: those that a replay needs, in their order."""
+
+    segments: list[Segment] = field(default_factory=list)
+    following: Segment | None = None
+    """An empty segment, ready to take over."""
+    records: list[Record] = field(default_factory=list)
+    position: int = 0
+    checkpoint: int = 0
+    epoch: int = 0
+    tail: bytes = b""
+    """Of a record that was torn, behind ``position``."""
+    strays: list[str] = field(default_factory=list)
+    """Files that nothing needs any more."""
+
+
+def look(fs: FileSystem, directory: str, sound: Sound, *, used: bool = False) -> Found:
+    """Reads a journal, which may be missing as long as it was never used.
+
+    used: whether it is known to hold something. Raises JournalDamaged, SpaceError for a newer format, OSError.
+    """
+    return _Look(fs, directory, sound).run(used)
+
+
+def headers(fs: FileSystem, directory: str) -> tuple[list[Segment], list[str], list[str]]:
+    """The segments, sorted; the names of strays; and the names of files whose header is damaged.
+
+    Raises SpaceError for a newer format.
+    """
+    segments, strays, damaged = [], [], []
+    for name in sorted(fs.list(directory)):
+        start = parse_name(name)
+        if start is None:
+            if name.endswith(".log" + NEW):
+                strays.append(name)  # a crash cut its making off
+            continue
+        path = f"{directory}/{name}"
+        try:
+            segment = parse_header(fs.read(path, SECTOR_BYTES))
+        except BadHeader:
+            damaged.append(name)
+            continue
+        except NewerHeader as newer:
+            raise SpaceError(
+                f"{path} has journal format {newer.args[0]}; this xaqueue reads format {VERSION}: use a newer one. "
+                "Nothing was changed"
+            ) from None
+        segment.allocated = fs.size(path)
+        if segment.start == start:
+            segments.append(segment)
+        else:
+            strays.append(name)  # a crash cut its recycling off
+    return segments, strays, damaged
+
+
+def good_records(fs: FileSystem, directory: str, segments: Sequence[Segment], sound: Sound) -> list[list[Placed]]:
+    """The good records of each segment, wherever they are; without those that an earlier opening had cut off."""
+    goods, epoch = [], 0
+    for segment in segments:
+        placed = []
+        for good in records_in(fs.read(f"{directory}/{segment.name}"), segment.start, sound):
+            if good.epoch >= epoch:
+                placed.append(good)
+                epoch = good.epoch
+        goods.append(placed)
+    return goods
+
+
+def last_checkpoint(segments: Sequence[Segment], goods: Sequence[Sequence[Placed]]) -> int:
+    """The highest that a header or a record tells of. A record was true when it was written, hardened or not."""
+    told = [segment.checkpoint for segment in segments]
+    told += [lsn_in(good.record) for placed in goods for good in placed if good.record.kind == CHECKPOINT]
+    return max(told, default=0)
+
+
+class _Look:
+    def __init__(self, fs: FileSystem, directory: str, sound: Sound) -> None:
+        self.fs = fs
+        self.directory = directory
+        self.sound = sound
+        self.found = Found()
+
+    def run(self, used: bool) -> Found:
+        found = self.found
+        segments, found.strays, damaged = self._headers()
+        if damaged:
+            self._damaged(f"{damaged[0]} has no sound header")
+        if not segments:
+            if used or self._archives():
+                self._damaged("all its segments are missing")
+            return found
+        chain = self._chain(segments)
+        goods = good_records(self.fs, self.directory, chain, self.sound)
+        found.checkpoint = last_checkpoint(chain, goods)
+        found.epoch = max((good.epoch for placed in goods for good in placed), default=0)
+        if not chain[0].start <= found.checkpoint < chain[-1].end:
+            self._damaged(f"the segment that holds LSN {found.checkpoint:#x} is missing")
+        covered = sum(1 for segment in chain[:-1] if segment.end <= found.checkpoint)
+        found.strays += [segment.name for segment in chain[:covered]]
+        self._read(chain[covered:], goods[covered:])
+        return found
+
+    def _headers(self) -> tuple[list[Segment], list[str], list[str]]:
+        return headers(self.fs, self.directory) if self.fs.is_dir(self.directory) else ([], [], [])
+
+    def _archives(self) -> bool:
+        return self.fs.is_dir(self.directory) and any(ARCHIVE in name for name in self.fs.list(self.directory))
+
+    def _chain(self, segments: list[Segment]) -> list[Segment]:
+        """The segments without a gap up to the last one."""
+        first = len(segments) - 1
+        while first and segments[first - 1].end == segments[first].start:
+            first -= 1
+        self.found.strays += [segment.name for segment in segments[:first]]
+        return segments[first:]
+
+    def _read(self, chain: list[Segment], goods: list[list[Placed]]) -> None:
+        """Takes the records from the checkpoint on, as far as they go on without a gap."""
+        found = self.found
+        while True:
+            segment, placed = chain.pop(0), goods.pop(0)
+            found.segments.append(segment)
+            found.position = max(segment.start + SECTOR_BYTES, found.checkpoint)
+            for good in placed:
+                if good.record.lsn == found.position:
+                    found.position = good.end
+                    if good.record.kind < CHECKPOINT:
+                        found.records.append(good.record)
+            if not placed or placed[-1].end != found.position or placed[-1].record.kind != SWITCH:
+                break
+            start = lsn_in(placed[-1].record)
+            if not chain or chain[0].start != start:
+                self._damaged(f"segment {name_of(start)} is missing, and it has been written to")
+        self._end(segment, [good for placed in (placed, *goods) for good in placed if good.record.lsn > found.position])
+        if chain:
+            found.following = chain.pop(0)
+            found.strays += [other.name for other in chain]
+
+    def _end(self, segment: Segment, behind: Sequence[Placed]) -> None:
+        """No good record stands at the position: this is the end, or a torn tail, or damage."""
+        found = self.found
+        start, offset = segment.start, found.position - segment.start
+        for good in behind:
+            if good.first > found.position:
+                self._damaged(
+                    f"the record at LSN {found.position:#x} ({segment.name}, byte {offset:,}) is damaged, and good "
+                    f"ones follow, from LSN {good.record.lsn:#x} on"
+                )
+        data = self.fs.read(f"{self.directory}/{segment.name}")
+        end = found.position
+        if behind:
+            end = behind[-1].end
+        elif data[offset : offset + PREFIX_BYTES].strip(b"\0"):
+            end = claimed_end(data, start, offset)
+        found.tail = data[offset : end - start]
+
+    def _damaged(self, what: str) -> NoReturn:
+        raise JournalDamaged(
+            f"{self.directory}/ is damaged: {what}. Acknowledged steps may stand behind it, so nothing was changed: "
+            f"put the file back from a copy if there is one; `xaqueue check` tells more, and "
+            f"`xaqueue salvage-journal` goes on without what is lost"
+        )

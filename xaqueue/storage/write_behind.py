@@ -1,0 +1,336 @@
+"""A port that lets the directories follow by a moment: what is made and removed meanwhile never touches them.
+
+For use with a journal, which has recorded what is pending here. Small new files, removals and short overwrites are
+kept in memory; ``flush`` does them, and so does every call that must see or harden them. New files come first, in the
+order of their last rename; then overwrites at the start of a file, so that a watermark never tells of a file that is
+not there; removals come last. What was flushed stays for a while as a cache: a reader that keeps up reads no file.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from xaqueue.storage.fs import NO_ROOM, FileSystem
+
+LARGE_BYTES = 64 * 1024
+"""A larger file is written at once: its content costs more than its name."""
+PENDING_BYTES = 32 * 1024 * 1024
+PENDING_FILES = 16 * 1024
+"""Whoever creates a file beyond either flushes first."""
+LAG_S = 0.05
+"""What has been pending so long, or at most twice as long, is flushed in the background."""
+SHORT_BYTES = 512
+RETRY_S = 1.0
+"""After a flush that found no room. The journal has what waits; the next enqueue beyond the limits says so."""
+
+
+class _File:
+    """A new file, or one that was: its content, and its modification time where that was set."""
+
+    __slots__ = ("chunks", "modified_ns", "size")
+
+    def __init__(self, chunks: Sequence[bytes]) -> None:
+        self.chunks = chunks
+        self.size = sum(map(len, chunks))
+        self.modified_ns = 0
+
+
+class Snapshot(NamedTuple):
+    """What was pending at one moment."""
+
+    new: Sequence[str]
+    short: Mapping[str, Sequence[bytes]]
+    gone: Sequence[str]
+    flushes: int
+
+
+class WriteBehind:
+    """The port over another one. Safe for several threads, as long as no two use one path at a time."""
+
+    def __init__(self, fs: FileSystem, cache_bytes: int = 0) -> None:
+        self.fs = fs
+        self._cache_bytes = cache_bytes
+        self.notify: Callable[[], None] = lambda: None
+        """Called when something is pending after nothing was."""
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._flushing = threading.Lock()
+        self._new: OrderedDict[str, _File] = OrderedDict()
+        self._gone: dict[str, None] = {}
+        self._short: dict[str, Sequence[bytes]] = {}
+        self._busy = ""
+        """The new file that is being flushed."""
+        self._flushes = 0
+        self._cache: OrderedDict[str, _File] = OrderedDict()
+        self._cached_bytes = 0
+        self._pending_bytes = 0
+        self.hits = 0
+        self.misses = 0
+
+    # What is pending
+
+    def snapshot(self) -> Snapshot:
+        """What is pending now."""
+        with self._lock:
+            return Snapshot(list(self._new), dict(self._short), list(self._gone), self._flushes)
+
+    def flush(self, snapshot: Snapshot | None = None) -> None:
+        """Does everything that was pending when it was called, or of an earlier moment what still is.
+
+        Raises OSError; what was not done stays pending.
+        """
+        with self._flushing:
+            if snapshot is None:
+                snapshot = self.snapshot()
+            elif snapshot.flushes != self._flushes:
+                return  # a later one was done meanwhile
+            self._flushes += 1
+            for path in snapshot.new:
+                self._flush_file(path)
+            for path, chunks in snapshot.short.items():
+                self.fs.write_at(path, 0, chunks)
+                with self._lock:
+                    if self._short.get(path) is chunks:
+                        del self._short[path]
+            for path in snapshot.gone:
+                self.fs.unlink(path)
+                del self._gone[path]
+
+    def _flush_file(self, path: str) -> None:
+        with self._lock:
+            file = self._new.get(path)
+            if file is None:
+                return  # it moved on, or is gone already
+            self._busy = path
+        try:
+            self.fs.create(path, file.chunks)
+            if file.modified_ns:
+                self.fs.set_modified_ns(path, file.modified_ns)
+        except BaseException:
+            file = None
+            raise
+        finally:
+            with self._lock:
+                if file is not None:
+                    del self._new[path]
+                    self._pending_bytes -= file.size
+                    self._remember(path, file)
+                self._busy = ""
+                self._changed.notify_all()
+
+    def _settle(self, path: str) -> None:
+        """Waits until nobody is flushing this path. Called with the lock held."""
+        while path == self._busy:
+            self._changed.wait()
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._new or self._gone or self._short)
+
+    # The cache
+
+    def _remember(self, path: str, file: _File) -> None:
+        if file.size > self._cache_bytes:
+            return
+        self._cache[path] = file
+        self._cached_bytes += file.size
+        while self._cached_bytes > self._cache_bytes:
+            self._cached_bytes -= self._cache.popitem(last=False)[1].size
+
+    def _forget(self, path: str) -> _File | None:
+        file = self._cache.pop(path, None)
+        if file is not None:
+            self._cached_bytes -= file.size
+        return file
+
+    # The port
+
+    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+        file = _File(chunks)
+        if file.size > LARGE_BYTES:
+            self._flush_gone(path)
+            self.fs.create(path, chunks)
+            return
+        if self._pending_bytes > PENDING_BYTES or len(self._new) > PENDING_FILES:
+            self.flush()
+        self._flush_gone(path)
+        with self._lock:
+            if path in self._new:
+                raise FileExistsError(17, "File exists", path)
+            first = not self.pending
+            self._new[path] = file
+            self._pending_bytes += file.size
+        if first:
+            self.notify()
+
+    def create_now(self, path: str, chunks: Sequence[bytes]) -> None:
+        """As ``create``, for what must be seen after this process is killed, and is in no journal."""
+        self._flush_gone(path)
+        self.fs.create(path, chunks)
+
+    def _flush_gone(self, path: str) -> None:
+        if path in self._gone:
+            self.flush()
+
+    def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        if offset or sum(map(len, chunks)) > SHORT_BYTES:
+            self.fs.write_at(path, offset, chunks)
+            return
+        with self._lock:
+            first = not self.pending
+            self._short[path] = chunks
+        if first:
+            self.notify()
+
+    def rename(self, source: str, target: str) -> None:
+        self._flush_gone(target)
+        with self._lock:
+            if self._busy:
+                self._settle(source)
+                self._settle(target)
+            file = self._new.pop(source, None)
+            if file is not None:
+                self._new[target] = file
+                return
+            replaced = self._new.pop(target, None)
+            if replaced is not None:
+                self._pending_bytes -= replaced.size
+            self._forget(target)
+            cached = self._forget(source)
+        if source in self._short or source in self._gone or target in self._short:
+            self.flush()
+        self.fs.rename(source, target)
+        if cached is not None:
+            with self._lock:
+                self._remember(target, cached)
+
+    def unlink(self, path: str) -> None:
+        with self._lock:
+            if self._busy:
+                self._settle(path)
+            file = self._new.pop(path, None)
+            if file is not None:
+                self._pending_bytes -= file.size
+                return
+            if path in self._gone:
+                raise FileNotFoundError(2, "No such file or directory", path)
+            if self._forget(path) is not None:  # so it is there
+                first = not self.pending
+                self._gone[path] = None
+                if first:
+                    self.notify()
+                return
+        self.fs.unlink(path)
+
+    def set_modified_ns(self, path: str, when_ns: int) -> None:
+        with self._lock:
+            if self._busy:
+                self._settle(path)
+            file = self._new.get(path)
+            if file is not None:
+                file.modified_ns = when_ns
+                return
+        self.fs.set_modified_ns(path, when_ns)
+
+    def read(self, path: str, size: int | None = None) -> bytes:
+        with self._lock:
+            file = self._new.get(path) or self._cache.get(path)
+            if file is not None:
+                self.hits += 1
+                return b"".join(file.chunks)[:size]
+            self.misses += 1
+        self._see(path)
+        return self.fs.read(path, size)
+
+    def size(self, path: str) -> int:
+        self._see(path)
+        return self.fs.size(path)
+
+    def modified_ns(self, path: str) -> int:
+        self._see(path)
+        return self.fs.modified_ns(path)
+
+    def exists(self, path: str) -> bool:
+        self._see(path)
+        return self.fs.exists(path)
+
+    def list(self, path: str) -> list[str]:
+        self.flush()
+        return self.fs.list(path)
+
+    def is_dir(self, path: str) -> bool:
+        return self.fs.is_dir(path)
+
+    def make_dir(self, path: str) -> None:
+        self.fs.make_dir(path)
+
+    def remove_dir(self, path: str) -> None:
+        self.flush()
+        self.fs.remove_dir(path)
+
+    def hold_dir(self, path: str) -> None:
+        self.fs.hold_dir(path)
+
+    def sync_file(self, path: str) -> None:
+        self._see(path)
+        self.fs.sync_file(path)
+
+    def sync_data(self, path: str) -> None:
+        self._see(path)
+        self.fs.sync_data(path)
+
+    def sync_dir(self, path: str) -> None:
+        self.flush()
+        self.fs.sync_dir(path)
+
+    def sync_all(self) -> None:
+        self.flush()
+        self.fs.sync_all()
+
+    def free_bytes(self) -> int:
+        return self.fs.free_bytes()
+
+    def close(self) -> None:
+        """What is pending stays undone: the journal has it."""
+        self.fs.close()
+
+    def _see(self, path: str) -> None:
+        """The file behind is as this one says."""
+        if path in self._new or path in self._short or path in self._gone:
+            self.flush()
+
+
+class Flusher:
+    """A thread that flushes what has been pending for a moment. ``failed`` is told of an error that ends it."""
+
+    def __init__(self, files: WriteBehind, failed: Callable[[OSError], object]) -> None:
+        self._files = files
+        self._failed = failed
+        self._stopped = threading.Event()
+        self._pending = threading.Event()
+        files.notify = self._pending.set
+        self._thread = threading.Thread(target=self._run, name="xaqueue-flush", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._pending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._pending.wait()
+            self._pending.clear()
+            while self._files.pending and not self._stopped.is_set():
+                snapshot = self._files.snapshot()
+                self._stopped.wait(LAG_S)
+                try:
+                    self._files.flush(snapshot)
+                except OSError as error:
+                    if error.errno not in NO_ROOM:
+                        self._failed(error)
+                        return
+                    self._stopped.wait(RETRY_S)
