@@ -23,6 +23,7 @@ MARKS = [f"{directory}/.mark" for directory in DIRECTORIES]
 
 calls = st.one_of(
     st.tuples(st.just("create"), st.sampled_from(PATHS), st.binary(max_size=40)),
+    st.tuples(st.just("create_now"), st.sampled_from(PATHS), st.binary(max_size=40)),
     st.tuples(st.just("rename"), st.sampled_from(PATHS), st.sampled_from(PATHS)),
     st.tuples(st.just("unlink"), st.sampled_from(PATHS)),
     st.tuples(st.just("set_modified_ns"), st.sampled_from(PATHS), st.integers(1, 9)),
@@ -44,9 +45,10 @@ def empty() -> ForgetfulFileSystem:
 def do(fs: ForgetfulFileSystem | WriteBehind, call: Sequence[object]) -> object:
     """What the call gives, or the kind of error that it raises."""
     name, *arguments = call
-    if name in ("create", "write_at"):
+    if name in ("create", "create_now", "write_at"):
         path, content = arguments
-        arguments = [path, [content]] if name == "create" else [path, 0, [content]]
+        arguments = [path, 0, [content]] if name == "write_at" else [path, [content]]
+        name = "create" if isinstance(fs, ForgetfulFileSystem) and name == "create_now" else name
     try:
         found = getattr(fs, str(name))(*arguments)
     except FileNotFoundError:
@@ -58,7 +60,7 @@ def refuses(plain: ForgetfulFileSystem, call: Sequence[object]) -> bool:
     """What the engine never does: make what is there, rename over what is there."""
     name, *arguments = call
     path = str(arguments[-1] if name == "rename" else arguments[0]) if arguments else ""
-    return name in ("create", "rename") and plain.exists(path)
+    return name in ("create", "create_now", "rename") and plain.exists(path)
 
 
 @settings(max_examples=300, deadline=None)
@@ -91,17 +93,33 @@ def test_what_comes_and_goes_never_touches_the_directories() -> None:
     assert behind.calls == 0
 
 
-def test_a_mark_is_written_behind_the_files_that_it_tells_of() -> None:
+def test_what_must_outlive_the_process_is_there_at_once_and_moves_later() -> None:
     behind = empty()
+    lagging = WriteBehind(behind)
+    lagging.create_now("active/a", [b"x"])
+    assert behind.read("active/a") == b"x"
+    lagging.rename("active/a", "prepared/a")
+    assert behind.exists("active/a")
+    assert lagging.read("prepared/a") == b"x"
+    lagging.unlink("prepared/a")
+    lagging.flush()
+    assert behind.list("active") == behind.list("prepared") == []
+
+
+def test_a_mark_is_written_behind_the_files_that_it_tells_of() -> None:
     order: list[str] = []
 
-    class Watched(WriteBehind):
-        pass
+    class Watched(ForgetfulFileSystem):
+        def create(self, path: str, chunks: Sequence[bytes]) -> None:
+            order.append(path)
+            super().create(path, chunks)
 
-    lagging = Watched(behind)
-    create, write_at = behind.create, behind.write_at
-    behind.create = lambda path, chunks: (order.append(path), create(path, chunks))[1]  # type: ignore[method-assign]
-    behind.write_at = lambda path, at, chunks: (order.append(path), write_at(path, at, chunks))[1]  # type: ignore[method-assign]
+        def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+            order.append(path)
+            super().write_at(path, offset, chunks)
+
+    behind = Watched(None, Tree(dict.fromkeys(DIRECTORIES)))
+    lagging = WriteBehind(behind)
     lagging.write_at("committed/.mark", 0, [b"1"])
     lagging.create("committed/a", [b"x"])
     lagging.write_at("committed/.mark", 0, [b"2"])
@@ -198,9 +216,14 @@ def test_a_thread_flushes_after_a_moment(tmp_path: Path) -> None:
 def test_an_error_of_the_thread_is_told(tmp_path: Path) -> None:
     told: list[OSError] = []
     heard = threading.Event()
+
+    def failed(error: OSError) -> None:
+        told.append(error)
+        heard.set()
+
     fs = DirectoryFileSystem(tmp_path, keep_unsynced=False)
     lagging = WriteBehind(fs)
-    flusher = Flusher(lagging, lambda error: (told.append(error), heard.set()))
+    flusher = Flusher(lagging, failed)
     try:
         lagging.create("nowhere/a", [b"x"])
         assert heard.wait(30)
