@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from xaqueue.bench import engine, environment, limits, opening
-from xaqueue.bench.engine import Options
-from xaqueue.bench.limits import Rate, rate_of
+from xaqueue.bench import engine, environment, limits, opening, tables
+from xaqueue.bench.checkpoints import Checkpoints
+from xaqueue.bench.options import Options
+from xaqueue.bench.peers.peer import OPERATIONS
+from xaqueue.bench.rates import Rate
+from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.main import app
 from xaqueue.errors import InvalidArgument
 from xaqueue.space.attach import attach
 from xaqueue.space.format import read_format
-from xaqueue.storage.flags import Hardening
-
-MOUNTS = """\
-22 27 0:21 / /proc rw,relatime - proc proc rw
-27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
-41 27 7:0 / /data rw,relatime shared:1 master:2 - ext4 /dev/loop0 rw
-42 41 0:40 / /data/in\\040memory rw - tmpfs none rw
-43 27 8:1 / /over rw - ext3 /dev/sda1 rw
-44 43 8:2 / /over rw - xfs /dev/sda2 rw
-"""
 
 
 def test_each_flag_thread_and_operation_is_measured_against_the_bare_calls(tmp_path: Path) -> None:
@@ -33,13 +27,17 @@ def test_each_flag_thread_and_operation_is_measured_against_the_bare_calls(tmp_p
     options = Options(tmp_path, threads=(1, 2), flags=flags, size_bytes=64, seconds=0.05, rounds=1)
     result = engine.run(options, lines.append)
     rows = {(row["flags"], row["threads"], row["operation"]): row for row in result["results"]}
-    assert set(rows) == {(flag, threads, name) for flag in flags for threads in (1, 2) for name in engine.OPERATIONS}
+    raw = {(row["name"], row["threads"]): row for row in result["raw"]}
+    assert set(rows) == {(flag, threads, name) for flag in flags for threads in (1, 2) for name in OPERATIONS}
+    assert set(raw) == {(name, threads) for name in limits.RAW for threads in (1, 2)}
     for row in rows.values():
         assert row["engine_per_s"] > 0
         assert row["bare_per_s"] > 0
         assert row["ratio"] == pytest.approx(row["engine_per_s"] / row["bare_per_s"])
+        assert row["of_floor"] == pytest.approx(row["engine_per_s"] / raw[limits.FLOOR, row["threads"]]["per_s"])
         assert (row["times_one_thread"] is None) == (row["threads"] == 1)
-    assert {(row["name"], row["threads"]) for row in result["raw"]} == {(n, t) for n in limits.RAW for t in (1, 2)}
+        assert 0 < row["engine_p50_us"] <= row["engine_p99_us"] <= row["engine_p999_us"]
+        assert row["messages_per_s"] == row["engine_per_s"]
     assert json.loads(json.dumps(result))["options"]["directory"] == str(tmp_path)
     assert any("bare/s" in line for line in lines)
     assert list(tmp_path.iterdir()) == []
@@ -53,11 +51,31 @@ def test_rounds_of_syncs_are_counted_for_each_transaction(tmp_path: Path) -> Non
         assert row["rounds_per_transaction"] == pytest.approx(2.0 if alone else 0.0, abs=0.5)
 
 
+def test_a_branch_of_several_messages_is_one_transaction(tmp_path: Path) -> None:
+    options = Options(tmp_path, threads=(1,), flags=("NONE",), seconds=0.05, rounds=1, messages_per_branch=3)
+    rows = engine.run(options, lambda _: None)["results"]
+    assert [row["operation"] for row in rows] == list(OPERATIONS)
+    for row in rows:
+        assert row["messages_per_s"] == pytest.approx(3 * row["engine_per_s"])
+        assert row["bare_per_s"] > 0
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"threads": ()}, {"threads": (0,)}, {"rounds": 0}, {"seconds": 0.0}, {"size_bytes": -1}]
+    "wrong",
+    [
+        {"threads": ()},
+        {"threads": (0,)},
+        {"rounds": 0},
+        {"seconds": 0.0},
+        {"size_bytes": -1},
+        {"messages_per_branch": 0},
+        {"postgres_dsn": "dbname=x"},
+        {"seconds": 1.0, "checkpoints_s": 1.0},
+        {"checkpoints_s": 0.0},
+    ],
 )
 def test_options_that_measure_nothing_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument, match="bench"):
         Options(**wrong)
 
 
@@ -70,38 +88,62 @@ def test_what_fails_or_is_interrupted_leaves_no_space_behind(tmp_path: Path, mon
     def interrupted(*_: object) -> Rate:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, "rate_of", interrupted)
+    monkeypatch.setattr("xaqueue.bench.workload.rate_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         engine.run(Options(tmp_path, threads=(1,), flags=("NONE",), seconds=0.01, rounds=1), lambda _: None)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_step_that_fails_ends_all_threads_and_is_raised() -> None:
-    before = threading.active_count()
-
-    def fails() -> bool:
-        raise OSError("the disk is gone")
-
-    with pytest.raises(OSError, match="the disk is gone"):
-        rate_of([lambda: True, fails], seconds=60.0)
-    assert threading.active_count() == before
-
-
-def test_a_step_with_nothing_left_ends_before_the_time_does() -> None:
-    left = iter(range(5))
-    rate = rate_of([lambda: next(left, None) is not None], seconds=60.0)
-    assert rate.operations == 5
-    assert Rate(10, 2.0, 0.001).per_s == 5.0
-    assert Rate(10, 2.0, 0.001).cpu_us == pytest.approx(100.0)
-    assert Rate(0, 0.0, 0.0).per_s == Rate(0, 0.0, 0.0).cpu_us == 0.0
+def test_checkpoints_are_compared_with_none(tmp_path: Path) -> None:
+    lines: list[str] = []
+    options = Options(tmp_path, threads=(2,), flags=(), seconds=0.2, rounds=1, checkpoints_s=0.02)
+    result = engine.run(options, lines.append)
+    (row,) = result["checkpoints"]
+    assert row["threads"] == 2
+    assert row["checkpoints"] > 0
+    assert row["checkpoint_ms"] > 0
+    for name in ("without", "with"):
+        assert row[f"{name}_per_s"] > 0
+        assert 0 < row[f"{name}_p50_us"] <= row[f"{name}_p999_us"] <= row[f"{name}_max_us"]
+    added_us = row["with_p999_us"] - row["without_p999_us"]
+    assert row["stall_in_syncs"] == pytest.approx(added_us / row["median_sync_us"])
+    assert any(line.startswith("without") for line in lines)
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_bare_calls_move_a_message_in_and_out(tmp_path: Path) -> None:
-    with limits.bare_protocol(tmp_path, Hardening.parse("FDATASYNC;DSYNC"), 100) as bare:
-        bare.enqueue("a")
-        assert (tmp_path / "committed/range/a").stat().st_size == 100
-        bare.dequeue("a")
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [".watermark"]
+def test_a_checkpoint_that_fails_is_raised() -> None:
+    class Fails:
+        def checkpoint(self) -> None:
+            raise OSError("the disk is gone")
+
+    space: Any = Fails()
+    with pytest.raises(OSError, match="the disk is gone"), Checkpoints(space, 0.001) as checkpoints:
+        checkpoints._thread.join()
+
+
+def test_columns_of_numbers_stand_to_the_right() -> None:
+    assert tables.aligned(("name", "per s"), [("a", "1,000"), ("bcdef", "5")]) == [
+        "name   per s",
+        "a      1,000",
+        "bcdef      5",
+    ]
+
+
+def test_a_chart_has_a_bar_for_all_that_was_measured(tmp_path: Path) -> None:
+    chart = pytest.importorskip("xaqueue.bench.chart", reason="matplotlib is not installed")
+    options = Options(tmp_path, threads=(1, 2), flags=("NONE",), seconds=0.02, rounds=1, peers=("sqlite",))
+    result = engine.run(options, lambda _: None)
+    for operation in OPERATIONS:
+        labels = [label for label, _, _ in chart.bars(result, operation, 2)]
+        assert sorted(labels) == [
+            "limit: append, 2 fdatasync",
+            "limit: preallocated overwrite, 2 fdatasync",
+            "sqlite (one phase)",
+            "xaqueue NONE",
+        ]
+    for name, magic in (("chart.svg", b"<?xml"), ("chart.png", b"\x89PNG")):
+        chart.draw(result, tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(magic)
 
 
 def test_a_deep_queue_is_laid_out_as_its_owner_would_and_opened_by_a_child(tmp_path: Path) -> None:
@@ -135,89 +177,37 @@ def test_no_room_for_the_messages_is_said_before_they_are_laid_out(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("place", "point", "file_system"),
-    [
-        ("/", "/", "ext4"),
-        ("/database", "/", "ext4"),
-        ("/data/queue", "/data", "ext4"),
-        ("/data/in memory/x", "/data/in memory", "tmpfs"),
-        ("/over/x", "/over", "xfs"),
-    ],
-)
-def test_the_mount_is_the_deepest_and_the_last_there(place: str, point: str, file_system: str) -> None:
-    mount = environment.mount_of(place, MOUNTS)
-    assert (mount.point, mount.file_system) == (point, file_system)
+@pytest.mark.parametrize(("share", "warned"), [(0.05, False), (0.5, True)])
+def test_a_machine_that_others_use_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, warned: bool
+) -> None:
+    monkeypatch.setattr(environment, "busy_share", lambda: share)
+    result = engine.run(Options(tmp_path, threads=(1,), flags=(), seconds=0.01, rounds=2), lambda _: None)
+    assert result["environment"]["busy_share"] == [share, share]
+    assert any("others used 50%" in warning for warning in result["environment"]["warnings"]) == warned
 
 
-def test_lines_that_are_no_mounts_are_passed_over() -> None:
-    assert environment.mount_of("/x", "\nnonsense\n1 2 - \n").file_system == "unknown"
-
-
-def fake_root(tmp_path: Path, mounts: str, journal_task: str | None = None) -> Path:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/mountinfo").write_text(mounts)
-    if journal_task is not None:
-        (tmp_path / "sys/fs/ext4/loop0").mkdir(parents=True)
-        (tmp_path / "sys/fs/ext4/loop0/journal_task").write_text(journal_task + "\n")
-    return tmp_path
-
-
-def mounted(tmp_path: Path, file_system: str, source: str = "/dev/loop0") -> str:
-    return f"41 27 7:0 / {tmp_path.resolve()} rw - {file_system} {source} rw\n"
-
-
-def test_ext4_without_a_journal_is_recognised_and_said_plainly(tmp_path: Path) -> None:
-    found = environment.look(tmp_path, fake_root(tmp_path, mounted(tmp_path, "ext4"), "<none>"))
-    assert found.journal is False
-    said = "\n".join(found.lines())
-    assert "WITHOUT a journal" in said
-    assert "NO JOURNAL" in said
-    assert "mount -o loop" in said
-    assert found.as_dict()["warnings"] == found.warnings
-
-
-def test_ext4_with_a_journal_needs_no_warning(tmp_path: Path) -> None:
-    found = environment.look(tmp_path, fake_root(tmp_path, mounted(tmp_path, "ext4"), "4711"))
-    assert found.journal is True
-    assert found.warnings == []
-    assert found.file_system == "ext4"
-    assert found.device == "/dev/loop0"
-
-
-def test_the_device_is_found_by_its_number_where_the_mount_names_another(tmp_path: Path) -> None:
-    root = fake_root(tmp_path, mounted(tmp_path, "ext4", "/dev/root"), "<none>")
-    (root / "sys/dev/block").mkdir(parents=True)
-    (root / "sys/devices/loop0").mkdir(parents=True)
-    (root / "sys/dev/block/7:0").symlink_to("../../devices/loop0")
-    assert environment.look(tmp_path, root).journal is False
-
-
-def test_a_journal_is_known_by_its_thread_where_sysfs_is_silent(tmp_path: Path) -> None:
-    root = fake_root(tmp_path, mounted(tmp_path, "ext4"))
-    (root / "proc/fs/jbd2/loop0-8").mkdir(parents=True)
-    assert environment.look(tmp_path, root).journal is True
-
-
-def test_a_journal_nobody_can_tell_of_is_not_guessed(tmp_path: Path) -> None:
-    found = environment.look(tmp_path, fake_root(tmp_path, mounted(tmp_path, "ext4", f"{tmp_path}/no-device")))
-    assert found.journal is None
-    assert "dumpe2fs" in found.warnings[0]
+def test_the_verb_takes_threads_peers_and_a_chart(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra chart is not installed")
+    words = ["--flags", "NONE", "--seconds", "0.02", "--rounds", "1", "--threads", "1,2", "--threads", "3"]
+    more = ["--peer", "sqlite", "--messages-per-branch", "2", "--chart", str(tmp_path / "chart.png")]
+    where = ["--directory", str(tmp_path / "made"), "--json", str(tmp_path / "figures.json")]
+    result = CliRunner().invoke(app, ["bench", *words, *more, *where])
+    assert result.exit_code == 0, result.output
+    told = json.loads((tmp_path / "figures.json").read_text())
+    assert told["options"]["threads"] == [1, 2, 3]
+    assert {row["peer"] for row in told["peers"]} == {"sqlite"}
+    assert told["options"]["messages_per_branch"] == 2
+    assert f"the chart is in {tmp_path / 'chart.png'}" in result.stdout
+    assert (tmp_path / "chart.png").stat().st_size > 0
 
 
 @pytest.mark.parametrize(
-    ("file_system", "journal", "warned"),
-    [("tmpfs", None, "memory"), ("ext2", False, "JOURNAL"), ("ext3", True, ""), ("xfs", None, ""), ("btrfs", None, "")],
+    ("words", "said"),
+    [(["--chart", "figures.txt"], ".svg or .png"), (["--peer", "x"], "sqlite"), (["--flags", "SAFE"], "FDATASYNC")],
 )
-def test_other_file_systems(tmp_path: Path, file_system: str, journal: bool | None, warned: str) -> None:
-    found = environment.look(tmp_path, fake_root(tmp_path, mounted(tmp_path, file_system)))
-    assert found.journal is journal
-    assert warned in " ".join(found.warnings)
-    assert bool(found.warnings) == bool(warned)
-
-
-def test_this_machine_can_be_looked_at(tmp_path: Path) -> None:
-    found = environment.look(tmp_path)
-    assert found.processors >= 1
-    assert found.file_system != "unknown"
-    assert len(found.lines()) == 2 + len(found.warnings)
+def test_the_verb_refuses_before_anything_is_made(tmp_path: Path, words: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "--directory", str(tmp_path / "made"), *words])
+    assert result.exit_code == ExitCode.USAGE
+    assert said in result.stderr
+    assert not (tmp_path / "made").exists()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from xaqueue import index as index_module
+from xaqueue import packed
 from xaqueue.index import Entry, Order, QueueIndex
 from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties
 
@@ -204,12 +207,29 @@ def test_reorder_keeps_locks_delays_and_what_is_there() -> None:
     assert index.order is Order.LIFO
 
 
+Facts = tuple[int, bytes, bytes | None, int, int | None, int | None, int, int, bool]
+
+
+def facts(one: Entry) -> Facts:
+    """All that an entry says."""
+    return (
+        *(one.seq, one.message_id, one.correlation_id, one.priority, one.not_before, one.expires_at),
+        *(one.tries, one.size_bytes, one.locked),
+    )
+
+
 @dataclass
 class Known:
-    """What the slow model holds of a message: its entry, and whether it is out."""
+    """What the slow model holds of a message: its entry as it was added or last taken, and whether it is out."""
 
     entry: Entry
+    tries: int = 0
     out: bool = False
+
+    def facts(self) -> Facts:
+        one = self.entry
+        rest = one.correlation_id, one.priority, one.not_before, one.expires_at
+        return (one.seq, identity(one.seq), *rest, self.tries, 100, self.out)
 
 
 SLOW_KEYS: dict[Order, Callable[[Entry], tuple[int, ...]]] = {
@@ -254,6 +274,14 @@ class IndexAgainstList(RuleBasedStateMachine):
             self.index.remove(one)
         self.index.expired.clear()
 
+    def note(self, taken: Entry | None) -> int | None:
+        """The sequence number of what was taken, whose entry is the one to be given back."""
+        if taken is None:
+            return None
+        assert facts(taken) == replace(self.known[taken.seq], out=True).facts()
+        self.known[taken.seq].entry = taken
+        return taken.seq
+
     @rule(
         correlation_id=st.sampled_from([None, None, b"a", b"b"]),
         priority=st.integers(0, 9),
@@ -272,10 +300,45 @@ class IndexAgainstList(RuleBasedStateMachine):
         self.known[self.seq] = Known(added)
         self.index.add(added)
 
+    @rule(gaps=st.lists(st.sampled_from([0, 0, 0, 0, 1, 5, 200]), max_size=20))
+    def add_plain_ones(self, gaps: list[int]) -> None:
+        for gap in gaps:
+            self.seq += 1 + gap
+            self.known[self.seq] = Known(entry(self.seq))
+            self.index.add(entry(self.seq))
+
+    @rule(back=st.integers(1, 30))
+    def add_one_that_is_late(self, back: int) -> None:
+        seq = self.seq - back
+        if seq > 0 and seq not in self.known:
+            self.known[seq] = Known(entry(seq))
+            self.index.add(entry(seq))
+
+    @rule(count=st.integers(1, 40))
+    def add_a_run(self, count: int) -> None:
+        first = ((self.seq >> packed.TABLE_BITS) + 1) << packed.TABLE_BITS
+        seqs = range(first, first + min(count, 1 << packed.TABLE_BITS))
+        self.seq = seqs[-1]
+        self.known.update({seq: Known(entry(seq)) for seq in seqs})
+        self.index.add_run(first, [identity(seq) for seq in seqs], [100] * len(seqs))
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), locked=st.booleans())
+    def find(self, data: st.DataObject, locked: bool) -> None:
+        seq = data.draw(st.sampled_from(sorted(self.known)))
+        found = self.index.lock(identity(seq)) if locked else self.index.find(identity(seq))
+        assert found is not None
+        self.known[seq].out = self.known[seq].out or locked
+        assert facts(found) == self.known[seq].facts()
+        self.known[seq].entry = found
+        assert self.index.find(identity(seq)) is found
+        assert identity(self.seq + 1) not in self.index
+        assert identity(seq) in self.index
+
     @rule(correlation_id=st.sampled_from([None, None, b"a", b"b"]))
     def take(self, correlation_id: bytes | None) -> None:
         expected = self.expected(correlation_id)
-        assert seq_of(self.index.take(self.now, correlation_id=correlation_id)) == expected
+        assert self.note(self.index.take(self.now, correlation_id=correlation_id)) == expected
         self.bury()
 
     @precondition(lambda self: self.known)
@@ -283,18 +346,46 @@ class IndexAgainstList(RuleBasedStateMachine):
     def take_by_id(self, data: st.DataObject) -> None:
         seq = data.draw(st.sampled_from(sorted(self.known)))
         expected = self.expected(seq=seq)
-        assert seq_of(self.index.take(self.now, message_id=identity(seq))) == expected
+        assert self.note(self.index.take(self.now, message_id=identity(seq))) == expected
         self.bury()
 
+    @rule(step=st.integers(2, 9), dice=st.randoms(use_true_random=False))
+    def take_most_by_id(self, step: int, dice: random.Random) -> None:
+        """All but every n-th are taken by their ids and removed, in any order."""
+        seqs = [seq for seq, one in sorted(self.known.items()) if not one.out]
+        dice.shuffle(seqs)
+        for seq in seqs:
+            if seq % step and self.expected(seq=seq) is not None:
+                taken = self.index.take(self.now, message_id=identity(seq))
+                assert self.note(taken) == seq
+                assert taken is not None
+                self.index.remove(taken)
+                del self.known[seq]
+
     @precondition(lambda self: any(one.out for one in self.known.values()))
-    @rule(data=st.data(), removed=st.booleans())
-    def finish(self, data: st.DataObject, removed: bool) -> None:
+    @rule(data=st.data(), removed=st.booleans(), tried=st.booleans())
+    def finish(self, data: st.DataObject, removed: bool, tried: bool) -> None:
         seq = data.draw(st.sampled_from(sorted(seq for seq, one in self.known.items() if one.out)))
         if removed:
             self.index.remove(self.known.pop(seq).entry)
         else:
             self.known[seq].out = False
+            self.known[seq].tries += tried
+            self.known[seq].entry.tries += tried
             self.index.release(self.known[seq].entry)
+
+    @rule(most=st.integers(1, 40))
+    def consume(self, most: int) -> None:
+        """Many are taken and removed, one by one."""
+        for _ in range(most):
+            expected = self.expected()
+            taken = self.index.take(self.now)
+            assert self.note(taken) == expected
+            self.bury()
+            if taken is None:
+                break
+            self.index.remove(taken)
+            del self.known[taken.seq]
 
     @rule(by=st.integers(-3, 15))
     def pass_time(self, by: int) -> None:
@@ -313,8 +404,8 @@ class IndexAgainstList(RuleBasedStateMachine):
     @invariant()
     def a_look_shows_all_in_order(self) -> None:
         shown = sorted(self.known.values(), key=lambda one: SLOW_KEYS[self.order](one.entry))
-        alive = [one.entry for one in shown if one.entry.expires_at is None or one.entry.expires_at > self.now]
-        assert list(self.index.entries(self.now)) == alive
+        alive = [one.facts() for one in shown if one.entry.expires_at is None or one.entry.expires_at > self.now]
+        assert [facts(one) for one in self.index.entries(self.now)] == alive
 
     @invariant()
     def somebody_who_waits_is_not_told_too_late(self) -> None:
@@ -326,7 +417,25 @@ class IndexAgainstList(RuleBasedStateMachine):
             assert self.index.next_due(correlation_id=correlation_id) == min(due, default=None)
 
 
-TestIndexAgainstList = IndexAgainstList.TestCase
-TestIndexAgainstList.settings = settings(
+class PackedIndexAgainstList(IndexAgainstList):
+    """The same with hardly any entries and small tables, so that few messages meet every edge of packing."""
+
+    def __init__(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(index_module, "UNPACKED", 0)
+        self.patch.setattr(index_module, "BATCH", 3)
+        self.patch.setattr(packed, "TABLE_BITS", 4)
+        self.patch.setattr(packed, "SPARSE", 2)
+        super().__init__()
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
+
+SETTINGS = settings(
     max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+TestIndexAgainstList = IndexAgainstList.TestCase
+TestIndexAgainstList.settings = SETTINGS
+TestPackedIndexAgainstList = PackedIndexAgainstList.TestCase
+TestPackedIndexAgainstList.settings = SETTINGS

@@ -1,8 +1,9 @@
-"""Opening a deep queue costs a known time and a known memory: a process that has done nothing else opens one.
+"""Opening a deep queue costs a known time and a known memory, and a message costs the same however deep the queue is.
 
-The space is laid out without the engine, a file a message as its owner would have left it after a clean close, and is
-opened by a child process, whose peak memory is then that of opening and of nothing before. The page cache is as the
-layout left it. The directory is removed afterwards, also after Ctrl-C.
+A space is laid out without the engine, a file a message as its owner would have left it, at several depths. Child
+processes open it, first as after a kill, without an index image, then as after a clean close, with one; their memory is
+then that of opening and of nothing before. A last one puts and takes. The page cache is as the layout left it. The
+directory is removed afterwards, also after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,25 +19,37 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from xaqueue.bench import environment
+from xaqueue.bench import depth, environment
+from xaqueue.bench.tables import aligned
 from xaqueue.command import Block, Kind, encode
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.message import MessageId, Properties
 from xaqueue.space import layout
 from xaqueue.space.attach import attach, create
+from xaqueue.space.load import remaining_s
 
 QUEUE = "bench"
-BODY_BYTES = 100
+SHALLOW = "shallow"
+DEPTHS = (10_000, 100_000)
+"""Beside the one that is asked for."""
+FLAGS = ("NONE", "JOURNAL")
+"""Where a message's cost is processor time, and the default."""
+OPENINGS = {"after_kill": "after a kill", "clean": "after a clean close"}
+BODY_BYTES = 200
 FILE_BYTES = 4096
 """What the smallest file takes on most file systems."""
 SAY_EVERY_S = 2.0
+HEADINGS = (
+    *("messages", "open after kill s", "open clean s", "RSS MB", "peak MB", "bytes/message"),
+    *(f"{flags} {operation} us" for flags in FLAGS for operation in depth.OPERATIONS),
+)
 
 Report = Callable[[str], None]
 Said = dict[str, Any]
 
 
 def run(messages: int, directory: Path | None, report: Report) -> dict[str, Any]:
-    """Lays out ``messages`` messages of 100 bytes, opens them, and returns seconds, rate and peak bytes.
+    """Lays out and opens ``messages`` messages of 200 bytes, and fewer, and puts and takes some: seconds and bytes.
 
     directory: where; None is the directory for temporary files. Raises InvalidArgument where it has no room, OSError.
     """
@@ -45,51 +58,92 @@ def run(messages: int, directory: Path | None, report: Report) -> dict[str, Any]
     for line in found.lines():
         report(line)
     _check_room(messages, place)
+    rows = [_at_depth(count, place, report) for count in (*(n for n in DEPTHS if n < messages), messages)]
+    for line in aligned(HEADINGS, [_cells(row) for row in rows]):
+        report(line)
+    report(f"in parentheses: times what it costs in a queue of {rows[-1]['shallow']:,} messages of the same space")
+    last = rows[-1]
+    return {
+        "environment": found.as_dict(),
+        "body_bytes": BODY_BYTES,
+        "messages": messages,
+        "seconds": last["after_kill"]["seconds"],
+        "peak_bytes": last["after_kill"]["peak_bytes"],
+        "depths": rows,
+    }
+
+
+def _at_depth(messages: int, place: Path, report: Report) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="xaqueue-bench-", dir=place) as scratch:
         space = Path(scratch) / "space"
         began = time.perf_counter()
-        lay_out(space, messages, report)
+        transactions = min(depth.TRANSACTIONS, max(1, messages // 50))
+        shallow = transactions * (depth.ROUNDS + 1) * len(FLAGS)
+        lay_out(space, messages, report, shallow)
         laid_out_s = time.perf_counter() - began
-        opened = _open_in_child(space, report)
+        opened = {name: _open_in_child(space, name, messages, report) for name in OPENINGS}
+        speeds = [row for flags in FLAGS for row in _child(space, report, flags, str(transactions))["speeds"]]
         report("removing the space")
-    opened["messages_per_s"] = opened["messages"] / opened["seconds"]
-    report(
-        f"{opened['messages']:,} messages open in {opened['seconds']:.1f} s ({opened['messages_per_s']:,.0f}/s), "
-        f"peak memory {opened['peak_bytes'] / 1e6:,.0f} MB, {opened['bytes_per_message']:,.0f} bytes a message"
-    )
-    return {"environment": found.as_dict(), "body_bytes": BODY_BYTES, "laid_out_s": laid_out_s, **opened}
+    return {"messages": messages, "shallow": shallow, "laid_out_s": laid_out_s, **opened, "speeds": speeds}
 
 
-def lay_out(space: Path, messages: int, report: Report) -> None:
-    """A space whose one queue holds this many messages."""
+def lay_out(space: Path, messages: int, report: Report, shallow: int = 0) -> None:
+    """A space whose one queue holds this many messages. ``shallow``: those of another one, whose files come first."""
     create(space, name=QUEUE, sync="NONE", any_queue=True)
+    if shallow:
+        _fill(space, SHALLOW, shallow, report)
+    _fill(space, QUEUE, messages, report)
+
+
+def _fill(space: Path, queue: str, messages: int, report: Report) -> None:
     now_us = time.time_ns() // 1000
     body = os.urandom(BODY_BYTES)
-    (space / layout.queue_path(QUEUE)).mkdir()
+    (space / layout.queue_path(queue)).mkdir()
     say = _Sparing(report)
     for seq in range(1, messages + 1):
         if seq == 1 or seq % layout.RANGE_SIZE == 0:
-            (space / layout.range_path(QUEUE, seq)).mkdir()
+            (space / layout.range_path(queue, seq)).mkdir()
             say(f"laid out {seq:,} of {messages:,} messages")
         message_id = MessageId(os.urandom(16))
-        block = Block(Kind.ENQUEUE, message_id, Properties(QUEUE, enqueued_at=now_us + seq), body, epoch=1)
-        _write(f"{space}/{layout.message_path(QUEUE, seq, message_id)}", b"".join(encode(block)))
+        block = Block(Kind.ENQUEUE, message_id, Properties(queue, enqueued_at=now_us + seq), body, epoch=1)
+        _write(f"{space}/{layout.message_path(queue, seq, message_id)}", b"".join(encode(block)))
     watermark = layout.format_watermark(layout.Watermark(messages, messages))
-    _write(f"{space}/{layout.watermark_path(QUEUE)}", watermark)
+    _write(f"{space}/{layout.watermark_path(queue)}", watermark)
 
 
 def measure_here(space: Path, say: Callable[[Said], None]) -> None:
-    """What the child does: opens the space and says how far it is, and at the end how long it took."""
-    before = peak_bytes()
+    """What a child does: opens the space and says how far it is, and at the end what it cost, and the closing."""
+    before = resident_bytes()
     sparing = _Sparing(say)
-    began = time.perf_counter()
-    session = attach(space, watch=False, progress=lambda done, total: sparing({"done": done, "total": total}))
-    seconds = time.perf_counter() - began
-    messages = session.space.report.messages
-    peak = peak_bytes()
+    began, cpu = time.perf_counter(), time.process_time()
+
+    def progress(done: int, total: int) -> None:
+        left_s = remaining_s(done, total, time.perf_counter() - began)
+        sparing({"done": done, "total": total, "left_s": left_s})
+
+    session = attach(space, watch=False, progress=progress)
+    opened, cpu = time.perf_counter(), time.process_time() - cpu
+    messages, resident, peak = session.space.report.messages, resident_bytes(), peak_bytes()
+    closing = time.perf_counter()
     session.close()
-    per_message = (peak - before) / messages if messages else 0.0
-    say({"messages": messages, "seconds": seconds, "peak_bytes": peak, "bytes_per_message": per_message})
+    closed = time.perf_counter()
+    say(
+        {
+            "messages": messages,
+            "seconds": opened - began,
+            "cpu_seconds": cpu,
+            "close_seconds": closed - closing,
+            "resident_bytes": resident,
+            "peak_bytes": peak,
+            "peak_bytes_closed": peak_bytes(),
+            "bytes_per_message": (resident - before) / messages if messages else 0.0,
+        }
+    )
+
+
+def resident_bytes() -> int:
+    """The memory that this program holds now; 0 without procfs."""
+    return _status_bytes("VmRSS:") or 0
 
 
 def peak_bytes() -> int:
@@ -97,13 +151,15 @@ def peak_bytes() -> int:
 
     ``ru_maxrss`` also counts what the parent held before the child became this program, so procfs comes first.
     """
+    return _status_bytes("VmHWM:") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _status_bytes(name: str) -> int | None:
     try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+        lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
-        pass  # no procfs
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return None  # no procfs
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
 
 
 class _Sparing:
@@ -120,8 +176,21 @@ class _Sparing:
             self._report(said)
 
 
-def _open_in_child(space: Path, report: Report) -> Said:
-    command = [sys.executable, "-m", "xaqueue.bench.opening", os.fspath(space)]
+def _open_in_child(space: Path, name: str, messages: int, report: Report) -> Said:
+    opened = _child(space, report)
+    per_s = opened["messages_per_s"] = opened["messages"] / opened["seconds"]
+    report(
+        f"{messages:,} messages open in {opened['seconds']:.1f} s {OPENINGS[name]} ({per_s:,.0f}/s), "
+        f"{opened['cpu_seconds']:.1f} s of them processor time, "
+        f"peak memory {opened['peak_bytes'] / 1e6:,.0f} MB, {opened['bytes_per_message']:,.0f} bytes a message; "
+        f"they close in {opened['close_seconds']:.1f} s"
+    )
+    return opened
+
+
+def _child(space: Path, report: Report, *words: str) -> Said:
+    """The last that a child says. Words: what it measures, if not the opening."""
+    command = [sys.executable, "-m", "xaqueue.bench.opening", os.fspath(space), *words]
     last: Said = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
@@ -129,13 +198,24 @@ def _open_in_child(space: Path, report: Report) -> Said:
             for line in child.stdout:
                 last = json.loads(line)
                 if "done" in last:
-                    report(f"opened {last['done']:,} of {last['total']:,} messages")
+                    report(f"opened {last['done']:,} of {last['total']:,} messages, {last['left_s']:.0f} s to go")
         except BaseException:
             child.kill()
             raise
-    if child.returncode or "seconds" not in last:
+    if child.returncode or "done" in last or not last:
         raise OperationalError(f"the process that opened {space} ended with {child.returncode}")
     return last
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    killed, clean = row["after_kill"], row["clean"]
+    return [
+        *(f"{row['messages']:,}", f"{killed['seconds']:.2f}", f"{clean['seconds']:.2f}"),
+        f"{max(killed['resident_bytes'], clean['resident_bytes']) / 1e6:,.0f}",
+        f"{max(killed['peak_bytes_closed'], clean['peak_bytes_closed']) / 1e6:,.0f}",
+        f"{max(killed['bytes_per_message'], clean['bytes_per_message']):,.0f}",
+        *(f"{speed['deep_us']:,.0f} ({speed['ratio']:.2f})" for speed in row["speeds"]),
+    ]
 
 
 def _check_room(messages: int, place: Path) -> None:
@@ -162,5 +242,13 @@ def _say_line(said: Said) -> None:
     sys.stdout.flush()
 
 
+def _child_main(space: Path, *words: str) -> None:
+    if words:
+        flags, transactions = words
+        _say_line({"speeds": depth.measure(space, flags, QUEUE, SHALLOW, int(transactions))})
+    else:
+        measure_here(space, _say_line)
+
+
 if __name__ == "__main__":
-    measure_here(Path(sys.argv[1]), _say_line)
+    _child_main(Path(sys.argv[1]), *sys.argv[2:])

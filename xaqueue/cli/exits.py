@@ -18,7 +18,9 @@ class ExitCode(IntEnum):
 
     OK = 0
     NOTHING = 1
-    """``check`` found damage, ``get`` found no message, ``demo`` failed its check, a question was answered with no."""
+    """``check`` found damage, ``iotest`` or ``torture`` an unsafe directory, ``get`` found no message, ``demo``
+    failed its check, a question was answered with no.
+    """
     USAGE = 2
     """A word, a value or a queues.toml that cannot be taken; nothing was done."""
     SPACE = 3

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from xaqueue.cli import indoubt, message_verbs, space_verbs, work_verbs
+from xaqueue.cli import indoubt, iotest_verb, journal_verbs, message_verbs, space_verbs, torture_verb, work_verbs
 from xaqueue.cli.exits import EXIT_HELP, translated
 from xaqueue.cli.spaces import SPACE_VARIABLE
 
@@ -67,9 +67,12 @@ def options(
 
 
 space_verbs.add_to(app)
+journal_verbs.add_to(app)
 message_verbs.add_to(app)
 app.add_typer(indoubt.app, name="indoubt")
 work_verbs.add_to(app)
+iotest_verb.add_to(app)
+torture_verb.add_to(app)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from xaqueue.connection import Connection
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument
 from xaqueue.message import EnqueueOptions, Message
 from xaqueue.space.follow import EARLIEST, LATEST, follow, start_after
+from xaqueue.space.format import why_behind
 from xaqueue.space.inspect import check_known
 from xaqueue.space.reader import QueueReader
 from xaqueue.space.work import message_of
@@ -138,7 +139,10 @@ def browse(
     not due yet, are shown too.
     """
     directory = directory_of(ctx, space)
-    reader = QueueReader(directory, check_known(directory, queue))
+    behind = why_behind(directory)
+    if behind:
+        complain(f"{behind}. This is what they hold")
+    reader = QueueReader(directory, check_known(directory, queue), even_behind=True)
     rows: list[tuple[object, ...]] = []
     more = False
     for shown, (seq, message_id, data) in enumerate(reader.read(0, reader.watermark())):

@@ -15,6 +15,7 @@ from xaqueue.cli.spaces import JsonOption, SpaceOption, directory_of
 from xaqueue.index import Order
 from xaqueue.space import attach, definitions, inspect, layout
 from xaqueue.space.check import Finding, Severity, check, repair
+from xaqueue.space.inspect_journal import JournalStatus
 from xaqueue.storage.flags import DEFAULT, GRAMMAR, Hardening
 
 OrderName = Enum("OrderName", {order.name: order.value for order in Order})  # type: ignore[misc]
@@ -167,13 +168,45 @@ def _status_rows(found: inspect.Status) -> list[tuple[str, object]]:
         ("space", f"{found.format.name} ({found.directory})"),
         ("format", f"{found.format.version}, id {found.format.id}"),
         ("owner" if found.owned else "last owner", who),
+        ("state", _state(found)),
         ("sync" if found.owned else "next sync", f"{found.sync}: a commit {found.promise}"),
+        ("journal", _journal(found.journal) if found.journal is not None else ""),
+        ("cache", _cache(*found.cache) if found.cache is not None else ""),
         ("last recovery", found.recovery),
         ("active", output.counted(found.active, "branch", "branches")),
         ("in doubt", output.counted(found.in_doubt, "branch", "branches") + damaged),
         ("committing", output.counted(found.committing, "branch", "branches") if found.committing else ""),
         ("heuristic", output.counted(found.heuristic, "branch", "branches")),
         ("quarantine", output.counted(found.quarantined, "file")),
-        ("disk free", output.size(found.free_bytes)),
+        ("disk free", _disk_free(found)),
+        ("trouble", found.trouble),
         ("complaint", f"{found.complaint}" if found.complaint else ""),
     ]
+
+
+def _disk_free(found: inspect.Status) -> str:
+    inodes = f", {output.counted(found.free_inodes, 'inode')}" if found.free_inodes is not None else ""
+    low = f"; enqueues are refused: {found.low}" if found.low else ""
+    return f"{output.size(found.free_bytes)}{inodes}{low}"
+
+
+def _cache(hits: int, misses: int) -> str:
+    reads = hits + misses
+    return f"{hits / reads:.0%} of {output.counted(reads, 'read')} from memory" if reads else "no reads yet"
+
+
+def _state(found: inspect.Status) -> str:
+    if found.owned:
+        return found.state if found.state == "alive" else f"alive, {found.state}"
+    if found.journal is not None and found.journal.damage:
+        return "not open; opens for reading only"
+    ahead = found.journal is not None and found.journal.ahead
+    return "not open; the directories may be behind the journal until it is" if ahead else "not open"
+
+
+def _journal(journal: JournalStatus) -> str:
+    files = f"{output.counted(journal.segments, 'segment')}, {output.size(journal.allocated_bytes)}"
+    if journal.damage:
+        return f"{journal.damage}; {files}"
+    ahead = output.counted(journal.ahead, "record")
+    return f"end at LSN {journal.end:#x}, checkpoint at {journal.checkpoint:#x}, {ahead} between; {files}"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from xaqueue.bench.peers import PEERS
 from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.termination import ended_in_order
 from xaqueue.errors import InvalidArgument, OperationalError
+
+CHARTS = (".svg", ".png", ".pdf")
 
 bench = typer.Typer(help="Measure xaqueue on this machine.", invoke_without_command=True)
 
@@ -53,28 +57,68 @@ def demo(
 def bench_engine(
     ctx: typer.Context,
     directory: DirectoryOption = None,
-    threads: Annotated[str, typer.Option(help="Numbers of threads.", metavar="N,N")] = "1,8",
+    threads: Annotated[
+        list[str] | None, typer.Option(help="Numbers of threads; may be repeated. 1,8 without it.", metavar="N,N")
+    ] = None,
     flags: Annotated[
         list[str] | None, typer.Option(help="Sync flags; may be repeated. All levels without it.", metavar="FLAGS")
     ] = None,
     size: Annotated[int, typer.Option(help="Bytes of a body.", min=0)] = 1024,
+    messages_per_branch: Annotated[
+        int, typer.Option("--messages-per-branch", help="Messages of one branch.", metavar="N", min=1)
+    ] = 1,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option("--peer", help=f"Measure beside it, too: {', '.join(PEERS)}. May be repeated.", metavar="PEER"),
+    ] = None,
+    postgres_dsn: Annotated[
+        str | None,
+        typer.Option(
+            "--postgres-dsn", help="A PostgreSQL that runs already; without it one is started.", metavar="DSN"
+        ),
+    ] = None,
+    checkpoints: Annotated[
+        float | None,
+        typer.Option("--checkpoints", help="Compare JOURNAL with a checkpoint every S seconds to none.", metavar="S"),
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Of one measurement.", min=0.01)] = 3.0,
     rounds: Annotated[int, typer.Option(help="Measurements of each kind; the median counts.", min=1)] = 3,
     result: ResultOption = None,
+    chart: Annotated[
+        Path | None, typer.Option("--chart", help="Draw the figures: a name in .svg or .png.", metavar="FILE")
+    ] = None,
 ) -> None:
     """Without a further verb: two-phase transactions a second, for each level of hardening and number of threads.
 
+    Beside them, in the same run: the bare system calls, what the disk gives at most, and peers with what they promise.
     Use a directory on a journalled file system: on tmpfs a sync costs nothing.
     """
     if ctx.invoked_subcommand is not None:
         return
     from xaqueue.bench import engine
+    from xaqueue.bench.options import Options
 
-    asked: dict[str, Any] = {"flags": tuple(flags)} if flags else {}
-    options = engine.Options(
-        directory=_made(directory), threads=_numbers(threads), size_bytes=size, seconds=seconds, rounds=rounds, **asked
+    options = Options(
+        directory=directory,
+        threads=tuple(number for text in threads or ["1,8"] for number in _numbers(text)),
+        size_bytes=size,
+        messages_per_branch=messages_per_branch,
+        seconds=seconds,
+        rounds=rounds,
+        peers=tuple(peers or ()),
+        postgres_dsn=postgres_dsn,
+        checkpoints_s=checkpoints,
+        **({"flags": tuple(flags)} if flags else {}),
     )
-    _write(result, engine.run(options, typer.echo))
+    with _extras("chart"):
+        draw = _drawing(chart)
+    _made(directory)
+    with ended_in_order():
+        measured = engine.run(options, typer.echo)
+    _write(result, measured)
+    if chart is not None:
+        draw(measured, chart)
+        typer.echo(f"the chart is in {chart}")
 
 
 @bench.command("open")
@@ -118,6 +162,17 @@ def _extras(extra: str) -> Iterator[None]:
         raise OperationalError(
             f'{error.name.partition(".")[0]} is not installed: pip install "xaqueue[{extra}]"'
         ) from None
+
+
+def _drawing(chart: Path | None) -> Callable[[dict[str, Any], Path], None]:
+    """What draws a chart, had before anything is measured for it."""
+    if chart is None:
+        return lambda measured, path: None
+    if chart.suffix not in CHARTS:
+        raise InvalidArgument(f"chart {str(chart)!r} is refused: a name that ends in {' or '.join(CHARTS)} is wanted")
+    from xaqueue.bench.chart import draw
+
+    return draw
 
 
 def _made(directory: Path | None) -> Path | None:

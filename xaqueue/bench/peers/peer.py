@@ -1,0 +1,97 @@
+"""What the bench needs of another queue, and how its clients are run: in threads, or in a process each.
+
+A client in Python competes with the others of its process for the interpreter's lock. Where a peer can be used from
+several processes, both ways are measured and the faster one counts: the peer at its best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from xaqueue.bench.rates import Rate, Step, rate_of
+
+Kind = Literal["threads", "processes"]
+Operation = Literal["enqueue", "dequeue"]
+OPERATIONS: tuple[Operation, ...] = ("enqueue", "dequeue")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the bench asks of a peer before it is opened. ``postgres_dsn``: of a server that runs already."""
+
+    clients: int = 1
+    postgres_dsn: str | None = None
+
+
+class Client(Protocol):
+    """One connection, used by one thread."""
+
+    def enqueue(self, bodies: Sequence[bytes]) -> None:
+        """All of them in one branch, or where the peer has none, one after the other; durable as the peer says."""
+
+    def dequeue(self, messages: int) -> int:
+        """Takes up to so many and returns how many there were."""
+
+    def close(self) -> None: ...
+
+
+class Peer(Protocol):
+    """An open queue of another kind."""
+
+    name: str
+    durability: str
+    """In words, for whoever reads the figure."""
+    two_phase: bool
+    survives_power_loss: bool
+    processes: bool
+    """Whether its clients may be in processes of their own; then its module has ``connect``."""
+    place: str
+    """What a client needs to connect; a client in another process is given it."""
+
+    def connect(self) -> Client: ...
+
+    def server_cpu_s(self) -> float | None:
+        """Processor time of its server since it was started; 0.0 where it has none, None where it cannot be told."""
+
+    def clear(self) -> None:
+        """Empties the queue, and settles what that left to do."""
+
+    def close(self) -> None: ...
+
+
+def step_of(client: Client, operation: Operation, messages: int, body: bytes) -> Step:
+    """One branch of so many messages over and over; a dequeue ends with the queue."""
+    bodies = [body] * messages
+
+    def enqueue() -> bool:
+        client.enqueue(bodies)
+        return True
+
+    def dequeue() -> bool:
+        return client.dequeue(messages) > 0
+
+    return enqueue if operation == "enqueue" else dequeue
+
+
+class ThreadClients:
+    """Clients in threads of this process, connected anew for each measurement."""
+
+    kind: Kind = "threads"
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def rate(self, operation: Operation, clients: int, messages: int, body: bytes, seconds: float) -> Rate:
+        connected: list[Client] = []
+        try:
+            for _ in range(clients):
+                connected.append(self._peer.connect())
+            return rate_of([step_of(client, operation, messages, body) for client in connected], seconds)
+        finally:
+            for client in connected:
+                client.close()
+
+    def close(self) -> None:
+        """Nothing is kept between measurements."""

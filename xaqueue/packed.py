@@ -1,0 +1,182 @@
+"""Waiting messages in packed rows: an id, a size and a byte for each, and no object of their own.
+
+A table holds the rows of one range of sequence numbers, from the first that is there to the last, so that finding a
+row is a subtraction, and finding the next one is a search for a byte. It grows with its rows, is trimmed as they go and
+dropped with the last of them. A table of few rows far apart would waste room: it is given up, and its rows are handed
+to the caller. Invariants: every table has a row; ``_numbers`` has the tables' numbers, ascending; ``head`` is right.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+
+from xaqueue.message import MessageId
+
+TABLE_BITS = 12
+"""A table's rows have sequence numbers that are equal above these bits, like the messages of a range directory."""
+SPARSE = 16
+"""A table with more slots than this for each of its rows is trimmed, and given up if that is not enough."""
+
+Row = tuple[int, MessageId, int]
+"""Sequence number, message id, size in bytes."""
+
+_NO_ID = MessageId(b"")
+
+
+class _Table:
+    """Slot n is for the sequence number ``start`` + n; ``there`` has 1 where it has a row, and ``gaps`` counts 0."""
+
+    __slots__ = ("gaps", "ids", "sizes", "start", "there")
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.there = bytearray()
+        self.ids: list[MessageId] = []
+        self.sizes = array("q")
+        self.gaps = 0
+
+    def extend(self, slots: int) -> None:
+        self.there.extend(bytes(slots))
+        self.ids.extend([_NO_ID] * slots)
+        self.sizes.extend([0] * slots)
+        self.gaps += slots
+
+    def cut(self, begin: int, end: int) -> None:
+        """Only the slots from ``begin`` to ``end`` stay."""
+        for column in (self.there, self.ids, self.sizes):
+            del column[end:]
+            del column[:begin]
+        self.start += begin
+        if self.gaps:
+            self.gaps = self.there.count(0)
+
+    def is_sparse(self) -> bool:
+        return self.gaps * (SPARSE + 1) > len(self.there) * SPARSE
+
+    def rows(self, end: int | None = None) -> list[Row]:
+        """Those in the slots before ``end``."""
+        there = self.there[:end]
+        rows = list(zip(range(self.start, self.start + len(there)), self.ids, self.sizes, strict=False))
+        return [row for row, is_there in zip(rows, there, strict=True) if is_there] if self.gaps else rows
+
+    def copy(self) -> _Table:
+        copied = _Table(self.start)
+        copied.there, copied.ids, copied.sizes, copied.gaps = self.there[:], self.ids[:], self.sizes[:], self.gaps
+        return copied
+
+
+class PackedRows:
+    """Rows by sequence number. ``newest_first``: whether ``head`` is the highest of them, and not the lowest."""
+
+    def __init__(self, newest_first: bool) -> None:
+        self._tables: dict[int, _Table] = {}
+        self._numbers: list[int] = []
+        self.head = -1
+        """The sequence number of the row whose turn is next; -1 without rows."""
+        self.newest_first = newest_first
+
+    def add(self, seq: int, message_id: MessageId, size_bytes: int) -> bool:
+        """Adds a row that is not there. False, and nothing is done, where its table begins above it."""
+        number = seq >> TABLE_BITS
+        table = self._tables.get(number)
+        if table is None:
+            table = self._make(number, seq)
+        slot = seq - table.start
+        if slot >= len(table.there):
+            if slot > len(table.there):
+                table.extend(slot - len(table.there))
+            table.there.append(1)
+            table.ids.append(message_id)
+            table.sizes.append(size_bytes)
+        elif slot >= 0:
+            table.there[slot] = 1
+            table.ids[slot] = message_id
+            table.sizes[slot] = size_bytes
+            table.gaps -= 1
+        else:
+            return False
+        if self.head < 0 or (seq > self.head) is self.newest_first:
+            self.head = seq
+        return True
+
+    def add_run(self, first: int, ids: Sequence[MessageId], sizes: Sequence[int]) -> bool:
+        """Adds rows with consecutive numbers within one table. False, and nothing is done, where that one is there."""
+        number = first >> TABLE_BITS
+        if number in self._tables:
+            return False
+        table = self._make(number, first)
+        table.there.extend(b"\1" * len(ids))
+        table.ids.extend(ids)
+        table.sizes.extend(sizes)
+        self._find_head()
+        return True
+
+    def pop(self, seq: int) -> list[Row]:
+        """Takes a row out; behind it come all others of its table, where these have become too few for one."""
+        number = seq >> TABLE_BITS
+        table = self._tables[number]
+        slot = seq - table.start
+        rows = [(seq, table.ids[slot], table.sizes[slot])]
+        table.there[slot] = 0
+        table.ids[slot] = _NO_ID
+        table.gaps += 1
+        if table.gaps == len(table.there):
+            self._drop(number)
+        elif table.is_sparse():
+            table.cut(table.there.find(1), table.there.rfind(1) + 1)
+            if table.is_sparse():
+                rows += table.rows()
+                self._drop(number)
+        if seq == self.head or len(rows) > 1:
+            self._find_head()
+        return rows
+
+    def shift(self, slots: int) -> list[Row]:
+        """Takes out the rows in the first ``slots`` slots, the lowest one's being the first of these."""
+        number = self._numbers[0]
+        table = self._tables[number]
+        if not table.there[0]:
+            table.cut(table.there.find(1), len(table.there))
+        rows = table.rows(slots)
+        table.cut(slots, len(table.there))
+        if table.gaps == len(table.there):
+            self._drop(number)
+        self._find_head()
+        return rows
+
+    def turn(self, newest_first: bool) -> None:
+        """Another order from here on."""
+        self.newest_first = newest_first
+        self._find_head()
+
+    def __contains__(self, seq: int) -> bool:
+        table = self._tables.get(seq >> TABLE_BITS)
+        return table is not None and 0 <= seq - table.start < len(table.there) and table.there[seq - table.start] == 1
+
+    def snapshot(self) -> Iterator[Row]:
+        """The rows that are there now, in order, whatever becomes of them while they are looked at."""
+        step = -1 if self.newest_first else 1
+        tables = [self._tables[number].copy() for number in self._numbers[::step]]
+        return (row for table in tables for row in table.rows()[::step])
+
+    def tables(self) -> Iterator[list[Row]]:
+        """The rows of each table, ascending. Nothing may change meanwhile."""
+        return (self._tables[number].rows() for number in self._numbers)
+
+    def _make(self, number: int, start: int) -> _Table:
+        insort(self._numbers, number)
+        table = self._tables[number] = _Table(start)
+        return table
+
+    def _drop(self, number: int) -> None:
+        del self._tables[number]
+        del self._numbers[bisect_left(self._numbers, number)]
+
+    def _find_head(self) -> None:
+        if not self._numbers:
+            self.head = -1
+            return
+        table = self._tables[self._numbers[-1 if self.newest_first else 0]]
+        self.head = table.start + (table.there.rfind(1) if self.newest_first else table.there.find(1))
