@@ -11,8 +11,9 @@ import pytest
 
 import xaqueue
 from xaqueue.errors import SpaceError
-from xaqueue.space import layout
+from xaqueue.space import inspect, layout
 from xaqueue.space.attach import attach
+from xaqueue.space.checkpointer import Checkpointer, format_counters, parse_counters
 from xaqueue.space.format import boot_id
 from xaqueue.space.reader import QueueReader
 from xaqueue.space.session import Session
@@ -79,6 +80,23 @@ def test_checkpoints_come_with_time(root: Path, monkeypatch: pytest.MonkeyPatch)
         connection.commit()
         assert recycled.event.wait(30)
         assert before < journal.checkpoint < journal.position
+
+
+def test_the_status_tells_of_the_cache(root: Path) -> None:
+    assert parse_counters(format_counters(12, 3)) == (12, 3)
+    assert parse_counters(b"12 3\n") is None
+    session, _ = opened(root)
+    with xaqueue.Connection(session, lambda: os.urandom(16)) as connection:
+        for _ in range(3):
+            connection.enqueue("orders", b"one")
+        connection.commit()
+        while connection.dequeue("orders"):
+            pass
+        connection.commit()
+        checkpointer = Checkpointer(session.space)
+        checkpointer._tell()
+        assert inspect.status(root).cache == (3, 0)
+    assert inspect.status(root).cache is None
 
 
 def test_a_reader_refuses_directories_that_a_reboot_left_behind(root: Path) -> None:

@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from forgetful_fs import ForgetfulFileSystem, Tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xaqueue.storage import write_behind
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.write_behind import Flusher, WriteBehind
+from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 
 DIRECTORIES = ("active", "prepared", "committed")
 PATHS = [f"{directory}/{name}" for directory in DIRECTORIES for name in "abc"]

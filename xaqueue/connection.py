@@ -61,7 +61,8 @@ class Connection:
         """Adds a message, visible once the transaction commits. Returns its id, 16 bytes.
 
         Options: see ``xaqueue.message.EnqueueOptions``. Raises UnknownQueue, MessageTooLarge, InvalidArgument (and
-        nothing has changed), DiskFull (the transaction can only be rolled back).
+        nothing has changed), DiskLow (nothing has changed either; there may be room later), any other DiskFull (the
+        transaction can only be rolled back).
         """
         self._working()
         return self._manager.enqueue(queue, body, **options)

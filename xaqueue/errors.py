@@ -20,11 +20,13 @@ raised for a normal outcome: a read-only vote and an empty queue are return valu
        |- OperationalError            the world's fault
        |  |- RolledBack               XA_RB*        the branch is, or will be, rolled back
        |  |  `- DiskFull              XA_RBOTHER    no room for the block; the branch is rollback-only
+       |  |     `- DiskLow            XA_RETRY      room has to stay free; the branch is as it was
        |  |- RetryLater               XA_RETRY      nothing lost, the same call may complete it later
        |  |- ResourceError            XAER_RMERR    the branch can never be committed
        |  |- ResourceFailed           XAER_RMFAIL   the space is fenced: reopen it
        |  |- SpaceInUse               XAER_RMFAIL   another process owns the space
        |  `- SpaceError               XAER_RMFAIL   the directory cannot be opened as a space
+       |     `- JournalDamaged        XAER_RMFAIL   its journal lost records: it is open for reading only
        |- IntegrityError
        |  `- HeuristicOutcome         XA_HEUR*      an operator decided this branch
        `- NotSupportedError
@@ -134,6 +136,20 @@ class DiskFull(RolledBack):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, Code.XA_RBOTHER)
+
+
+class DiskLow(DiskFull):
+    """The enqueue would leave less room than has to stay free. Nothing was written.
+
+    Unlike every other RolledBack its branch is as it was (``XA_RETRY``): it can go on, dequeue, commit, and enqueue
+    once there is room. Rolling it back is right, too.
+    """
+
+    code = Code.XA_RETRY
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = Code.XA_RETRY
 
 
 class RetryLater(OperationalError):

@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,11 +28,15 @@ from xaqueue.space.checkpointer import Checkpointer
 from xaqueue.space.definitions import Definitions
 from xaqueue.space.format import Format, boot_id, checked_name, read_format
 from xaqueue.space.load import Progress
+from xaqueue.space.room import with_reserve
 from xaqueue.space.session import Session
 from xaqueue.space.space import Space, wall_clock
+from xaqueue.space.watchdog import Watchdog
 from xaqueue.storage.flags import DEFAULT, Hardening
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.lock import FileLock
+from xaqueue.storage.scan import check_version
+from xaqueue.storage.watched import WatchedFileSystem
 from xaqueue.storage.write_behind import Flusher
 
 if TYPE_CHECKING:
@@ -39,6 +44,8 @@ if TYPE_CHECKING:
 
 FLAGS_VARIABLE = "XAQUEUE_FLAGS"
 LOCK_TRIES = 5
+RECOVERING, READY, READ_ONLY = "recovering", "ready", "read-only"
+"""States of an owner."""
 NEW_QUEUES = """\
 # The queues of this space. xaqueue(5) describes every key; changes take effect at once.
 """
@@ -63,6 +70,12 @@ class Owner:
     endpoint: str = ""
     boot: str = ""
     """The boot of the host since which the directories are true, where only a journal makes them so after a crash."""
+    state: str = ""
+    """How far it is, as long as it holds the lock: "recovering", "ready", or "read-only"."""
+    journalled: bool = False
+    """Whether there is a journal since the last clean close, without which the directories are not to be trusted."""
+    trouble: str = ""
+    """Why it is fenced."""
 
 
 @dataclass(slots=True)
@@ -71,6 +84,7 @@ class _Attached:
     lock: FileLock
     watch: DefinitionsWatch | None
     background: list[Flusher | Checkpointer]
+    watchdog: Watchdog | None
     owner: Owner
     users: int = 0
 
@@ -190,15 +204,39 @@ def _open(
         before = _parse_owner(lock.read())
         since = datetime.now(UTC).isoformat(timespec="seconds")
         epoch = before.epoch + 1 if before is not None else max(1, wall_clock() // 1_000_000 if lock.read() else 1)
-        owner = Owner(epoch, socket.gethostname(), os.getpid(), since, str(hardening))
-        behind = before.boot if before is not None else ""
-        lock.write(_format_owner(replace(owner, boot=behind or (boot_id() if hardening.journal else ""))))
         fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal)
-        space = Space(fs, definitions, hardening=hardening, epoch=epoch, progress=progress)
-        owner = replace(owner, recovery=str(space.report), boot=boot_id() if hardening.journal else "")
+        check_version(fs, layout.JOURNAL)
+        behind = before.boot if before is not None else ""
+        journalled = before is not None and before.journalled
+        owner = Owner(epoch, socket.gethostname(), os.getpid(), since, str(hardening), journalled=journalled)
+        boot = boot_id() if hardening.journal else ""
+        lock.write(_format_owner(replace(owner, state=RECOVERING, boot=behind or boot)))
+        watched = WatchedFileSystem(fs)
+        files, room = with_reserve(watched, DirectoryFileSystem(root, keep_unsynced=False))
+        space = Space(
+            files,
+            definitions,
+            hardening=hardening,
+            epoch=epoch,
+            progress=progress,
+            journalled=journalled,
+            room=room,
+        )
+        files.recovering = False
+        watchdog = None
+        if space.read_only is None:
+            lacking = room.restore(definitions)
+            if lacking:
+                log.warning("%s", lacking)
+            owner = replace(owner, state=READY, boot=boot, journalled=hardening.journal)
+        else:
+            owner = replace(owner, state=READ_ONLY, boot=behind)
+        owner = replace(owner, recovery=str(space.report))
         lock.write(_format_owner(owner))
         watching = _watch(root, space) if watch else None
-        background = _background(space)
+        background = start_background(space)
+        if space.read_only is None:
+            watchdog = Watchdog(space, watched, lambda told: _tell_trouble(lock, owner, told))
     except BaseException as error:
         if fs is not None:
             fs.close()
@@ -206,11 +244,12 @@ def _open(
         if isinstance(error, OSError | ResourceFailed | RetryLater):
             raise SpaceError(f"{root} cannot be opened as a queue space: {error}") from error
         raise
-    log.info("space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise)
-    return _Attached(space, lock, watching, background, owner)
+    if space.read_only is None:
+        log.info("space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise)
+    return _Attached(space, lock, watching, background, watchdog, owner)
 
 
-def _background(space: Space) -> list[Flusher | Checkpointer]:
+def start_background(space: Space) -> list[Flusher | Checkpointer]:
     """The threads by which the directories follow the journal."""
     if space.lag is None:
         return []
@@ -239,9 +278,17 @@ def _detach(root: Path, attached: _Attached) -> None:
             thread.stop()
         try:
             if attached.space.close() and attached.owner.boot:
-                attached.lock.write(_format_owner(replace(attached.owner, boot="")))
+                attached.lock.write(_format_owner(replace(attached.owner, boot="", journalled=False)))
         finally:
+            if attached.watchdog is not None:
+                attached.watchdog.stop()
             attached.lock.release()
+
+
+def _tell_trouble(lock: FileLock, owner: Owner, told: str) -> None:
+    """Not durably: the disk may hang."""
+    with suppress(OSError):
+        lock.write(_format_owner(replace(owner, trouble=told)), durable=False)
 
 
 def _acquire(lock: FileLock) -> bool:
@@ -294,7 +341,7 @@ def _after_fork() -> None:
     _guard = threading.Lock()
     for attached in _attached.values():
         attached.space.abandon()
-        attached.lock.release()
+        attached.lock.abandon()
     _attached.clear()
 
 

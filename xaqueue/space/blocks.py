@@ -14,7 +14,7 @@ from xaqueue.branch import Branch, Written
 from xaqueue.command import UNLIMITED, Block, Kind, Listed, encode_with_checksum, pack_list
 from xaqueue.errors import DiskFull
 from xaqueue.message import MessageId, Properties
-from xaqueue.space.layout import ACTIVE, FIRST, block_path
+from xaqueue.space.layout import ACTIVE, FIRST, PREPARED, block_path
 from xaqueue.storage.barrier import touched
 from xaqueue.storage.fs import NO_ROOM
 
@@ -25,6 +25,8 @@ NO_MESSAGE = MessageId(bytes(16))
 NOTHING = Listed(Kind.BRANCH, "", NO_MESSAGE, 0)
 _PER_BLOCK_BYTES = 1024
 """More than a record holds of a block beside its message."""
+_SURE_BYTES = 256 * 1024
+"""A record of this size finds room in a journal on a full disk."""
 KEPT_BYTES = 1024 * 1024
 """How much of its blocks a branch keeps in memory for its record, at most; the rest is read again."""
 
@@ -32,29 +34,35 @@ Content = tuple[bytes, bytes]
 """Head and body of a block."""
 
 
-def write(space: Space, branch: Branch, chunks: Sequence[bytes], suffix: str, *, now: bool = False) -> None:
+def write(
+    space: Space, branch: Branch, chunks: Sequence[bytes], suffix: str, *, now: bool = False, spare: bool = False
+) -> None:
     """Writes a block's bytes into active/. Raises DiskFull, and dooms the branch, where there is no room.
 
-    now: it is to be there should the process be killed.
+    now: it is to be there should the process be killed. spare: the reserve may be used.
     """
     create = space.lag.create_now if now and space.lag is not None else space.fs.create
+    path = block_path(ACTIVE, branch.name, suffix)
     try:
-        create(block_path(ACTIVE, branch.name, suffix), chunks)
+        if spare:
+            space.room.create(create, path, chunks)
+        else:
+            create(path, chunks)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise space.fence(error) from error
         branch.doom = DiskFull(
-            f"no room for a block of {sum(map(len, chunks)):,} bytes: {error.strerror}; {space.fs.free_bytes():,} "
+            f"no room for a block of {sum(map(len, chunks)):,} bytes: {error.strerror}; {space.fs.room().free_bytes:,} "
             f"bytes are free. Branch {branch.xid} is rollback-only: roll it back"
         )
         raise branch.doom from error
 
 
-def write_dequeue(space: Space, branch: Branch, written: Written) -> None:
+def write_dequeue(space: Space, branch: Branch, written: Written, *, spare: bool = False) -> None:
     """Writes the block that names the message to remove. Raises as ``write`` does."""
     block = Block(Kind.DEQUEUE, written.message_id, _properties_of(written.queue), epoch=space.epoch)
     head, written.checksum = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
-    write(space, branch, [head], written.suffix, now=True)  # a crash of the process counts a try
+    write(space, branch, [head], written.suffix, now=True, spare=spare)  # a crash of the process counts a try
     keep(branch, written, head, b"")
     written.on_disk = True
 
@@ -76,7 +84,7 @@ def write_pending(space: Space, branch: Branch) -> None:
     """Writes the dequeue blocks for which there was no room when they were dequeued."""
     for written in branch.blocks:
         if not written.on_disk:
-            write_dequeue(space, branch, written)
+            write_dequeue(space, branch, written, spare=True)
 
 
 @lru_cache(maxsize=1024)
@@ -89,10 +97,12 @@ def write_list(space: Space, branch: Branch) -> None:
     if branch.listed:  # a commit in one phase found no room
         space.fs.unlink(block_path(ACTIVE, branch.name, FIRST))
         branch.listed = False
+    if space.barrier.journal is None and space.was_here(branch.xid):  # its old blocks must not come back among these
+        space.barrier.perform(lambda: touched((PREPARED,)))
     branch.blocks.sort(key=lambda written: written.number)
     block = Block(Kind.BRANCH, NO_MESSAGE, Properties(""), pack_list(list_of(branch)), space.epoch)
     head, _ = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
-    write(space, branch, [head, block.body], FIRST)
+    write(space, branch, [head, block.body], FIRST, spare=True)
     branch.listed, branch.list_content = True, (head, block.body)
 
 
@@ -117,7 +127,10 @@ def is_recorded_whole(space: Space, branch: Branch) -> bool:
     if space.barrier.journal is None:
         return False
     size = sum(written.entry.size_bytes for written in branch.blocks if written.kind is Kind.ENQUEUE and written.entry)
-    return space.barrier.journal.fits(size + _PER_BLOCK_BYTES * len(branch.blocks))
+    size += _PER_BLOCK_BYTES * len(branch.blocks)
+    if size > _SURE_BYTES and space.fs.room().free_bytes < 2 * size:
+        return False
+    return space.barrier.journal.fits(size)
 
 
 def list_of(branch: Branch) -> list[Listed]:

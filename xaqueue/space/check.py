@@ -18,6 +18,7 @@ from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.space import heuristic, layout, quarantine, survey
 from xaqueue.space.attach import attach, is_owned, read_definitions, read_owner
 from xaqueue.space.check_committed import CommittedCheck
+from xaqueue.space.check_journal import JournalCheck
 from xaqueue.space.findings import Finding, Looks, Severity, broken, damaged, leftover, note
 from xaqueue.space.format import read_format
 from xaqueue.space.layout import ACTIVE, COMMIT, FIRST, HEURISTIC, PREPARED, QUARANTINE
@@ -65,6 +66,8 @@ def repair(path: str | os.PathLike[str], progress: Progress | None = None) -> Re
     session = attach(path, watch=False, progress=progress)
     try:
         space = session.space
+        if space.read_only is not None:
+            space.barrier.check()
         moved, notes = list(space.report.quarantined), list(space.report.notes)
         for finding in list(check(path, progress, live=False)):
             if finding.movable:
@@ -89,9 +92,15 @@ class _Check:
         self.fs = DirectoryFileSystem(root, keep_unsynced=False)
         self.looks = Looks(live)
         self.committed = CommittedCheck(self.fs, self.looks, progress)
+        owner = read_owner(root)
+        self.journal = JournalCheck(self.fs, self.looks, owner is not None and owner.journalled)
 
     def run(self) -> Iterator[Finding]:
         yield from self.looks.at(self._top)
+        yield from self.journal.run()
+        yield from map(self.journal.told, self._directories())
+
+    def _directories(self) -> Iterator[Finding]:
         yield from self.committed.run()
         yield from self._prepared()
         yield from self._active()

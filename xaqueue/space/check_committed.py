@@ -12,7 +12,7 @@ from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
 from xaqueue.space import layout, quarantine, survey
 from xaqueue.space.findings import Finding, Looks, broken, damaged, leftover, note
-from xaqueue.space.layout import COMMITTED, RANGE_BITS, Watermark
+from xaqueue.space.layout import COMMITTED, RANGE_BITS, RANGE_SIZE, Watermark
 from xaqueue.space.load import Progress, check_message
 from xaqueue.storage.fs import FileSystem
 
@@ -108,10 +108,17 @@ class CommittedCheck:
         return number in ((watermark.published + 1) >> RANGE_BITS, (watermark.reserved + 1) >> RANGE_BITS)
 
     def _read_watermark(self, queue: str) -> Watermark | None:
+        return layout.parse_watermark(self._watermark_bytes(queue) or b"")
+
+    def _watermark_bytes(self, queue: str) -> bytes | None:
+        """Empty where it is missing, too; None where it cannot be read."""
+        path = layout.watermark_path(queue)
         try:
-            return layout.parse_watermark(self.fs.read(layout.watermark_path(queue), 4096))
+            return self.fs.read(path, 4096)
+        except FileNotFoundError:
+            return None if self.fs.exists(path) else b""
         except OSError as error:
-            if not isinstance(error, FileNotFoundError) and error.errno not in quarantine.DAMAGE:
+            if error.errno not in quarantine.DAMAGE:
                 raise
             return None
 
@@ -120,16 +127,21 @@ class CommittedCheck:
         watermark = self._read_watermark(queue)
         highest = self.highest.get(queue, 0)
         if watermark is None:
-            if self.fs.exists(path):
+            first = highest < RANGE_SIZE  # a crash in a queue's first commits may leave none, or an empty one
+            if self._watermark_bytes(queue) != b"":
                 yield damaged(path, "is no watermark: damaged or foreign")
+            elif used and not first:
+                yield broken(path, "is missing or empty, and the queue was used: its numbers go on higher")
             elif used:
-                yield broken(path, "is missing, and the queue was used: its numbers go on higher at the next open")
+                yield leftover(path, "is missing or empty: the queue's first commit was on its way; made anew")
             else:
-                yield leftover(path, "is missing: the queue's first message never came; made by the next open")
+                yield note(path, "is missing or empty: the queue's first message never came; its next one makes it")
             return
         if watermark.published > watermark.reserved:
             yield broken(path, f"published {watermark.published} is above reserved {watermark.reserved}")
-        if highest > watermark.reserved:
+        if highest > watermark.reserved and self.looks.live:
             yield broken(path, f"message {highest} is above reserved {watermark.reserved}: its number may come twice")
+        elif highest > watermark.reserved:
+            yield leftover(path, f"message {highest} is above reserved {watermark.reserved}: the next open reserves it")
         elif highest > watermark.published and not self.looks.live:
             yield leftover(path, f"message {highest} is above published {watermark.published}: the next open shows it")

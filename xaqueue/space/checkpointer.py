@@ -8,9 +8,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from xaqueue.errors import ResourceFailed
+from xaqueue.space import layout
+
+TELL_S = 1.0
+"""How often it looks whether there is something to do or to tell."""
 
 if TYPE_CHECKING:
     from xaqueue.space.space import Space
@@ -25,6 +30,7 @@ class Checkpointer:
         self._space = space
         self._stopped = False
         self._due = threading.Event()
+        self._told = (0, 0)
         self.checkpoints = 0
         self.seconds = 0.0
         """The last checkpoint took so long."""
@@ -44,21 +50,43 @@ class Checkpointer:
     def _run(self) -> None:
         journal = self._space.barrier.journal
         assert journal is not None
-        covered = journal.position
+        covered, last = journal.position, time.monotonic()
         while True:
-            self._due.wait(self._space.definitions.checkpoint_s)
+            due = self._due.wait(TELL_S)
             self._due.clear()
             if self._stopped:
                 return
-            if journal.position == covered:
-                continue
+            self._tell()
             started = time.monotonic()
+            due = due or started > last + self._space.definitions.checkpoint_s
+            if not due or journal.position == covered:
+                continue
             try:
                 self._space.checkpoint()
             except ResourceFailed as failed:
                 if not self._space.closed:
                     log.error("no checkpoint: %s", failed)  # noqa: TRY400
                 return
-            covered = journal.position
+            covered, last = journal.position, time.monotonic()
             self.checkpoints += 1
-            self.seconds = time.monotonic() - started
+            self.seconds = last - started
+
+    def _tell(self) -> None:
+        """Writes the cache's counters, for those who ask for the status."""
+        lag = self._space.lag
+        if lag is None or (lag.hits, lag.misses) == self._told:
+            return
+        self._told = lag.hits, lag.misses
+        with suppress(OSError):
+            lag.fs.write_at(layout.COUNTERS, 0, [format_counters(*self._told)])
+
+
+def format_counters(hits: int, misses: int) -> bytes:
+    """One line of fixed length, written in place."""
+    return b"%020d %020d\n" % (hits, misses)
+
+
+def parse_counters(data: bytes) -> tuple[int, int] | None:
+    """Reads answered from memory, and from files; None for what is no such line."""
+    words = data.split()
+    return (int(words[0]), int(words[1])) if len(data) == 42 and len(words) == 2 and data[:20].isdigit() else None

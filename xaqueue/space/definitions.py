@@ -53,7 +53,7 @@ class Definitions:
     """Enqueues are refused where less of the disk is free; None: a twentieth of it, 64 MiB at most."""
     min_free_inodes: int | None = None
     """The same for inodes; None: a twentieth of them, 1,000 at most."""
-    io_deadline_s: int = 120
+    io_deadline_s: float = 120
     """A sync or rename that takes longer fences the space."""
 
     def find(self, name: str) -> QueueDefinition:

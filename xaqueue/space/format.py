@@ -48,20 +48,28 @@ def boot_id() -> str:
 
 
 def check_recovered(path: str | os.PathLike[str]) -> None:
-    """SpaceError where the machine went down under an owner whose journal is ahead of its directories.
+    """SpaceError where ``why_behind`` has a reason."""
+    reason = why_behind(path)
+    if reason:
+        raise SpaceError(reason)
 
-    They are true as long as the system that saw every change is up, and again once the space was opened.
+
+def why_behind(path: str | os.PathLike[str]) -> str:
+    """Why the directories cannot be believed: the machine went down under an owner whose journal is ahead of them.
+
+    They are true as long as the system that saw every change is up, and again once the space was opened; else empty.
     """
     try:
         owner = json.loads((Path(path) / layout.OWNER).read_bytes())
         boot, host = owner.get("boot", ""), owner["host"]
     except (OSError, ValueError, AttributeError, KeyError):
-        return
-    if boot and host == socket.gethostname() and boot != boot_id():
-        raise SpaceError(
-            f"{os.fspath(path)} was not opened since the machine went down, and its journal is ahead of its "
-            f"directories: open it once, for example with `xaqueue check --repair --space {os.fspath(path)}`"
-        )
+        return ""
+    if not boot or host != socket.gethostname() or boot == boot_id():
+        return ""
+    return (
+        f"{os.fspath(path)} was not opened since the machine went down, and its journal is ahead of its "
+        f"directories: open it once, for example with `xaqueue check --repair --space {os.fspath(path)}`"
+    )
 
 
 def checked_name(name: str) -> str:

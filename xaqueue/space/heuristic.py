@@ -136,7 +136,7 @@ def _record(space: Space, branch: Branch, decision: Decision) -> None:
     listed = pack_list(blocks.list_of(branch) if branch.blocks else [])
     content = encode(Block(Kind.BRANCH, blocks.NO_MESSAGE, properties, listed, space.epoch))
     try:
-        space.fs.create(source, content)
+        space.room.create(space.fs.create, source, content)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise space.fence(error) from error

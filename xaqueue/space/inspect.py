@@ -14,11 +14,13 @@ from pathlib import Path
 from xaqueue.command import Kind, decode, unpack_list
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.message import MessageId
-from xaqueue.space import heuristic, layout, survey
+from xaqueue.space import heuristic, layout, room, survey
 from xaqueue.space.attach import FLAGS_VARIABLE, Owner, is_owned, read_definitions, read_owner
+from xaqueue.space.checkpointer import parse_counters
 from xaqueue.space.definitions import Definitions
 from xaqueue.space.format import Format, read_format
 from xaqueue.space.heuristic import Decision
+from xaqueue.space.inspect_journal import JournalStatus, journal_status
 from xaqueue.space.reader import QueueReader, queues
 from xaqueue.space.survey import Holds, Standing, Verdict
 from xaqueue.storage.flags import DEFAULT, Hardening
@@ -63,13 +65,27 @@ class Status:
     heuristic: int
     quarantined: int
     free_bytes: int
+    free_inodes: int | None
+    """None where the file system does not count them."""
+    low: str
+    """Why enqueues are refused for want of room, or empty."""
     complaint: str
     """What is wrong with queues.toml, or empty."""
+    journal: JournalStatus | None = None
+    cache: tuple[int, int] | None = None
+    """Reads that an owner with a journal answered from memory, and those from files, about a second ago."""
+    state: str = ""
+    """Of an owner at work: "recovering", "ready" or "read-only"; "alive" where it does not say; else empty."""
 
     @property
     def recovery(self) -> str:
         """What the last open reported; empty before the first."""
         return self.owner.recovery if self.owner is not None else ""
+
+    @property
+    def trouble(self) -> str:
+        """Why the owner is fenced, or the last one was; else empty."""
+        return self.owner.trouble if self.owner is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +118,7 @@ def status(path: str | os.PathLike[str], environment: Mapping[str, str] = os.env
     definitions, complaint = _definitions(path)
     hardening = _hardening(owner if owned else None, definitions, environment)
     fs = _files(path)
+    left = fs.room()
     waiting = in_doubt(path)
     doubtful = [branch for branch in waiting if branch.state == Verdict.IN_DOUBT.value]
     aside = survey.listed(fs, layout.QUARANTINE)
@@ -119,8 +136,13 @@ def status(path: str | os.PathLike[str], environment: Mapping[str, str] = os.env
         committing=sum(1 for branch in waiting if branch.state == Verdict.COMMITTING.value),
         heuristic=sum(1 for branch in waiting if branch.decision is not None),
         quarantined=sum(1 for name in aside if not name.endswith(".reason")),
-        free_bytes=fs.free_bytes(),
+        free_bytes=left.free_bytes,
+        free_inodes=left.free_inodes if left.total_inodes else None,
+        low=room.refusal(definitions, left),
         complaint=complaint,
+        journal=journal_status(fs, owner, owned),
+        cache=_counters(fs) if owned and hardening.journal else None,
+        state=((owner.state if owner is not None else "") or "alive") if owned else "",
     )
 
 
@@ -149,6 +171,13 @@ def in_doubt(path: str | os.PathLike[str]) -> list[InDoubt]:
     return sorted(found.values(), key=lambda branch: (branch.since, str(branch.xid)))
 
 
+def _counters(fs: FileSystem) -> tuple[int, int] | None:
+    try:
+        return parse_counters(fs.read(layout.COUNTERS))
+    except OSError:
+        return None
+
+
 def _files(path: str | os.PathLike[str]) -> FileSystem:
     return DirectoryFileSystem(Path(path), keep_unsynced=False)
 
@@ -168,7 +197,7 @@ def _hardening(owner: Owner | None, definitions: Definitions, environment: Mappi
 def _queue(path: str | os.PathLike[str], fs: FileSystem, name: str, definitions: Definitions) -> QueueStatus:
     definition = definitions.queues.get(name) or definitions.default
     try:
-        watermark: int | None = QueueReader(path, name).watermark()
+        watermark: int | None = QueueReader(path, name, even_behind=True).watermark()
     except SpaceError:
         watermark = None
     order = definition.order.value if definition is not None else UNDEFINED

@@ -23,9 +23,14 @@ COMMITTED = "committed"
 HEURISTIC = "heuristic"
 QUARANTINE = "quarantine"
 JOURNAL = "journal"
+COUNTERS = "counters"
+"""What the owner tells of its cache now and then; nothing depends on it."""
+RESERVE = "reserve"
 DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE)
 
-OWN_NAMES = frozenset({FORMAT, OWNER, QUEUES, JOURNAL, *DIRECTORIES, f".{FORMAT}.new", f".{QUEUES}.new"})
+OWN_NAMES = frozenset(
+    {FORMAT, OWNER, QUEUES, JOURNAL, RESERVE, COUNTERS, *DIRECTORIES, f".{FORMAT}.new", f".{QUEUES}.new"}
+)
 """What a space's directory may hold at its top."""
 
 RANGE_BITS = 12
@@ -60,6 +65,10 @@ def queue_path(queue: str) -> str:
 
 def watermark_path(queue: str) -> str:
     return f"{COMMITTED}/queue={queue}/.watermark"
+
+
+def image_path(queue: str) -> str:
+    return f"{COMMITTED}/queue={queue}/.index"
 
 
 def range_path(queue: str, seq: int) -> str:

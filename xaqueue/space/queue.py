@@ -16,7 +16,7 @@ from xaqueue.space import layout
 from xaqueue.space.definitions import QueueDefinition
 from xaqueue.space.layout import RANGE_BITS, RANGE_SIZE, Watermark
 from xaqueue.storage.barrier import Touched
-from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem
 
 
 class Queue:
@@ -90,11 +90,11 @@ class Queue:
             self.remove_range(fs, number)
 
     def remove_range(self, fs: FileSystem, number: int) -> None:
-        """Removes an emptied range directory; one that holds a foreign file stays."""
+        """Removes an emptied range directory; it stays with a foreign file in it, or for want of room."""
         try:
             fs.remove_dir(layout.range_path(self.name, number << RANGE_BITS))
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
+            if error.errno != errno.ENOTEMPTY and error.errno not in NO_ROOM:
                 raise
         else:
             del self.ranges[number]

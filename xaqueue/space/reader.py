@@ -23,14 +23,16 @@ WATERMARK_TRIES = 50
 class QueueReader:
     """Reads one queue of a space directory, from any process and any machine that mounts it.
 
-    Raises SpaceError when the directory is no space of a format that is known here.
+    Raises SpaceError when the directory is no space of a format that is known here, or where it is behind its journal.
     """
 
-    def __init__(self, path: str | os.PathLike[str], queue: str) -> None:
+    def __init__(self, path: str | os.PathLike[str], queue: str, *, even_behind: bool = False) -> None:
+        """even_behind: reads what the directory holds, be it less or more than what was committed."""
         self.space = Path(path)
         self.queue = check_queue_name(queue)
         read_format(path)
-        check_recovered(path)
+        if not even_behind:
+            check_recovered(path)
         self._directory = self.space / layout.queue_path(queue)
 
     def watermark(self) -> int:

@@ -2,8 +2,8 @@
 
 A record is physical: *put* a file with this content, *move* one, *drop* one. A replay works out the final state of
 every path that is named and makes the directories so, in whatever state a crash left them: that may be cut off at any
-call and done again. Content that was on disk before its first record is moved from wherever the crash left it, all
-other is in the record.
+call and done again. Content that is not in a record was on disk before it, and so was all that was recorded earlier:
+then it is found in one of the places that it moved through since.
 
     meta  MessagePack [xid, operations]
           [1, path, head, size of body, time]   the block's head stands here, its body in the record's body
@@ -21,7 +21,7 @@ from typing import Any
 
 import msgpack
 
-from xaqueue.command import PREFIX, is_sound
+from xaqueue.command import PREFIX, decode_head, is_sound
 from xaqueue.space import layout
 from xaqueue.space.layout import COMMITTED, Watermark
 from xaqueue.storage.fs import FileSystem
@@ -84,10 +84,21 @@ def paths_of(record: Record) -> list[str]:
     return [path for operation in operations_of(record) for path in operation[1 : 3 if operation[0] == MOVE else 2]]
 
 
+def queues_of(record: Record) -> list[str]:
+    """The queues that it adds to or takes from."""
+    messages = [layout.parse_message_path(path) for path in paths_of(record)]
+    puts = [decode_head(operation[2]) for operation in operations_of(record) if operation[0] == PUT]
+    return sorted({place[0] for place in messages if place} | {head.properties.queue for head in puts} - {""})
+
+
 def sound(record: Record) -> bool:
-    """Whether each body is the one that its head has the checksum of."""
+    """Whether it can be read, and each body is the one that its head has the checksum of."""
     offset = 0
-    for operation in operations_of(record):
+    try:
+        operations = operations_of(record)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return False
+    for operation in operations:
         if operation[0] == PUT:
             _, _, head, size, _ = operation
             if not is_sound(head, record.body[offset : offset + size]):

@@ -168,7 +168,7 @@ class Session:
             raise InvalidArgument(f"recover of {count} xids: a count from 0 is wanted")
         if flags & Flag.STARTRSCAN:
             with self.space.lock:
-                self.space.barrier.check()
+                self.space.barrier.check()  # for reading only it may lack branches that are prepared
                 listed = (State.PREPARED, *states.HEURISTICS)
                 self._scan = [xid for xid, branch in self.space.branches.items() if branch.base in listed]
         if self._scan is None:

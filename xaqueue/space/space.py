@@ -12,21 +12,23 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from xaqueue.branch import Branch, State
-from xaqueue.errors import ResourceFailed, RetryLater
+from xaqueue.errors import JournalDamaged, ResourceFailed, RetryLater
 from xaqueue.index import Entry
-from xaqueue.space import layout, recovery, redo
+from xaqueue.space import image, layout, read_only, recovery, redo
 from xaqueue.space.definitions import Definitions
 from xaqueue.space.load import Progress
 from xaqueue.space.queue import Queue
 from xaqueue.space.recovery import RecoveryReport
+from xaqueue.space.room import RoomLimit, segment_bytes
 from xaqueue.storage.barrier import Barrier, Touched
 from xaqueue.storage.flags import DEFAULT, Hardening
-from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.journal import Journal, checkpoint_entry
+from xaqueue.storage.segments import Record
 from xaqueue.storage.write_behind import WriteBehind
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -56,11 +58,18 @@ class Space:
         epoch: int = 1,
         now_us: Callable[[], int] = wall_clock,
         progress: Progress | None = None,
+        journalled: bool = False,
+        room: RoomLimit | None = None,
     ) -> None:
-        """Opens the directories behind ``fs``, which must exist, and recovers. Raises OSError, SpaceError."""
+        """Opens the directories behind ``fs``, which must exist, and recovers; for reading only where the journal is
+        damaged.
+
+        journalled: whether a journal is known to hold what the directories may lack. Raises OSError, SpaceError.
+        """
         self.fs = fs
         self.lag: WriteBehind | None = None
         """With a journal, the directories follow through it."""
+        self.room = room or RoomLimit(fs)
         self.definitions = definitions or Definitions()
         self.hardening = hardening
         self.epoch = epoch
@@ -78,26 +87,37 @@ class Space:
         self.closed = False
         self.serving = False
         """Recovery is done. Until then nothing is published, since it may yet put messages below what it found."""
-        notes = self._open_journal()
-        self.report: RecoveryReport = recovery.recover(self, progress)
+        self.read_only: JournalDamaged | None = None
+        """Why nothing can be changed."""
+        self.report = RecoveryReport()
+        try:
+            notes = self._open_journal(journalled)
+        except JournalDamaged as damage:
+            read_only.open_for_reading(self, damage, self.report, progress)
+            return
+        self.report = recovery.recover(self, progress)
         self.report.notes[:0] = notes
         if self.barrier.journal is not None:
             self.lag = WriteBehind(fs, self.definitions.cache_bytes)
+            self.lag.again = self.room.again_unless_active
             self.fs = self.lag
             self.barrier.use(self.lag)
         self.serving = True
 
-    def _open_journal(self) -> list[str]:
+    def _open_journal(self, used: bool) -> list[str]:
         """Makes the directories what the journal says; returns what is worth a note. Raises JournalDamaged."""
         fs = self.fs
-        if not self.hardening.journal and not fs.is_dir(layout.JOURNAL):
+        if not self.hardening.journal and not used and not fs.is_dir(layout.JOURNAL):
             return []
-        journal = Journal(fs, layout.JOURNAL, segment_bytes=self.definitions.journal_segment_bytes, sound=redo.sound)
+        size = segment_bytes(self.definitions, fs.room())
+        journal = Journal(fs, layout.JOURNAL, segment_bytes=size, sound=redo.sound, used=used)
+        journal.harden()
         notes: list[str] = []
         replayed = len(journal.replay)
         if replayed:
             notes += redo.replay(fs, journal.replay)
             fs.sync_all()
+            self._remember_all(journal.replay)
         if replayed or self.hardening.journal:
             notes += journal.start()
         if replayed:
@@ -136,6 +156,7 @@ class Space:
             self.sync_all()
             self.barrier.perform(covered, entry=lambda: checkpoint_entry(below))
             journal.recycle()
+            self.room.restore(self.definitions)
         except RetryLater as full:
             log.warning("no checkpoint yet: %s", full)
         except OSError as error:
@@ -147,8 +168,6 @@ class Space:
         try:
             self.fs.sync_all()
         except OSError as error:
-            if error.errno in NO_ROOM and self.lag is not None and self.lag.pending:
-                raise RetryLater(f"no room for what the directories lack ({error.strerror}): free some") from error
             raise self.fence(error) from error
 
     def _relieve(self, below: int) -> None:
@@ -181,6 +200,11 @@ class Space:
                 definition = definitions.queues.get(name) or definitions.default
                 if definition is not None:
                     queue.index.reorder(definition.order)
+
+    def check_readable(self) -> None:
+        """ResourceFailed where what memory and directories hold may no longer be shown."""
+        if self.read_only is None:
+            self.barrier.check()
 
     def fence(self, error: BaseException) -> ResourceFailed:
         """Nothing is acknowledged any more. Returns the error to raise."""
@@ -219,6 +243,13 @@ class Space:
             if not branch.xid.is_local:
                 self.remember(branch.xid, outcome)
 
+    def _remember_all(self, records: Iterable[Record]) -> None:
+        """What became of the branches whose steps were done again: whoever was not told may ask."""
+        for record in records:
+            outcome, xid = _RECORDED.get(record.kind), layout.parse_xid(redo.xid_of(record))
+            if outcome is not None and xid is not None and not xid.is_local:
+                self.remember(xid, outcome)
+
     def remember(self, xid: Xid, outcome: Outcome) -> None:
         """Called with the lock held."""
         now = time.monotonic()
@@ -235,6 +266,11 @@ class Space:
                 return _OUTCOMES.get(branch.base, Outcome.UNKNOWN)
             outcome, when = self._finished.get(xid, (Outcome.UNKNOWN, 0.0))
             return outcome if time.monotonic() - when <= FINISHED_SECONDS else Outcome.UNKNOWN
+
+    def was_here(self, xid: Xid) -> bool:
+        """Whether a branch of this xid is known to be over."""
+        with self.lock:
+            return xid in self._finished
 
     def close(self) -> bool:
         """Ends the use of the directories. Blocks of branches still active are rolled back by the next open.
@@ -257,6 +293,7 @@ class Space:
         try:
             if not failed:
                 self._write_final_watermarks()
+                image.leave(self)
         except OSError as error:
             raise ResourceFailed(f"the last watermark was not written ({error}): the next open numbers on") from error
         finally:
@@ -291,6 +328,11 @@ class Space:
         self._dirty.clear()
 
 
+_RECORDED: dict[int, Outcome] = {
+    redo.Kind.COMMIT: Outcome.COMMITTED,
+    redo.Kind.ONE_PHASE: Outcome.COMMITTED,
+    redo.Kind.ROLLBACK: Outcome.ROLLED_BACK,
+}
 _OUTCOMES = {
     State.PREPARED: Outcome.IN_DOUBT,
     State.HEURISTIC_COMMIT: Outcome.COMMITTED,

@@ -51,7 +51,8 @@ def prepare(space: Space, branch: Branch) -> None:
     try:
         space.barrier.perform(work.apply, entry=work.entry, publish=work.publish)
     except RetryLater as full:
-        _take_back(space, branch)
+        if work.recorded:
+            _take_back(space, branch)
         branch.doom = DiskFull(f"{full}. Branch {branch.xid} is rolled back")
         raise branch.doom from full
 
@@ -64,6 +65,7 @@ class _Preparation:
         self.branch = branch
         self.whole = whole
         """The journal is to record the blocks themselves."""
+        self.recorded = False
         suffixes = [written.suffix for written in branch.blocks]
         self.moves = [(a, a) for a in (*suffixes, FIRST)] if branch.listed else [(suffixes[0], FIRST)]
 
@@ -81,6 +83,7 @@ class _Preparation:
 
     def apply(self) -> Touched:
         name = self.branch.name
+        self.recorded = self.space.barrier.journal is not None
         try:
             move(self.space, [(block_path(ACTIVE, name, a), block_path(PREPARED, name, b)) for a, b in self.moves])
         except OSError as error:
@@ -99,7 +102,7 @@ class _Preparation:
 
 
 def _take_back(space: Space, branch: Branch) -> None:
-    """The journal may have a prepare that found no room in the directories after that."""
+    """The journal has a prepare that found no room in the directories after that."""
 
     def entry() -> segments.Entry:
         redo = Redo(redo_of.Kind.ROLLBACK, branch.name)
@@ -107,11 +110,10 @@ def _take_back(space: Space, branch: Branch) -> None:
             redo.drop(block_path(PREPARED, branch.name, suffix))
         return redo.entry()
 
-    if space.barrier.journal is not None:
-        try:
-            space.barrier.perform(Touched, entry=entry)
-        except RetryLater as full:
-            raise space.fence(full) from full
+    try:
+        space.barrier.perform(Touched, entry=entry)
+    except RetryLater as full:
+        raise space.fence(full) from full
 
 
 def commit_one_phase(space: Space, branch: Branch) -> None:

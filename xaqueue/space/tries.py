@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from xaqueue.branch import Branch
 from xaqueue.command import UNLIMITED, decode, encode_with_checksum
-from xaqueue.errors import DamagedBlock
+from xaqueue.errors import DamagedBlock, RetryLater
 from xaqueue.index import Entry
 from xaqueue.space import layout, quarantine
 from xaqueue.space.layout import ACTIVE, block_path, numbered
@@ -30,7 +30,12 @@ def count(space: Space, branch: Branch, held: Sequence[tuple[str, Entry]]) -> No
         return
     try:
         anew = [pair for queue, entry in held if (pair := _write_anew(space, branch, queue, entry))]
-        space.barrier.harden_content([source for source, _ in anew])
+        try:
+            space.barrier.harden_content([source for source, _ in anew])
+        except RetryLater:
+            for source, _ in anew:
+                space.fs.unlink(source)
+            return
         for source, path in anew:
             space.fs.set_modified_ns(source, space.fs.modified_ns(path))
             space.fs.rename(source, path)

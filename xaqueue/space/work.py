@@ -34,6 +34,7 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     space.definitions.find(name)
     if not isinstance(body, bytes):
         raise InvalidArgument(f"body is a {type(body).__name__}: bytes are wanted")
+    space.room.check(space, branch, len(body))
     properties = properties_of(name, space.now_us(), options)
     given = options.get("message_id")
     message_id = MessageId(fresh_id()) if given is None else check_message_id(given)
@@ -82,9 +83,9 @@ def dequeue(
         try:
             blocks.write_dequeue(space, branch, written)
         except RolledBack as full:
-            if len(branch.blocks) > 1 or full.code is not Code.XA_RBOTHER:
+            if full.code is not Code.XA_RBOTHER:
                 raise
-            branch.doom = None  # a one-phase commit needs no block, and it frees room
+            branch.doom = None  # what ends the branch may need no block, or find room for it
             written.on_disk = False
         return message
     return None
@@ -94,12 +95,12 @@ def browse(space: Space, name: str, limit: int | None) -> Iterator[Message]:
     """What is committed, in the order of the queue; see ``ResourceManager.browse``."""
     space.definitions.find(name)
     with space.lock:
-        space.barrier.check()
-        entries = list(space.queue(name).index.entries(space.now_us()))
+        space.check_readable()
+        entries = space.queue(name).index.entries(space.now_us())
     return _read_each(space, name, entries, limit)
 
 
-def _read_each(space: Space, name: str, entries: list[Entry], limit: int | None) -> Iterator[Message]:
+def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | None) -> Iterator[Message]:
     shown = 0
     for entry in entries:
         if limit is not None and shown >= limit:

@@ -108,6 +108,7 @@ class Barrier:
         self._leading = False
         self._finished: list[Step] = []
         """Those of the last round, not woken yet."""
+        self._in_hand: list[Step] = []
         self._pool: ThreadPoolExecutor | None = None
         self.failure: BaseException | None = None
         self.rounds = 0
@@ -119,7 +120,10 @@ class Barrier:
         self._sync_content = fs.sync_file if self.hardening.content == "FSYNC" else fs.sync_data
 
     def harden_content(self, paths: Sequence[str]) -> None:
-        """Syncs the content of these files, several at a time. Raises ResourceFailed, and from then on always."""
+        """Syncs the content of these files, several at a time. Raises ResourceFailed, and from then on always.
+
+        RetryLater: there is no room for them, and nothing has failed.
+        """
         if not self.hardening.content or not paths:
             return
         self.check()
@@ -129,6 +133,8 @@ class Barrier:
                     self._sync_content(path)
             else:
                 list(self._threads().map(self._sync_content, paths))
+        except RetryLater:
+            raise
         except BaseException as error:
             self.fail(error)
             raise self._failed() from error
@@ -164,7 +170,11 @@ class Barrier:
         except BaseException as error:  # interrupted: whoever hands it the lead, or waits for it, would wait for ever
             if self.failure is None:
                 self.fail(error)
-            raise
+            if step.lead:
+                for waiting in (*self._in_hand, *self._finished):
+                    waiting.wake()
+            if not step.done or not isinstance(error, ResourceFailed):  # a later round may fail: this one did not
+                raise
         if step.error is not None:
             raise step.error
         if not step.done:
@@ -180,7 +190,7 @@ class Barrier:
         with self._mutex:
             if self.failure is None:
                 self.failure = error
-            waiting, self._gathering = self._gathering, []
+            waiting, self._gathering = [*self._gathering, *self._in_hand], []
         for step in waiting:
             step.wake()
 
@@ -219,19 +229,19 @@ class Barrier:
         """
         for _ in range(ROUNDS_A_LEADER):
             with self._mutex:
-                group, self._gathering = self._gathering, []
+                group = self._in_hand = self._gathering
+                self._gathering = []
                 if not group:
+                    self.wake_finished()
                     self._leading = False
-            if not group:
-                break
+                    return
             self._perform_round(group)
-        else:
-            with self._mutex:
-                self._leading = bool(self._gathering)
-                if self._leading:
-                    self._gathering[0].lead = True
-                    self._gathering[0].wake()
-        self.wake_finished()
+        with self._mutex:
+            self.wake_finished()
+            self._leading = bool(self._gathering)
+            if self._leading:
+                self._gathering[0].lead = True
+                self._gathering[0].wake()
 
     def _perform_round(self, group: list[Step]) -> None:
         try:
@@ -252,9 +262,9 @@ class Barrier:
 
     def wake_finished(self) -> None:
         """Those of the last round go on; called by the leader."""
-        finished, self._finished = self._finished, []
-        for step in finished:
+        for step in self._finished:
             step.wake()
+        self._finished = []
 
     def _harden(self, group: Sequence[Step]) -> None:
         recorded: list[Step] = []
@@ -264,7 +274,8 @@ class Barrier:
         if recorded:
             self._record(recorded)
         if len(recorded) < len(group):
-            self._sync([step.touched for step in group if step.touched is not None])
+            self._sync_all([step for step in group if step.touched is not None])
+        self.check()  # it may have hung until somebody fenced the space, and those who waited were told
         with self._lock:
             for step in recorded:
                 if step.error is None:
@@ -311,6 +322,13 @@ class Barrier:
                 relieved = True
                 self.relieve(begin)
 
+    def _sync_all(self, steps: Sequence[Step]) -> None:
+        try:
+            self._sync([step.touched for step in steps if step.touched is not None])
+        except RetryLater as full:
+            for step in steps:
+                step.error = full
+
     def _sync(self, changes: Sequence[Touched]) -> None:
         self.wake_finished()
         if self.hardening.content:
@@ -332,6 +350,8 @@ class Barrier:
         return self._pool
 
     def _failed(self) -> ResourceFailed:
+        if isinstance(self.failure, ResourceFailed):
+            return ResourceFailed(str(self.failure))
         return ResourceFailed(
             f"the space is fenced: hardening failed with {self.failure!r}. What was being committed is uncertain; "
             "close the space, look at the disk, and open it again: recovery re-reads it"

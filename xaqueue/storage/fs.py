@@ -14,7 +14,7 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 OPEN_FILES = 384
 """Descriptors kept for files not yet synced; beyond them the oldest is synced early, which is only sooner."""
@@ -27,6 +27,16 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errn
 _libc = ctypes.CDLL(None, use_errno=True)
 """For syncfs(2), which ``os`` lacks."""
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+class Room(NamedTuple):
+    """What is left of a file system for such as us, and how much it has in all."""
+
+    free_bytes: int
+    total_bytes: int
+    free_inodes: int
+    total_inodes: int
+    """0 where the file system does not count them."""
 
 
 class FileSystem(Protocol):
@@ -78,7 +88,7 @@ class FileSystem(Protocol):
     def sync_all(self) -> None:
         """Everything that was done in this file system before the call is on disk, content and names."""
 
-    def free_bytes(self) -> int: ...
+    def room(self) -> Room: ...
 
     def close(self) -> None: ...
 
@@ -126,7 +136,9 @@ class DirectoryFileSystem:
             for first in range(0, len(chunks), WRITE_VECTORS):
                 vector = chunks[first : first + WRITE_VECTORS]
                 size = sum(map(len, vector))
-                if os.pwritev(fd, vector, offset) != size:
+                written = os.pwritev(fd, vector, offset)
+                if written != size:
+                    os.pwrite(fd, b"".join(vector)[written:], offset + written)  # which says why, if it is no room
                     raise OSError(errno.EIO, "short write in place", path)
                 offset += size
         finally:
@@ -207,9 +219,10 @@ class DirectoryFileSystem:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), self.root)
 
-    def free_bytes(self) -> int:
+    def room(self) -> Room:
         state = os.statvfs(self.root)
-        return state.f_bavail * state.f_frsize
+        unit = state.f_frsize
+        return Room(state.f_bavail * unit, state.f_blocks * unit, state.f_favail, state.f_files)
 
     def close(self) -> None:
         for kept in (self._unsynced, self._directories, self._places):

@@ -38,6 +38,11 @@ _OWN_BYTES = 2 * (PREFIX_BYTES + LSN.size)
 """Kept free at the end of every segment, for one of each of the journal's own records."""
 
 
+def whole_sectors(segment_bytes: int) -> int:
+    """The size of a segment for which this was asked."""
+    return max(segment_bytes // SECTOR_BYTES * SECTOR_BYTES, SMALLEST_SEGMENT_BYTES)
+
+
 def checkpoint_entry(lsn: int) -> Entry:
     """What records that everything below ``lsn`` is in the directories."""
     return Entry(CHECKPOINT, LSN.pack(lsn))
@@ -62,7 +67,7 @@ class Journal:
         """
         self._fs = fs
         self._directory = directory
-        self._segment_bytes = max(segment_bytes // SECTOR_BYTES * SECTOR_BYTES, SMALLEST_SEGMENT_BYTES)
+        self._segment_bytes = whole_sectors(segment_bytes)
         self._guard = threading.Lock()
         self._making = threading.Lock()
         """Held while the following segment is made or takes over."""
@@ -70,6 +75,7 @@ class Journal:
         self._segments = found.segments
         self._following = found.following
         self._strays = found.strays
+        self._given_up = found.given_up
         self._tail = found.tail
         self._epoch = found.epoch + 1
         self.replay: list[Record] = found.records
@@ -83,6 +89,11 @@ class Journal:
         self.syncing: Callable[[], None] = lambda: None
         """Called by the writer when records are written, before it waits for their sync."""
 
+    def harden(self) -> None:
+        """What was read is on disk: after a kill it may be in memory only, and nobody acts on that. Raises OSError."""
+        for segment in self._segments:
+            self._sync(self._path(segment.name))
+
     def start(self) -> list[str]:
         """Makes it ready for records, once ``replay`` is done with; returns what is worth a note. Raises OSError."""
         fs, notes = self._fs, []
@@ -95,7 +106,9 @@ class Journal:
             self._tail = b""
         for name in self._strays:
             fs.unlink(self._path(name))
-        self._strays = []
+        for name in self._given_up:
+            fs.rename(self._path(name), free_archive(fs, self._path(name)))
+        self._strays = self._given_up = []
         if not self._segments:
             self._segments = [make_segment(fs, self._directory, Segment(self.position, self._segment_bytes))]
             self.position += SECTOR_BYTES
@@ -268,11 +281,10 @@ class Journal:
         self.switched()
 
     def _recycled(self, old: Segment, start: int) -> Segment:
-        """Its header is one sector, so that it is the old segment or the new one; only then may its records go."""
+        """Its header is one sector, so that it is either segment at any time; what has the other's name is a stray."""
         segment = Segment(start, old.size, old.allocated, self.checkpoint)
         source, target = self._path(old.name), self._path(segment.name)
         self._fs.write_at(source, 0, [header_of(segment)])
-        self._sync(source)
         self._fs.rename(source, target)
         self._fs.sync_dir(self._directory)
         self._fs.write_at(target, SECTOR_BYTES, [END])

@@ -9,16 +9,18 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 from pathlib import Path
 
 from xaqueue.errors import SpaceError
 
 
 class FileLock:
-    """An exclusive lock on ``path``, and the file's content, which only its holder writes."""
+    """An exclusive lock on ``path``, and the file's content, which only its holder writes. Safe for several threads."""
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
         self.path = Path(path)
+        self._guard = threading.Lock()
         flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
         self._fd = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
 
@@ -35,14 +37,24 @@ class FileLock:
     def read(self) -> bytes:
         return os.pread(self._fd, 1 << 16, 0)
 
-    def write(self, content: bytes) -> None:
-        """Replaces the content, durably."""
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, content, 0)
-        os.fsync(self._fd)
+    def write(self, content: bytes, *, durable: bool = True) -> None:
+        """Replaces the content; once the lock is released, nothing."""
+        with self._guard:
+            if self._fd < 0:
+                return
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, content, 0)
+            if durable:
+                os.fsync(self._fd)
 
     def release(self) -> None:
         """Drops the lock by closing the file; a second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        with self._guard:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def abandon(self) -> None:
+        """In a forked child: closes its copy of the file, whatever threads of the parent were about to do."""
+        self._guard = threading.Lock()
+        self.release()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from xaqueue.storage.fs import FileSystem
-from xaqueue.storage.scan import ARCHIVE, NEW, good_records, headers, last_checkpoint
+from xaqueue.storage.scan import ARCHIVE, NEW, good_records, headers
 from xaqueue.storage.segments import (
     CHECKPOINT,
     SECTOR_BYTES,
@@ -67,12 +67,10 @@ def read_remains(fs: FileSystem, directory: str, sound: Sound) -> Remains:
     for segment, behind in pairwise(segments):
         if segment.name in damaged:  # its size was in its header
             segment.size = behind.start - segment.start
-    goods = good_records(fs, directory, segments, sound)
-    checkpoint = last_checkpoint(segments, goods)
-    records = [good.record for placed in goods for good in placed if good.record.kind < CHECKPOINT]
+    checkpoint, goods = good_records(fs, directory, segments, sound)
     highest = max((_highest(fs, directory, name) for name in names), default=0)
     return Remains(
-        records=[record for record in records if record.lsn >= checkpoint],
+        records=[good.record for placed in goods for good in placed if good.record.kind < CHECKPOINT],
         gaps=[gap for gap in _gaps(segments, goods, checkpoint) if gap.end is None or gap.end > checkpoint],
         checkpoint=checkpoint,
         files=[name for name in names if parse_name(name) is not None],
@@ -89,7 +87,7 @@ def _gaps(segments: list[Segment], goods: list[list[Placed]], checkpoint: int) -
             break
         if segment.start > wanted:
             yield Gap(wanted, segment.start)
-        here = segment.start + SECTOR_BYTES
+        here = max(segment.start + SECTOR_BYTES, min(checkpoint, segment.end))
         for good in placed:
             if good.record.lsn > here:
                 yield Gap(here, good.record.lsn, segment.name)

@@ -53,6 +53,8 @@ class Found:
     """Of a record that was torn, behind ``position``."""
     strays: list[str] = field(default_factory=list)
     """Files that nothing needs any more."""
+    given_up: list[str] = field(default_factory=list)
+    """Files of a damaged journal that this one has replaced, and that are to be kept."""
 
 
 def look(fs: FileSystem, directory: str, sound: Sound, *, used: bool = False) -> Found:
@@ -61,6 +63,12 @@ def look(fs: FileSystem, directory: str, sound: Sound, *, used: bool = False) ->
     used: whether it is known to hold something. Raises JournalDamaged, SpaceError for a newer format, OSError.
     """
     return _Look(fs, directory, sound).run(used)
+
+
+def check_version(fs: FileSystem, directory: str) -> None:
+    """Raises SpaceError where a newer xaqueue has written the journal."""
+    if fs.is_dir(directory):
+        headers(fs, directory)
 
 
 def headers(fs: FileSystem, directory: str) -> tuple[list[Segment], list[str], list[str]]:
@@ -94,24 +102,33 @@ def headers(fs: FileSystem, directory: str) -> tuple[list[Segment], list[str], l
     return segments, strays, damaged
 
 
-def good_records(fs: FileSystem, directory: str, segments: Sequence[Segment], sound: Sound) -> list[list[Placed]]:
-    """The good records of each segment, wherever they are; without those that an earlier opening had cut off."""
+def good_records(
+    fs: FileSystem, directory: str, segments: Sequence[Segment], sound: Sound
+) -> tuple[int, list[list[Placed]]]:
+    """The last checkpoint that a header or a record tells of, and from there on the good records of each segment.
+
+    Without those that an earlier opening had cut off. What a record says of a checkpoint was true when it was written,
+    hardened or not.
+    """
+    checkpoint = max((segment.checkpoint for segment in segments), default=0)
     goods, epoch = [], 0
     for segment in segments:
         placed = []
-        for good in records_in(fs.read(f"{directory}/{segment.name}"), segment.start, sound):
+        for good in records_in(fs.read(f"{directory}/{segment.name}"), segment.start):
             if good.epoch >= epoch:
                 placed.append(good)
                 epoch = good.epoch
+                if good.record.kind == CHECKPOINT:
+                    checkpoint = max(checkpoint, lsn_in(good.record))
         goods.append(placed)
-    return goods
-
-
-def last_checkpoint(segments: Sequence[Segment], goods: Sequence[Sequence[Placed]]) -> int:
-    """The highest that a header or a record tells of. A record was true when it was written, hardened or not."""
-    told = [segment.checkpoint for segment in segments]
-    told += [lsn_in(good.record) for placed in goods for good in placed if good.record.kind == CHECKPOINT]
-    return max(told, default=0)
+    return checkpoint, [
+        [
+            good
+            for good in placed
+            if good.record.lsn >= checkpoint and (good.record.kind >= CHECKPOINT or sound(good.record))
+        ]
+        for placed in goods
+    ]
 
 
 class _Look:
@@ -131,8 +148,7 @@ class _Look:
                 self._damaged("all its segments are missing")
             return found
         chain = self._chain(segments)
-        goods = good_records(self.fs, self.directory, chain, self.sound)
-        found.checkpoint = last_checkpoint(chain, goods)
+        found.checkpoint, goods = good_records(self.fs, self.directory, chain, self.sound)
         found.epoch = max((good.epoch for placed in goods for good in placed), default=0)
         if not chain[0].start <= found.checkpoint < chain[-1].end:
             self._damaged(f"the segment that holds LSN {found.checkpoint:#x} is missing")
@@ -152,7 +168,11 @@ class _Look:
         first = len(segments) - 1
         while first and segments[first - 1].end == segments[first].start:
             first -= 1
-        self.found.strays += [segment.name for segment in segments[:first]]
+        before = [segment.name for segment in segments[:first]]
+        if segments[first].checkpoint == segments[first].start:  # it began with nothing to be done again
+            self.found.given_up = before
+        else:
+            self.found.strays += before
         return segments[first:]
 
     def _read(self, chain: list[Segment], goods: list[list[Placed]]) -> None:

@@ -135,8 +135,11 @@ def lsn_in(record: Record) -> int:
     return lsn
 
 
-def parse_record(data: bytes, start: int, offset: int, sound: Sound) -> Placed | None:
-    """The good record in its place at this offset of the segment that begins at LSN ``start``; None without one."""
+def parse_record(data: bytes, start: int, offset: int) -> Placed | None:
+    """The record in its place at this offset of the segment that begins at LSN ``start``; None without one.
+
+    Its prefix and meta are checked, its body is not.
+    """
     if len(data) < offset + PREFIX_BYTES:
         return None
     magic, kind, meta_bytes, body_bytes, lsn, first, epoch = PREFIX.unpack_from(data, offset)
@@ -148,16 +151,14 @@ def parse_record(data: bytes, start: int, offset: int, sound: Sound) -> Placed |
     if crc32(meta, crc32(data[offset : offset + PREFIX.size])) != checksum:
         return None
     record = Record(lsn, kind, meta, memoryview(data)[body_at : body_at + body_bytes])
-    if kind < CHECKPOINT and not sound(record):
-        return None
     return Placed(record, first, epoch, lsn + ((PREFIX_BYTES + meta_bytes + body_bytes + 7) & ~7))
 
 
-def records_in(data: bytes, start: int, sound: Sound) -> Iterator[Placed]:
-    """The good records of the segment that begins at LSN ``start``, also those behind bad ones."""
+def records_in(data: bytes, start: int) -> Iterator[Placed]:
+    """The records of the segment that begins at LSN ``start``, also those behind bad ones, checked as far as meta."""
     offset = SECTOR_BYTES
     while offset >= 0:
-        placed = parse_record(data, start, offset, sound) if offset % 8 == 0 else None
+        placed = parse_record(data, start, offset) if offset % 8 == 0 else None
         if placed is not None:
             yield placed
             offset = placed.end - start

@@ -8,12 +8,14 @@ not there; removals come last. What was flushed stays for a while as a cache: a 
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.errors import RetryLater
+from xaqueue.storage.fs import NO_ROOM, FileSystem, Room
 
 LARGE_BYTES = 64 * 1024
 """A larger file is written at once: its content costs more than its name."""
@@ -55,6 +57,8 @@ class WriteBehind:
         self._cache_bytes = cache_bytes
         self.notify: Callable[[], None] = lambda: None
         """Called when something is pending after nothing was."""
+        self.again: Callable[[OSError, Callable[[str], None], str], None] = _give_up
+        """Does again what found no room, or raises."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._flushing = threading.Lock()
@@ -91,15 +95,32 @@ class WriteBehind:
                 return  # a later one was done meanwhile
             self._flushes += 1
             for path in snapshot.new:
-                self._flush_file(path)
+                try:
+                    self._flush_file(path)
+                except OSError as error:
+                    if error.errno not in NO_ROOM:
+                        raise
+                    self._flush_in_need(path, snapshot.gone)
             for path, chunks in snapshot.short.items():
                 self.fs.write_at(path, 0, chunks)
                 with self._lock:
                     if self._short.get(path) is chunks:
                         del self._short[path]
-            for path in snapshot.gone:
+            self._flush_removals(snapshot.gone)
+
+    def _flush_removals(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            if path in self._gone:
                 self.fs.unlink(path)
                 del self._gone[path]
+
+    def _flush_in_need(self, path: str, gone: Sequence[str]) -> None:
+        """What goes makes room for what comes, and there may be a reserve. The journal has both, in their order."""
+        self._flush_removals(gone)
+        try:
+            self._flush_file(path)
+        except OSError as error:
+            self.again(error, self._flush_file, path)
 
     def _flush_file(self, path: str) -> None:
         with self._lock:
@@ -132,6 +153,11 @@ class WriteBehind:
     def pending(self) -> bool:
         return bool(self._new or self._gone or self._short)
 
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Bytes and files that are going to need room on the disk."""
+        return self._pending_bytes, len(self._new)
+
     # The cache
 
     def _remember(self, path: str, file: _File) -> None:
@@ -153,15 +179,14 @@ class WriteBehind:
     def create(self, path: str, chunks: Sequence[bytes]) -> None:
         file = _File(chunks)
         if file.size > LARGE_BYTES:
-            self._flush_gone(path)
-            self.fs.create(path, chunks)
+            self._create(path, chunks)
             return
         if self._pending_bytes > PENDING_BYTES or len(self._new) > PENDING_FILES:
             self.flush()
         self._flush_gone(path)
         with self._lock:
             if path in self._new:
-                raise FileExistsError(17, "File exists", path)
+                raise FileExistsError(errno.EEXIST, "File exists", path)
             first = not self.pending
             self._new[path] = file
             self._pending_bytes += file.size
@@ -170,9 +195,19 @@ class WriteBehind:
 
     def create_now(self, path: str, chunks: Sequence[bytes]) -> None:
         """As ``create``, for what must be seen after this process is killed, and is in no journal."""
-        self._flush_gone(path)
-        self.fs.create(path, chunks)
+        self._create(path, chunks)
         self._early[path] = _File(chunks)
+
+    def _create(self, path: str, chunks: Sequence[bytes]) -> None:
+        self._flush_gone(path)
+        try:
+            self.fs.create(path, chunks)
+        except OSError as error:
+            if error.errno not in NO_ROOM or not self._gone:
+                raise
+            with self._flushing:
+                self._flush_removals(list(self._gone))
+            self.fs.create(path, chunks)
 
     def _flush_gone(self, path: str) -> None:
         if path in self._gone:
@@ -223,7 +258,7 @@ class WriteBehind:
                 self._pending_bytes -= file.size
                 return
             if path in self._gone:
-                raise FileNotFoundError(2, "No such file or directory", path)
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
             if self._forget(path) is not None or self._early.pop(path, None) is not None:  # so it is there
                 self._remove_later(path)
                 return
@@ -243,6 +278,10 @@ class WriteBehind:
             if file is not None:
                 file.modified_ns = when_ns
                 return
+            if path in self._gone:
+                raise FileNotFoundError(2, "No such file or directory", path)
+            if path in self._gone:
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         self.fs.set_modified_ns(path, when_ns)
 
     def read(self, path: str, size: int | None = None) -> bytes:
@@ -260,15 +299,22 @@ class WriteBehind:
         return self.fs.size(path)
 
     def modified_ns(self, path: str) -> int:
+        file = self._new.get(path)
+        if file is not None and file.modified_ns:
+            return file.modified_ns
         self._see(path)
         return self.fs.modified_ns(path)
 
     def exists(self, path: str) -> bool:
-        self._see(path)
+        with self._lock:
+            if path in self._new or path in self._short:
+                return True
+            if path in self._gone:
+                return False
         return self.fs.exists(path)
 
     def list(self, path: str) -> list[str]:
-        self.flush()
+        self._see_within(path)
         return self.fs.list(path)
 
     def is_dir(self, path: str) -> bool:
@@ -278,39 +324,64 @@ class WriteBehind:
         self.fs.make_dir(path)
 
     def remove_dir(self, path: str) -> None:
-        self.flush()
+        self._see_within(path)
         self.fs.remove_dir(path)
 
     def hold_dir(self, path: str) -> None:
         self.fs.hold_dir(path)
 
     def sync_file(self, path: str) -> None:
-        self._see(path)
+        self._be_ready_to_sync(path)
+        self._early.pop(path, None)  # its next name is for what was synced
         self.fs.sync_file(path)
 
     def sync_data(self, path: str) -> None:
-        self._see(path)
+        self._be_ready_to_sync(path)
+        self._early.pop(path, None)
         self.fs.sync_data(path)
 
     def sync_dir(self, path: str) -> None:
-        self.flush()
+        self._be_ready_to_sync()
         self.fs.sync_dir(path)
 
     def sync_all(self) -> None:
-        self.flush()
+        """Raises RetryLater where there is no room for what is pending, as all syncs do: nothing has failed then."""
+        self._be_ready_to_sync()
         self.fs.sync_all()
 
-    def free_bytes(self) -> int:
-        return self.fs.free_bytes()
+    def room(self) -> Room:
+        return self.fs.room()
 
     def close(self) -> None:
         """What is pending stays undone: the journal has it."""
         self.fs.close()
 
+    def _be_ready_to_sync(self, path: str = "") -> None:
+        try:
+            if path:
+                self._see(path)
+            else:
+                self.flush()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            raise RetryLater(f"no room for what the directories lack ({error.strerror}): free some") from error
+
+    def _see_within(self, directory: str) -> None:
+        """The directory behind holds what this one says."""
+        with self._lock:
+            pending = [*self._new, *self._short, *self._gone]
+        if any(path.rpartition("/")[0] == directory for path in pending):
+            self.flush()
+
     def _see(self, path: str) -> None:
         """The file behind is as this one says."""
         if path in self._new or path in self._short or path in self._gone:
             self.flush()
+
+
+def _give_up(error: OSError, call: Callable[[str], None], path: str) -> None:
+    raise error
 
 
 class Flusher:

@@ -1,0 +1,164 @@
+"""Room that is kept on the disk for the calls that must not fail for want of it, and given up piece by piece.
+
+A piece is a file of the reserve's directory: some bytes and an inode. A call that finds no room removes one and is
+tried again, as long as there are pieces. What is in them is never read. One that a crash left short is made again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from xaqueue.storage.fs import FileSystem
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors against which a piece helps."""
+PIECES = 16
+PIECE_BYTES = 64 * 1024
+PAGE_BYTES = 4096
+SHARE = 16
+"""The reserve takes this part of a small file system, at most."""
+
+
+class Reserve:
+    """The pieces, in a directory of their own. Safe for several threads."""
+
+    def __init__(self, fs: FileSystem, directory: str = "reserve") -> None:
+        """``fs``: a port that keeps no descriptors, since pieces are never synced."""
+        self._fs = fs
+        self._directory = directory
+        self._making = threading.Lock()
+        room = fs.room()
+        share = min(PIECES * PIECE_BYTES, room.total_bytes // SHARE)
+        self.piece_bytes = max(share // PIECES // PAGE_BYTES, 1) * PAGE_BYTES
+        inodes = room.total_inodes // SHARE if room.total_inodes else PIECES
+        self.pieces = min(PIECES, share // self.piece_bytes, inodes)
+        """How many there are to be."""
+        self.used: Callable[[], None] = lambda: None
+        """Called when a piece was given up."""
+        self._names = self._found()
+
+    def _found(self) -> list[str]:
+        """What an earlier owner left."""
+        if not self._fs.is_dir(self._directory):
+            return []
+        wanted = {self._name(number) for number in range(1, self.pieces + 1)}
+        sizes = {name: self._fs.size(self._path(name)) for name in self._fs.list(self._directory) if name in wanted}
+        return [name for name, size in sizes.items() if size == self.piece_bytes]
+
+    @property
+    def missing(self) -> int:
+        """How many pieces were given up and not made again."""
+        return self.pieces - len(self._names)
+
+    def make(self) -> None:
+        """Makes the pieces that are missing. Raises OSError, one of ``FULL`` without room; what was made stays."""
+        with self._making:
+            if not self._fs.is_dir(self._directory):
+                self._fs.make_dir(self._directory)
+            content = os.urandom(self.piece_bytes)  # where zeros are compressed they take no room
+            for number in range(1, self.pieces + 1):
+                name = self._name(number)
+                if name not in self._names:
+                    with suppress(FileNotFoundError):
+                        self._fs.unlink(self._path(name))  # one that was cut short
+                    self._fs.create(self._path(name), [content])
+                    self._names.append(name)
+
+    def give_up(self) -> bool:
+        """Removes a piece, for a call that found no room; False when there is none left."""
+        while self._names:
+            with suppress(IndexError, OSError):  # another thread was faster, or somebody removed it
+                self._fs.unlink(self._path(self._names.pop()))
+                self.used()
+                return True
+        return False
+
+    def again(self, error: OSError, call: Callable[..., None], *arguments: object) -> None:
+        """Does a call that failed with this error again, as long as pieces can be given up for it. Raises its last."""
+        while error.errno in FULL and self.give_up():
+            try:
+                call(*arguments)
+            except OSError as other:
+                error = other
+            else:
+                return
+        raise error
+
+    def _path(self, name: str) -> str:
+        return f"{self._directory}/{name}"
+
+    @staticmethod
+    def _name(number: int) -> str:
+        return f"{number:02d}"
+
+
+class ReservingFileSystem:
+    """The port over another one: names and writes in place find room as long as the reserve has some. Where files are
+    copied on write, even what is overwritten needs it.
+
+    New files do not, but for a recovery: whoever must have one calls ``Reserve.again``.
+    """
+
+    def __init__(self, fs: FileSystem, reserve: Reserve) -> None:
+        self._fs = fs
+        self.reserve = reserve
+        self.recovering = True
+        """What is made now was promised before a crash."""
+        self.read = fs.read
+        self.size = fs.size
+        self.modified_ns = fs.modified_ns
+        self.set_modified_ns = fs.set_modified_ns
+        self.remove_dir = fs.remove_dir
+        self.list = fs.list
+        self.is_dir = fs.is_dir
+        self.exists = fs.exists
+        self.hold_dir = fs.hold_dir
+        self.sync_file = fs.sync_file
+        self.sync_data = fs.sync_data
+        self.sync_dir = fs.sync_dir
+        self.sync_all = fs.sync_all
+        self.room = fs.room
+        self.close = fs.close
+
+    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+        try:
+            self._fs.create(path, chunks)
+        except OSError as error:
+            if not self.recovering or _is_long(chunks):
+                raise
+            self.reserve.again(error, self._fs.create, path, chunks)
+
+    def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        try:
+            self._fs.write_at(path, offset, chunks)
+        except OSError as error:
+            if _is_long(chunks):
+                raise
+            self.reserve.again(error, self._fs.write_at, path, offset, chunks)
+
+    def rename(self, source: str, target: str) -> None:
+        try:
+            self._fs.rename(source, target)
+        except OSError as error:
+            self.reserve.again(error, self._fs.rename, source, target)
+
+    def unlink(self, path: str) -> None:
+        try:
+            self._fs.unlink(path)
+        except OSError as error:
+            self.reserve.again(error, self._fs.unlink, path)
+
+    def make_dir(self, path: str) -> None:
+        try:
+            self._fs.make_dir(path)
+        except OSError as error:
+            self.reserve.again(error, self._fs.make_dir, path)
+
+
+def _is_long(chunks: Sequence[bytes]) -> bool:
+    """Whether it is a journal that grows, which it need not, or a large body."""
+    return sum(map(len, chunks)) > PIECE_BYTES
