@@ -78,16 +78,23 @@ class FaultyFileSystem(DirectoryFileSystem):
 class BareSpace:
     """An open space, and connections to it. ``crash`` forgets it as a killed process would."""
 
-    def __init__(self, root: Path, sync: str = "NONE", now_us: Callable[[], int] = wall_clock) -> None:
+    def __init__(
+        self,
+        root: Path,
+        sync: str = "NONE",
+        now_us: Callable[[], int] = wall_clock,
+        definitions: Definitions = ANY_QUEUE,
+    ) -> None:
         attach.create(root, any_queue=True)
         self.root = root
         self.fs = FaultyFileSystem(root)
         self.sync = sync
         self.now_us = now_us
+        self.definitions = definitions
         self.space = self._open()
 
     def _open(self) -> Space:
-        return Space(self.fs, ANY_QUEUE, hardening=Hardening.parse(self.sync), now_us=self.now_us)
+        return Space(self.fs, self.definitions, hardening=Hardening.parse(self.sync), now_us=self.now_us)
 
     def connect(self) -> Connection:
         return Connection(Session(self.space), lambda: os.urandom(16))
@@ -155,9 +162,14 @@ class BareSpace:
 
 
 @contextmanager
-def bare_space(root: Path, sync: str = "NONE", now_us: Callable[[], int] = wall_clock) -> Iterator[BareSpace]:
+def bare_space(
+    root: Path,
+    sync: str = "NONE",
+    now_us: Callable[[], int] = wall_clock,
+    definitions: Definitions = ANY_QUEUE,
+) -> Iterator[BareSpace]:
     """A new or existing space, whose descriptors are closed in the end."""
-    bare = BareSpace(root, sync, now_us)
+    bare = BareSpace(root, sync, now_us, definitions)
     try:
         yield bare
     finally:

@@ -1,6 +1,6 @@
 """A barrier that leaves out one kind of sync, and names every kind that it was asked for.
 
-A kind is who asks, and for what: ``prepare: target prepared``, ``harden_blocks: content block``.
+A kind is who asks, and for what: ``_Preparation: target prepared``, ``harden_content: content block``.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 import pytest
-from forgetful_fs import ForgetfulFileSystem
 
 from xaqueue.space import layout, space
-from xaqueue.storage.barrier import Barrier, Ticket
+from xaqueue.storage import barrier
+from xaqueue.storage.barrier import Barrier, Step, Touched
+from xaqueue.torture.forgetful import ForgetfulFileSystem
 
 
 class Carelessness:
@@ -38,6 +40,8 @@ def kind_of(path: str) -> str:
         return "range"
     if layout.parse_queue_directory(name) is not None:
         return "queue"
+    if directory == layout.JOURNAL:
+        return "archive" if ".archive" in name else "new segment" if name.endswith(".new") else "segment"
     if directory in (layout.ACTIVE, layout.PREPARED):
         return "first block" if name.endswith("." + layout.FIRST) else "block"
     return path or "root"
@@ -52,28 +56,46 @@ def careless(monkeypatch: pytest.MonkeyPatch, left_out: str = "") -> Iterator[Ca
         def harden_content(self, paths: Sequence[str]) -> None:
             super().harden_content(care.kept(sys._getframe(1).f_code.co_name, "content", paths))
 
-        def submit(
-            self,
-            *,
-            files: Iterable[str] = (),
-            targets: Iterable[str] = (),
-            sources: Iterable[str] = (),
-            publish: Callable[[], None] | None = None,
-        ) -> Ticket:
-            step = sys._getframe(1).f_code.co_name
-            return super().submit(
-                files=care.kept(step, "content", files),
-                targets=care.kept(step, "target", targets),
-                sources=care.kept(step, "source", sources),
-                publish=publish,
+        def _apply(self, step: Step) -> Touched | None:
+            change = super()._apply(step)
+            if change is None or step.record is not None:  # its record is its hardening
+                return change
+            asks = asker_of(step.apply)
+            return Touched(
+                dict.fromkeys(care.kept(asks, "content", change.files)),
+                dict.fromkeys(care.kept(asks, "target", change.targets)),
+                dict.fromkeys(care.kept(asks, "source", change.sources)),
             )
-
-    def sync_data(fs: ForgetfulFileSystem, path: str) -> None:
-        step = sys._getframe(1).f_code.co_name
-        if step != "_write_final_watermarks" or care.kept(step, "content", [path]):
-            fs.sync_file(path)
 
     with monkeypatch.context() as patch:
         patch.setattr(space, "Barrier", CarelessBarrier)
-        patch.setattr(ForgetfulFileSystem, "sync_data", sync_data)
+        for name, role in ROLES.items():
+            patch.setattr(ForgetfulFileSystem, name, _careless_sync(care, name, role))
         yield care
+
+
+ROLES = {"sync_data": "content", "sync_file": "content", "sync_dir": "names", "sync_all": "all"}
+WITHIN = frozenset({*ROLES, "sync", "_sync", "_overwrite", "_write_own", "_write_at"})
+"""Functions that sync for others, who are the ones that ask."""
+
+
+def _careless_sync(care: Carelessness, name: str, role: str) -> Callable[..., None]:
+    """Like the real call of the port, unless it is left out. What the barrier asks for it has accounted for itself."""
+    real = getattr(ForgetfulFileSystem, name)
+
+    def sync(fs: ForgetfulFileSystem, path: str = "") -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_name in WITHIN and frame.f_code.co_filename != barrier.__file__:
+            frame = frame.f_back
+        assert frame is not None
+        by_barrier = frame.f_code.co_filename == barrier.__file__
+        if by_barrier or care.kept(frame.f_code.co_name, role, [path]):
+            real(*(fs, path) if name != "sync_all" else (fs,))
+
+    return sync
+
+
+def asker_of(apply: Callable[[], Touched]) -> str:
+    """The function or class that a step's ``apply`` belongs to."""
+    owner = apply.__qualname__.partition(".<locals>")[0].removesuffix(".apply")
+    return owner.rpartition(".")[2]

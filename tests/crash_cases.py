@@ -2,21 +2,59 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
+from collections.abc import Iterator
 
+from crash_level import (
+    CHECKPOINTS,
+    CYCLING,
+    FILLING,
+    FLUSHED_BEFORE,
+    JOURNAL,
+    LAGGING,
+    MOVING,
+    NONE,
+    PREPARED_BEFORE,
+    STRICT,
+    SWITCHING,
+    Level,
+    level_of,
+)
 from crash_story import EMPTY, Act, End, Put, Story, Take, play
-from forgetful_fs import Tree
 
 from xaqueue.space import layout
 from xaqueue.space.layout import RANGE_SIZE, Watermark
-from xaqueue.storage.flags import DEFAULT, Hardening
+from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 TREES = 1 << 14 if FULL else 1 << 7
 """How many trees of one crash are looked at, at most; where there are fewer, all of them are."""
+EXTREMES = 0
+"""A limit under which no sample is drawn."""
 
-POWER_LOSS = [Hardening.parse(text) for text in ("FSYNC;DSYNC", "FDATASYNC;DSYNC")]
-KILL = [*POWER_LOSS, *(Hardening.parse(text) for text in ("FSYNC", "FDATASYNC", "DSYNC", "NONE"))]
+JOURNALS = [JOURNAL, LAGGING, SWITCHING, MOVING, FILLING, CYCLING, CHECKPOINTS, FLUSHED_BEFORE, PREPARED_BEFORE]
+POWER_LOSS = [level_of("FSYNC;DSYNC"), STRICT, *JOURNALS]
+KILL = [*POWER_LOSS, level_of("FSYNC"), level_of("FDATASYNC"), level_of("DSYNC"), NONE]
+
+
+def trees_of(fs: ForgetfulFileSystem, level: Level, limit: int = TREES, draw: int = 4) -> Iterator[Tree]:
+    """What a power loss may leave. With a journal nothing is synced for long, and so much may be left of it that only
+    two extremes and as many as are drawn are looked at, unless in full size.
+    """
+    if FULL or not level.hardening.journal:
+        yield from fs.trees_after_crash(limit)
+        return
+    dice, drawn = random.Random(fs.calls), list[Tree]()
+    for number, tree in enumerate(fs.trees_after_crash(EXTREMES)):
+        if number < 2:
+            yield tree
+        elif len(drawn) < draw:
+            drawn.append(tree)
+        elif (place := dice.randrange(number - 1)) < draw:
+            drawn[place] = tree
+    yield from drawn
 
 
 def act(end: End, *work: Put | Take) -> Act:
@@ -24,7 +62,7 @@ def act(end: End, *work: Put | Take) -> Act:
 
 
 def _told(story: Story) -> Tree:
-    return play(story, DEFAULT)[0].tree_after_kill()
+    return play(story, STRICT)[0].tree_after_kill()
 
 
 GIVEN = _told(
@@ -112,4 +150,30 @@ EDGES = {
     for second in COMMITS
 }
 
-STORIES = {**ONE_BRANCH, **SUCCESSORS, **BESIDE, **EDGES}
+
+def _lives() -> dict[str, Story]:
+    """Branches with one xid, one after the other, and then with one message id."""
+    works: dict[str, tuple[tuple[Put | Take, ...], tuple[Put | Take, ...]]] = {
+        "put, put": ((Put("a", 1),), (Put("a", 2),)),
+        "take, take": ((Take("a", 100),), (Take("a", 101),)),
+        "put, take": ((Put("a", 1),), (Take("a", 100),)),
+        "list, list": ((Put("a", 1), Take("a", 100)), (Put("b", 2), Take("a", 101), Put("b", 3))),
+    }
+    firsts = (End.TWO_PHASE, End.UNDONE, End.ONE_PHASE, End.ROLLBACK, End.FORGOTTEN_COMMIT, End.FORGOTTEN_ROLLBACK)
+    found = {}
+    for (name, (first, second)), end in itertools.product(works.items(), firsts):
+        for again in (End.TWO_PHASE, End.ONE_PHASE) if end in (End.TWO_PHASE, End.UNDONE) else (End.DECIDED_COMMIT,):
+            lives = Act(end, first), Act(again, second, life_of=0)
+            found[f"lives: {name}, {end.name.lower()}, {again.name.lower()}"] = Story(lives, GIVEN)
+    for first_end, last in itertools.product(
+        (End.ONE_PHASE, End.TWO_PHASE), (End.ONE_PHASE, End.TWO_PHASE, End.UNDONE)
+    ):
+        acts = act(first_end, Put("a", 1)), act(last, Take("a", 1)), act(first_end, Put("a", 1))
+        put_back = act(first_end, Put("b", 1), Take("a", 1)) if last is End.UNDONE else act(last, Put("a", 1))
+        found[f"id again: {first_end.name.lower()}, {last.name.lower()}"] = Story((*acts[:2], put_back), GIVEN)
+    return found
+
+
+LIVES = _lives()
+
+STORIES = {**ONE_BRANCH, **SUCCESSORS, **BESIDE, **EDGES, **LIVES}

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
+from crash_level import Level, open_space, ready
 from crash_story import (
     FRESH,
     SCAN,
@@ -21,16 +22,14 @@ from crash_story import (
     drained,
     look,
     message_id,
-    open_space,
     watermark,
     xid_of,
 )
-from forgetful_fs import Tree
 
 from xaqueue.space import layout
 from xaqueue.space.session import Session
 from xaqueue.space.space import Space
-from xaqueue.storage.flags import Hardening
+from xaqueue.torture.forgetful import Tree
 from xaqueue.xa import Flag
 
 
@@ -55,24 +54,24 @@ def matches(story: Story, record: Record, seen: Seen, start: Contents) -> list[d
     found = []
     for outcomes in itertools.product(*record.may_be):
         became = dict(enumerate(outcomes))
-        listed = {xid_of(i): what for i, what in became.items() if what not in (Became.DONE, Became.NOTHING)}
+        listed = {story.xid(i): what for i, what in became.items() if what not in (Became.DONE, Became.NOTHING)}
         if listed == seen.listed and expected(story, became, start) == seen.contents:
             found.append(became)
     return found
 
 
-def start_of(story: Story, hardening: Hardening) -> Contents:
-    space = open_space(story.start.open(), hardening)
+def start_of(story: Story, level: Level) -> Contents:
+    space = open_space(ready(story.start, level).open(), level)
     return look(space, Session(space)).contents
 
 
 class Jury:
-    """Holds trees to one story's records; the same tree under the same promises is judged once."""
+    """Holds trees to one story's records; the same tree under the same promises is judged once. Level: the jury's."""
 
-    def __init__(self, story: Story, hardening: Hardening) -> None:
+    def __init__(self, story: Story, level: Level) -> None:
         self.story = story
-        self.hardening = hardening
-        self.start = start_of(story, hardening)
+        self.level = level
+        self.start = start_of(story, level)
         self.judged: set[object] = set()
 
     def judge(self, tree: Tree, record: Record, *, tries_kept: bool = False) -> None:
@@ -82,7 +81,7 @@ class Jury:
             return
         self.judged.add(key)
         for verb in ("commit", "rollback"):
-            space = open_space(tree.open(), self.hardening)
+            space = open_space(tree.open(), self.level)
             became = self.recovered(space, record, tries_kept=tries_kept)
             self._settle(space, became, verb)
             self._go_on(space, record)
@@ -96,16 +95,21 @@ class Jury:
         found = matches(self.story, record, seen, self.start)
         assert found, f"seen {seen}, allowed {record.may_be}"
         for place, seq in seen.seqs.items():
-            assert record.seqs.get(place, seq) == seq, "a message keeps its number"
+            assert record.seqs.get(place, seq) == record.shown.get(place, seq) == seq, "a message keeps its number"
+            assert seq > record.before.get(place, 0), "an earlier life of its id is over"
             assert watermark(space.fs.read(layout.watermark_path(place[0]))).published >= seq
+        for place, seq in record.shown.items():
+            assert seen.seqs.get(place) == seq, "what a reader has seen stays"
         undone = [
             (work.queue, work.message)
             for position, outcome in found[0].items()
-            if outcome in (Became.NOTHING, Became.DECIDED_NOTHING)
             for work in self.story.acts[position].work
+            if outcome in (Became.NOTHING, Became.DECIDED_NOTHING) or (work.queue, work.message) in record.before
         ]
         for place, tries in seen.tries.items():
-            assert tries <= (1 + record.openings) * undone.count(place), "an opening counts a block that is back"
+            assert tries <= (1 + record.openings) * undone.count(place), (
+                "an opening counts a block that is back, if only by its id"
+            )
             assert tries >= record.undone.count(place) or not tries_kept
         return found[0]
 
@@ -123,9 +127,9 @@ class Jury:
         final = {i: decided if what is Became.IN_DOUBT else what for i, what in became.items()}
         for position, what in became.items():
             if what is Became.IN_DOUBT:
-                call(session, verb, xid_of(position))
+                call(session, verb, self.story.xid(position))
             elif what not in (Became.DONE, Became.NOTHING):
-                session.forget(xid_of(position))
+                session.forget(self.story.xid(position))
         assert session.recover(1000, SCAN) == []
         wanted = expected(self.story, final, self.start)
         assert look(space, session).contents == wanted
@@ -149,5 +153,5 @@ class Jury:
         session.commit(xid_of(-2), Flag.ONEPHASE)
         seqs = look(space, session).seqs
         for queue in self.story.queues:
-            used = [seq for (name, _), seq in record.seqs.items() if name == queue]
+            used = [seq for (name, _), seq in (*record.seqs.items(), *record.before.items()) if name == queue]
             assert seqs[queue, FRESH] > max(used, default=0)

@@ -11,20 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from forgetful_fs import Crashed, ForgetfulFileSystem, Tree
+from crash_level import NOON_US, STRICT, Level, follow, open_space, ready
 
 from xaqueue.branch import State
 from xaqueue.errors import ResourceFailed
 from xaqueue.message import MessageId
 from xaqueue.space import heuristic, layout
-from xaqueue.space.definitions import Definitions, QueueDefinition
 from xaqueue.space.session import Session
 from xaqueue.space.space import Space
-from xaqueue.storage.flags import Hardening
+from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
-NOON_US = 1_700_000_000_000_000
 SCAN = Flag.STARTRSCAN | Flag.ENDRSCAN
 EMPTY = Tree(dict.fromkeys(layout.DIRECTORIES))
 FRESH = 1 << 64
@@ -70,10 +68,11 @@ class Take:
 
 @dataclass(frozen=True)
 class Act:
-    """One branch: its work, and its end."""
+    """One branch: its work, and its end. ``life_of``: it has the xid of the act at this position, which is over."""
 
     end: End
     work: tuple[Put | Take, ...]
+    life_of: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,10 @@ class Story:
 
     acts: tuple[Act, ...]
     start: Tree = EMPTY
+
+    def xid(self, position: int) -> Xid:
+        life_of = self.acts[position].life_of
+        return xid_of(position if life_of is None else life_of)
 
     @property
     def queues(self) -> list[str]:
@@ -99,9 +102,13 @@ class Record:
     may_be: list[set[Became]] = field(default_factory=list)
     """For each act that began."""
     seqs: dict[tuple[str, int], int] = field(default_factory=dict)
-    """The numbers of all messages that were ever published."""
+    """The numbers of all messages that were ever published, each id's last."""
+    before: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The numbers of an id's earlier lives: it never has one of them, or one below, again."""
     undone: list[tuple[str, int]] = field(default_factory=list)
     """The messages whose taking was undone, acknowledged; each counts a try."""
+    shown: dict[tuple[str, int], int] = field(default_factory=dict)
+    """What a reader of the directories could see when the story ended, and nobody was taking: with its number."""
     openings: int = 1
     """How often the tree was opened after a crash."""
     first_call: int = 0
@@ -111,7 +118,8 @@ class Record:
         return replace(self)
 
     def key(self) -> object:
-        return tuple(map(frozenset, self.may_be)), tuple(self.seqs.items()), tuple(self.undone), self.openings
+        numbers = tuple(self.seqs.items()), tuple(self.before.items()), tuple(self.shown.items())
+        return tuple(map(frozenset, self.may_be)), numbers, tuple(self.undone), self.openings
 
 
 @dataclass(frozen=True)
@@ -136,34 +144,48 @@ def body_of(message: int) -> bytes:
     return b"body of %d" % message
 
 
-def open_space(fs: ForgetfulFileSystem, hardening: Hardening) -> Space:
-    definitions = Definitions(default=QueueDefinition())
-    return Space(fs, definitions, hardening=hardening, now_us=lambda: NOON_US)
-
-
-def play(story: Story, hardening: Hardening, crash_after: int | None = None) -> tuple[ForgetfulFileSystem, Record]:
+def play(story: Story, level: Level, crash_after: int | None = None) -> tuple[ForgetfulFileSystem, Record]:
     """Plays it until the crash, or to its end and a clean close."""
-    fs, record = story.start.open(crash_after), Record()
+    fs, record = ready(story.start, level).open(crash_after), Record()
     try:
-        space = open_space(fs, hardening)
+        space = open_space(fs, level)
         record.first_call = fs.calls
         record.seqs = look(space, Session(space)).seqs
         for position, act in enumerate(story.acts):
-            perform(space, record, position, act)
+            perform(space, record, story.xid(position), act, level)
         space.close()
     except (Crashed, ResourceFailed):
         if not fs.crashed:
             raise
+    taken = {(work.queue, work.message) for act in story.acts for work in act.work if isinstance(work, Take)}
+    record.shown = {place: seq for place, seq in shown(fs.tree_after_kill()).items() if place not in taken}
     return fs, record
 
 
-def perform(space: Space, record: Record, position: int, act: Act) -> None:
-    session, xid = Session(space), xid_of(position)
+def shown(tree: Tree) -> dict[tuple[str, int], int]:
+    """The messages that a reader sees: those that are there, at or below the watermark of their queue."""
+    found = {}
+    for path in tree.nodes:
+        place, parsed = layout.parse_message_path(path), layout.parse_message(path.rpartition("/")[2])
+        if place is not None and parsed is not None:
+            mark = layout.parse_watermark(tree.nodes.get(layout.watermark_path(place[0])) or b"")
+            if mark is not None and parsed[0] <= mark.published:
+                found[place[0], int.from_bytes(parsed[1], "big")] = parsed[0]
+    return found
+
+
+def perform(space: Space, record: Record, xid: Xid, act: Act, level: Level = STRICT) -> None:
+    """The next act of the record."""
+    session, position = Session(space), len(record.may_be)
     promised = Became.NOTHING
     record.may_be.append({promised})
+    for work in act.work:
+        if isinstance(work, Put) and (work.queue, work.message) in record.seqs:
+            record.before[work.queue, work.message] = record.seqs.pop((work.queue, work.message))
     session.start(xid)
     for work in act.work:
         do(session, work)
+    follow(space, level, "start")
     if act.end is End.ACTIVE:
         return
     session.end(xid)
@@ -174,10 +196,12 @@ def perform(space: Space, record: Record, position: int, act: Act) -> None:
         record.may_be[position] = {promised}
         if verb.endswith("rollback"):
             record.undone += [(work.queue, work.message) for work in act.work if isinstance(work, Take)]
+        follow(space, level, verb)
     seen = look(space, session)
     record.seqs.update(seen.seqs)
-    for (queue, _), seq in seen.seqs.items():
-        assert watermark(space.fs.read(layout.watermark_path(queue))).published >= seq
+    if space.lag is None or not space.lag.pending:
+        for (queue, _), seq in seen.seqs.items():
+            assert watermark(space.fs.read(layout.watermark_path(queue))).published >= seq
 
 
 def do(session: Session, work: Put | Take) -> None:
@@ -232,14 +256,14 @@ def look(space: Space, session: Session) -> Seen:
     return seen
 
 
-def crashes(story: Story, hardening: Hardening) -> Iterator[tuple[ForgetfulFileSystem, Record]]:
+def crashes(story: Story, level: Level) -> Iterator[tuple[ForgetfulFileSystem, Record]]:
     """The story cut off before each of its calls in turn; at last played to its end.
 
     A space that is there already is opened in peace: what an opening survives is for the tests of recovery.
     """
-    _, whole = play(story, hardening)
+    _, whole = play(story, level)
     for crash_after in itertools.count(whole.first_call if story.start.nodes else 0):
-        fs, record = play(story, hardening, crash_after)
+        fs, record = play(story, level, crash_after)
         ended = not fs.crashed
         yield fs, record
         if ended:

@@ -9,8 +9,11 @@ from xaqueue.errors import DamagedBlock
 from xaqueue.space import layout
 
 
-def scan(root: str | Path) -> list[str]:
-    """What is wrong, in words. A settled space has no branches, no decisions and nothing in quarantine."""
+def scan(root: str | Path, *, times: bool = True) -> list[str]:
+    """What is wrong, in words. A settled space has no branches, no decisions and nothing in quarantine.
+
+    times: whether commit times must rise, too.
+    """
     space = Path(root)
     wrong = [
         f"{directory} is not empty: {child.name}"
@@ -19,11 +22,11 @@ def scan(root: str | Path) -> list[str]:
     ]
     for directory in (space / layout.COMMITTED).iterdir():
         queue = layout.parse_queue_directory(directory.name)
-        wrong += _queue(directory, queue) if queue is not None else [f"{directory.name} is no queue"]
+        wrong += _queue(directory, queue, times) if queue is not None else [f"{directory.name} is no queue"]
     return wrong
 
 
-def _queue(directory: Path, queue: str) -> list[str]:
+def _queue(directory: Path, queue: str, rising: bool) -> list[str]:
     wrong: list[str] = []
     path = directory / ".watermark"
     data = path.read_bytes() if path.exists() else b""
@@ -44,7 +47,7 @@ def _queue(directory: Path, queue: str) -> list[str]:
     if any(seq > watermark.reserved for seq, _, _ in found):
         wrong.append(f"a message of {queue} is above the reserved number {watermark.reserved}")
     times = [when for _, _, when in found]
-    if times != sorted(times):
+    if rising and times != sorted(times):
         wrong.append(f"commit times in {queue} do not rise with the sequence")
     return wrong
 

@@ -174,23 +174,45 @@ def test_one_id_in_two_queues_is_noted(space: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "severity", "said"),
     [
-        (b"rubbish", "is no watermark"),
-        (layout.format_watermark(Watermark(9, 3)), "published 9 is above reserved 3"),
-        (layout.format_watermark(Watermark(1, 1)), "message 2 is above reserved 1"),
-        (None, "is missing"),
+        (b"rubbish", Severity.DAMAGE, "is no watermark"),
+        (bytes(40), Severity.DAMAGE, "is no watermark"),
+        (layout.format_watermark(Watermark(9, 3)), Severity.DAMAGE, "published 9 is above reserved 3"),
+        (layout.format_watermark(Watermark(1, 1)), Severity.LEFTOVER, "message 2 is above reserved 1"),
+        (b"", Severity.LEFTOVER, "is missing or empty"),
+        (None, Severity.LEFTOVER, "is missing or empty"),
     ],
 )
-def test_a_bad_watermark_is_found_and_repaired(space: Path, content: bytes | None, said: str) -> None:
+def test_a_bad_watermark_is_found_and_repaired(
+    space: Path, content: bytes | None, severity: Severity, said: str
+) -> None:
+    """Of a power loss in the middle of a commit the next open makes good; of nothing else."""
     path = space / layout.watermark_path("orders")
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    (finding,) = problems(space)
+    (finding,) = check(space)
+    assert finding.severity is severity
     assert said in finding.problem
     repair(space)
-    assert problems(space) == []
+    assert [finding for finding in check(space) if finding.severity is not Severity.NOTE] == []
+
+
+@pytest.mark.parametrize("content", [b"", None])
+def test_a_used_queue_without_a_watermark_is_damage(space: Path, content: bytes | None) -> None:
+    path = space / layout.watermark_path("orders")
+    path.write_bytes(layout.format_watermark(Watermark(4095, 4095)))
+    with xaqueue.connect(space) as connection:
+        connection.enqueue("orders", b"in the second range")
+        connection.commit()
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    (finding,) = problems(space)
+    assert "is missing or empty, and the queue was used" in finding.problem
+    repair(space)
+    assert found(space) == []
 
 
 def test_messages_that_nobody_published_are_leftovers(space: Path) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forgetful_fs import Crashed, ForgetfulFileSystem, Tree
 
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
+from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 START = Tree({"a": None, "b": None, "a/old": b"old!"})
 
@@ -46,6 +46,17 @@ def test_a_rename_leaves_a_file_in_one_place_or_both() -> None:
     assert worlds(fs) == {before, both, after}
     fs.sync_dir("b")
     assert worlds(fs) == {both, after}
+
+
+def test_a_file_that_takes_the_old_name_of_another_loses_nothing() -> None:
+    fs = START.open()
+    fs.rename("a/old", "b/new")
+    fs.create("a/old", [b"next"])
+    fs.unlink("a/old")
+    fs.create("b/third", [b"last"])
+    fs.rename("b/third", "a/old")
+    assert all(b"old!" in {content for _, content in left} for left in worlds(fs))
+    assert world(a_old=b"last", b_new=b"old!") in worlds(fs)
 
 
 def test_the_sync_of_the_source_alone_may_lose_a_file() -> None:
@@ -122,15 +133,17 @@ def perform(fs: FileSystem, dice: random.Random) -> object:
     """One call that the engine could make, and what it returned or raised."""
     files = ["a/x", "a/y", "b/x", "b/y", "b/c/x", "missing/x"]
     path, other, directory = dice.choice(files), dice.choice(files), dice.choice(["a", "b", "b/c", "missing"])
-    content = bytes(dice.randrange(256) for _ in range(dice.randrange(1, 20)))
+    content = dice.randbytes(dice.choice([1, 7, 19, 511, 1500, 9000]))
     calls: list[Callable[[], object]] = [
         lambda: fs.make_dir(directory),
         lambda: fs.remove_dir(directory),
         lambda: fs.sync_dir(directory),
         lambda: (sorted(fs.list(directory)), fs.exists(directory), fs.is_dir(directory)),
         lambda: fs.create(path, [content[:5], content[5:]]),
-        lambda: fs.write_at(path, dice.randrange(9), [content]),
+        lambda: fs.write_at(path, dice.choice([0, 5, 512, 4000]), [content[:5], content[5:]]),
         lambda: fs.sync_file(path),
+        lambda: fs.sync_data(path),
+        fs.sync_all,
         lambda: fs.rename(path, other),
         lambda: fs.unlink(path),
         lambda: (fs.read(path, dice.choice([None, 3])), fs.size(path), fs.is_dir(path)),

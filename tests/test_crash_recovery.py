@@ -1,6 +1,7 @@
 """Recovery may be cut off at any call and run again, and what it has told is true after the next crash too.
 
-The trees of the first crash are the extremes; so are those of the second, but with ``XAQUEUE_CRASH_FULL=1``.
+With a journal, what is cut off is a replay as well. The trees of the first crash are the extremes, or a few of them
+where there is a journal; so are those of the second, but with ``XAQUEUE_CRASH_FULL=1``.
 """
 
 from __future__ import annotations
@@ -9,21 +10,18 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from crash_cases import FULL, ONE_BRANCH, STORIES, TREES
+from crash_cases import EXTREMES, FULL, ONE_BRANCH, STORIES, TREES, trees_of
 from crash_jury import Jury
-from crash_story import Act, Became, End, Put, Record, Take, call, crashes, look, open_space, perform, play
-from forgetful_fs import Crashed, ForgetfulFileSystem
+from crash_level import CHECKPOINTS, JOURNAL, LAGGING, MOVING, NONE, STRICT, SWITCHING, Level, open_space
+from crash_story import Act, Became, End, Put, Record, Take, call, crashes, look, perform, play, shown, xid_of
 
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.session import Session
 from xaqueue.space.space import Space
-from xaqueue.storage.flags import DEFAULT, Hardening
+from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 
-NONE = Hardening.parse("NONE")
-EXTREMES = 0
-"""A limit under which no sample is drawn."""
 NESTED = TREES if FULL else EXTREMES
 HANDFUL = [
     "first: one_phase",
@@ -37,12 +35,18 @@ HANDFUL = [
     "take at the edge: two_phase",
     "put one_phase, take two_phase",
 ]
+JOURNALS = [LAGGING, JOURNAL, SWITCHING, MOVING, CHECKPOINTS]
+SOME = [name for name in ONE_BRANCH if name.startswith(("first in", "put and take:", "both at the edge:"))]
+CASES = [(name, STRICT) for name in STORIES] if FULL else [(name, STRICT) for name in HANDFUL]
+CASES += [(name, level) for level in JOURNALS for name in (STORIES if FULL else HANDFUL)]
+WIDE_CASES = [(name, STRICT) for name in (STORIES if FULL else ONE_BRANCH)]
+WIDE_CASES += [(name, level) for level in JOURNALS for name in (STORIES if FULL else SOME)]
 
 
-def opened(fs: ForgetfulFileSystem) -> Space | None:
+def opened(fs: ForgetfulFileSystem, level: Level) -> Space | None:
     """The space, recovered; None where the crash came before."""
     try:
-        return open_space(fs, DEFAULT)
+        return open_space(fs, level)
     except (Crashed, ResourceFailed):
         if not fs.crashed:
             raise
@@ -51,19 +55,19 @@ def opened(fs: ForgetfulFileSystem) -> Space | None:
 
 def judge_later(jury: Jury, fs: ForgetfulFileSystem, record: Record) -> bool:
     """Opens what is left, then the power goes, during recovery or right after it. Whether recovery came to its end."""
-    space = opened(fs)
+    space = opened(fs, jury.level)
     record.openings += 1
     promised = record if space is None else jury.pinned(space, record)
-    for tree in fs.trees_after_crash(NESTED):
+    for tree in trees_of(fs, jury.level, NESTED, draw=2):
         jury.judge(tree, promised)
     return space is not None
 
 
-@pytest.mark.parametrize("name", STORIES if FULL else HANDFUL)
-def test_recovery_is_cut_off_by_a_power_loss_and_run_again(name: str) -> None:
-    jury, known = Jury(STORIES[name], DEFAULT), set()
-    for fs, record in crashes(STORIES[name], DEFAULT):
-        for tree in fs.trees_after_crash(EXTREMES):
+@pytest.mark.parametrize(("name", "level"), CASES, ids=str)
+def test_recovery_is_cut_off_by_a_power_loss_and_run_again(name: str, level: Level) -> None:
+    jury, known = Jury(STORIES[name], level), set()
+    for fs, record in crashes(STORIES[name], level):
+        for tree in trees_of(fs, level, EXTREMES, draw=2):
             key = tree.key(), record.key()
             if key in known:
                 continue
@@ -73,15 +77,15 @@ def test_recovery_is_cut_off_by_a_power_loss_and_run_again(name: str) -> None:
                     break
 
 
-@pytest.mark.parametrize("name", STORIES if FULL else ONE_BRANCH)
-def test_the_power_goes_after_a_kill_while_nothing_is_synced_yet(name: str) -> None:
-    jury = Jury(STORIES[name], DEFAULT)
-    for killed, record in crashes(STORIES[name], DEFAULT):
+@pytest.mark.parametrize(("name", "level"), WIDE_CASES, ids=str)
+def test_the_power_goes_after_a_kill_while_nothing_is_synced_yet(name: str, level: Level) -> None:
+    jury = Jury(STORIES[name], level)
+    for killed, record in crashes(STORIES[name], level):
         calls = killed.calls
         killed.survive_kill()
         judge_later(jury, killed, record.copy())
         for more in itertools.count() if FULL or name in HANDFUL else ():
-            fs, record = play(STORIES[name], DEFAULT, calls)
+            fs, record = play(STORIES[name], level, calls)
             fs.survive_kill(crash_after=calls + more)
             if judge_later(jury, fs, record):
                 break
@@ -89,7 +93,7 @@ def test_the_power_goes_after_a_kill_while_nothing_is_synced_yet(name: str) -> N
 
 def go_on(jury: Jury, fs: ForgetfulFileSystem, record: Record, verb: str, end: End) -> None:
     """The next owner decides what is in doubt, takes all messages, puts new ones; after each the power may go."""
-    space = open_space(fs, DEFAULT)
+    space = open_space(fs, jury.level)
     record = jury.pinned(space, record)
     session = Session(space)
     for xid, became in look(space, session).listed.items():
@@ -102,24 +106,27 @@ def go_on(jury: Jury, fs: ForgetfulFileSystem, record: Record, verb: str, end: E
     acts = jury.story.acts[: len(record.may_be)]
     for act in (None, takes, puts):
         if act is not None and act.work:
-            perform(space, record, len(acts), act)
+            perform(space, record, xid_of(len(acts)), act, jury.level)
             acts = (*acts, act)
-        longer = Jury(replace(jury.story, acts=acts), DEFAULT)
-        for tree in fs.trees_after_crash(NESTED):
+            left = look(space, session).contents
+            record.shown = {place: seq for place, seq in shown(fs.tree_after_kill()).items() if place in left}
+        longer = Jury(replace(jury.story, acts=acts), jury.level)
+        for tree in trees_of(fs, jury.level, NESTED):
             longer.judge(tree, record)
 
 
 @pytest.mark.parametrize(("verb", "end"), [("commit", End.ONE_PHASE), ("rollback", End.TWO_PHASE)])
-@pytest.mark.parametrize("name", STORIES if FULL else ONE_BRANCH)
-def test_the_next_owner_goes_on_before_the_power_goes(name: str, verb: str, end: End) -> None:
-    jury = Jury(STORIES[name], DEFAULT)
-    for killed, record in crashes(STORIES[name], DEFAULT):
+@pytest.mark.parametrize(("name", "level"), WIDE_CASES, ids=str)
+def test_the_next_owner_goes_on_before_the_power_goes(name: str, level: Level, verb: str, end: End) -> None:
+    jury = Jury(STORIES[name], level)
+    for killed, record in crashes(STORIES[name], level):
         killed.survive_kill()
         go_on(jury, killed, record, verb, end)
 
 
+@pytest.mark.parametrize("level", [STRICT, JOURNAL, MOVING], ids=str)
 @pytest.mark.parametrize("verb", ["commit", "rollback"])
 @pytest.mark.parametrize("name", [name for name in ONE_BRANCH if name.endswith(": prepared")])
-def test_what_was_prepared_at_a_lower_level_is_committed_at_this_one(name: str, verb: str) -> None:
+def test_what_was_prepared_at_a_lower_level_is_committed_at_this_one(name: str, verb: str, level: Level) -> None:
     fs, record = play(STORIES[name], NONE)
-    go_on(Jury(STORIES[name], DEFAULT), fs, record, verb, End.ONE_PHASE)
+    go_on(Jury(STORIES[name], level), fs, record, verb, End.ONE_PHASE)

@@ -1,36 +1,37 @@
 """A crash at every call of every step: what was acknowledged is there, what was not is whole or gone.
 
-``XAQUEUE_CRASH_FULL=1`` looks at up to 16,384 trees a crash instead of 128.
+``XAQUEUE_CRASH_FULL=1`` looks at up to 16,384 trees a crash instead of 128, or of a few where there is a journal.
 """
 
 from __future__ import annotations
 
 import pytest
-from crash_cases import FULL, KILL, ONE_BRANCH, POWER_LOSS, STORIES, TREES
+from crash_cases import EXTREMES, FULL, KILL, ONE_BRANCH, POWER_LOSS, STORIES, TREES, trees_of
 from crash_jury import Jury
-from crash_story import FRESH, Became, call, crashes, drained, look, message_id, open_space, xid_of
+from crash_level import JOURNAL, STRICT, Level, open_space
+from crash_story import FRESH, Became, call, crashes, drained, look, message_id, xid_of
 
 from xaqueue.space.session import Session
-from xaqueue.storage.flags import DEFAULT, Hardening
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 
 
-def campaign(levels: list[Hardening]) -> list[tuple[str, Hardening]]:
-    """Every story at the default level, those of one branch at every other; the full size is all at all."""
-    return [(name, level) for level in levels for name in (STORIES if FULL or level == DEFAULT else ONE_BRANCH)]
+def campaign(levels: list[Level]) -> list[tuple[str, Level]]:
+    """Every story at two levels, those of one branch at every other; the full size is all at all."""
+    whole = (STRICT, JOURNAL)
+    return [(name, level) for level in levels for name in (STORIES if FULL or level in whole else ONE_BRANCH)]
 
 
 @pytest.mark.parametrize(("name", "level"), campaign(POWER_LOSS), ids=str)
-def test_power_loss(name: str, level: Hardening) -> None:
+def test_power_loss(name: str, level: Level) -> None:
     jury = Jury(STORIES[name], level)
     for fs, record in crashes(STORIES[name], level):
-        for tree in fs.trees_after_crash(TREES if FULL or level == DEFAULT else 0):
+        for tree in trees_of(fs, level, TREES if FULL or level == STRICT else EXTREMES):
             jury.judge(tree, record)
 
 
 @pytest.mark.parametrize(("name", "level"), campaign(KILL), ids=str)
-def test_a_killed_process_keeps_every_promise_at_every_level(name: str, level: Hardening) -> None:
+def test_a_killed_process_keeps_every_promise_at_every_level(name: str, level: Level) -> None:
     jury = Jury(STORIES[name], level)
     for fs, record in crashes(STORIES[name], level):
         jury.judge(fs.tree_after_kill(), record, tries_kept=True)
@@ -42,7 +43,7 @@ SIMPLE = [name for name in ONE_BRANCH if name.startswith(("first:", "put:", "tak
 
 @pytest.mark.parametrize("level", LOWER, ids=str)
 @pytest.mark.parametrize("name", SIMPLE)
-def test_below_its_level_a_power_loss_leaves_a_space_that_serves(name: str, level: Hardening) -> None:
+def test_below_its_level_a_power_loss_leaves_a_space_that_serves(name: str, level: Level) -> None:
     """No promise holds then; but it opens, rolls back what is in doubt, and takes and gives messages."""
     for fs, _ in crashes(STORIES[name], level):
         for tree in fs.trees_after_crash(0):

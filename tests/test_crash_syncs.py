@@ -9,57 +9,57 @@ from collections.abc import Callable
 
 import pytest
 from careless_barrier import careless
-from crash_cases import FULL, ONE_BRANCH, STORIES, TREES
+from crash_cases import EXTREMES, FULL, ONE_BRANCH, STORIES, TREES
 from crash_jury import Jury
-from crash_story import End, crashes, open_space, play
-from test_crash_recovery import EXTREMES, NONE, go_on, judge_later
+from crash_level import NONE, STRICT, open_space
+from crash_story import End, crashes, play
+from test_crash_recovery import go_on, judge_later
 
 from xaqueue.space.session import Session
-from xaqueue.storage.flags import DEFAULT
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 
 
 def power_loss(name: str) -> None:
     """The power goes at any call."""
-    jury = Jury(STORIES[name], DEFAULT)
-    for fs, record in crashes(STORIES[name], DEFAULT):
+    jury = Jury(STORIES[name], STRICT)
+    for fs, record in crashes(STORIES[name], STRICT):
         for tree in fs.trees_after_crash(TREES if FULL else EXTREMES):
             jury.judge(tree, record)
 
 
 def kill_then_power_loss(name: str) -> None:
     """The process is killed at any call, the next one recovers, and the power goes."""
-    jury = Jury(STORIES[name], DEFAULT)
-    for fs, record in crashes(STORIES[name], DEFAULT):
+    jury = Jury(STORIES[name], STRICT)
+    for fs, record in crashes(STORIES[name], STRICT):
         fs.survive_kill()
         judge_later(jury, fs, record)
 
 
 def next_owner(name: str) -> None:
     """The process is killed at any call, the next one recovers and goes on, and the power goes."""
-    for fs, record in crashes(STORIES[name], DEFAULT):
+    for fs, record in crashes(STORIES[name], STRICT):
         fs.survive_kill()
-        go_on(Jury(STORIES[name], DEFAULT), fs, record, "commit", End.ONE_PHASE)
+        go_on(Jury(STORIES[name], STRICT), fs, record, "commit", End.ONE_PHASE)
 
 
 def raised_level(name: str) -> None:
     """The next owner has a higher level than the one that prepared."""
     fs, record = play(STORIES[name], NONE)
-    go_on(Jury(STORIES[name], DEFAULT), fs, record, "commit", End.ONE_PHASE)
+    go_on(Jury(STORIES[name], STRICT), fs, record, "commit", End.ONE_PHASE)
 
 
 NOTICED: dict[str, tuple[Callable[[str], None], str]] = {
-    "harden_blocks: content block": (power_loss, "put: prepared"),
-    "harden_blocks: content first block": (power_loss, "puts in new queues: prepared"),
-    "prepare: target prepared": (power_loss, "put: prepared"),
-    "commit_one_phase: target active": (power_loss, "puts in new queues: one_phase"),
+    "harden_content: content block": (power_loss, "put: prepared"),
+    "harden_content: content first block": (power_loss, "puts in new queues: prepared"),
+    "_Preparation: target prepared": (power_loss, "put: prepared"),
+    "harden_names: target active": (power_loss, "puts in new queues: one_phase"),
     "commit: target prepared": (power_loss, "puts in new queues: two_phase"),
-    "complete: content watermark": (power_loss, "put one_phase, take one_phase"),
-    "complete: target committed": (power_loss, "first: one_phase"),
-    "complete: target queue": (power_loss, "first: one_phase"),
-    "complete: target range": (power_loss, "put: one_phase"),
-    "complete: source prepared": (power_loss, "put two_phase, take one_phase"),
+    "_Completion: content watermark": (power_loss, "put one_phase, take one_phase"),
+    "_Completion: target committed": (power_loss, "first: one_phase"),
+    "_Completion: target queue": (power_loss, "first: one_phase"),
+    "_Completion: target range": (power_loss, "put: one_phase"),
+    "_Completion: source prepared": (power_loss, "put two_phase, take one_phase"),
     "rollback: source prepared": (power_loss, "put: undone"),
     "count: content block": (power_loss, "take: undone"),
     "_record: content first block": (power_loss, "put: decided_commit"),
@@ -80,9 +80,9 @@ NOTICED: dict[str, tuple[Callable[[str], None], str]] = {
 PRESUMED = "a block that is back in active/ is rolled back at start, whatever became of its branch"
 
 REDUNDANT = {
-    "prepare: source active": f"the flag promises both directories of every move; {PRESUMED}",
+    "_Preparation: source active": f"the flag promises both directories of every move; {PRESUMED}",
     "commit: source active": f"the flag promises both directories of every move; {PRESUMED}",
-    "complete: source active": f"the flag promises both directories of every move; {PRESUMED}",
+    "_Completion: source active": f"the flag promises both directories of every move; {PRESUMED}",
     "_sync_directories: target active": f"a try that recovery counted is not counted again; {PRESUMED}",
     "_sync_directories: target quarantine": "for damaged files: no crash leaves one",
     "resolve_damage: target quarantine": "for damaged files: no crash leaves one",
@@ -100,9 +100,9 @@ SAMPLE += ["put two_phase, take one_phase"]
 def test_every_kind_of_sync_is_in_one_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     with careless(monkeypatch) as care:
         for name in ONE_BRANCH:
-            for fs, _ in crashes(STORIES[name], DEFAULT):
+            for fs, _ in crashes(STORIES[name], STRICT):
                 fs.survive_kill()
-                Session(open_space(fs, DEFAULT)).close()
+                Session(open_space(fs, STRICT)).close()
     assert care.asked == NOTICED.keys() | REDUNDANT.keys()
 
 

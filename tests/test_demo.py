@@ -20,14 +20,13 @@ from xaqueue.demo.child import Child
 from xaqueue.demo.decisions import COMMIT, ROLLBACK, DecisionLog, committed
 from xaqueue.demo.indoubt import BY, commit, show
 from xaqueue.demo.kills import KILLS, Job, Sight, enqueue_under_fire
-from xaqueue.demo.producer import QUEUE, Resolved, batch_of, enqueue, main, xid_of
+from xaqueue.demo.producer import LEVEL, QUEUE, Resolved, batch_of, enqueue, main, xid_of
 from xaqueue.demo.progress import Progress
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.space.attach import attach, create
 from xaqueue.space.heuristic import decide
 from xaqueue.space.inspect import in_doubt
 from xaqueue.space.reader import QueueReader
-from xaqueue.storage.flags import DEFAULT
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def check_complete(job: Job) -> None:
 
 def leave_in_doubt(job: Job, batch: int, *, decided: bool) -> None:
     """What a producer leaves that was killed after prepare: before its decision, or after it."""
-    with xaqueue.connect(job.space, sync=str(DEFAULT)) as connection:
+    with xaqueue.connect(job.space, sync=str(LEVEL)) as connection:
         connection.tpc_begin(xid_of(batch))
         for number, row in list(enumerate(records.rows(FLIGHTS)))[batch * SIZE :][:SIZE]:
             connection.enqueue(QUEUE, records.body(row), correlation_id=str(number))
@@ -140,7 +139,7 @@ def test_an_operators_decision_is_taken_over_and_forgotten(
 
 
 def test_branches_of_others_are_left_alone(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    with xaqueue.connect(job.space, sync=str(DEFAULT)) as connection:
+    with xaqueue.connect(job.space, sync=str(LEVEL)) as connection:
         connection.tpc_begin(Xid(1, b"flights-000002", b"elsewhere"))
         connection.enqueue(QUEUE, b"theirs")
         connection.tpc_prepare()
@@ -156,7 +155,7 @@ def test_a_batch_is_decided_between_its_two_phases(job: Job) -> None:
             assert [branch.state for branch in in_doubt(job.space)] == ["in doubt"]
             super().record(batch, outcome)
 
-    with Told(job.decisions) as log, xaqueue.connect(job.space, sync=str(DEFAULT)) as connection:
+    with Told(job.decisions) as log, xaqueue.connect(job.space, sync=str(LEVEL)) as connection:
         enqueue(connection, log, 0, 0, list(records.rows(SIZE)))
     assert len(messages(job)) == SIZE
     assert committed(job.decisions) == {0}

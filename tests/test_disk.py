@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bare_space import DURABLE, BareSpace
+from bare_space import ANY_QUEUE, DURABLE, BareSpace
+from disks import exhaust_inodes, fill, free, mounted, run, run_in_namespace
 from space_scan import scan
 
 import xaqueue
@@ -23,47 +21,7 @@ from xaqueue.errors import DiskFull, ResourceFailed, RetryLater, RolledBack, Spa
 from xaqueue.space import attach, heuristic
 from xaqueue.xid import Xid
 
-INSIDE = "XAQUEUE_TEST_NAMESPACE"
-PAGE = 4096
-
-
-# A small disk
-
-
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-@contextmanager
-def mounted(place: Path, *options: str) -> Iterator[bool]:
-    """Mounts at ``place`` for the block; False where that is not permitted."""
-    place.mkdir(exist_ok=True)
-    done = shutil.which("mount") is not None and run("mount", *options, str(place)).returncode == 0
-    try:
-        yield done
-    finally:
-        if done:
-            run("umount", "-l", str(place))
-
-
-def run_in_namespace(request: pytest.FixtureRequest) -> None:
-    """Without the right to mount: this one test again, in a namespace of its own, where that is permitted."""
-    if os.environ.get(INSIDE) or run("unshare", "-Urm", "true").returncode:
-        pytest.skip("mounting is not permitted here, and namespaces are not either")
-    pytest_options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]
-    command = ["unshare", "-Urm", sys.executable, "-m", "pytest", *pytest_options, request.node.nodeid]
-    ran = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=request.config.rootpath,
-        env={**os.environ, INSIDE: "1"},
-    )
-    assert ran.returncode == 0, ran.stdout
-    pytest.skip("passed in a mount namespace of its own")
-
-
+NO_LIMITS = replace(ANY_QUEUE, min_free_bytes=0, min_free_inodes=0)
 Disk = Callable[..., BareSpace]
 
 
@@ -76,38 +34,12 @@ def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
         opened: list[BareSpace] = []
 
         def make() -> BareSpace:
-            opened.append(BareSpace(tmp_path / "disk" / "space", DURABLE))
+            opened.append(BareSpace(tmp_path / "disk" / "space", DURABLE, definitions=NO_LIMITS))
             return opened[-1]
 
         yield make
         for bare in opened:
             bare.crash()
-
-
-def fill(root: Path) -> Path:
-    """Takes every page that is left."""
-    path = root.with_name("filler")
-    with path.open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(b"f" * PAGE):
-            pass
-    return path
-
-
-def exhaust_inodes(root: Path) -> Path:
-    """Takes every inode that is left."""
-    directory = root.with_name("fillers")
-    directory.mkdir()
-    with suppress(OSError):
-        for number in range(1000):
-            (directory / str(number)).touch()
-    return directory
-
-
-def free(filler: Path) -> None:
-    if filler.is_dir():
-        shutil.rmtree(filler)
-    else:
-        filler.unlink()
 
 
 fillers = pytest.mark.parametrize("take_all", [fill, exhaust_inodes], ids=["no pages", "no inodes"])
@@ -122,7 +54,7 @@ def test_a_message_that_does_not_fit_is_told_with_figures_and_leaves_nothing(dis
             connection.enqueue("orders", b"L" * 900_000)
         assert full.value.code is xaqueue.Code.XA_RBOTHER
         assert len(list((bare.root / "active").iterdir())) == 1
-        assert bare.fs.free_bytes() > 300_000
+        assert bare.fs.room().free_bytes > 300_000
         with pytest.raises(DiskFull):
             connection.enqueue("orders", b"it would fit")
         with pytest.raises(RolledBack):

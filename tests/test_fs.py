@@ -225,8 +225,10 @@ def test_times_are_kept_to_the_microsecond(fs: DirectoryFileSystem) -> None:
     assert fs.modified_ns("file") == 1_700_000_000_123_456_000
 
 
-def test_free_bytes_are_those_that_a_user_may_use(fs: DirectoryFileSystem) -> None:
-    assert 0 < fs.free_bytes() < 2**63
+def test_the_room_is_what_a_user_may_use(fs: DirectoryFileSystem) -> None:
+    room = fs.room()
+    assert 0 < room.free_bytes <= room.total_bytes < 2**63
+    assert 0 <= room.free_inodes <= room.total_inodes < 2**63
 
 
 # syncs and descriptors

@@ -11,6 +11,7 @@ from bare_space import DURABLE, BareSpace, bare_space
 
 from xaqueue.errors import Error, ProtocolError, ResourceFailed, RolledBack
 from xaqueue.space.session import Session
+from xaqueue.storage.barrier import Step, Touched
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
@@ -27,20 +28,16 @@ def bare(tmp_path: Path) -> Iterator[BareSpace]:
 
 
 class InterruptedLock:
-    """A lock whose next ``acquire`` ends in a Ctrl-C."""
+    """A lock that ends in a Ctrl-C the next time that it is entered."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
         self._armed = True
-        self.release = lock.release
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+    def __enter__(self) -> bool:
         if self._armed:
             self._armed = False
             raise KeyboardInterrupt
-        return self._lock.acquire(blocking, timeout)
-
-    def __enter__(self) -> bool:
         return self._lock.__enter__()
 
     def __exit__(self, *error: object) -> None:
@@ -155,34 +152,42 @@ def test_a_fence_ends_a_waiting_dequeue(bare: BareSpace, monkeypatch: pytest.Mon
     assert [type(error) for error in told] == [ResourceFailed]
 
 
-def test_an_interruption_before_the_lock_leaves_the_gate_open(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_before_a_step_has_gathered_is_no_step(
+    bare: BareSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barrier = bare.space.barrier
     with monkeypatch.context() as patch:
-        patch.setattr(bare.space, "lock", InterruptedLock(bare.space.lock))
-        with pytest.raises(KeyboardInterrupt), bare.space.step():
-            raise AssertionError("not interrupted")
+        patch.setattr(barrier, "_mutex", InterruptedLock(barrier._mutex))
+        with pytest.raises(KeyboardInterrupt):
+            barrier.perform(lambda: pytest.fail("it is applied"))
     assert ends(lambda: bare.put("q", b"1")) == []
     assert bare.take("q") == [b"1"]
 
 
-def test_an_interruption_at_the_gate_is_no_step_on_its_way(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_in_a_step_fences_and_leaves_no_lock_held(
+    bare: BareSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     barrier = bare.space.barrier
     with monkeypatch.context() as patch:
-        patch.setattr(barrier, "_gate", InterruptedLock(barrier._gate))
-        with pytest.raises(KeyboardInterrupt):
-            barrier.enter()
-    assert barrier._coming == 0
+        patch.setattr(barrier, "_lock", InterruptedLock(bare.space.lock))
+        with pytest.raises(ResourceFailed, match="KeyboardInterrupt"):
+            barrier.perform(lambda: pytest.fail("it is applied"))
+    told = ends(lambda: bare.put("q", b"1"))
+    assert [type(error) for error in told] == [ResourceFailed]
+    assert not bare.space.lock.locked()
 
 
 def test_an_interrupted_close_leaves_no_other_hanging(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    barrier = bare.space.barrier
     first, second = Session(bare.space), Session(bare.space)
     for session, xid in ((first, X), (second, Y)):
         session.start(xid)
         session.enqueue("q", b"1")
     with monkeypatch.context() as patch:
-        patch.setattr(bare.space, "lock", InterruptedLock(bare.space.lock))
+        patch.setattr(barrier, "_mutex", InterruptedLock(barrier._mutex))
         with pytest.raises(KeyboardInterrupt):
             first.close()
-    assert bare.space.barrier.failure is not None
+    assert barrier.failure is not None
     ends(lambda: Session(bare.space).end(X))
     ends(second.close)
 
@@ -190,14 +195,23 @@ def test_an_interrupted_close_leaves_no_other_hanging(bare: BareSpace, monkeypat
 def test_an_interrupted_leader_tells_those_who_wait_for_its_round(
     bare: BareSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    barrier = bare.space.barrier
+    barrier, sleep, sleeps = bare.space.barrier, Step.sleep, threading.Event()
 
-    def interrupt(*_: object) -> bool:
+    def noted_sleep(step: Step) -> None:
+        if not step.lead:
+            sleeps.set()
+        sleep(step)
+
+    def interrupt() -> Touched:
+        waiting.append(begun(lambda: barrier.perform(Touched)))
+        assert sleeps.wait(LIMIT_S)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(barrier._passed, "wait_for", interrupt)
-    led, other = barrier.submit(targets=("prepared",)), barrier.submit(targets=("prepared",))
-    with pytest.raises(KeyboardInterrupt):
-        barrier.wait(led)
-    for call in (lambda: barrier.wait(other), lambda: barrier.wait(barrier.submit(targets=("prepared",)))):
-        assert [type(error) for error in ends(call)] == [ResourceFailed]
+    waiting: list[tuple[threading.Thread, list[Error]]] = []
+    monkeypatch.setattr(Step, "sleep", noted_sleep)
+    with pytest.raises(ResourceFailed, match="KeyboardInterrupt"):
+        barrier.perform(interrupt)
+    ((thread, told),) = waiting
+    thread.join(LIMIT_S)
+    assert [type(error) for error in told] == [ResourceFailed]
+    assert [type(error) for error in ends(lambda: bare.put("q", b"2"))] == [ResourceFailed]

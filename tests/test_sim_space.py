@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import pytest
 from crash_cases import FULL
-from crash_story import EMPTY, Became, body_of, call, look, open_space
-from forgetful_fs import Crashed, ForgetfulFileSystem
+from crash_level import LAGGING, STRICT, Level, open_space, ready
+from crash_story import EMPTY, Became, body_of, call, look
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from xaqueue.errors import ResourceFailed
 from xaqueue.message import MessageId
 from xaqueue.space.session import Session
-from xaqueue.storage.flags import DEFAULT
+from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem
 from xaqueue.xid import Xid
 
 SEED_VARIABLE = "XAQUEUE_SIM_SEED"
@@ -82,16 +82,18 @@ class Model:
 class SpaceMachine(RuleBasedStateMachine):
     """Every branch has a session of its own."""
 
+    level: Level = STRICT
+
     def __init__(self) -> None:
         super().__init__()
         self.model = Model()
         self.number = 0
         self.seqs: dict[tuple[str, int], int] = {}
-        self._open(EMPTY.open())
+        self._open(ready(EMPTY, self.level).open())
 
     def _open(self, fs: ForgetfulFileSystem) -> None:
         self.fs = fs
-        self.space = open_space(fs, DEFAULT)
+        self.space = open_space(fs, self.level)
         self.sessions: dict[int, Session] = {}
         assert not self.space.report.quarantined
 
@@ -233,12 +235,37 @@ class SpaceMachine(RuleBasedStateMachine):
             self.seqs[place] = seq
 
 
+class JournalMachine(SpaceMachine):
+    """With a journal of small segments, whose directories follow when they are told to."""
+
+    level = LAGGING
+
+    @rule()
+    def flush(self) -> None:
+        assert self.space.lag is not None
+        self.space.lag.flush()
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.space.checkpoint()
+
+    @rule(calls=CALLS, dice=st.integers(0, 2**32), kill=st.booleans(), flushes=st.booleans())
+    def crash_in_the_background(self, calls: int, dice: int, kill: bool, flushes: bool) -> None:
+        self.fs.crash_after = self.fs.calls + calls
+        try:
+            (self.flush if flushes else self.checkpoint)()
+        except (Crashed, ResourceFailed):
+            assert self.fs.crashed
+        self._reopen([self.model.after_crash()], dice, kill)
+
+
 def xid_of(number: int) -> Xid:
     return Xid(2, b"branch%d" % number, b"")
 
 
 @pytest.mark.crash
-def test_any_order_of_verbs_and_crashes(quiet: None) -> None:
+@pytest.mark.parametrize("machine", [SpaceMachine, JournalMachine])
+def test_any_order_of_verbs_and_crashes(quiet: None, machine: type[SpaceMachine]) -> None:
     chosen = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().randrange(1 << 32))
     profile = settings(
         max_examples=20_000 if FULL else 600,
@@ -250,7 +277,7 @@ def test_any_order_of_verbs_and_crashes(quiet: None) -> None:
         suppress_health_check=list(HealthCheck),
     )
     try:
-        run_state_machine_as_test(seed(chosen)(SpaceMachine), settings=profile)
+        run_state_machine_as_test(seed(chosen)(machine), settings=profile)
     except BaseException as error:
         error.add_note(f"{SEED_VARIABLE}={chosen} replays this")
         raise

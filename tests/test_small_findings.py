@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from bare_space import DURABLE, BareSpace, FaultyFileSystem, bare_space
-from crash_story import EMPTY, message_id, open_space
+from crash_level import STRICT, open_space
+from crash_story import EMPTY, message_id
 
 from xaqueue.index import Entry, QueueIndex
 from xaqueue.message import MessageId, Properties
@@ -18,7 +19,6 @@ from xaqueue.space.reader import QueueReader
 from xaqueue.space.session import Session
 from xaqueue.space.space import Space
 from xaqueue.space.watch import DefinitionsWatch
-from xaqueue.storage.flags import Hardening
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -76,9 +76,8 @@ def test_a_given_id_used_again_syncs_the_end_of_its_earlier_life(
 
 
 def test_no_crash_loses_a_message_whose_given_id_was_used_before() -> None:
-    hardening = Hardening.parse(DURABLE)
     fs = EMPTY.open()
-    space = open_space(fs, hardening)
+    space = open_space(fs, STRICT)
     session = Session(space)
     put(session, "in", b"first", message_id(1))
     take_and_answer(session)
@@ -86,7 +85,7 @@ def test_no_crash_loses_a_message_whose_given_id_was_used_before() -> None:
     trees = 0
     for tree in fs.trees_after_crash():
         trees += 1
-        assert bodies(open_space(tree.open(), hardening), "in") == [b"again"]
+        assert bodies(open_space(tree.open(), STRICT), "in") == [b"again"]
     assert trees > 1
 
 

@@ -114,8 +114,15 @@ class QueueIndex:
     def add(self, entry: Entry) -> None:
         """A committed message becomes visible."""
         self._seqs[entry.message_id] = entry.seq
-        packs = len(self._entries) >= UNPACKED and entry.is_plain
-        if not packs or not self._packed.add(entry.seq, entry.message_id, entry.size_bytes):
+        if (  # ``is_plain`` in full: a call is dear here
+            len(self._entries) < UNPACKED
+            or entry.correlation_id is not None
+            or entry.not_before is not None
+            or entry.expires_at is not None
+            or entry.priority != DEFAULT_PRIORITY
+            or entry.tries
+            or not self._packed.add(entry.seq, entry.message_id, entry.size_bytes)
+        ):
             self._enter(entry)
 
     def add_run(self, first: int, ids: Sequence[MessageId], sizes: Sequence[int]) -> None:

@@ -18,10 +18,10 @@ from xaqueue.demo import answer, records
 from xaqueue.demo.chart import draw
 from xaqueue.demo.ingest import Ingest
 from xaqueue.demo.kills import KILLS, Job, Toll, enqueue_under_fire
+from xaqueue.demo.producer import LEVEL
 from xaqueue.demo.progress import Progress
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.space.attach import create
-from xaqueue.storage.flags import DEFAULT
 
 BATCH = 200
 """Flights of one branch."""
@@ -94,7 +94,7 @@ def _make_space(job: Job, report: Report) -> None:
     create(job.space, name="flights", any_queue=True)
     report(
         f"{job.flights:,} flights in {job.batches:,} branches of {job.batch} into {job.space}, "
-        f"sync {DEFAULT}: a commit {DEFAULT.promise}"
+        f"sync {LEVEL}: a commit {LEVEL.promise}"
     )
 
 

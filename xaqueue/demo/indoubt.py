@@ -7,13 +7,12 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-from xaqueue.demo.producer import batch_of
+from xaqueue.demo.producer import LEVEL, batch_of
 from xaqueue.space import layout
 from xaqueue.space.attach import attach
 from xaqueue.space.heuristic import decide
 from xaqueue.space.inspect import InDoubt, in_doubt
 from xaqueue.space.survey import Verdict
-from xaqueue.storage.flags import DEFAULT
 
 SHOWN = 3
 """Messages of a branch that are shown one by one."""
@@ -35,7 +34,7 @@ def show(path: Path, decided: set[int], report: Report) -> Sequence[InDoubt]:
 
 def commit(path: Path, branch: InDoubt, report: Report) -> None:
     """The operator's decision, by what ``indoubt commit`` calls. Opening the space for it recovers the space."""
-    with closing(attach(path, sync=str(DEFAULT), watch=False)) as session:
+    with closing(attach(path, sync=str(LEVEL), watch=False)) as session:
         report(f"  operator opens the space: {session.space.report}")
         decision = decide(session.space, branch.xid, True, BY)
     report(f"  operator: {decision.outcome} of {branch.xid}, recorded in {layout.HEURISTIC}/ until it is forgotten")

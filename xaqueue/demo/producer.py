@@ -30,12 +30,14 @@ import xaqueue
 from xaqueue.demo import records
 from xaqueue.demo.decisions import COMMIT, ROLLBACK, DecisionLog
 from xaqueue.errors import HeuristicOutcome
-from xaqueue.storage.flags import DEFAULT
+from xaqueue.storage.flags import Hardening
 from xaqueue.xa import Code
 from xaqueue.xid import Xid
 
 QUEUE = "flights"
 FORMAT_ID = 1
+LEVEL = Hardening.parse("FDATASYNC;DSYNC")
+"""Whose directories show a branch as soon as it is prepared: the demo watches them. With a journal they lag."""
 THREADS = 3
 """While one waits for the disk another writes. Beyond three, the files of their branches outnumber the descriptors that
 the space keeps, and are synced one by one again."""
@@ -160,7 +162,7 @@ def _enqueue_all(space: Path, decisions: DecisionLog, work: Work) -> None:
 
 def _connect(space: Path) -> xaqueue.Connection:
     """Durable whatever XAQUEUE_FLAGS says: a decision log promises nothing over a queue that may forget."""
-    return xaqueue.connect(space, sync=str(DEFAULT))
+    return xaqueue.connect(space, sync=str(LEVEL))
 
 
 def _say(**what: object) -> None:

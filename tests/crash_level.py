@@ -1,0 +1,142 @@
+"""The level that a crash test plays at: what is synced, how large the journal's segments are, where checkpoints fall.
+
+A journal of a crash test begins as old ones are: its segments were recycled, and behind the end stand records of an
+earlier life which are whole. Each of them would put a message that nobody sent, if it was replayed. The directories
+follow the journal when a level says so: no thread flushes here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from unittest import mock
+
+from xaqueue.command import Block, encode
+from xaqueue.command import Kind as BlockKind
+from xaqueue.message import MessageId, Properties
+from xaqueue.space import layout, redo
+from xaqueue.space.definitions import Definitions, QueueDefinition
+from xaqueue.space.redo import Kind, Redo
+from xaqueue.space.space import Space
+from xaqueue.storage import journal as journal_of
+from xaqueue.storage.flags import Hardening
+from xaqueue.storage.journal import Journal
+from xaqueue.storage.segments import Entry
+from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
+
+NOON_US = 1_700_000_000_000_000
+NEVER: frozenset[str] = frozenset()
+ALWAYS = frozenset(
+    {"start", "prepare", "commit", "one-phase", "rollback", "decide commit", "decide rollback", "forget"}
+)
+
+
+@dataclass(frozen=True)
+class Level:
+    """``left_bytes``: of the journal's segment, when a story begins; None for a new one, with nothing behind its end.
+
+    ``flush_after``, ``checkpoint_after``: these verbs, "start" for a branch that has done its work.
+    """
+
+    name: str
+    flags: str
+    segment_bytes: int = 20 * 1024
+    left_bytes: int | None = None
+    flush_after: frozenset[str] = NEVER
+    checkpoint_after: frozenset[str] = NEVER
+
+    def __str__(self) -> str:
+        return self.name
+
+    @cached_property
+    def hardening(self) -> Hardening:
+        return Hardening.parse(self.flags)
+
+
+def level_of(flags: str) -> Level:
+    return Level(flags, flags)
+
+
+STRICT = level_of("FDATASYNC;DSYNC")
+NONE = level_of("NONE")
+LAGGING = Level("JOURNAL, directories that lag", "JOURNAL", left_bytes=14 * 1024)
+JOURNAL = replace(LAGGING, name="JOURNAL", flush_after=ALWAYS)
+SWITCHING = replace(JOURNAL, name="JOURNAL, full segment", left_bytes=700)
+"""The first record fits, a second one does not."""
+MOVING = replace(JOURNAL, name="JOURNAL, large branches", segment_bytes=4096, left_bytes=2048)
+"""Every branch is too large for a record, which only says what has moved."""
+FILLING = replace(MOVING, name="JOURNAL, small segments", segment_bytes=2048, left_bytes=1400)
+"""A few records fill a segment, and the next one is made in the middle of a story."""
+CYCLING = replace(FILLING, name="JOURNAL, recycled segments", checkpoint_after=ALWAYS)
+CHECKPOINTS = replace(LAGGING, name="JOURNAL, checkpoints", checkpoint_after=ALWAYS)
+FLUSHED_BEFORE = replace(LAGGING, name="JOURNAL, flushed before", flush_after=frozenset({"start", "prepare"}))
+PREPARED_BEFORE = replace(FLUSHED_BEFORE, name="JOURNAL, prepared before", checkpoint_after=frozenset({"prepare"}))
+"""The record of a commit moves blocks that stood there at the checkpoint before it."""
+
+
+def follow(space: Space, level: Level, verb: str) -> None:
+    """What happens behind a verb at this level."""
+    if verb in level.flush_after and space.lag is not None:
+        space.lag.flush()
+    if verb in level.checkpoint_after:
+        space.checkpoint()
+
+
+def open_space(fs: ForgetfulFileSystem, level: Level) -> Space:
+    definitions = Definitions(default=QueueDefinition(), journal_segment_bytes=level.segment_bytes)
+    with mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024):
+        space = Space(fs, definitions, hardening=level.hardening, now_us=lambda: NOON_US)
+    assert space.read_only is None, f"a mere crash damages no journal: {space.read_only}"
+    return space
+
+
+_ready: dict[object, Tree] = {}
+
+
+def ready(tree: Tree, level: Level) -> Tree:
+    """The tree with the journal that stories of this level begin with; a bare one stays bare."""
+    if not level.hardening.journal or not tree.nodes or layout.JOURNAL in tree.nodes:
+        return tree
+    key = tree.key(), level
+    if key not in _ready:
+        fs = tree.open()
+        open_space(fs, level).close()
+        if level.left_bytes is not None:
+            _fill(fs, level, level.left_bytes)
+        _ready[key] = fs.tree_after_kill()
+    return _ready[key]
+
+
+def _fill(fs: ForgetfulFileSystem, level: Level, left_bytes: int) -> None:
+    """Three segments full of ghosts, and then as many as leave about so much room."""
+    with mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024):
+        journal = Journal(fs, layout.JOURNAL, segment_bytes=level.segment_bytes, sound=redo.sound)
+    journal.start()
+
+    def left() -> int:
+        return level.segment_bytes - journal.position % level.segment_bytes
+
+    def fill(entry: Entry) -> None:
+        journal.write([entry])
+        if journal.full_segments:
+            journal.write_checkpoint(journal.position)
+            journal.recycle()
+
+    large = ghost(level.segment_bytes // 16)
+    while journal.position < 3 * level.segment_bytes or left() < left_bytes:
+        fill(large)
+    while left() > left_bytes + 2 * large.size_bytes:
+        fill(large)
+    while (more := left() - left_bytes) > ghost().size_bytes:
+        fill(ghost(min(more - ghost().size_bytes, level.segment_bytes // 16)))
+    journal.write_checkpoint(journal.position)
+
+
+def ghost(padding: int = 0) -> Entry:
+    """A record that puts a message."""
+    message_id = MessageId(b"ghost".ljust(16))
+    block = Block(BlockKind.ENQUEUE, message_id, Properties("a"), b"boo")
+    head, body = encode(block)
+    found = Redo(Kind.ONE_PHASE, "x" * padding)
+    found.put(layout.message_path("a", 1 << 40, message_id), head, body)
+    return found.entry()

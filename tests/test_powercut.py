@@ -1,0 +1,155 @@
+"""Power cuts on real file systems: what was acknowledged is there after the mount, and nothing is there in part.
+
+The lives of one space, on one disk: each ends without power, at a random moment or at a chosen call, most of them
+syncs; the next recovers with the kernel's own recovery behind it, and goes on. What was said until then is held to what
+all of it comes to, as in test_kill_space. ``XAQUEUE_CRASH_FULL=1``: more of them, and each sync in turn.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from kill_child import settled
+from powercut import KINDS, Disk, disk
+
+import xaqueue
+from xaqueue.space.check import check
+from xaqueue.space.findings import Severity
+from xaqueue.torture.ledger import Ledger
+from xaqueue.torture.lives import Life
+from xaqueue.torture.reopen import reopened
+
+CHILD = Path(__file__).with_name("powercut_child.py")
+FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
+DURABLE = ("FSYNC;DSYNC", "FDATASYNC;DSYNC", "JOURNAL")
+MIXED = "mixed"
+CALLS = ("sync", "sync", "sync", "write_at", "create", "rename", "unlink", "decide", "consume", "sync_all")
+THREADS = 4
+CUTS = 40 if FULL else 10
+LONGEST_LIFE_S = 2.0
+EACH_SYNC = 70
+"""Syncs of one life that are cut before and after, each in turn."""
+SMALL_JOURNAL = "\n[space]\njournal_segment_bytes = 262144\ncheckpoint_s = 1\n"
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture(params=KINDS)
+def drive(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    with disk(request.param, tmp_path) as made:
+        yield made
+
+
+class Lives:
+    """A space on a disk, and all that its lives said."""
+
+    def __init__(self, drive: Disk, seed: str, sync: str, *, small_journal: bool) -> None:
+        self.drive = drive
+        self.sync = sync
+        self.times = drive.kind != "btrfs" or sync == "JOURNAL"
+        """Whether commit times outlive a power cut: btrfs hardens a directory without the times of its files."""
+        self.seed = seed
+        self.space = drive.place / "space"
+        self.ledger = Ledger()
+        self.count = 0
+        xaqueue.connect(self.space, create=True).close()
+        if small_journal:
+            with (self.space / "queues.toml").open("a") as definitions:
+                definitions.write(SMALL_JOURNAL)
+                definitions.flush()
+                os.fsync(definitions.fileno())
+
+    def live(self, fault: str, work_s: float, threads: int = THREADS) -> bool:
+        """One life until its power is cut: at the fault, or ``work_s`` after it recovered. Whether it met its fault."""
+        sync = DURABLE[self.count % len(DURABLE)] if self.sync == MIXED else self.sync
+        arguments = [str(self.space), sync, str(self.count), self.seed, str(threads), fault, str(self.times)]
+        sys.stdout.write(f"life {self.count}: {sync}, {threads} threads, cut at {fault or f'{work_s:.3f} s'}\n")
+        self.count += 1
+        command = [sys.executable, str(CHILD), *arguments]
+        stopped = Life(command, self.drive.cut, work_s, loses_power=self.drive.races).run(self.ledger)
+        damage = [str(finding) for finding in check(self.space) if finding.severity is Severity.DAMAGE]
+        assert damage == [], "a power cut leaves work to finish, and no damage"
+        assert self.ledger.faults == []
+        return stopped
+
+    def judge(self) -> None:
+        """After the last cut: everything that was promised is there, once and whole."""
+        flags = DURABLE[0] if self.sync == MIXED else self.sync
+        found = reopened(self.space, flags, self.ledger.decided(), partial(settled, times=self.times))
+        assert self.ledger.judge(found) == []
+        sys.stdout.write(f"{dict(self.ledger.heard)}; drained {found.messages.total()}\n")
+
+
+def seeded() -> str:
+    seed = os.environ.get("XAQUEUE_KILL_SEED") or str(random.SystemRandom().randrange(10**9))
+    sys.stdout.write(f"seed: XAQUEUE_KILL_SEED={seed}\n")
+    return seed
+
+
+def fault_of(dice: random.Random) -> str:
+    """A call to cut the power at, or nothing: then it is cut some time."""
+    if dice.random() < 0.35:
+        return ""
+    soon = dice.choice((3, 30, 150))  # the first few calls are those of the recovery
+    return f"{dice.choice(CALLS)}:{dice.randint(1, soon)}:{dice.choice(('before', 'after'))}"
+
+
+def test_the_power_is_really_cut(drive: Disk) -> None:
+    (drive.place / "a").mkdir()
+    os.sync()
+    for name, hardened in (("kept", True), ("lost", False)):
+        with (drive.place / "a" / name).open("wb") as file:
+            file.write(b"content")
+            if hardened:
+                file.flush()
+                os.fsync(file.fileno())
+    drive.cut()
+    assert (drive.place / "a" / "kept").read_bytes() == b"content"
+    lost = drive.place / "a" / "lost"
+    assert not lost.exists() or lost.read_bytes() != b"content"
+
+
+def test_without_syncs_a_cut_loses_what_was_acknowledged(drive: Disk) -> None:
+    """The judge would notice."""
+    lives = Lives(drive, seeded(), "NONE", small_journal=False)
+
+    def live_and_judge() -> None:
+        lives.live("", 0.5)
+        lives.judge()
+
+    with pytest.raises(AssertionError, match=r"and no damage|lost: |is not in doubt"):
+        live_and_judge()
+    assert lives.ledger.heard["acked"] > 0
+
+
+@pytest.mark.parametrize("sync", [*DURABLE, MIXED] if FULL else [MIXED])
+def test_power_cuts_at_random_moments_lose_and_double_nothing(drive: Disk, sync: str) -> None:
+    seed = seeded()
+    dice = random.Random(f"{seed}/{drive.kind}/{sync}")
+    lives = Lives(drive, seed, sync, small_journal=dice.random() < 0.7)
+    for _ in range(CUTS):
+        fault = fault_of(dice)
+        delay_s = LONGEST_LIFE_S if fault else dice.uniform(0.0, 0.6)
+        lives.live(fault, delay_s)
+    lives.judge()
+    assert lives.ledger.heard["acked"] > CUTS
+
+
+@pytest.mark.parametrize("sync", DURABLE)
+def test_a_power_cut_at_each_sync_of_a_step(drive: Disk, sync: str) -> None:
+    """One thread, so that the calls come in the same order: the same sync is met before and after."""
+    seed = seeded()
+    lives = Lives(drive, seed, sync, small_journal=True)
+    numbers = range(1, EACH_SYNC) if FULL else sorted(random.Random(seed).sample(range(1, EACH_SYNC), 2))
+    stopped = 0
+    for number in numbers:
+        for when in ("before", "after"):
+            stopped += lives.live(f"sync:{number}:{when}", LONGEST_LIFE_S, threads=1)
+    lives.judge()
+    assert stopped >= len(numbers)

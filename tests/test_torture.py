@@ -1,0 +1,237 @@
+"""A torture finds what an engine or a mount loses, expects what the flags do not promise, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.main import app
+from xaqueue.errors import DiskFull
+from xaqueue.space import attach
+from xaqueue.storage.fs import FileSystem
+from xaqueue.torture import kills, power, run, verdict
+from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.torture.ledger import Ledger
+from xaqueue.torture.lives import Child, Life, LifeFailed
+from xaqueue.torture.recording import PowerLost, RecordingFileSystem
+from xaqueue.torture.scratch import laid_out, tree_in
+from xaqueue.torture.verdict import Outcome, Result
+
+DURABLE = ("JOURNAL", "FSYNC;DSYNC", "FDATASYNC;DSYNC")
+TRIES = 60
+"""Power losses after which at least one has lost something, where something is to be lost."""
+
+pytestmark = pytest.mark.crash
+
+
+def until_a_fault(directory: Path, flags: str) -> Outcome:
+    for number in range(TRIES):
+        outcome = power.survive_power_losses(directory, flags, 0.0, f"{number}")
+        if outcome.faults:
+            return outcome
+    return Outcome()
+
+
+# Power
+
+
+@pytest.mark.parametrize("flags", DURABLE)
+def test_the_durable_levels_lose_nothing_by_the_rules(tmp_path: Path, flags: str) -> None:
+    seed = f"{random.SystemRandom().randrange(10**9)}"
+    sys.stdout.write(f"seed {seed}\n")
+    outcome = power.survive_power_losses(tmp_path, flags, 1.5, seed)
+    assert outcome.faults == []
+    assert outcome.tries > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flags", ["NONE", "FSYNC", "DSYNC"])
+def test_the_others_lose_by_the_rules(tmp_path: Path, flags: str) -> None:
+    assert until_a_fault(tmp_path, flags).faulty
+
+
+@pytest.mark.parametrize("call", ["sync_data", "sync_dir"])
+@pytest.mark.parametrize("flags", ["JOURNAL", "FDATASYNC;DSYNC"])
+def test_a_sync_that_lies_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, call: str) -> None:
+    monkeypatch.setattr(ForgetfulFileSystem, call, lambda fs, path: None)
+    if call == "sync_dir":
+        monkeypatch.setattr(ForgetfulFileSystem, "sync_all", lambda fs: None)
+    assert until_a_fault(tmp_path, flags).faulty
+
+
+def test_a_directory_that_holds_something_else_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ForgetfulFileSystem, "unlink", lambda fs, path: None)
+    assert "the directory does not hold what was done in it" in until_a_fault(tmp_path, "FDATASYNC;DSYNC").faults
+
+
+def test_after_so_many_calls_the_power_is_gone(tmp_path: Path) -> None:
+    recording = RecordingFileSystem(tmp_path, keep_unsynced=False)
+    port: FileSystem = recording
+    port.create("kept", [b"content"])
+    port.sync_file("kept")
+    port.sync_dir("")
+    recording.lose_power_after(2)
+    port.create("lost", [b"con", b"tent"])
+    port.rename("kept", "moved")
+    assert port.read("moved") == b"content"
+    calls: list[Callable[[], object]] = [
+        lambda: port.make_dir("a"),
+        lambda: port.list(""),
+        lambda: port.read("moved"),
+        lambda: port.sync_all(),
+    ]
+    for call in calls:
+        with pytest.raises(PowerLost) as gone:
+            call()
+        assert gone.value.errno == errno.EIO
+    assert recording.agrees()
+    left = [tree.nodes for tree in recording.model.trees_after_crash()]
+    assert {"kept": b"content"} in left
+    assert {"moved": b"content", "lost": b"content"} in left
+    assert not any("kept" not in nodes and "moved" not in nodes for nodes in left)
+    port.close()
+
+
+def test_what_is_laid_out_is_what_was_left(tmp_path: Path) -> None:
+    tree = Tree({"a": None, "a/b": b"content", "a/c": b"content", "d": b""}, {"a/c": "a/b"})
+    with laid_out(tree, tmp_path / "left") as left:
+        assert tree_in(left).key() == tree.key()
+        assert (left / "a/b").samefile(left / "a/c")
+    assert not left.exists()
+
+
+# Kills
+
+
+@pytest.mark.parametrize("flags", ["JOURNAL", "NONE"])
+def test_a_kill_loses_nothing(tmp_path: Path, flags: str) -> None:
+    attach.create(tmp_path / "space", any_queue=True)
+    outcome = kills.survive_kills(tmp_path / "space", flags, 1.5, f"{time.time_ns()}")
+    assert outcome.faults == []
+    assert outcome.tries > 0
+
+
+def test_a_message_that_a_kill_takes_along_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = tmp_path / "space"
+
+    def kill_and_take(child: Child) -> None:
+        child.kill()
+        child.wait()
+        for path in space.glob("committed/*/*/*"):
+            path.unlink()
+
+    monkeypatch.setattr(kills, "kill", kill_and_take)
+    monkeypatch.setattr(kills, "LONGEST_WORK_S", 2.0)
+    attach.create(space, any_queue=True)
+    outcome = kills.survive_kills(space, "NONE", 4.0, "seed")
+    assert any(fault.startswith(("lost: ", "it does not open, or does not serve: ")) for fault in outcome.faults)
+
+
+def test_a_child_that_fails_is_no_kill() -> None:
+    command = [sys.executable, "-c", "import sys; sys.exit('out of order')"]
+    with pytest.raises(LifeFailed, match="out of order") as failed:
+        Life(command, lambda child: child.kill(), 30.0).run(Ledger())
+    assert failed.value.code == 1
+
+
+def test_no_room_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attach.create(tmp_path / "space", any_queue=True)
+    with (tmp_path / "space" / "queues.toml").open("a") as definitions:
+        definitions.write(f"\n[space]\nmin_free_bytes = {1 << 60}\n")
+    with pytest.raises(DiskFull, match="no room to work in"):
+        kills.survive_kills(tmp_path / "space", "NONE", 1.0, "seed")
+    monkeypatch.setattr(power, "DEFINITIONS", f"[default]\n[space]\nmin_free_bytes = {1 << 60}\n")
+    monkeypatch.setattr(power, "CALLS", (400,))
+    with pytest.raises(DiskFull):
+        power.survive_power_losses(tmp_path, "NONE", 5.0, "seed")
+
+
+# The verdict
+
+
+def test_what_is_promised_and_what_is_not() -> None:
+    lossy = Outcome(10, 100, 4, ["lost: message 1 of red"] * 7)
+    sound = Outcome(10, 100)
+    kept = [Result("JOURNAL", sound, sound), Result("NONE", sound, lossy), Result("FSYNC", sound, sound)]
+    assert verdict.is_safe(kept)
+    assert list(verdict.rows(kept)) == [
+        ("JOURNAL", "safe (10 kills, 100 branches)", "safe (10 outcomes)"),
+        ("NONE", "safe (10 kills, 100 branches)", "loses, as it says (in 4 of 10 outcomes)"),
+        ("FSYNC", "safe (10 kills, 100 branches)", "not promised (lost in 0 of 10 outcomes)"),
+    ]
+    said = "\n".join(verdict.lines(kept))
+    assert "safe here against a kill: JOURNAL, NONE, FSYNC\n" in said
+    assert "safe here against power loss, by the rules: JOURNAL\n" in said
+    assert "NONE, by the rules of a power loss: for example lost: message 1 of red\n" in said
+    broken = [Result("JOURNAL", sound, lossy), Result("NONE", lossy, lossy)]
+    assert not verdict.is_safe(broken)
+    journal, none = verdict.rows(broken)
+    assert journal[1:] == ("safe (10 kills, 100 branches)", "LOSES (in 4 of 10 outcomes)")
+    assert none[1:] == ("LOSES (10 kills, 100 branches)", "loses, as it says (in 4 of 10 outcomes)")
+    said = "\n".join(verdict.lines(broken))
+    assert "JOURNAL breaks its promise after a power loss:\n  lost: message 1 of red\n" in said
+    assert "  and 2 more\n" in said
+    assert "NONE breaks its promise after a kill:\n" in said
+    assert "safe here against a kill: JOURNAL\n" in said
+    assert "safe here against power loss, by the rules: none\n" in said
+
+
+# The command
+
+
+def test_the_command_says_which_flags_are_safe(tmp_path: Path) -> None:
+    asked = ["torture", str(tmp_path), "--seconds", "1", "--flags", "JOURNAL", "--flags", "NONE", "--seed", "7"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "safe here against a kill: JOURNAL, NONE\n" in result.stdout
+    assert "safe here against power loss, by the rules: JOURNAL\n" in result.stdout
+    assert result.stdout.endswith("seed 7\n")
+    assert list(tmp_path.iterdir()) == []
+    result = CliRunner().invoke(app, [*asked, "--json"])
+    told = json.loads(result.stdout)
+    assert (told["safe"], told["seed"]) == (True, "7")
+    assert [level["flags"] for level in told["levels"]] == ["JOURNAL", "NONE"]
+    assert [level["promises_power_loss"] for level in told["levels"]] == [True, False]
+    assert all(level["kills"]["tries"] > 0 < level["power_losses"]["tries"] for level in told["levels"])
+
+
+def test_a_broken_promise_is_exit_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Result("JOURNAL", Outcome(3, 20), Outcome(8, 20, 1, ["lost: message 1 of red"]))
+    monkeypatch.setattr(run, "run", lambda *_: ([broken], "7"))
+    for more in ([], ["--json"]):
+        result = CliRunner().invoke(app, ["torture", str(tmp_path), *more])
+        assert result.exit_code == ExitCode.NOTHING
+        assert "lost: message 1 of red" in result.stdout
+
+
+def test_a_directory_that_is_not_there_and_flags_that_are_none(tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["torture", str(tmp_path / "missing")]).exit_code == ExitCode.ERROR
+    refused = CliRunner().invoke(app, ["torture", str(tmp_path), "--flags", "SYNC"])
+    assert refused.exit_code == ExitCode.USAGE
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_that_is_ended_leaves_nothing(tmp_path: Path, number: int) -> None:
+    script = "from xaqueue.cli.main import main; main()"
+    command = [sys.executable, "-c", script, "torture", str(tmp_path), "--seconds", "60"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as torturing:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("*/kills/space/committed/*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(torturing.pid, number)
+        assert torturing.wait(60) in (128 + number, ExitCode.INTERRUPTED, ExitCode.NOTHING)
+    assert list(tmp_path.iterdir()) == []
