@@ -9,8 +9,6 @@ from collections.abc import Iterator
 
 from crash_level import (
     CHECKPOINTS,
-    CYCLING,
-    FILLING,
     FLUSHED_BEFORE,
     JOURNAL,
     LAGGING,
@@ -34,7 +32,7 @@ TREES = 1 << 14 if FULL else 1 << 7
 EXTREMES = 0
 """A limit under which no sample is drawn."""
 
-JOURNALS = [JOURNAL, LAGGING, SWITCHING, MOVING, FILLING, CYCLING, CHECKPOINTS, FLUSHED_BEFORE, PREPARED_BEFORE]
+JOURNALS = [JOURNAL, LAGGING, SWITCHING, MOVING, CHECKPOINTS, FLUSHED_BEFORE, PREPARED_BEFORE]
 POWER_LOSS = [level_of("FSYNC;DSYNC"), STRICT, *JOURNALS]
 KILL = [*POWER_LOSS, level_of("FSYNC"), level_of("FDATASYNC"), level_of("DSYNC"), NONE]
 
