@@ -13,6 +13,8 @@ from xaqueue.errors import OperationalError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from xaqueue.demo.postgres import Server
+
 pytest.register_assert_rewrite("contract_connection")
 
 
@@ -41,3 +43,22 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     started = session("xaqueue tests", cores=2, **{"spark.master": "local[2,3]", **places})
     yield started
     started.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Server]:
+    """A PostgreSQL for all tests of this process; skips where there is none."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    from postgres import started
+
+    with started() as server:
+        yield server
+
+
+@pytest.fixture
+def dsn(postgres_server: Server) -> Iterator[str]:
+    """A new database in it."""
+    from postgres import database
+
+    with database(postgres_server) as name:
+        yield name

@@ -269,8 +269,10 @@ class TwoPhaseContract(Contract):
     def test_an_xid_in_use_is_refused(self, connect: Connect, xid: Xid) -> None:
         one, other = connect(), connect()
         one.tpc_begin(xid)
+        one.flush()
         with pytest.raises(ProgrammingError) as told:
             other.tpc_begin(xid)
+            other.flush()
         assert told.value.code is Code.XAER_DUPID
         put(other, b"other goes on")
 
@@ -395,6 +397,7 @@ class TwoPhaseContract(Contract):
         arguments = ("orders", b"late") if told_by == "enqueue" else ()
         with pytest.raises(RolledBack) as told:
             getattr(connection, told_by)(*arguments)
+            connection.flush()
         assert told.value.code is Code.XA_RBTIMEOUT
         if told_by in ("enqueue", "tpc_end"):
             connection.tpc_rollback()
@@ -464,7 +467,7 @@ class MessagesContract(Contract):
         assert (message.content_type, message.properties.reply_queue) == ("application/octet-stream", "replies")
         assert message.tries == 0
         assert message.enqueued_at > 0
-        connection.close()
+        host.restart()
         assert message_files(host.root) == block_files(host.root) == []
 
     @pytest.mark.parametrize(("queue", "reverse"), [("orders", False), ("stack", True)])
@@ -580,6 +583,7 @@ class MessagesContract(Contract):
             lambda: connection.enqueue("orders", "text"),  # type: ignore[arg-type]
             lambda: connection.enqueue("orders", b"2", message_id=b"short"),
             lambda: connection.dequeue("orders", message_id=b"short"),
+            lambda: connection.dequeue("orders", correlation_id=[b"x"]),  # type: ignore[arg-type]
         ):
             with pytest.raises(InvalidArgument):
                 refused()

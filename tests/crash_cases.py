@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from crash_level import (
     CHECKPOINTS,
+    CYCLING,
+    FILLING,
     FLUSHED_BEFORE,
     JOURNAL,
     LAGGING,
@@ -32,7 +34,7 @@ TREES = 1 << 14 if FULL else 1 << 7
 EXTREMES = 0
 """A limit under which no sample is drawn."""
 
-JOURNALS = [JOURNAL, LAGGING, SWITCHING, MOVING, CHECKPOINTS, FLUSHED_BEFORE, PREPARED_BEFORE]
+JOURNALS = [JOURNAL, LAGGING, SWITCHING, MOVING, FILLING, CYCLING, CHECKPOINTS, FLUSHED_BEFORE, PREPARED_BEFORE]
 POWER_LOSS = [level_of("FSYNC;DSYNC"), STRICT, *JOURNALS]
 KILL = [*POWER_LOSS, level_of("FSYNC"), level_of("FDATASYNC"), level_of("DSYNC"), NONE]
 
@@ -103,6 +105,7 @@ ONE_BRANCH = {
     f"{name}: {end.name.lower()}": Story((act(end, *work),), start)
     for name, (work, start) in WORK.items()
     for end in End
+    if end is not End.EXPIRED
 }
 
 COMMITS = (End.ONE_PHASE, End.TWO_PHASE, End.DECIDED_COMMIT)

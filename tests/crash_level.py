@@ -7,6 +7,7 @@ follow the journal when a level says so: no thread flushes here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from unittest import mock
@@ -20,14 +21,14 @@ from xaqueue.space.redo import Kind, Redo
 from xaqueue.space.space import Space
 from xaqueue.storage import journal as journal_of
 from xaqueue.storage.flags import Hardening
-from xaqueue.storage.journal import Journal
-from xaqueue.storage.segments import Entry
+from xaqueue.storage.journal import Journal, checkpoint_entry
+from xaqueue.storage.segments import SECTOR_BYTES, Entry
 from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 
 NOON_US = 1_700_000_000_000_000
 NEVER: frozenset[str] = frozenset()
 ALWAYS = frozenset(
-    {"start", "prepare", "commit", "one-phase", "rollback", "decide commit", "decide rollback", "forget"}
+    {"start", "prepare", "commit", "one-phase", "rollback", "expire", "decide commit", "decide rollback", "forget"}
 )
 
 
@@ -65,7 +66,7 @@ SWITCHING = replace(JOURNAL, name="JOURNAL, full segment", left_bytes=700)
 """The first record fits, a second one does not."""
 MOVING = replace(JOURNAL, name="JOURNAL, large branches", segment_bytes=4096, left_bytes=2048)
 """Every branch is too large for a record, which only says what has moved."""
-FILLING = replace(MOVING, name="JOURNAL, small segments", segment_bytes=2048, left_bytes=1400)
+FILLING = replace(MOVING, name="JOURNAL, small segments", segment_bytes=1536, left_bytes=250)
 """A few records fill a segment, and the next one is made in the middle of a story."""
 CYCLING = replace(FILLING, name="JOURNAL, recycled segments", checkpoint_after=ALWAYS)
 CHECKPOINTS = replace(LAGGING, name="JOURNAL, checkpoints", checkpoint_after=ALWAYS)
@@ -82,10 +83,10 @@ def follow(space: Space, level: Level, verb: str) -> None:
         space.checkpoint()
 
 
-def open_space(fs: ForgetfulFileSystem, level: Level) -> Space:
+def open_space(fs: ForgetfulFileSystem, level: Level, on_branches: Callable[[Space], object] = lambda _: None) -> Space:
     definitions = Definitions(default=QueueDefinition(), journal_segment_bytes=level.segment_bytes)
     with mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024):
-        space = Space(fs, definitions, hardening=level.hardening, now_us=lambda: NOON_US)
+        space = Space(fs, definitions, hardening=level.hardening, now_us=lambda: NOON_US, on_branches=on_branches)
     assert space.read_only is None, f"a mere crash damages no journal: {space.read_only}"
     return space
 
@@ -112,6 +113,10 @@ def _fill(fs: ForgetfulFileSystem, level: Level, left_bytes: int) -> None:
     with mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024):
         journal = Journal(fs, layout.JOURNAL, segment_bytes=level.segment_bytes, sound=redo.sound)
     journal.start()
+    large = ghost(level.segment_bytes // 16)
+    own = 2 * checkpoint_entry(0).size_bytes
+    most = level.segment_bytes - SECTOR_BYTES - large.size_bytes - own
+    assert own < left_bytes < most, "so little, or so much, is never left"
 
     def left() -> int:
         return level.segment_bytes - journal.position % level.segment_bytes
@@ -122,7 +127,6 @@ def _fill(fs: ForgetfulFileSystem, level: Level, left_bytes: int) -> None:
             journal.write_checkpoint(journal.position)
             journal.recycle()
 
-    large = ghost(level.segment_bytes // 16)
     while journal.position < 3 * level.segment_bytes or left() < left_bytes:
         fill(large)
     while left() > left_bytes + 2 * large.size_bytes:

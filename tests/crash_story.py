@@ -7,6 +7,7 @@ become what the last one promised or what the next one will; nothing else, and n
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -17,12 +18,15 @@ from xaqueue.branch import State
 from xaqueue.errors import ResourceFailed
 from xaqueue.message import MessageId
 from xaqueue.space import heuristic, layout
+from xaqueue.space.expiry import expire
 from xaqueue.space.session import Session
 from xaqueue.space.space import Space
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
+IDLE_S = 1000.0
+"""A branch may do nothing for so long."""
 SCAN = Flag.STARTRSCAN | Flag.ENDRSCAN
 EMPTY = Tree(dict.fromkeys(layout.DIRECTORIES))
 FRESH = 1 << 64
@@ -45,6 +49,7 @@ class End(Enum):
     ACTIVE = ()
     ONE_PHASE = (("one-phase", Became.DONE),)
     ROLLBACK = (("rollback", Became.NOTHING),)
+    EXPIRED = (("expire", Became.NOTHING),)
     PREPARED = (("prepare", Became.IN_DOUBT),)
     TWO_PHASE = (*PREPARED, ("commit", Became.DONE))
     UNDONE = (*PREPARED, ("rollback", Became.NOTHING))
@@ -194,7 +199,7 @@ def perform(space: Space, record: Record, xid: Xid, act: Act, level: Level = STR
         call(session, verb, xid)
         promised = after
         record.may_be[position] = {promised}
-        if verb.endswith("rollback"):
+        if verb.endswith("rollback") or verb == "expire":
             record.undone += [(work.queue, work.message) for work in act.work if isinstance(work, Take)]
         follow(space, level, verb)
     seen = look(space, session)
@@ -224,6 +229,8 @@ def call(session: Session, verb: str, xid: Xid) -> None:
             session.rollback(xid)
         case "forget":
             session.forget(xid)
+        case "expire":
+            assert expire(session.space, time.monotonic() + 2 * IDLE_S, IDLE_S) == 1
         case _:
             heuristic.decide(session.space, xid, verb == "decide commit", by="test")
 

@@ -12,7 +12,19 @@ from dataclasses import replace
 import pytest
 from crash_cases import EXTREMES, FULL, ONE_BRANCH, STORIES, TREES, trees_of
 from crash_jury import Jury
-from crash_level import CHECKPOINTS, JOURNAL, LAGGING, MOVING, NONE, STRICT, SWITCHING, Level, open_space
+from crash_level import (
+    CHECKPOINTS,
+    CYCLING,
+    FILLING,
+    JOURNAL,
+    LAGGING,
+    MOVING,
+    NONE,
+    STRICT,
+    SWITCHING,
+    Level,
+    open_space,
+)
 from crash_story import Act, Became, End, Put, Record, Take, call, crashes, look, perform, play, shown, xid_of
 
 from xaqueue.errors import ResourceFailed
@@ -35,7 +47,7 @@ HANDFUL = [
     "take at the edge: two_phase",
     "put one_phase, take two_phase",
 ]
-JOURNALS = [LAGGING, JOURNAL, SWITCHING, MOVING, CHECKPOINTS]
+JOURNALS = [LAGGING, JOURNAL, SWITCHING, MOVING, CHECKPOINTS, *([FILLING, CYCLING] if FULL else [])]
 SOME = [name for name in ONE_BRANCH if name.startswith(("first in", "put and take:", "both at the edge:"))]
 CASES = [(name, STRICT) for name in STORIES] if FULL else [(name, STRICT) for name in HANDFUL]
 CASES += [(name, level) for level in JOURNALS for name in (STORIES if FULL else HANDFUL)]

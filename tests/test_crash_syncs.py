@@ -1,6 +1,7 @@
 """Every sync is there for a crash: left out in turn, a crash test notices, or the table says why it is kept.
 
-A kind of sync is named by the step that asks for it and by what it is for (``careless_barrier``).
+This is for levels without a journal; ``test_crash_journal_syncs`` has those with one. A kind of sync is named by the
+step that asks for it and by what it is for (``careless_barrier``).
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 from careless_barrier import careless
-from crash_cases import EXTREMES, FULL, ONE_BRANCH, STORIES, TREES
+from crash_cases import EXTREMES, FULL, ONE_BRANCH, STORIES, TREES, trees_of
 from crash_jury import Jury
-from crash_level import NONE, STRICT, open_space
+from crash_level import NONE, STRICT, Level, open_space
 from crash_story import End, crashes, play
 from test_crash_recovery import go_on, judge_later
 
@@ -20,33 +21,33 @@ from xaqueue.space.session import Session
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 
 
-def power_loss(name: str) -> None:
+def power_loss(name: str, level: Level = STRICT) -> None:
     """The power goes at any call."""
-    jury = Jury(STORIES[name], STRICT)
-    for fs, record in crashes(STORIES[name], STRICT):
-        for tree in fs.trees_after_crash(TREES if FULL else EXTREMES):
+    jury = Jury(STORIES[name], level)
+    for fs, record in crashes(STORIES[name], level):
+        for tree in trees_of(fs, level, TREES if FULL else EXTREMES):
             jury.judge(tree, record)
 
 
-def kill_then_power_loss(name: str) -> None:
+def kill_then_power_loss(name: str, level: Level = STRICT) -> None:
     """The process is killed at any call, the next one recovers, and the power goes."""
-    jury = Jury(STORIES[name], STRICT)
-    for fs, record in crashes(STORIES[name], STRICT):
+    jury = Jury(STORIES[name], level)
+    for fs, record in crashes(STORIES[name], level):
         fs.survive_kill()
         judge_later(jury, fs, record)
 
 
-def next_owner(name: str) -> None:
+def next_owner(name: str, level: Level = STRICT) -> None:
     """The process is killed at any call, the next one recovers and goes on, and the power goes."""
-    for fs, record in crashes(STORIES[name], STRICT):
+    for fs, record in crashes(STORIES[name], level):
         fs.survive_kill()
-        go_on(Jury(STORIES[name], STRICT), fs, record, "commit", End.ONE_PHASE)
+        go_on(Jury(STORIES[name], level), fs, record, "commit", End.ONE_PHASE)
 
 
-def raised_level(name: str) -> None:
+def raised_level(name: str, level: Level = STRICT) -> None:
     """The next owner has a higher level than the one that prepared."""
     fs, record = play(STORIES[name], NONE)
-    go_on(Jury(STORIES[name], STRICT), fs, record, "commit", End.ONE_PHASE)
+    go_on(Jury(STORIES[name], level), fs, record, "commit", End.ONE_PHASE)
 
 
 NOTICED: dict[str, tuple[Callable[[str], None], str]] = {
@@ -60,7 +61,7 @@ NOTICED: dict[str, tuple[Callable[[str], None], str]] = {
     "_Completion: target queue": (power_loss, "first: one_phase"),
     "_Completion: target range": (power_loss, "put: one_phase"),
     "_Completion: source prepared": (power_loss, "put two_phase, take one_phase"),
-    "rollback: source prepared": (power_loss, "put: undone"),
+    "undo: source prepared": (power_loss, "put: undone"),
     "count: content block": (power_loss, "take: undone"),
     "_record: content first block": (power_loss, "put: decided_commit"),
     "_record: target heuristic": (power_loss, "put: decided_commit"),
@@ -71,7 +72,7 @@ NOTICED: dict[str, tuple[Callable[[str], None], str]] = {
     "_sync_directories: target queue": (kill_then_power_loss, "first: one_phase"),
     "_sync_directories: target range": (kill_then_power_loss, "put: one_phase"),
     "_sync_directories: target root": (power_loss, "first in a bare directory: one_phase"),
-    "_harden: content watermark": (next_owner, "first: one_phase"),
+    "_publish: content watermark": (next_owner, "first: one_phase"),
     "_harden: content block": (raised_level, "puts in new queues: prepared"),
     "_harden: content first block": (raised_level, "put: prepared"),
 }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from bare_space import DURABLE, BareSpace, bare_space
 
+from xaqueue.command import decode, encode
 from xaqueue.errors import DuplicateXid, Error, HeuristicOutcome, ProtocolError, RetryLater
 from xaqueue.space import heuristic, layout
 from xaqueue.space.session import Session
@@ -118,3 +120,25 @@ def test_while_it_is_carried_out_the_xid_is_never_unknown(
     assert [type(told) for told in answers] == [HeuristicOutcome, DuplicateXid]
     assert bare.space.branches[xid].base is heuristic.OUTCOMES["commit" if commit else "rollback"]
     assert bare.space.queues["out"].pending == set()
+
+
+def test_a_record_from_before_there_were_reasons_is_read(bare: BareSpace) -> None:
+    xid = bare.prepare("x", add=[("out", b"message")])
+    heuristic.decide(bare.space, xid, True, by="test", reason="why")
+    path = f"{layout.HEURISTIC}/{xid}"
+    block = decode(bare.fs.read(path))
+    old = replace(block, properties=replace(block.properties, headers={"decision": "commit", "by": "test"}))
+    (bare.root / path).write_bytes(b"".join(encode(old)))
+    assert heuristic.read(bare.fs, path) == heuristic.Decision("commit", "test", block.properties.enqueued_at)
+    bare.reopen()
+    check_carried_out(bare, xid)
+
+
+def test_a_decision_that_was_not_carried_out_keeps_its_reason(bare: BareSpace) -> None:
+    xid = bare.prepare("x", add=[("out", b"message")])
+    bare.fs.faults[OUT] = errno.ENOSPC
+    with pytest.raises(RetryLater):
+        heuristic.decide(bare.space, xid, True, "test", "the first word")
+    bare.fs.faults.clear()
+    assert heuristic.decide(bare.space, xid, False, "another", "the second").reason == "the first word"
+    check_carried_out(bare, xid)

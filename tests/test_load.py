@@ -13,11 +13,11 @@ from bare_space import BareSpace, bare_space
 
 from xaqueue.command import HEAD_READ_BYTES, Block, Kind, encode
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import layout, load
+from xaqueue.space import layout, load, readers
 from xaqueue.space.layout import RANGE_SIZE
 from xaqueue.space.space import Space
 
-MANY = 3 * load.SLICE + 7
+MANY = 3 * readers.SLICE + 7
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_many_are_read_at_once_and_come_in_their_order(bare: BareSpace) -> None:
 
 def test_what_is_damaged_among_many_is_set_aside_and_nothing_else(bare: BareSpace) -> None:
     paths = [lay(bare, seq, identity(seq)) for seq in range(1, MANY + 1)]
-    damaged = [1, load.SLICE, load.SLICE + 1, MANY]
+    damaged = [1, readers.SLICE, readers.SLICE + 1, MANY]
     for seq in damaged:
         paths[seq - 1].write_bytes(b"x")
     (paths[0].parent / "notes").write_text("x")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from xaqueue.errors import ResourceFailed
 from xaqueue.message import MessageId
 from xaqueue.space.session import Session
+from xaqueue.space.space import Space
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem
 from xaqueue.xid import Xid
 
@@ -91,9 +93,9 @@ class SpaceMachine(RuleBasedStateMachine):
         self.seqs: dict[tuple[str, int], int] = {}
         self._open(ready(EMPTY, self.level).open())
 
-    def _open(self, fs: ForgetfulFileSystem) -> None:
+    def _open(self, fs: ForgetfulFileSystem, on_branches: Callable[[Space], object] = lambda _: None) -> None:
         self.fs = fs
-        self.space = open_space(fs, self.level)
+        self.space = open_space(fs, self.level, on_branches)
         self.sessions: dict[int, Session] = {}
         assert not self.space.report.quarantined
 
@@ -171,6 +173,31 @@ class SpaceMachine(RuleBasedStateMachine):
         except (Crashed, ResourceFailed):
             assert self.fs.crashed
         self._reopen([self.model.after_crash()], dice, kill)
+
+    @precondition(lambda self: self._has(Became.IN_DOUBT))
+    @rule(pick=PICK, how=PICK, calls=st.integers(0, 60), dice=st.integers(0, 2**32), kill=st.booleans())
+    def decide_while_opening(self, pick: int, how: int, calls: int, dice: int, kill: bool) -> None:
+        """Before the messages are loaded."""
+        number = self._branch(pick, Became.IN_DOUBT)
+        verb = ENDS[Became.IN_DOUBT][how % 4]
+        before = self.model.after_crash()
+        after = deepcopy(before)
+        after.end(number, verb)
+        told = []
+
+        def decide(space: Space) -> None:
+            call(Session(space), verb, xid_of(number))
+            told.append(verb)
+
+        self.fs.survive_kill(crash_after=self.fs.calls + calls)
+        try:
+            self._open(self.fs, decide)
+        except (Crashed, ResourceFailed):
+            assert self.fs.crashed
+            self._reopen([after] if told else [before, after], dice, kill)
+        else:
+            self.fs.crash_after = None
+            self.model = after
 
     @rule()
     def close_and_open(self) -> None:

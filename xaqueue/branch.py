@@ -220,6 +220,15 @@ class Branch:
     """Suspended with MIGRATE: any session may resume it."""
     doom: RolledBack | None = None
     deadline: float | None = None
+    """Of the monotonic clock, as ``progress`` is."""
+    begun: float = 0.0
+    """Of the monotonic clock; 0 where another owner has begun it."""
+    progress: float = 0.0
+    """When something was last done in it or to it."""
+    working: set[int] = field(default_factory=set)
+    """Sessions that are enqueueing or dequeueing in it now. Each is here before it looks for a doom."""
+    undone: bool = False
+    """Its work was rolled back by this side; it is kept until its transaction manager has been told."""
     busy: bool = False
     """A step is on its way to disk; the next call waits for it."""
     damage: list[str] = field(default_factory=list)

@@ -88,7 +88,7 @@ _optional = attrgetter(*_OPTIONAL)
 _ABSENT = _optional(Properties(""))
 
 
-def _property_map(properties: Properties) -> dict[str, Any]:
+def property_map(properties: Properties) -> dict[str, Any]:
     """The map that is stored: what is absent or default is left out, what is unknown comes last."""
     stored: dict[str, Any] = {"queue": properties.queue}
     if properties.enqueued_at:
@@ -124,16 +124,22 @@ def encode_with_checksum(block: Block, *, body_limit_bytes: int = BODY_LIMIT_BYT
             f"body of {body_bytes:,} bytes is over the limit of {body_limit_bytes:,}: "
             "raise [space] max_body_bytes in queues.toml, or send a reference to the content"
         )
-    packed: bytes = msgpack.packb(_property_map(block.properties), use_bin_type=True)
+    packed = pack_properties(block.properties)
+    prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, block.kind, 0, len(packed), body_bytes, block.epoch, block.message_id)
+    head_crc = HEAD_CRC.pack(crc32(packed, crc32(prefix)))
+    checksum = crc32(block.body, crc32(packed, crc32(head_crc, crc32(prefix))))
+    return b"".join((prefix, head_crc, HEAD_CRC.pack(checksum), packed)), checksum
+
+
+def pack_properties(properties: Properties) -> bytes:
+    """The property map as it is stored. Raises MessageTooLarge."""
+    packed: bytes = msgpack.packb(property_map(properties), use_bin_type=True)
     if len(packed) > PROPERTIES_LIMIT_BYTES:
         raise MessageTooLarge(
             f"properties of {len(packed):,} bytes are over the limit of {PROPERTIES_LIMIT_BYTES:,}: "
             "put large values into the body"
         )
-    prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, block.kind, 0, len(packed), body_bytes, block.epoch, block.message_id)
-    head_crc = HEAD_CRC.pack(crc32(packed, crc32(prefix)))
-    checksum = crc32(block.body, crc32(packed, crc32(head_crc, crc32(prefix))))
-    return b"".join((prefix, head_crc, HEAD_CRC.pack(checksum), packed)), checksum
+    return packed
 
 
 def decode_head(data: bytes) -> Head:

@@ -18,9 +18,12 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from xaqueue.errors import (
+    ConnectionLost,
+    DuplicateXid,
     HeuristicOutcome,
     InterfaceError,
     InvalidArgument,
+    OutcomeUnknown,
     ProtocolError,
     ResourceFailed,
     RolledBack,
@@ -90,6 +93,20 @@ class Connection:
         """
         self._check_open()
         return self._manager.browse(queue, limit)
+
+    def flush(self) -> None:
+        """Raises now what a server may yet refuse of ``tpc_begin`` and ``enqueue``, which ride with a later call.
+
+        Without a server there is nothing to wait for: they have raised already.
+        """
+        self._check_open()
+        if self._phase is _Phase.NONE:
+            return
+        try:
+            self._manager.flush()
+        except DuplicateXid:
+            self._leave()  # it never began
+            raise
 
     # One phase
 
@@ -210,6 +227,11 @@ class Connection:
 
     # The connection
 
+    @property
+    def in_transaction(self) -> bool:
+        """Whether one is open: local work, or since ``tpc_begin``."""
+        return self._phase is not _Phase.NONE
+
     def close(self) -> None:
         """Rolls back what is not prepared and ends the session. A second call does nothing."""
         if self._closed:
@@ -220,6 +242,8 @@ class Connection:
             if xid is not None and self._manager.outcome(xid) is not Outcome.IN_DOUBT:
                 with suppress(UnknownXid, ProtocolError, ResourceFailed):  # finished, past its commit point, fenced
                     self._manager.rollback(xid)
+        except ConnectionLost:
+            pass  # the server rolls it back
         finally:
             self._manager.close()
 
@@ -278,6 +302,9 @@ class Connection:
             self._manager.commit(xid, Flag.ONEPHASE)
         except RolledBack:
             self._discard(xid)
+            raise
+        except OutcomeUnknown:  # it can only be asked for: ``outcome``
+            self._leave()
             raise
         self._leave()
 

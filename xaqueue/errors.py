@@ -13,6 +13,7 @@ raised for a normal outcome: a read-only vote and an empty queue are return valu
        |  |- OutsideTransaction       XAER_OUTSIDE  a local transaction is open
        |  |- InvalidArgument          XAER_INVAL    a value that no state makes right
        |  |- AsyncNotSupported        XAER_ASYNC    the ASYNC flag
+       |  |- AccessDenied             XAER_PROTO    the session lacks the right, or a way in; nothing was done
        |  `- UnknownQueue             XAER_INVAL    no definition for this queue
        |- DataError                   XAER_INVAL    a message over a limit
        |  |- MessageTooLarge
@@ -24,17 +25,31 @@ raised for a normal outcome: a read-only vote and an empty queue are return valu
        |  |- RetryLater               XA_RETRY      nothing lost, the same call may complete it later
        |  |- ResourceError            XAER_RMERR    the branch can never be committed
        |  |- ResourceFailed           XAER_RMFAIL   the space is fenced: reopen it
+       |  |- ConnectionLost           XAER_RMFAIL   the server is gone, and what was active with it
+       |  |  `- OutcomeUnknown        XAER_RMFAIL   and nobody knows how far a commit, prepare or rollback came
+       |  |- DecisionLogError         XAER_RMFAIL   a transaction manager's log cannot be opened, or failed
+       |  |  |- DecisionLogInUse      XAER_RMFAIL   another process owns it
+       |  |  `- DecisionLogDamaged    XAER_RMFAIL   it lost records, or may have
        |  |- SpaceInUse               XAER_RMFAIL   another process owns the space
        |  `- SpaceError               XAER_RMFAIL   the directory cannot be opened as a space
        |     `- JournalDamaged        XAER_RMFAIL   its journal lost records: it is open for reading only
        |- IntegrityError
        |  `- HeuristicOutcome         XA_HEUR*      an operator decided this branch
+       |     |- HeuristicMixed        XA_HEURMIX    one participant committed and another one did not
+       |     `- HeuristicHazard       XA_HEURHAZ    nobody can tell what a participant did
        `- NotSupportedError
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from xaqueue.xa import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xaqueue.xid import Xid
 
 
 class Error(Exception):
@@ -91,6 +106,13 @@ class AsyncNotSupported(ProgrammingError):
     """The ``ASYNC`` flag was given; this resource manager answers at once (``XAER_ASYNC``)."""
 
     code = Code.XAER_ASYNC
+
+
+class AccessDenied(ProgrammingError):
+    """The session's roles do not give it the right, or it has none at all. Nothing was done (``XAER_PROTO``).
+
+    To a transaction manager it is no vote: the branch is as it was, and the call can be made again with the right.
+    """
 
 
 class UnknownQueue(ProgrammingError):
@@ -168,6 +190,33 @@ class ResourceFailed(OperationalError):
     """The space is fenced after a failed write, sync or rename (``XAER_RMFAIL``). Close it and open it again."""
 
 
+class ConnectionLost(OperationalError):
+    """The server does not answer, or hung up. What was active in the session is rolled back."""
+
+
+class OutcomeUnknown(ConnectionLost):
+    """The answer to a commit, a prepare or a rollback was lost: it may or may not have been carried out.
+
+    ``xid`` names the branch: ``connection.outcome(xid)`` tells once the server is there again.
+    """
+
+    def __init__(self, message: str, xid: Xid | None = None) -> None:
+        super().__init__(message)
+        self.xid = xid
+
+
+class DecisionLogError(OperationalError):
+    """The decision log of a transaction manager cannot be opened, or was failed by its disk. Nothing is guessed."""
+
+
+class DecisionLogInUse(DecisionLogError):
+    """Another process owns the log; the message names host, pid and since when."""
+
+
+class DecisionLogDamaged(DecisionLogError):
+    """The log lost decisions, or may have. Nothing was changed and nothing is rolled back."""
+
+
 class SpaceInUse(OperationalError):
     """Another process owns the space; the message names host, pid and since when."""
 
@@ -190,6 +239,26 @@ class HeuristicOutcome(IntegrityError):
     def __init__(self, message: str, code: Code) -> None:
         super().__init__(message)
         self.code = code
+
+
+class HeuristicMixed(HeuristicOutcome):
+    """A global transaction was committed by one participant and not by another. ``parties``: who did what, by name."""
+
+    code = Code.XA_HEURMIX
+
+    def __init__(self, message: str, parties: Mapping[str, str] | None = None) -> None:
+        super().__init__(message, Code.XA_HEURMIX)
+        self.parties = dict(parties or {})
+
+
+class HeuristicHazard(HeuristicOutcome):
+    """A prepared branch was gone when it was to be committed. ``parties``: who did what, by name."""
+
+    code = Code.XA_HEURHAZ
+
+    def __init__(self, message: str, parties: Mapping[str, str] | None = None) -> None:
+        super().__init__(message, Code.XA_HEURHAZ)
+        self.parties = dict(parties or {})
 
 
 class NotSupportedError(DatabaseError):

@@ -112,6 +112,9 @@ class ResourceManager(Protocol):
     def outcome(self, xid: Xid) -> Outcome:
         """What became of the branch, as far as it is remembered."""
 
+    def flush(self) -> None:
+        """What was not sent yet is done now. Raises what it fails with."""
+
     def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
         """Adds a message to the associated branch."""
 

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -36,6 +36,7 @@ from xaqueue.storage.flags import DEFAULT, Hardening
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.lock import FileLock
 from xaqueue.storage.scan import check_version
+from xaqueue.storage.waiting import THREADS, Threads
 from xaqueue.storage.watched import WatchedFileSystem
 from xaqueue.storage.write_behind import Flusher
 
@@ -160,11 +161,14 @@ def attach(
     watch: bool = True,
     progress: Progress | None = None,
     environment: Mapping[str, str] = os.environ,
+    waiting: Threads = THREADS,
+    on_branches: Callable[[Space], object] = lambda _: None,
 ) -> Session:
     """A session with the space in this directory, which this process opens if it has not yet.
 
     sync: flags; without them XAQUEUE_FLAGS, then queues.toml, then the default hold. name: must be the space's, where
-    given. watch: whether queues.toml is reloaded when it changes. Closing the last session closes the space.
+    given. watch: whether queues.toml is reloaded when it changes. waiting, on_branches: see ``Space``; where it is
+    opened now. Closing the last session closes the space.
     Raises SpaceInUse, SpaceError, InvalidArgument.
     """
     if create_missing:
@@ -179,7 +183,7 @@ def attach(
             del _attached[root]
             attached = None
         if attached is None:
-            attached = _attached[root] = _open(root, sync, environment, watch, progress)
+            attached = _attached[root] = _open(root, sync, environment, watch, progress, waiting, on_branches)
         elif sync is not None and Hardening.parse(sync) != attached.space.hardening:
             raise InvalidArgument(f"the space is open with {attached.space.hardening} in this process, not {sync}")
         attached.users += 1
@@ -187,7 +191,13 @@ def attach(
 
 
 def _open(
-    root: Path, sync: str | None, environment: Mapping[str, str], watch: bool, progress: Progress | None
+    root: Path,
+    sync: str | None,
+    environment: Mapping[str, str],
+    watch: bool,
+    progress: Progress | None,
+    waiting: Threads,
+    on_branches: Callable[[Space], object],
 ) -> _Attached:
     definitions = read_definitions(root)
     asked = sync if sync is not None else environment.get(FLAGS_VARIABLE)
@@ -221,6 +231,8 @@ def _open(
             progress=progress,
             journalled=journalled,
             room=room,
+            waiting=waiting,
+            on_branches=on_branches,
         )
         files.recovering = False
         watchdog = None
@@ -283,6 +295,14 @@ def _detach(root: Path, attached: _Attached) -> None:
             if attached.watchdog is not None:
                 attached.watchdog.stop()
             attached.lock.release()
+
+
+def announce(root: Path, endpoint: str) -> None:
+    """Where the space, which this process has open, is served: commands that find it in use go there."""
+    with _guard:
+        attached = _attached[root.resolve()]
+        attached.owner = replace(attached.owner, endpoint=endpoint)
+        attached.lock.write(_format_owner(attached.owner))
 
 
 def _tell_trouble(lock: FileLock, owner: Owner, told: str) -> None:

@@ -10,6 +10,11 @@ order = "fifo"
 [queues.orders]
 order = "priority"                 # fifo, lifo or priority
 description = "what the shop sends"
+
+[access.roles.shop]                # who may do what through a server; without [access] see xaqueue(5)
+members = ["user:www", "cert:shop.example"]
+produce = ["orders", "orders.*"]
+transact = true
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from xaqueue.command import BODY_LIMIT_BYTES
 from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.index import Order
 from xaqueue.message import check_queue_name
+from xaqueue.rpc.access import AS_A_WHOLE, NO_TABLE, ON_QUEUES, Policy, Role
 from xaqueue.storage.flags import Hardening
 from xaqueue.storage.journal import SEGMENT_BYTES, SMALLEST_SEGMENT_BYTES
 
@@ -55,6 +61,7 @@ class Definitions:
     """The same for inodes; None: a twentieth of them, 1,000 at most."""
     io_deadline_s: float = 120
     """A sync or rename that takes longer fences the space."""
+    access: Policy = NO_TABLE
 
     def find(self, name: str) -> QueueDefinition:
         """The definition that holds for a queue. Raises UnknownQueue with a suggestion, InvalidArgument for no name."""
@@ -82,7 +89,7 @@ def parse(text: str) -> Definitions:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidArgument(f"queues.toml is no TOML: {error}") from None
-    _only(document, "queues.toml", ("space", "default", "queues"))
+    _only(document, "queues.toml", ("space", "default", "queues", "access"))
     space = _table(document, "space")
     _only(space, "[space]", (*_NUMBERS, "sync"))
     numbers = {key: _number(space, key, least, unit) for key, (least, unit) in _NUMBERS.items() if key in space}
@@ -94,7 +101,8 @@ def parse(text: str) -> Definitions:
         check_queue_name(name)
         queues[name] = _definition(f"[queues.{name}]", table)
     default = _definition("[default]", document["default"]) if "default" in document else None
-    return Definitions(queues, default, sync=Hardening.parse(sync) if sync is not None else None, **numbers)
+    hardening = Hardening.parse(sync) if sync is not None else None
+    return Definitions(queues, default, sync=hardening, access=_access(document), **numbers)
 
 
 _NUMBERS = {
@@ -145,10 +153,10 @@ def with_default(text: str, order: str) -> str:
     return defined
 
 
-def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _table(document: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
     table = document.get(name, {})
     if not isinstance(table, Mapping):
-        raise InvalidArgument(f"queues.toml: {name} = {table!r}: a table [{name}] is wanted")
+        raise InvalidArgument(f"queues.toml: {name} = {table!r}: a table {where or f'[{name}]'} is wanted")
     return table
 
 
@@ -160,6 +168,38 @@ def _definition(where: str, table: Any) -> QueueDefinition:
     if order not in [known.value for known in Order]:
         raise InvalidArgument(f"queues.toml: {where} order = {order!r}: fifo, lifo or priority is wanted")
     return QueueDefinition(Order(order), str(table.get("description", "")))
+
+
+def _access(document: Mapping[str, Any]) -> Policy:
+    if "access" not in document:
+        return NO_TABLE
+    access = _table(document, "access")
+    _only(access, "[access]", ("roles",))
+    return Policy(tuple(_role(name, table) for name, table in _table(access, "roles", "[access.roles]").items()))
+
+
+_LISTS = ("members", *(right.value for right in ON_QUEUES))
+_SWITCHES = tuple(right.value for right in AS_A_WHOLE)
+
+
+def _role(name: str, table: Any) -> Role:
+    """What is wrong with a list is told without what is in it: somebody may have put a token there."""
+    where = f"[access.roles.{name}]"
+    if not isinstance(table, Mapping):
+        raise InvalidArgument(f"queues.toml: {where} is no table: members and what they may do are wanted")
+    _only(table, where, (*_LISTS, *_SWITCHES))
+    for key in _LISTS:
+        value = table.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise InvalidArgument(f"queues.toml: {where} {key} is no list of strings")
+    for key in _SWITCHES:
+        if not isinstance(table.get(key, False), bool):
+            raise InvalidArgument(f"queues.toml: {where} {key} = {table[key]!r}: true or false is wanted")
+    given: dict[str, Any] = {key: tuple(value) if key in _LISTS else value for key, value in table.items()}
+    try:
+        return Role(name, **given)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"queues.toml: {error}") from None
 
 
 def _only(table: Mapping[str, Any], where: str, known: tuple[str, ...]) -> None:

@@ -1,8 +1,8 @@
 """An operator's decision on a branch in doubt: recorded durably before anything is done, kept until forget.
 
 The record is a block of kind *branch* in ``heuristic/`` under the branch's xid: its headers say what was decided, by
-whom, and what the branch would have done. Once it is hardened the decision stands: a crash right after it is
-completed at the next open, and the transaction manager hears of it (XA_HEURCOM, XA_HEURRB, XA_HEURMIX).
+whom and why, and its body what the branch would have done. Once it is hardened the decision stands: a crash right after
+it is completed at the next open, and the transaction manager hears of it (XA_HEURCOM, XA_HEURRB, XA_HEURMIX).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from xaqueue.branch import HEURISTICS, Branch, State
 from xaqueue.command import Block, Kind, decode, encode, pack_list
-from xaqueue.errors import DamagedBlock, HeuristicOutcome, ProtocolError, RetryLater, UnknownXid
+from xaqueue.errors import DamagedBlock, HeuristicOutcome, InvalidArgument, ProtocolError, RetryLater, UnknownXid
 from xaqueue.message import Properties
 from xaqueue.space import blocks, steps
 from xaqueue.space import redo as redo_of
@@ -34,6 +34,8 @@ OUTCOMES = {
     "rollback": State.HEURISTIC_ROLLBACK,
     "mixed": State.HEURISTIC_MIXED,
 }
+TEXT_LIMIT = 1000
+"""Characters of who decided, and of why, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,15 @@ class Decision:
     by: str
     at: int
     """Int microseconds UTC."""
+    reason: str = ""
+    """Why, in the operator's words; empty where nothing was said, and in records before there were reasons."""
+
+
+def check_text(name: str, text: str) -> str:
+    """The text itself, as a record may hold it. Raises InvalidArgument."""
+    if not isinstance(text, str) or len(text) > TEXT_LIMIT or not text.isprintable():
+        raise InvalidArgument(f"{name} {str(text)[:40]!r} is refused: one line of {TEXT_LIMIT} characters at most")
+    return text
 
 
 def read(fs: FileSystem, path: str) -> Decision:
@@ -52,17 +63,21 @@ def read(fs: FileSystem, path: str) -> Decision:
         block = decode(fs.read(path))
     except OSError as error:
         raise damage_of(fs, path, error) from error
-    outcome = block.properties.headers.get("decision", "")
+    told = block.properties.headers
+    outcome = told.get("decision", "")
     if block.kind is not Kind.BRANCH or outcome not in OUTCOMES:
         raise DamagedBlock("is no record of a decision")
-    return Decision(outcome, block.properties.headers.get("by", "unknown"), block.properties.enqueued_at)
+    return Decision(outcome, told.get("by", "unknown"), block.properties.enqueued_at, told.get("reason", ""))
 
 
-def decide(space: Space, xid: Xid, commit: bool, by: str) -> Decision:
+def decide(space: Space, xid: Xid, commit: bool, by: str, reason: str = "") -> Decision:
     """Records an operator's decision on a branch in doubt, carries it out, and returns it.
 
+    by, reason: one line each. Where a decision was recorded before and not carried out, that one is, and returned.
     Raises UnknownXid where nothing of that name is in doubt, HeuristicOutcome where it was decided before.
     """
+    check_text("operator", by)
+    check_text("reason", reason)
     with space.lock:
         space.barrier.check()
         branch = space.branches.get(xid)
@@ -84,7 +99,7 @@ def decide(space: Space, xid: Xid, commit: bool, by: str) -> Decision:
         if space.fs.exists(path):  # decided before, and there was no room to carry it out
             decision = read(space.fs, path)
         else:
-            decision = Decision(outcome, by, space.now_us())
+            decision = Decision(outcome, by, space.now_us(), reason)
             _record(space, branch, decision)
         complete(space, xid, decision)
     finally:
@@ -130,6 +145,8 @@ def forget(space: Space, branch: Branch) -> None:
 
 def _record(space: Space, branch: Branch, decision: Decision) -> None:
     headers = {"decision": decision.outcome, "by": decision.by}
+    if decision.reason:
+        headers["reason"] = decision.reason
     properties = Properties("", enqueued_at=decision.at, headers=headers)
     source = block_path(ACTIVE, str(branch.xid), FIRST)  # content before name, as for every block
     target = f"{HEURISTIC}/{branch.xid}"

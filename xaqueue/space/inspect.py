@@ -1,13 +1,14 @@
 """What a space is and holds can be seen without owning it, also while its owner works in it.
 
-Nothing here writes, locks or waits. What is told of a live space is true of some moment while it was read: files that
+Nothing here writes or locks. What is told of a live space is true of some moment while it was read: files that
 vanish meanwhile have moved on and are left out.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from xaqueue.xid import Xid
 
 UNDEFINED = "undefined"
 """Stands for the order of a queue that has messages and no definition."""
+WRITING_S = 0.02
+"""How long an owner may take to write a small file that is seen to be short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,16 @@ def queue_list(path: str | os.PathLike[str], definitions: Definitions | None = N
     return [_queue(path, fs, name, definitions) for name in sorted({*queues(path), *definitions.queues})]
 
 
+def depths(path: str | os.PathLike[str], names: Iterable[str]) -> dict[str, int]:
+    """How many messages these queues have, with those that branches hold."""
+    return depths_in(_files(path), names)
+
+
+def depths_in(fs: FileSystem, names: Iterable[str]) -> dict[str, int]:
+    """As ``depths``, of the space behind a port."""
+    return {name: len(survey.message_names(fs, name)) for name in names}
+
+
 def check_known(path: str | os.PathLike[str], queue: str) -> str:
     """The queue's name, if it has messages or a definition. Raises UnknownQueue, SpaceError, InvalidArgument."""
     read_format(path)
@@ -165,7 +178,11 @@ def check_known(path: str | os.PathLike[str], queue: str) -> str:
 def in_doubt(path: str | os.PathLike[str]) -> list[InDoubt]:
     """Branches in doubt, committing or decided by an operator, the oldest first. Raises SpaceError."""
     read_format(path)
-    fs = _files(path)
+    return in_doubt_in(_files(path))
+
+
+def in_doubt_in(fs: FileSystem) -> list[InDoubt]:
+    """As ``in_doubt``, of the space behind a port."""
     found = {branch.xid: branch for branch in _prepared(fs)}
     found.update({branch.xid: branch for branch in _decided(fs)})
     return sorted(found.values(), key=lambda branch: (branch.since, str(branch.xid)))
@@ -213,6 +230,9 @@ def _prepared(fs: FileSystem) -> list[InDoubt]:
     for xid in {**files, **lost}:
         try:
             standing = survey.survey(fs, xid, files.get(xid, {}), lost.get(xid, ()), holds)
+            if standing.damage:  # or its owner is writing it just now
+                time.sleep(WRITING_S)
+                standing = survey.survey(fs, xid, files.get(xid, {}), lost.get(xid, ()), _holds(fs))
         except FileNotFoundError:
             continue  # its owner is finishing it
         if standing.verdict in (Verdict.IN_DOUBT, Verdict.COMMITTING) and (standing.blocks or standing.damage):

@@ -26,10 +26,12 @@ JOURNAL = "journal"
 COUNTERS = "counters"
 """What the owner tells of its cache now and then; nothing depends on it."""
 RESERVE = "reserve"
+OPERATORS = "operators.log"
+"""What became of decisions by hand; see ``xaqueue.space.operators``."""
 DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE)
 
 OWN_NAMES = frozenset(
-    {FORMAT, OWNER, QUEUES, JOURNAL, RESERVE, COUNTERS, *DIRECTORIES, f".{FORMAT}.new", f".{QUEUES}.new"}
+    {FORMAT, OWNER, QUEUES, JOURNAL, RESERVE, COUNTERS, OPERATORS, *DIRECTORIES, f".{FORMAT}.new", f".{QUEUES}.new"}
 )
 """What a space's directory may hold at its top."""
 

@@ -7,10 +7,8 @@ for its checksum when it is dequeued, as are the files of messages that an image
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
-from itertools import chain
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from xaqueue.command import (
@@ -28,27 +26,22 @@ from xaqueue.command import (
 from xaqueue.errors import DamagedBlock
 from xaqueue.index import Entry
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import image, layout, quarantine
-from xaqueue.space.layout import COMMITTED, RANGE_BITS, Watermark
+from xaqueue.space import image, layout, quarantine, stock
+from xaqueue.space.layout import RANGE_BITS
+from xaqueue.space.readers import Readers
+from xaqueue.space.stock import SetAside
 from xaqueue.storage.fs import FileSystem
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
     from xaqueue.space.queue import Queue
     from xaqueue.space.space import Space
 
 Progress = Callable[[int, int], None]
 """Called with messages read and, about, messages there, now and then."""
-SetAside = Callable[[str, str], None]
-"""Quarantines a path for a reason."""
 Found = Entry | str | None
 """The entry that a message's file makes, or what is wrong with the file, or None where it is gone."""
 
-READERS = 4
-SLICE = 128
-"""Files that one thread reads at a time."""
-
+_NO_LIMIT = 1 << 64
 _DECIDING = ("correlation_id", "priority", "not_before", "expires_at", "tries", "unknown")
 _PLAIN_NAMES = frozenset(field.name for field in fields(Properties)).difference(_DECIDING)
 """Properties that do not decide a message's turn."""
@@ -84,29 +77,60 @@ def damage_of(fs: FileSystem, path: str, error: OSError) -> Exception:
     return error
 
 
-def load(space: Space, set_aside: SetAside, note: Callable[[str], None], progress: Progress | None) -> int:
-    """Fills ``space.queues`` from ``committed/``; returns the number of messages.
+class Load:
+    """The messages of all queues. First those that branches name are placed, and then all others are loaded.
 
-    In memory are the names of one range directory at a time; so how many messages are to come is an estimate.
+    Between the two, and while the others are loaded, branches in doubt may be committed and rolled back: they touch
+    only messages that were placed, and give out numbers above all that are found.
     """
-    found = [(queue, _ranges(space.fs, queue.name, set_aside)) for queue in _queues(space, set_aside)]
-    left = sum(len(ranges) for _, ranges in found)
-    read = done = 0
-    with _Readers() as readers:
-        for queue, ranges in found:
-            loading = _Loading(space, queue, set_aside, readers)
-            for number in ranges:
-                done += loading.load_range(number)
-                read, left = read + 1, left - 1
-                if progress is not None:
-                    progress(done, done + left * done // read)
-            if loading.newest:
-                space.committed_by(space.fs.modified_ns(loading.newest) // 1000)
-            watermark = _watermark(space, queue, bool(ranges), set_aside, note)
-            queue.found(loading.counts, loading.last, watermark)
-    for queue, _ in found if space.read_only is None else ():
-        image.discard(space.fs, queue.name)
-    return done
+
+    def __init__(self, space: Space, set_aside: SetAside, note: Callable[[str], None]) -> None:
+        """Finds the queues, their ranges and their numbers; of the messages it reads none."""
+        self._space = space
+        self._set_aside = set_aside
+        self._readers = Readers()
+        queues = stock.queues(space, set_aside)
+        self._found = [(queue, stock.ranges(space.fs, queue.name, set_aside)) for queue in queues]
+        self._begun: dict[str, _Loading] = {}
+        self.highest: dict[str, int] = {}
+        """The highest number in each queue, before others used what was placed."""
+        for queue, ranges in self._found:
+            last, when_us = stock.newest(space.fs, queue.name, ranges)
+            space.committed_by(when_us)
+            queue.found(ranges, last, stock.watermark(space, queue, bool(ranges), set_aside, note))
+
+    def place(self, wanted: Mapping[str, Collection[MessageId]]) -> None:
+        """Loads these messages, by queue, as far as they are there."""
+        for queue, ranges in self._found:
+            if queue.name in wanted:
+                loading = self._begun[queue.name] = _Loading(self._space, queue, self._set_aside, self._readers)
+                loading.place(ranges, {message_id.hex() for message_id in wanted[queue.name]})
+                image.discard(self._space.fs, queue.name)
+
+    def is_placed(self) -> None:
+        """From here on others may use what was placed."""
+        for queue in self._space.queues.values():
+            self.highest[queue.name] = queue.last
+            if queue.name in self._begun:
+                self._begun[queue.name].go_on()
+
+    def rest(self, progress: Progress | None) -> None:
+        """Loads all others. In memory are the names of one range directory at a time; so how many there are to be is
+        an estimate.
+        """
+        left = sum(len(ranges) for _, ranges in self._found)
+        read = done = 0
+        with self._readers:
+            for queue, ranges in self._found:
+                loading = self._begun.pop(queue.name, None)
+                loading = loading or _Loading(self._space, queue, self._set_aside, self._readers)
+                for number in ranges:
+                    done += loading.load_range(number)
+                    read, left = read + 1, left - 1
+                    if progress is not None:
+                        progress(done, done + left * done // read)
+        for queue, _ in self._found if self._space.read_only is None else ():
+            image.discard(self._space.fs, queue.name)
 
 
 def remaining_s(done: int, total: int, elapsed_s: float) -> float:
@@ -114,85 +138,89 @@ def remaining_s(done: int, total: int, elapsed_s: float) -> float:
     return elapsed_s * (total - done) / done if done else 0.0
 
 
-def _queues(space: Space, set_aside: SetAside) -> list[Queue]:
-    queues = []
-    for name in sorted(space.fs.list(COMMITTED)):
-        queue_name = layout.parse_queue_directory(name)
-        if queue_name is not None and space.fs.is_dir(layout.queue_path(queue_name)):
-            queues.append(space.queue(queue_name))
-        elif not name.startswith("."):
-            why = "its name is not queue=<name>" if queue_name is None else "a file where a queue's directory should be"
-            set_aside(f"{COMMITTED}/{name}", f"no queue directory: {why}")
-    return queues
-
-
-def _ranges(fs: FileSystem, queue: str, set_aside: SetAside) -> list[int]:
-    directory = layout.queue_path(queue)
-    ranges = []
-    for name in sorted(fs.list(directory)):
-        number = layout.parse_range(name)
-        path = f"{directory}/{name}"
-        if number is not None and fs.is_dir(path):
-            ranges.append(number)
-        elif not name.startswith("."):
-            set_aside(path, "no range directory")
-    return ranges
-
-
 class _Loading:
     """One queue's messages: each from the image, or from its file."""
 
-    def __init__(self, space: Space, queue: Queue, set_aside: SetAside, readers: _Readers) -> None:
+    def __init__(self, space: Space, queue: Queue, set_aside: SetAside, readers: Readers) -> None:
         self._fs = space.fs
+        self._lock = space.lock
         self._queue = queue
         self._set_aside = set_aside
         self._readers = readers
         found = image.read(space.fs, queue.name)
         self._sections = found.sections if found is not None and found.follows(space.epoch) else {}
-        self.counts: dict[int, int] = {}
-        """Messages in each range."""
-        self.last = 0
-        self.newest = ""
-        """The highest number, and the path of its message."""
+        self._last = -1
+        """The number of the message that was added last."""
+        self._placed: dict[MessageId, int] = {}
+        """The numbers of those that were in the index before all others are loaded."""
+        self._taken: frozenset[int] = frozenset()
+        """The same numbers."""
+        self._highest = _NO_LIMIT
+        """Numbers above it are of messages that are committed while the others are loaded."""
+
+    def place(self, ranges: Sequence[int], wanted: Collection[str]) -> None:
+        """Adds the messages of these ids, in hex."""
+        for number in ranges:
+            directory = layout.range_path(self._queue.name, number << RANGE_BITS)
+            paths = [f"{directory}/{name}" for name in self._fs.list(directory) if name[17:] in wanted]
+            self._load_each(number, sorted(paths), {})
+
+    def go_on(self) -> None:
+        """All that is loaded from here on is beside what was placed, which others use."""
+        self._placed = {entry.message_id: entry.seq for entry in self._queue.index.entries(0)}
+        self._taken = frozenset(self._placed.values())
+        self._highest, self._last = self._queue.last, -1
 
     def load_range(self, number: int) -> int:
         """Adds the messages of a range directory; returns how many names it has."""
         directory = layout.range_path(self._queue.name, number << RANGE_BITS)
-        names = sorted(name for name in self._fs.list(directory) if not name.startswith("."))
-        index = self._queue.index
-        before = len(index)
+        try:
+            names = sorted(name for name in self._fs.list(directory) if not name.startswith("."))
+        except FileNotFoundError:
+            return 0  # a branch in doubt took the last one
         section = self._sections.pop(number, None)
-        if section is not None and section.matches(names) and section.add_to(index, self._queue.name):
-            self.last, self.newest = int(names[-1][:16], 16), f"{directory}/{names[-1]}"
-        else:
+        if section is None or not self._add_section(number, section, names):
             told = section.entries(self._queue.name) if section is not None else ()
             known = {(entry.seq, entry.message_id): entry for entry in told}
             self._load_each(number, [f"{directory}/{name}" for name in names], known)
-        self.counts[number] = len(index) - before
         return len(names)
+
+    def _add_section(self, number: int, section: image.Section, names: Sequence[str]) -> bool:
+        """Adds what the image tells of a range, where it is exactly what is there, and no branch uses any of it."""
+        if number in {seq >> RANGE_BITS for seq in self._taken} or not section.matches(names):
+            return False
+        with self._lock:
+            if not section.add_to(self._queue.index, self._queue.name):
+                return False
+            self._last = int(names[-1][:16], 16)
+            self._queue.holds(number, len(names))
+        return True
 
     def _load_each(self, number: int, paths: Sequence[str], known: Mapping[tuple[int, MessageId], Entry]) -> None:
         def read(path: str) -> Found:
             parsed = layout.parse_message(path.rpartition("/")[2])
             if parsed is None or parsed[0] >> RANGE_BITS != number:
                 return "no message of this range: its name is not <seq>.<message id>"
+            if parsed[0] > self._highest or self._placed.get(parsed[1]) == parsed[0]:
+                return None
             return known.get(parsed) or self._read(path, *parsed)
 
         for path, found in zip(paths, self._readers.map(read, paths), strict=True):
-            if isinstance(found, Entry):
-                self._add(path, found)
-            elif found is not None:
-                self._set_aside(path, found)
+            wrong = self._add(number, found) if isinstance(found, Entry) else found
+            if wrong:
+                self._set_aside(path, wrong)
 
-    def _add(self, path: str, entry: Entry) -> None:
-        if entry.message_id in self._queue.index:
-            why = f"message {entry.message_id.hex()} stands in its queue twice; the earlier one is kept"
-            self._set_aside(path, why)
-        elif self.newest and entry.seq == self.last:
-            self._set_aside(path, f"another message of its queue has its number, {entry.seq:,}, and is kept")
-        else:
+    def _add(self, number: int, entry: Entry) -> str:
+        """Returns what is wrong with it."""
+        if entry.message_id in self._placed or entry.message_id in self._queue.index:
+            return f"message {entry.message_id.hex()} stands in its queue twice; the earlier one is kept"
+        if entry.seq == self._last or entry.seq in self._taken:
+            return f"another message of its queue has its number, {entry.seq:,}, and is kept"
+        with self._lock:
             self._queue.index.add(entry)
-            self.last, self.newest = entry.seq, path
+            self._queue.holds(number, 1)
+        self._last = entry.seq
+        return ""
 
     def _read(self, path: str, seq: int, message_id: MessageId) -> Found:
         try:
@@ -216,35 +244,6 @@ class _Loading:
         return Entry(seq, message_id, head.properties, head.size_bytes)
 
 
-class _Readers:
-    """Reads files in the order in which they are asked for, several at once where they are many.
-
-    On a cold disk this takes a third of the time; from memory it takes a little longer.
-    """
-
-    def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-
-    def __enter__(self) -> _Readers:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-    def map(self, read: Callable[[str], Found], paths: Sequence[str]) -> Iterator[Found]:
-        if len(paths) <= SLICE:
-            return map(read, paths)
-        if self._pool is None:
-            from concurrent.futures import ThreadPoolExecutor
-
-            self._pool = ThreadPoolExecutor(READERS, "xaqueue-load")
-        slices = (paths[first : first + SLICE] for first in range(0, len(paths), SLICE))
-        return chain.from_iterable(self._pool.map(lambda part: [read(path) for path in part], slices))
-
-
 def check_message(head: Head | Block, queue: str, message_id: MessageId) -> None:
     """DamagedBlock unless this is the message that its name says."""
     if head.kind not in (Kind.ENQUEUE, Kind.UPDATE):
@@ -253,31 +252,3 @@ def check_message(head: Head | Block, queue: str, message_id: MessageId) -> None
         raise DamagedBlock(f"holds message {head.message_id.hex()}, not the one it is named after")
     if head.properties.queue != queue:
         raise DamagedBlock(f"belongs to queue {head.properties.queue!r}, not {queue!r}")
-
-
-def _watermark(
-    space: Space, queue: Queue, used: bool, set_aside: SetAside, note: Callable[[str], None]
-) -> Watermark | None:
-    """The queue's watermark. Where it is lost, one that is above every number that can have been used before."""
-    path = layout.watermark_path(queue.name)
-    data: bytes | None
-    try:
-        data = space.fs.read(path, 4096)
-    except OSError as error:
-        missing = not space.fs.exists(path)
-        if not missing and not quarantine.is_damage(space.fs, path, error):
-            raise
-        data = b"" if missing else None
-    watermark = layout.parse_watermark(data) if data else None
-    if watermark is not None:
-        return watermark
-    if data == b"":  # a crash leaves it missing or empty while the queue's first message is on its way
-        if not used:
-            return None
-        reason = "is missing or empty"
-    else:
-        set_aside(path, "no watermark: damaged or foreign")
-        reason = "was damaged"
-    above = max(space.now_us(), 1)
-    note(f"the watermark of queue {queue.name} {reason}: its numbers go on at {above:,}, so that none is used twice")
-    return Watermark(above, above)

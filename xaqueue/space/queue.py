@@ -8,8 +8,8 @@ hardened with the step that used it. So after a crash the next number is above t
 from __future__ import annotations
 
 import errno
-import threading
 from collections import Counter
+from collections.abc import Iterable
 
 from xaqueue.index import Entry, QueueIndex
 from xaqueue.space import layout
@@ -17,15 +17,17 @@ from xaqueue.space.definitions import QueueDefinition
 from xaqueue.space.layout import RANGE_BITS, RANGE_SIZE, Watermark
 from xaqueue.storage.barrier import Touched
 from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.waiting import Condition
 
 
 class Queue:
     """All methods are called with the space's lock held."""
 
-    def __init__(self, name: str, definition: QueueDefinition, lock: threading.Lock) -> None:
+    def __init__(self, name: str, definition: QueueDefinition, arrived: Condition) -> None:
         self.name = name
         self.index = QueueIndex(definition.order)
-        self.arrived = threading.Condition(lock)
+        self.arrived = arrived
+        """There may be a message for somebody who waits for one."""
         self.pending: set[bytes] = set()
         """Ids of messages that branches have enqueued and not yet committed."""
         self.last = 0
@@ -39,12 +41,16 @@ class Queue:
         self._fresh: set[int] = set()
         """Ranges whose directory and reservation no finished step has hardened yet."""
 
-    def found(self, ranges: dict[int, int], last: int, watermark: Watermark | None) -> None:
+    def found(self, ranges: Iterable[int], last: int, watermark: Watermark | None) -> None:
         """What recovery read of a queue's directory: its ranges, its highest number, its watermark."""
         self._has_directory = True
-        self.ranges = ranges
+        self.ranges = dict.fromkeys(ranges, 0)
         self.last = self.reserved = max(last, watermark.reserved) if watermark else last
-        self.published = watermark.published if watermark else 0
+        self.published = min(watermark.published, self.last) if watermark else 0  # a damaged one may say anything
+
+    def holds(self, number: int, messages: int) -> None:
+        """A range holds so many messages more, which were found."""
+        self.ranges[number] = self.ranges.get(number, 0) + messages
 
     def hold(self, fs: FileSystem) -> None:
         """Makes what the next number needs and opens what its sync needs, so that a lack shows before the commit."""
@@ -87,6 +93,10 @@ class Queue:
         number = entry.seq >> RANGE_BITS
         self.ranges[number] -= 1
         if not self.ranges[number] and number != (self.last + 1) >> RANGE_BITS and number not in self._awaited:
+            self.remove_range(fs, number)
+
+    def remove_empty_ranges(self, fs: FileSystem) -> None:
+        for number in [number for number, count in self.ranges.items() if not count and number not in self._awaited]:
             self.remove_range(fs, number)
 
     def remove_range(self, fs: FileSystem, number: int) -> None:

@@ -14,13 +14,13 @@ from xaqueue.branch import Branch, State
 from xaqueue.errors import DamagedBlock, JournalDamaged, ResourceFailed
 from xaqueue.message import MessageId
 from xaqueue.space import heuristic, layout, survey
-from xaqueue.space.load import Progress, load
+from xaqueue.space.load import Load, Progress
 from xaqueue.space.survey import Verdict
 from xaqueue.storage.read_only import ReadOnlyFileSystem
 from xaqueue.xa import Outcome
 
 if TYPE_CHECKING:
-    from xaqueue.space.recovery import RecoveryReport
+    from xaqueue.space.report import RecoveryReport
     from xaqueue.space.space import Space
 
 log = logging.getLogger("xaqueue")
@@ -34,9 +34,8 @@ def open_for_reading(space: Space, damage: JournalDamaged, report: RecoveryRepor
     space.barrier.fail(ResourceFailed(f"the space is open for reading only: {damage}"))
     log.error("the space is open for reading only: %s", damage)
     report.notes.append(str(damage))
-    report.messages = load(
-        space, lambda path, reason: report.notes.append(f"{path}: {reason}"), report.notes.append, progress
-    )
+    Load(space, lambda path, reason: report.notes.append(f"{path}: {reason}"), report.notes.append).rest(progress)
+    report.messages = sum(len(queue.index) for queue in space.queues.values())
     _prepared(space)
     _decided(space)
     report.in_doubt = sum(1 for branch in space.branches.values() if branch.base is State.PREPARED)

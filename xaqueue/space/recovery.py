@@ -6,17 +6,19 @@
     heuristic/ has a decision          an operator decided: completed, and remembered until forget
     active/                            rolled back (presumed rollback)
 
+Branches come first, with the messages that they name. Once these are as they should be, and on disk, those in doubt may
+be listed, committed and rolled back by others, while recovery goes on to load all other messages.
+
 Recovery is idempotent: it may be killed at any call and run again. After a kill, what it finds may be what the kernel
-remembers and not yet what the disk holds: so it syncs every directory before it touches prepared/, and at its end.
+remembers and not yet what the disk holds: so it syncs every directory before it touches prepared/, and behind that.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -29,7 +31,9 @@ from xaqueue.space import blocks, heuristic, layout, quarantine, tries
 from xaqueue.space.complete import complete
 from xaqueue.space.definitions import QueueDefinition
 from xaqueue.space.layout import ACTIVE, COMMIT, COMMITTED, DIRECTORIES, FIRST, PREPARED, block_path, numbered
-from xaqueue.space.load import Progress, load, read_head, read_list
+from xaqueue.space.load import Load, Progress, read_head, read_list
+from xaqueue.space.named import named, stands_at
+from xaqueue.space.report import RecoveryReport
 from xaqueue.storage.barrier import touched
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -56,34 +60,14 @@ def _is_block(damage: str, suffix: str) -> bool:
     return damage.split("~")[0].endswith(f".{suffix}")
 
 
-@dataclass(slots=True)
-class RecoveryReport:
-    """What opening found and did: counts of branches, of messages, and every file that was set aside."""
+def recover(
+    space: Space, progress: Progress | None = None, answer: Callable[[], object] = lambda: None
+) -> RecoveryReport:
+    """Brings directories and memory into one consistent state. Raises OSError where the disk does not let it.
 
-    messages: int = 0
-    committed: int = 0
-    """Finished before the crash but for their last file."""
-    rolled_forward: int = 0
-    """Decided before the crash and completed now."""
-    rolled_back: int = 0
-    in_doubt: int = 0
-    heuristic: int = 0
-    """Decided by an operator and not yet forgotten."""
-    quarantined: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        return (
-            f"{self.messages:,} messages; branches: {self.committed} committed, {self.rolled_forward} rolled forward, "
-            f"{self.rolled_back} rolled back, {self.in_doubt} in doubt, {self.heuristic} heuristic; "
-            f"{len(self.quarantined)} files quarantined; {self.seconds:.2f} s"
-        )
-
-
-def recover(space: Space, progress: Progress | None = None) -> RecoveryReport:
-    """Brings directories and memory into one consistent state. Raises OSError where the disk does not let it."""
-    return _Recovery(space).run(progress)
+    answer: called once the branches are recovered, and before the messages that they do not name are loaded.
+    """
+    return _Recovery(space).run(progress, answer)
 
 
 class _Recovery:
@@ -93,16 +77,36 @@ class _Recovery:
         self.report = RecoveryReport()
         self.lost: dict[Xid, list[str]] = {}
 
-    def run(self, progress: Progress | None) -> RecoveryReport:
+    def run(self, progress: Progress | None, answer: Callable[[], object]) -> RecoveryReport:
         started = time.monotonic()
         for name in DIRECTORIES:
             if not self.fs.is_dir(name):
                 self.fs.make_dir(name)
-        self.report.messages = load(self.space, self._set_aside, self._note, progress)
+        messages = Load(self.space, self._set_aside, self._note)
+        self._branches(messages)
+        self._harden()
+        self._count_branches()
+        messages.is_placed()
+        answer()
+        aside = len(self.report.quarantined)
+        messages.rest(progress)
+        if len(self.report.quarantined) > aside:
+            self._sync_directories(self._every_directory)
+        self._publish(messages.highest)
+        with self.space.lock:
+            self.report.messages = sum(len(queue.index) for queue in self.space.queues.values())
+        self.report.seconds = time.monotonic() - started
+        log.info("recovered: %s", self.report)
+        return self.report
+
+    def _branches(self, messages: Load) -> None:
+        """Every branch becomes what it is to be."""
         self.lost = quarantine.lost_blocks(self.fs)
         active, prepared = self._blocks(ACTIVE), self._blocks(PREPARED)
+        paths = [path for files in (*prepared.values(), *active.values()) for path in files.values()]
+        messages.place(named(self.fs, paths))
         if prepared:  # after a kill the disk may lack a move that is seen here; what follows must not outlive it
-            self._sync_directories(self._every_directory())
+            self._sync_directories(self._every_directory)
         for xid in [xid for xid, files in prepared.items() if COMMIT in files]:
             self._roll_forward(xid, prepared.pop(xid), active.pop(xid, {}))
         for xid in sorted({*prepared, *self.lost}, key=str):
@@ -110,9 +114,6 @@ class _Recovery:
         self._heuristic()
         for xid, files in active.items():
             self._roll_back_active(xid, files)
-        self._harden()
-        self._count(started)
-        return self.report
 
     def _blocks(self, directory: str) -> Blocks:
         found: Blocks = {}
@@ -157,10 +158,13 @@ class _Recovery:
                 continue  # none has moved, or something is lost: new numbers in the same order
             (base,) = bases
             wanted = {base + n: left[item.message_id] for n, item in enumerate(added) if item.message_id in left}
-            if base > 0 and not any(entry.seq in wanted for entry in index.entries(0)):
+            if base > 0 and not any(self._is_taken(name, seq) for seq in wanted):
                 for seq, entry in wanted.items():
                     assert entry is not None
                     entry.seq = seq
+
+    def _is_taken(self, queue: str, seq: int) -> bool:
+        return stands_at(self.fs, layout.range_path(queue, seq), [seq])
 
     def _list_found(self, files: dict[str, str]) -> list[Listed]:
         """Without the list: the blocks that are there, by their numbers, as far as they can be read."""
@@ -316,30 +320,35 @@ class _Recovery:
             self.report.rolled_back += 1
 
     def _harden(self) -> None:
-        """What was found becomes what is on disk, and only then is every message that is there published."""
+        """What was found of branches, and every name, becomes what is on disk."""
+        branches = self.space.branches.items()
+        self.space.barrier.harden_content([path for xid, branch in branches for path in self._paths(xid, branch)])
+        self._sync_directories(self._every_directory)
+
+    def _publish(self, highest: Mapping[str, int]) -> None:
+        """Every message that was found is there for those who read the directories. What others add meanwhile they
+        publish themselves.
+        """
         space = self.space
-        queues = [queue for queue in space.queues.values() if queue.exists]
-        for queue in queues:
-            for number in [number for number, count in queue.ranges.items() if not count]:
-                queue.remove_range(self.fs, number)
-        contents = [path for xid, branch in space.branches.items() for path in self._paths(xid, branch)]
-        space.barrier.harden_content(contents)
-        self._sync_directories(self._every_directory())
-        used = [queue for queue in queues if queue.reserved]  # of the others there is nothing to publish
-        for queue in used:
-            queue.published = queue.last
-            queue.write_watermark(self.fs)
+        with space.lock:
+            queues = [queue for queue in space.queues.values() if queue.exists]
+            for queue in queues:
+                queue.remove_empty_ranges(self.fs)
+            used = [queue for queue in queues if queue.reserved]  # of the others there is nothing to publish
+            for queue in used:
+                queue.published = max(queue.published, highest.get(queue.name, 0))
+                queue.write_watermark(self.fs)
         space.barrier.harden_content([layout.watermark_path(queue.name) for queue in used])
-        self._sync_directories([layout.queue_path(queue.name) for queue in used])
+        self._sync_directories(lambda: [layout.queue_path(queue.name) for queue in used])
 
     def _every_directory(self) -> list[str]:
         """In an order that syncs targets of moves before sources."""
         queues = [path for queue in self.space.queues.values() for path in queue.directories()]
         return [layout.QUARANTINE, layout.HEURISTIC, *queues, COMMITTED, PREPARED, ACTIVE, ""]
 
-    def _sync_directories(self, directories: list[str]) -> None:
-        """Every name that is seen is on disk, and every one that is not is gone."""
-        self.space.barrier.perform(lambda: touched(directories))
+    def _sync_directories(self, directories: Callable[[], Sequence[str]]) -> None:
+        """Every name that is seen in them is on disk, and every one that is not is gone."""
+        self.space.barrier.perform(lambda: touched(directories()))
 
     def _paths(self, xid: Xid, branch: Branch) -> list[str]:
         suffixes = [FIRST, *(numbered(written.number) for written in branch.blocks)]
@@ -386,12 +395,9 @@ class _Recovery:
         self.report.notes.append(text)
         log.warning("%s", text)
 
-    def _count(self, started: float) -> None:
+    def _count_branches(self) -> None:
         in_doubt = [branch for branch in self.space.branches.values() if branch.base is State.PREPARED]
         self.report.in_doubt = len(in_doubt)
         for branch in in_doubt:
             for damage in branch.damage:
                 self._note(f"branch {branch.xid} is in doubt and lost {damage}: decide with `xaqueue indoubt`")
-        self.report.messages = sum(len(queue.index) for queue in self.space.queues.values())
-        self.report.seconds = time.monotonic() - started
-        log.info("recovered: %s", self.report)

@@ -23,32 +23,10 @@ from xaqueue.errors import (
 )
 from xaqueue.message import EnqueueOptions, Message, MessageId
 from xaqueue.space import heuristic, steps, work
+from xaqueue.space.busy import Busy
 from xaqueue.space.space import Space
 from xaqueue.xa import Code, Flag, Outcome, Vote
 from xaqueue.xid import Xid
-
-
-class _Busy:
-    """A branch while a step of it is on its way. Written out, because every transaction enters it several times."""
-
-    __slots__ = ("_branch", "_space")
-
-    def __init__(self, space: Space, branch: Branch) -> None:
-        self._space = space
-        self._branch = branch
-
-    def __enter__(self) -> Branch:
-        return self._branch
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        failed = None
-        if error is not None and not isinstance(error, Error):  # or interrupted: those who wait for the step are told
-            failed = self._space.fence(error)
-        with self._space.lock:
-            self._branch.busy = False
-            self._space.settled.notify_all()
-        if failed is not None and isinstance(error, OSError):
-            raise failed from error
 
 
 class Session:
@@ -59,7 +37,16 @@ class Session:
         self.number = space.next_session()
         self._on_close = on_close
         self._current: Branch | None = None
+        self._local: Branch | None = None
+        """The last local branch: nobody else finishes it, not even when it is idle."""
+        self._undone: list[Branch] = []
+        """Branches that ``fail`` has left, which nobody may have been told."""
         self._scan: list[Xid] | None = None
+        self.branch_limit: int | None = None
+        """So many branches may be begun here and be neither prepared nor over."""
+        self._begun: list[Xid] = []
+        self._awaits = ""
+        """The queue of the last dequeue, if it may have waited."""
         self._closed = False
 
     # The verbs of a branch's life
@@ -87,11 +74,12 @@ class Session:
                 branch.become(State.ROLLBACK_ONLY)
                 raise branch.doom or told from None
             if branch is None:
-                branch = self.space.branches[xid] = Branch(xid)
-                if timeout_s is not None:
-                    branch.deadline = time.monotonic() + timeout_s
+                branch = self._begin_locked(xid, timeout_s)
             branch.enter(self.number)
+            branch.progress = time.monotonic()
         self._current = branch
+        if xid.is_local:
+            self._local = branch
 
     def end(self, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
         call = call_of("end", flags)
@@ -103,6 +91,7 @@ class Session:
             assert branch is not None
             if self._current is branch:
                 self._current = None
+            branch.progress = time.monotonic()
             if after is State.SUSPENDED:
                 branch.suspend(self.number, migrates=bool(flags & Flag.MIGRATE))
                 return
@@ -155,6 +144,9 @@ class Session:
         with self._step(xid, call_of("rollback", flags)) as branch:
             steps.rollback(self.space, branch)
 
+    def flush(self) -> None:
+        self._check_open()
+
     def forget(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         with self._step(xid, call_of("forget", flags)) as branch:
             if branch.decided is not None:
@@ -185,7 +177,12 @@ class Session:
     # The work
 
     def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
-        return work.enqueue(self.space, self._working(), queue, body, options)
+        branch = self._at_work()
+        try:
+            return work.enqueue(self.space, branch, queue, body, options)
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
 
     def dequeue(
         self,
@@ -195,11 +192,42 @@ class Session:
         message_id: bytes | None = None,
         correlation_id: bytes | str | None = None,
     ) -> Message | None:
-        return work.dequeue(self.space, self._working(), queue, wait_s, message_id, correlation_id)
+        branch = self._at_work()
+        self._awaits = queue if wait_s else ""
+        try:
+            return work.dequeue(self.space, branch, queue, wait_s, message_id, correlation_id)
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
 
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
         self._check_open()
+        self.space.wait_until_loaded()
         return work.browse(self.space, queue, limit)
+
+    def fail(self, error: Error) -> None:
+        """Work that belongs to the branch was refused, and nobody waits for the answer: the session leaves it, and it
+        can only be rolled back."""
+        branch = self._current
+        if branch is not None:
+            with self.space.lock:
+                branch.doom = branch.doom or RolledBack(f"branch {branch.xid} is rolled back: {error}", Code.XA_RBOTHER)
+                self._current = None
+                branch.leave(self.number)
+                if not (branch.active or branch.suspended):
+                    branch.become(State.ROLLBACK_ONLY)
+                branches = self.space.branches
+                self._undone = [one for one in self._undone if branches.get(one.xid) is one] + [branch]
+
+    def lose(self, why: str = "its session was lost") -> None:
+        """Whoever used the session is gone: what waits in it is to end, and ``close`` follows."""
+        branch = self._current
+        if branch is not None:
+            branch.doom = branch.doom or RolledBack(f"branch {branch.xid}: {why}", Code.XA_RBCOMMFAIL)
+            with self.space.lock:
+                awaited = self.space.queues.get(self._awaits)
+                if awaited is not None:
+                    awaited.arrived.notify_all()
 
     def close(self) -> None:
         if self._closed:
@@ -207,13 +235,10 @@ class Session:
         self._closed = True
         space = self.space
         with space.lock:
-            mine = [
-                branch
-                for branch in space.branches.values()
-                if self.number in branch.active or (self.number in branch.suspended and not branch.migrates)
-            ]
+            while any(branch.busy for branch in self._mine_locked()):  # rolled back just now, for being idle
+                space.settled.wait()
             alone = []
-            for branch in mine:
+            for branch in self._mine_locked():
                 branch.leave(self.number)
                 if branch.active or branch.suspended:
                     branch.doom = RolledBack(f"branch {branch.xid}: a session in it was lost", Code.XA_RBCOMMFAIL)
@@ -224,7 +249,7 @@ class Session:
         try:
             for branch in alone:
                 if not failed:
-                    with _Busy(space, branch):
+                    with Busy(space, branch):
                         steps.rollback(space, branch)
         finally:
             with space.lock:
@@ -239,13 +264,24 @@ class Session:
         if self._closed:
             raise InterfaceError("the session is closed")
 
+    def _mine_locked(self) -> list[Branch]:
+        """The branches that end with the session."""
+        return [
+            branch
+            for branch in self.space.branches.values()
+            if self.number in branch.active
+            or (self.number in branch.suspended and not branch.migrates)
+            or (branch is self._local and branch.base in _UNFINISHED and not (branch.committing or branch.undone))
+            or (branch.base is State.ROLLBACK_ONLY and not branch.undone and any(branch is one for one in self._undone))
+        ]
+
     def _settled_locked(self, xid: Xid) -> Branch | None:
         while (branch := self.space.branches.get(xid)) is not None and branch.busy:
             self.space.settled.wait()
             self.space.barrier.check()
         return branch
 
-    def _step(self, xid: Xid, call: states.Call) -> _Busy:
+    def _step(self, xid: Xid, call: states.Call) -> Busy:
         """The branch, busy, after the table allowed the call; a doomed one is rolled back and says why."""
         self._check_open()
         space = self.space
@@ -263,28 +299,63 @@ class Session:
                 raise ProtocolError(f"branch {xid} is past its commit point: commit it again to complete it")
             branch.busy = True
         if doomed:
-            with _Busy(space, branch):
+            with Busy(space, branch):
                 self._reject(branch)
-        return _Busy(space, branch)
+        return Busy(space, branch)
 
     def _reject(self, branch: Branch) -> None:
         """Rolls a doomed branch back and says why."""
         steps.rollback(self.space, branch)
         raise branch.doom or RolledBack(f"branch {branch.xid} was rolled back")
 
-    def _working(self) -> Branch:
-        """The branch that work belongs to."""
+    def _begin_locked(self, xid: Xid, timeout_s: float | None) -> Branch:
+        self.space.check_draining()
+        if self.branch_limit is not None:
+            self._count_locked(xid, self.branch_limit)
+        branch = self.space.branches[xid] = Branch(xid)
+        branch.begun = time.monotonic()
+        if timeout_s is not None:
+            branch.deadline = branch.begun + timeout_s
+        return branch
+
+    def _count_locked(self, xid: Xid, limit: int) -> None:
+        """One more branch of this session; those that are prepared or over are not looked for before it is full."""
+        if len(self._begun) >= limit:
+            found = ((begun, self.space.branches.get(begun)) for begun in self._begun)
+            self._begun = [begun for begun, branch in found if branch is not None and branch.base in _UNPREPARED]
+        if len(self._begun) >= limit:
+            raise RetryLater(
+                f"branch {xid} is not begun: {limit} of this session are neither prepared nor over, which is the "
+                "limit: finish some first"
+            )
+        self._begun.append(xid)
+
+    def _at_work(self) -> Branch:
+        """The branch that work belongs to, which nobody rolls back now: the caller takes the session out of
+        ``working`` again."""
         self._check_open()
-        self.space.barrier.check()
         branch = self._current
         if branch is None:
+            self.space.barrier.check()
             raise ProtocolError("no branch is started in this session: start one first")
-        self._expire(branch)
+        branch.working.add(self.number)
+        try:
+            if not self.space.loaded:
+                self.space.wait_until_loaded()
+            self.space.barrier.check()
+            self._expire(branch)
+            self._check_working(branch)
+        except BaseException:
+            branch.working.discard(self.number)
+            raise
+        return branch
+
+    @staticmethod
+    def _check_working(branch: Branch) -> None:
         if branch.doom is not None:
             raise branch.doom
         if branch.base is not State.ACTIVE:
             raise ProtocolError(f"branch {branch.xid} is {branch.base.value}: it takes no more work")
-        return branch
 
     @staticmethod
     def _expire(branch: Branch) -> None:
@@ -292,3 +363,9 @@ class Session:
             return
         if time.monotonic() > branch.deadline:
             branch.doom = RolledBack(f"branch {branch.xid} took longer than its timeout", Code.XA_RBTIMEOUT)
+
+
+_UNPREPARED = (State.ACTIVE, State.IDLE, State.ROLLBACK_ONLY)
+
+
+_UNFINISHED = (State.ACTIVE, State.ROLLBACK_ONLY)

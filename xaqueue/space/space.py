@@ -16,29 +16,31 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from xaqueue.branch import Branch, State
-from xaqueue.errors import JournalDamaged, ResourceFailed, RetryLater
+from xaqueue.errors import JournalDamaged, ResourceFailed, RetryLater, RolledBack
 from xaqueue.index import Entry
 from xaqueue.space import image, layout, read_only, recovery, redo
 from xaqueue.space.definitions import Definitions
 from xaqueue.space.load import Progress
 from xaqueue.space.queue import Queue
-from xaqueue.space.recovery import RecoveryReport
+from xaqueue.space.report import RecoveryReport
 from xaqueue.space.room import RoomLimit, segment_bytes
 from xaqueue.storage.barrier import Barrier, Touched
 from xaqueue.storage.flags import DEFAULT, Hardening
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.storage.segments import Record
+from xaqueue.storage.waiting import THREADS, Threads
 from xaqueue.storage.write_behind import WriteBehind
-from xaqueue.xa import Outcome
+from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 
 FINISHED_LIMIT = 10_000
-"""Finished xids that are remembered, at most."""
+"""Finished xids that are remembered, at most, and as many local ones."""
 FINISHED_SECONDS = 3600.0
 """For how long a finished xid is remembered, at most."""
 
 log = logging.getLogger("xaqueue")
+_Finished = OrderedDict[Xid, tuple[Outcome, float]]
 
 
 def wall_clock() -> int:
@@ -60,11 +62,15 @@ class Space:
         progress: Progress | None = None,
         journalled: bool = False,
         room: RoomLimit | None = None,
+        waiting: Threads = THREADS,
+        on_branches: Callable[[Space], object] = lambda _: None,
     ) -> None:
         """Opens the directories behind ``fs``, which must exist, and recovers; for reading only where the journal is
         damaged.
 
-        journalled: whether a journal is known to hold what the directories may lack. Raises OSError, SpaceError.
+        journalled: whether a journal is known to hold what the directories may lack. on_branches: called in the middle,
+        once the branches are recovered: from then on sessions may use the verbs for those that are prepared or decided,
+        while whoever adds, takes or browses waits for the messages. Raises OSError, SpaceError.
         """
         self.fs = fs
         self.lag: WriteBehind | None = None
@@ -75,18 +81,26 @@ class Space:
         self.epoch = epoch
         self.now_us = now_us
         self.lock = threading.Lock()
-        self.settled = threading.Condition(self.lock)
-        """Some branch is no longer busy."""
-        self.barrier = Barrier(fs, hardening, self.lock, self._published)
+        self.waiting = waiting
+        self.settled = waiting.condition(self.lock)
+        """Some branch is no longer busy, or the messages are loaded."""
+        self.barrier = Barrier(fs, hardening, self.lock, self._published, waiting)
         self.queues: dict[str, Queue] = {}
         self.branches: dict[Xid, Branch] = {}
-        self._finished: OrderedDict[Xid, tuple[Outcome, float]] = OrderedDict()
+        self._finished: tuple[_Finished, _Finished] = OrderedDict(), OrderedDict()
+        """Those of two-phase transactions, and local ones, of which there may be many more."""
         self._dirty: dict[str, Queue] = {}
+        self.remembers_local = False
+        """Whoever commits a local transaction may lose the answer and ask again."""
         self._last_commit_us = 0
         self._sessions = 0
         self.closed = False
+        self.draining = False
+        """Branches that are there are finished, and no new one is begun."""
         self.serving = False
         """Recovery is done. Until then nothing is published, since it may yet put messages below what it found."""
+        self.loaded = False
+        """All messages are in memory."""
         self.read_only: JournalDamaged | None = None
         """Why nothing can be changed."""
         self.report = RecoveryReport()
@@ -94,15 +108,38 @@ class Space:
             notes = self._open_journal(journalled)
         except JournalDamaged as damage:
             read_only.open_for_reading(self, damage, self.report, progress)
+            self.loaded = True
             return
-        self.report = recovery.recover(self, progress)
-        self.report.notes[:0] = notes
-        if self.barrier.journal is not None:
-            self.lag = WriteBehind(fs, self.definitions.cache_bytes)
-            self.lag.again = self.room.again_unless_active
-            self.fs = self.lag
-            self.barrier.use(self.lag)
-        self.serving = True
+        try:
+            self.report = recovery.recover(self, progress, lambda: on_branches(self))
+            self.report.notes[:0] = notes
+            self._serve()
+        except BaseException as error:
+            self.barrier.fail(error)
+            with self.lock:
+                self.settled.notify_all()
+            raise
+
+    def _serve(self) -> None:
+        """Recovery is done, and some may be using its branches already."""
+        with self.lock:
+            self.barrier.check()
+            if self.barrier.journal is not None:
+                self.lag = WriteBehind(self.fs, self.definitions.cache_bytes)
+                self.lag.again = self.room.again_unless_active
+                self.fs = self.lag
+                self.barrier.use(self.lag)
+            self.serving = self.loaded = True
+            self._published()  # what was committed since recovery has written the watermarks
+            self.settled.notify_all()
+
+    def wait_until_loaded(self) -> None:
+        """Returns once all messages are in memory. Raises ResourceFailed where opening has failed."""
+        if not self.loaded:
+            with self.lock:
+                while not self.loaded:
+                    self.barrier.check()
+                    self.settled.wait()
 
     def _open_journal(self, used: bool) -> list[str]:
         """Makes the directories what the journal says; returns what is worth a note. Raises JournalDamaged."""
@@ -166,7 +203,7 @@ class Space:
         """All that was done in the directories is on disk. Raises RetryLater without room, and ResourceFailed."""
         self.barrier.check()
         try:
-            self.fs.sync_all()
+            self.waiting.run(self.fs.sync_all)
         except OSError as error:
             raise self.fence(error) from error
 
@@ -189,7 +226,7 @@ class Space:
         queue = self.queues.get(name)
         if queue is None:
             definition = self.definitions.queues.get(name) or self.definitions.default
-            queue = self.queues[name] = Queue(name, definition or recovery.UNDEFINED, self.lock)
+            queue = self.queues[name] = Queue(name, definition or recovery.UNDEFINED, self.waiting.condition(self.lock))
         return queue
 
     def redefine(self, definitions: Definitions) -> None:
@@ -205,6 +242,15 @@ class Space:
         """ResourceFailed where what memory and directories hold may no longer be shown."""
         if self.read_only is None:
             self.barrier.check()
+
+    def check_draining(self) -> None:
+        """RolledBack where no new branch is begun; the code says that the same work may be done later."""
+        if self.draining:
+            raise RolledBack(
+                "no new branch is begun here while the space is drained: do the work again elsewhere, or here once "
+                "`xaqueue drain --resume` was called or the server was started again",
+                Code.XA_RBTRANSIENT,
+            )
 
     def fence(self, error: BaseException) -> ResourceFailed:
         """Nothing is acknowledged any more. Returns the error to raise."""
@@ -240,7 +286,7 @@ class Space:
                 return
             self.branches.pop(branch.xid, None)
             branch.become(State.UNKNOWN)
-            if not branch.xid.is_local:
+            if self.remembers_local or not branch.xid.is_local:
                 self.remember(branch.xid, outcome)
 
     def _remember_all(self, records: Iterable[Record]) -> None:
@@ -252,25 +298,25 @@ class Space:
 
     def remember(self, xid: Xid, outcome: Outcome) -> None:
         """Called with the lock held."""
-        now = time.monotonic()
-        self._finished.pop(xid, None)
-        self._finished[xid] = (outcome, now)
-        while len(self._finished) > FINISHED_LIMIT or next(iter(self._finished.values()))[1] < now - FINISHED_SECONDS:
-            self._finished.popitem(last=False)
+        now, finished = time.monotonic(), self._finished[xid.is_local]
+        finished.pop(xid, None)
+        finished[xid] = (outcome, now)
+        while len(finished) > FINISHED_LIMIT or next(iter(finished.values()))[1] < now - FINISHED_SECONDS:
+            finished.popitem(last=False)
 
     def outcome(self, xid: Xid) -> Outcome:
         """What became of a branch. UNKNOWN: never started, still active, or finished too long ago."""
         with self.lock:
             branch = self.branches.get(xid)
             if branch is not None:
-                return _OUTCOMES.get(branch.base, Outcome.UNKNOWN)
-            outcome, when = self._finished.get(xid, (Outcome.UNKNOWN, 0.0))
+                return Outcome.ROLLED_BACK if branch.undone else _OUTCOMES.get(branch.base, Outcome.UNKNOWN)
+            outcome, when = self._finished[xid.is_local].get(xid, (Outcome.UNKNOWN, 0.0))
             return outcome if time.monotonic() - when <= FINISHED_SECONDS else Outcome.UNKNOWN
 
     def was_here(self, xid: Xid) -> bool:
         """Whether a branch of this xid is known to be over."""
         with self.lock:
-            return xid in self._finished
+            return xid in self._finished[xid.is_local]
 
     def close(self) -> bool:
         """Ends the use of the directories. Blocks of branches still active are rolled back by the next open.

@@ -155,7 +155,15 @@ def commit(space: Space, branch: Branch, directory: str = PREPARED, *, whole: bo
 
 
 def rollback(space: Space, branch: Branch) -> None:
-    """Undoes a branch; its dequeued messages are back where they were, with one more try."""
+    """Undoes a branch and ends it."""
+    undo(space, branch)
+    if branch.damage:
+        resolve_damage(space, branch.xid)
+    space.finish(branch, Outcome.ROLLED_BACK)
+
+
+def undo(space: Space, branch: Branch) -> None:
+    """What a branch did is gone; its dequeued messages are back where they were, with one more try."""
     prepared = branch.base is State.PREPARED
     directory = PREPARED if prepared else ACTIVE
     suffixes = [FIRST] if prepared or len(branch.blocks) > 1 else []
@@ -177,9 +185,6 @@ def rollback(space: Space, branch: Branch) -> None:
 
     space.barrier.perform(apply, entry=entry)
     release(space, branch)
-    if branch.damage:
-        resolve_damage(space, branch.xid)
-    space.finish(branch, Outcome.ROLLED_BACK)
 
 
 def resolve_damage(space: Space, xid: Xid) -> None:

@@ -73,6 +73,8 @@ def dequeue(
     space.definitions.find(name)
     if isinstance(correlation_id, str):
         correlation_id = correlation_id.encode()
+    if correlation_id is not None and not isinstance(correlation_id, bytes):
+        raise InvalidArgument(f"correlation_id is a {type(correlation_id).__name__}: bytes or str are wanted")
     if message_id is not None:
         check_message_id(message_id)
     deadline = time.monotonic() + wait_s if wait_s else None
@@ -139,6 +141,8 @@ def _take(
         queue = space.queue(name)
         while True:
             space.barrier.check()
+            if branch.doom is not None:
+                raise branch.doom
             now = space.now_us()
             entry = queue.index.take(now, message_id=message_id, correlation_id=correlation_id)
             if queue.index.expired:
@@ -150,7 +154,7 @@ def _take(
                 branch.blocks.append(written)
                 return written
             left = deadline - time.monotonic() if deadline is not None else 0.0
-            if left <= 0:
+            if left <= 0 or space.draining:
                 return None
             due = queue.index.next_due(message_id=message_id, correlation_id=correlation_id)
             if due is not None and due > now:

@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from xaqueue.errors import Error, ResourceFailed, RetryLater
 from xaqueue.storage.flags import Hardening
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.journal import Journal
 from xaqueue.storage.segments import Entry
+from xaqueue.storage.waiting import THREADS, Baton, Threads
 
 PARALLEL_SYNCS = 8
 """Files of one step that are synced at a time; more does not help one disk."""
@@ -68,11 +70,10 @@ class Step:
         self.error: Error | None = None
         self.done = False
         self.lead = False
-        self._woken: threading.Lock | None = None
+        self._woken: Baton | None = None
 
-    def expect(self) -> None:
-        self._woken = threading.Lock()
-        self._woken.acquire()
+    def expect(self, baton: Baton) -> None:
+        self._woken = baton
 
     def wake(self) -> None:
         if self._woken is not None:
@@ -93,10 +94,12 @@ class Barrier:
         hardening: Hardening,
         lock: threading.Lock,
         published: Callable[[], None] = lambda: None,
+        waiting: Threads = THREADS,
     ) -> None:
         self.hardening = hardening
         self._lock = lock
         self._published = published
+        self._waiting = waiting
         self.journal: Journal | None = None
         """Where steps are recorded; None until it is ready, and at every other level."""
         self.relieve: Callable[[int], None] = lambda _: None
@@ -124,9 +127,11 @@ class Barrier:
 
         RetryLater: there is no room for them, and nothing has failed.
         """
-        if not self.hardening.content or not paths:
-            return
-        self.check()
+        if self.hardening.content and paths:
+            self.check()
+            self._waiting.run(partial(self._harden_content, paths))
+
+    def _harden_content(self, paths: Sequence[str]) -> None:
         try:
             if len(paths) < PARALLEL_SYNCS or not threading.main_thread().is_alive():  # then no pool takes work
                 for path in paths:
@@ -159,14 +164,15 @@ class Barrier:
             if self.failure is not None:
                 raise self._failed()
             if self._leading:
-                step.expect()
+                step.expect(self._waiting.baton())
             else:
                 step.lead = self._leading = True
             self._gathering.append(step)
         try:
             step.sleep()
             if step.lead and not step.done:
-                self._lead()
+                self._waiting.linger()
+                self._waiting.lead(self._lead)
         except BaseException as error:  # interrupted: whoever hands it the lead, or waits for it, would wait for ever
             if self.failure is None:
                 self.fail(error)
