@@ -15,17 +15,22 @@ from typing import TYPE_CHECKING
 
 from xaqueue.connection import Connection
 from xaqueue.errors import (
+    AccessDenied,
+    ConnectionLost,
     DatabaseError,
     DataError,
     DiskFull,
     DiskLow,
     Error,
+    HeuristicHazard,
+    HeuristicMixed,
     HeuristicOutcome,
     IntegrityError,
     InterfaceError,
     InvalidArgument,
     NotSupportedError,
     OperationalError,
+    OutcomeUnknown,
     ProgrammingError,
     ProtocolError,
     ResourceFailed,
@@ -43,6 +48,10 @@ from xaqueue.storage.ids import fresh_id
 from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
 
+if TYPE_CHECKING:
+    from xaqueue.rpc.async_connection import AsyncConnection
+    from xaqueue.tm.manager import TransactionManager
+
 __version__: str
 
 apilevel = "2.0"
@@ -58,14 +67,38 @@ def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None
     sync: flags, ``[FSYNC|FDATASYNC][;DSYNC]`` or ``NONE``; without them XAQUEUE_FLAGS, queues.toml, then the default.
     Raises SpaceInUse (another process owns it), SpaceError (it is no space), InvalidArgument.
     """
-    directory, name = openstring.parse(os.fspath(path))
+    given = os.fspath(path)
+    if "://" in given:
+        from xaqueue.rpc import dial
+
+        return Connection(dial.manager(given), fresh_id)
+    directory, name = openstring.parse(given)
     return Connection(attach(directory, create_missing=create, sync=sync, name=name), fresh_id)
+
+
+async def connect_async(url: str) -> AsyncConnection:
+    """Connects a task of asyncio to a server: the names of Connection, each to be awaited.
+
+    url: ``xaq+unix:///path``, ``xaq://host:port`` or ``xaqs://host:port``, with the options of ``connect``.
+    Raises InvalidArgument, ConnectionLost, AccessDenied.
+    """
+    from xaqueue.rpc import async_dial
+
+    return await async_dial.connect(url)
 
 
 if not TYPE_CHECKING:
 
     def __getattr__(name):
-        """``__version__`` is looked up when it is asked for: reading the metadata is a quarter of the start."""
+        """What is looked up when it is asked for: reading the metadata is a quarter of the start, and few need a TM."""
+        if name == "TransactionManager":
+            from xaqueue.tm.manager import TransactionManager
+
+            return TransactionManager
+        if name == "AsyncConnection":
+            from xaqueue.rpc.async_connection import AsyncConnection
+
+            return AsyncConnection
         if name == "__version__":
             from importlib.metadata import version
 
@@ -74,14 +107,19 @@ if not TYPE_CHECKING:
 
 
 __all__ = [
+    "AccessDenied",
+    "AsyncConnection",
     "Code",
     "Connection",
+    "ConnectionLost",
     "DataError",
     "DatabaseError",
     "DiskFull",
     "DiskLow",
     "Error",
     "Flag",
+    "HeuristicHazard",
+    "HeuristicMixed",
     "HeuristicOutcome",
     "IntegrityError",
     "InterfaceError",
@@ -91,6 +129,7 @@ __all__ = [
     "NotSupportedError",
     "OperationalError",
     "Outcome",
+    "OutcomeUnknown",
     "ProgrammingError",
     "ProtocolError",
     "ResourceFailed",
@@ -98,10 +137,12 @@ __all__ = [
     "RolledBack",
     "SpaceError",
     "SpaceInUse",
+    "TransactionManager",
     "UnknownQueue",
     "UnknownXid",
     "Xid",
     "apilevel",
     "connect",
+    "connect_async",
     "threadsafety",
 ]

@@ -10,7 +10,16 @@ from enum import IntEnum
 
 import typer
 
-from xaqueue.errors import Error, InvalidArgument, ResourceFailed, SpaceError, SpaceInUse, UnknownQueue
+from xaqueue.errors import (
+    ConnectionLost,
+    Error,
+    InvalidArgument,
+    OutcomeUnknown,
+    ResourceFailed,
+    SpaceError,
+    SpaceInUse,
+    UnknownQueue,
+)
 
 
 class ExitCode(IntEnum):
@@ -19,25 +28,29 @@ class ExitCode(IntEnum):
     OK = 0
     NOTHING = 1
     """``check`` found damage, ``iotest`` or ``torture`` an unsafe directory, ``get`` found no message, ``demo``
-    failed its check, a question was answered with no.
+    failed its check, a question was answered with no, ``indoubt advise`` has no answer.
     """
     USAGE = 2
     """A word, a value or a queues.toml that cannot be taken; nothing was done."""
     SPACE = 3
-    """The directory is no space, or is in use by another process, or its disk failed."""
+    """The directory is no space, or is in use by another process, or its disk failed, or its server does not answer."""
     ERROR = 4
     INTERRUPTED = 130
     PIPE_CLOSED = 141
 
 
 EXIT_HELP = (
-    "Exit codes: 0 done; 1 nothing to get, damage found, or a question answered with no; 2 wrong usage; "
-    "3 the space cannot be used, or another process owns it; 4 any other error; 130 interrupted."
+    "Exit codes: 0 done; 1 nothing to get, damage found, no advice, branches left after the timeout of "
+    "drain, or a question answered with no; 2 wrong usage; "
+    "3 the space cannot be used, another process owns it, or its server does not answer; 4 any other error; "
+    "130 interrupted."
 )
 
 
 def code_of(error: Error) -> ExitCode:
-    if isinstance(error, SpaceError | SpaceInUse | ResourceFailed):
+    if isinstance(error, OutcomeUnknown):
+        return ExitCode.ERROR  # the space was reached, and something may have been done
+    if isinstance(error, SpaceError | SpaceInUse | ResourceFailed | ConnectionLost):
         return ExitCode.SPACE
     if isinstance(error, InvalidArgument | UnknownQueue):
         return ExitCode.USAGE

@@ -8,7 +8,17 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from xaqueue.cli import indoubt, iotest_verb, journal_verbs, message_verbs, space_verbs, torture_verb, work_verbs
+from xaqueue.cli import (
+    drain_verb,
+    indoubt,
+    iotest_verb,
+    journal_verbs,
+    message_verbs,
+    serve_verb,
+    space_verbs,
+    torture_verb,
+    work_verbs,
+)
 from xaqueue.cli.exits import EXIT_HELP, translated
 from xaqueue.cli.spaces import SPACE_VARIABLE
 
@@ -48,7 +58,12 @@ def _version(wanted: bool) -> None:
 def options(
     space: Annotated[
         str | None,
-        typer.Option("--space", metavar="DIR", envvar=SPACE_VARIABLE, help="The queue space; also behind the verb."),
+        typer.Option(
+            "--space",
+            metavar="DIR|URL",
+            envvar=SPACE_VARIABLE,
+            help="The queue space, or its server; also behind the verb.",
+        ),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what opening a space found and did.")] = False,
     version: Annotated[
@@ -67,6 +82,8 @@ def options(
 
 
 space_verbs.add_to(app)
+serve_verb.add_to(app)
+drain_verb.add_to(app)
 journal_verbs.add_to(app)
 message_verbs.add_to(app)
 app.add_typer(indoubt.app, name="indoubt")

@@ -1,0 +1,1 @@
+"""A queue space over a socket: MessagePack-RPC, a server that owns the space, and clients with the same connection."""

@@ -1,0 +1,255 @@
+"""Who may do what: roles give rights to members, and a table says which method needs which right. No I/O here.
+
+An identity has the rights of every role that has one of its names as a member, together. Whoever owns the files of
+the space, and root, may do everything on its Unix socket: they could do it to the files. Without an [access] table so
+may everybody whom the server was told to let in, and nobody else may do anything. A method without a row is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from fnmatch import translate
+from typing import Any, NamedTuple
+
+from xaqueue.errors import AccessDenied, InvalidArgument
+from xaqueue.rpc.identity import Identity, same_member
+from xaqueue.xid import LOCAL_FORMAT_ID
+
+_USER = re.compile(r"[^\x00-\x20\x7f:]+")
+_HASH = re.compile(r"[0-9a-f]{64}")
+_CERT = re.compile(r"[^\x00-\x1f\x7f]+")
+_PATTERN = re.compile(r"[A-Za-z0-9._*?!\[\]-]{1,255}")
+
+
+class Right(Enum):
+    """The first three are given for queues, the others as a whole."""
+
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    BROWSE = "browse"
+    TRANSACT = "transact"
+    """Two-phase commit: branches under xids of the caller's, and finishing prepared ones, whoever prepared them."""
+    RESOLVE = "resolve"
+    """An operator's decisions on branches in doubt."""
+    ADMIN = "admin"
+    """What concerns the server: to drain it."""
+
+
+class Need(NamedTuple):
+    """What a method needs: one of these rights, or the right to the queues that its first parameter names."""
+
+    one_of: tuple[Right, ...] = ()
+    queue: Right | None = None
+    nothing: bool = False
+    unless_local: bool = False
+    """Nothing, where the xid in its first parameter is that of a local transaction."""
+
+
+_FREE = Need(nothing=True)
+_BRANCH = Need((Right.TRANSACT,), unless_local=True)
+_EITHER = Need((Right.TRANSACT, Right.RESOLVE))
+_RESOLVE = Need((Right.RESOLVE,))
+
+NEEDS: dict[str, Need] = {
+    "hello": _FREE,
+    "echo": _FREE,
+    "status": _FREE,
+    "close": _FREE,
+    "start": _BRANCH,
+    "end": _BRANCH,
+    "prepare": Need((Right.TRANSACT,)),
+    "commit": _BRANCH,
+    "rollback": _BRANCH,
+    "recover": _EITHER,
+    "forget": _EITHER,
+    "outcome": Need(_EITHER.one_of, unless_local=True),
+    "enqueue": Need(queue=Right.PRODUCE),
+    "dequeue": Need(queue=Right.CONSUME),
+    "browse": Need(queue=Right.BROWSE),
+    "browse_next": _FREE,
+    "browse_end": _FREE,
+    "depths": Need(_RESOLVE.one_of, queue=Right.BROWSE),
+    "indoubt_list": _EITHER,
+    "indoubt_forgotten": _EITHER,
+    "indoubt_decide": _RESOLVE,
+    "indoubt_forget": _RESOLVE,
+    "drain": Need((Right.ADMIN,)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A name, who has it, and what they may do. Raises InvalidArgument."""
+
+    name: str
+    members: tuple[str, ...] = ()
+    produce: tuple[str, ...] = ()
+    consume: tuple[str, ...] = ()
+    browse: tuple[str, ...] = ()
+    transact: bool = False
+    resolve: bool = False
+    admin: bool = False
+
+    def __post_init__(self) -> None:
+        for member in self.members:
+            complaint = _wrong_member(member)
+            if complaint:
+                raise InvalidArgument(f"role {self.name!r}: {complaint}")
+        for right in ON_QUEUES:
+            for pattern in getattr(self, right.value):
+                if not _PATTERN.fullmatch(pattern):
+                    raise InvalidArgument(
+                        f"role {self.name!r}: {right.value} of {pattern!r}: the name of a queue is wanted, or a "
+                        "pattern of * and ?, like 'orders.*'"
+                    )
+
+
+ON_QUEUES = (Right.PRODUCE, Right.CONSUME, Right.BROWSE)
+"""Rights with patterns of queue names."""
+AS_A_WHOLE = (Right.TRANSACT, Right.RESOLVE, Right.ADMIN)
+
+
+def _wrong_member(member: str) -> str:
+    """What is wrong with a member. A token that stands here in the clear is not repeated."""
+    kind, _, name = member.partition(":")
+    if kind == "token" and not _HASH.fullmatch(name):
+        return "a token: member is not the SHA-256 of a token, 64 hex digits: the token itself is for its holder only"
+    if kind == "user" and not _USER.fullmatch(name):
+        return f"member {member!r} is refused: user: and the name or number of a user of this machine is wanted"
+    if kind == "cert" and not _CERT.fullmatch(name):
+        return f"member {member!r} is refused: cert: and a name in a client's certificate is wanted"
+    if kind not in ("token", "user", "cert"):
+        return "a member is refused: user:NAME, token:SHA256 or cert:NAME is wanted"
+    return ""
+
+
+class Rights:
+    """What one identity may do, made ready to be asked at every call."""
+
+    __slots__ = ("_queues", "_who", "_whole", "refusal")
+
+    def __init__(self, who: str, roles: Sequence[Role], refusal: str = "") -> None:
+        self._who = who
+        self.refusal = refusal
+        """Why it may do nothing at all; empty where it may do something."""
+        self._queues = {right: _matcher(p for role in roles for p in getattr(role, right.value)) for right in ON_QUEUES}
+        self._whole = {right for right in AS_A_WHOLE if any(getattr(role, right.value) for role in roles)}
+
+    def check(self, method: str, params: Sequence[Any]) -> None:
+        """Raises AccessDenied for a right that is missing, InvalidArgument for a method that is none."""
+        need = NEEDS.get(method)
+        if need is None:
+            raise InvalidArgument(f"method {method[:60]!r} is unknown: see xaqueue(5)")
+        if self.refusal:
+            raise AccessDenied(self.refusal)
+        if need.nothing or not self._whole.isdisjoint(need.one_of):
+            return
+        if need.unless_local and _is_local(params):
+            return
+        if need.queue is None:
+            raise AccessDenied(self._without(method, need.one_of, f"write {need.one_of[0].value} = true"))
+        for queue in _queues_of(method, params):
+            if not self._queues[need.queue].fullmatch(queue):
+                what = f"{method} of queue {queue[:130]!r}"
+                raise AccessDenied(self._without(what, (need.queue,), f"add it to {need.queue.value}"))
+
+    def _without(self, what: str, rights: Sequence[Right], how: str) -> str:
+        wanted = " or ".join(right.value for right in rights)
+        return (
+            f"{what} needs the right to {wanted}, which no role of {self._who} has: "
+            f"{how} in a role of the [access] table of queues.toml. Nothing was done"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The [access] table."""
+
+    roles: tuple[Role, ...] | None = None
+    """None: there is no table."""
+
+    def rights_of(self, identity: Identity) -> Rights:
+        if identity.owner or (self.roles is None and identity.trusted):
+            return _EVERYTHING
+        roles = [role for role in self.roles or () if _has(role, identity)]
+        return Rights(str(identity), roles, "" if roles else self._refusal_of(identity))
+
+    def _refusal_of(self, identity: Identity) -> str:
+        shown = f"access is denied to {identity}"
+        if not identity.names:
+            shown += ": show a token (token_file= in the URL) or a certificate (cert=)"
+        elif self.roles is None:
+            shown += ": without an [access] table the server lets in its own user and whoever shows what it was told"
+        else:
+            shown += ": it is a member of no role in the [access] table of queues.toml"
+        return shown
+
+    def check(self, identity: Identity, method: str, params: Sequence[Any]) -> None:
+        """Raises AccessDenied for a right that is missing, InvalidArgument for a method that is none."""
+        self.rights_of(identity).check(method, params)
+
+    def names_any(self, *kinds: str) -> bool:
+        """Whether some role has a member of these kinds: user, token, cert."""
+        return any(member.partition(":")[0] in kinds for role in self.roles or () for member in role.members)
+
+
+def check_exposure(host: str, *, loopback: bool, tls: bool, known: bool, insecure: bool) -> None:
+    """Refuses to open a port by accident. Raises InvalidArgument.
+
+    known: whoever comes has to show a token or a certificate. insecure: a person said that neither is needed.
+    """
+    if insecure:
+        return
+    if not known:
+        raise InvalidArgument(
+            f"{host} would be open to whoever reaches it: name tokens or certificates in the [access] table of "
+            "queues.toml, or give --token-file or --client-ca, or say --insecure"
+        )
+    if not tls and not loopback:
+        raise InvalidArgument(
+            f"{host} would carry tokens and messages in the clear: serve it with TLS (--tls, --cert, --key), listen on "
+            "127.0.0.1 only, or say --insecure"
+        )
+
+
+def _has(role: Role, identity: Identity) -> bool:
+    found = [same_member(member, name) for member in role.members for name in identity.names]
+    return any(found)
+
+
+def _matcher(patterns: Iterable[str]) -> re.Pattern[str]:
+    """Of no pattern: it matches nothing."""
+    return re.compile("|".join(translate(pattern) for pattern in patterns) or r"(?!)")
+
+
+def _is_local(params: Sequence[Any]) -> bool:
+    xid = params[0] if params else None
+    return isinstance(xid, list | tuple) and len(xid) == 3 and type(xid[0]) is int and xid[0] == LOCAL_FORMAT_ID
+
+
+def _queues_of(method: str, params: Sequence[Any]) -> list[str]:
+    """The queues that a call names. Raises InvalidArgument where it names none, so that none goes unchecked."""
+    named = params[0] if params else None
+    queues = [queue for queue in (named if isinstance(named, list) else [named]) if isinstance(queue, str)]
+    if len(queues) != (len(named) if isinstance(named, list) else 1):
+        raise InvalidArgument(f"{method}: the name of a queue is wanted first")
+    return queues
+
+
+class _Everything(Rights):
+    """Of the owner, and of all who are let in where there is no table."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__("", [Role("everything", (), ("*",), ("*",), ("*",), True, True, True)])
+
+    def check(self, method: str, params: Sequence[Any]) -> None:
+        """Nothing is missing."""
+
+
+_EVERYTHING = _Everything()
+NO_TABLE = Policy()

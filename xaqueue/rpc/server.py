@@ -1,0 +1,193 @@
+"""The server owns one space, and serves it to many sessions in one thread.
+
+The requests of one turn of the event loop share one round of the barrier. A session that ends, whoever ended it, rolls
+back its active branches and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from xaqueue.errors import SpaceInUse
+from xaqueue.rpc import server_status
+from xaqueue.rpc.doors import Doors, Listen
+from xaqueue.rpc.greenlets import Hub
+from xaqueue.rpc.limits import Limits
+from xaqueue.rpc.notify import READY, STOPPING, Notifier
+from xaqueue.rpc.session import Served
+from xaqueue.rpc.timer import Timer
+from xaqueue.space.attach import announce, attach
+from xaqueue.space.session import Session
+from xaqueue.space.space import Space
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+log = logging.getLogger("xaqueue.server")
+
+
+class Server:
+    """Made within its event loop; ``serve`` runs it until ``stop`` or a signal."""
+
+    def __init__(self, root: Path, *, sync: str | None = None, limits: Limits | None = None) -> None:
+        self.root = root
+        self._sync = sync
+        self.limits = limits or Limits()
+        self.loop = asyncio.get_running_loop()
+        self.hub = Hub(self.loop)
+        self.space: Space
+        self._opening: asyncio.Future[Session]
+        self.sessions: set[Served] = set()
+        self.doors = Doors(self)
+        self.timer = Timer(self)
+        self.notifier = Notifier({})
+        """Whom it tells that it is ready, and that it stops."""
+        self._stopping = asyncio.Event()
+        self._empty = asyncio.Event()
+
+    # What sessions ask
+
+    def name_of(self, transport: asyncio.BaseTransport) -> str:
+        peer = transport.get_extra_info("peername")
+        return f"session {peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "session"
+
+    def refusal(self, session: Served) -> str | None:
+        """Why a new session is not taken."""
+        if self._stopping.is_set():
+            return "the server is stopping: connect again when it runs"
+        if len(self.sessions) >= self.limits.sessions:
+            return f"{len(self.sessions)} sessions are open, which is the limit: try again later"
+        return None
+
+    def ended(self, session: Served) -> None:
+        self.sessions.discard(session)
+        if not self.sessions:
+            self._empty.set()
+
+    def status(self) -> dict[str, Any]:
+        return server_status.status(self.space, self.root, len(self.sessions))
+
+    @property
+    def endpoint(self) -> str:
+        """Where commands on this machine find it."""
+        return self.doors.urls[0] if self.doors.urls else ""
+
+    # Its life
+
+    async def recover(self) -> None:
+        """Returns once those in doubt can be listed and finished; all messages are loaded behind that.
+
+        Raises SpaceInUse, SpaceError, InvalidArgument.
+        """
+        branches = asyncio.Event()
+
+        def answer(space: Space) -> None:
+            self.space = space
+            self.loop.call_soon_threadsafe(branches.set)
+
+        opened = partial(attach, self.root, sync=self._sync, waiting=self.hub, on_branches=answer)
+        self._opening = self.loop.run_in_executor(None, opened)
+        told = self.loop.create_task(branches.wait())
+        both: list[asyncio.Future[Any]] = [self._opening, told]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not branches.is_set():
+            told.cancel()
+            self.space = (await self._opening).space
+        if self.space.waiting is not self.hub:
+            (await self._opening).close()
+            raise SpaceInUse(f"{self.root} is open in this process already: close it there before it is served")
+        self.space.remembers_local = True
+
+    async def listen_unix(self, path: Path) -> None:
+        """A socket for this machine. Raises OperationalError where another server listens there."""
+        await self.doors.open_unix(path)
+
+    async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Answers until it is told to stop; then ends all sessions and closes the space."""
+        for number in SIGNALS:
+            with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
+                self.loop.add_signal_handler(number, self.stop)
+        self.timer.start()
+        owner = await self._opening
+        announce(self.root, self.endpoint)
+        ready()
+        self.notifier.tell(READY, f"STATUS=serving {self.root} at {self.endpoint}")
+        alive = self.loop.create_task(self.notifier.stay_alive(self.is_well))
+        try:
+            await self._stopping.wait()
+        finally:
+            self.notifier.tell(STOPPING, "STATUS=stopping: what is active is rolled back")
+            await self._close(owner)
+            alive.cancel()
+
+    async def give_up(self) -> None:
+        """Closes the space before it was served."""
+        await self._close(await self._opening)
+
+    def is_well(self) -> bool:
+        """Whether starting it again is no help: it is not fenced."""
+        return self.space.read_only is not None or self.space.barrier.failure is None
+
+    def stop(self) -> None:
+        """No new work; active branches are rolled back. The second time, nobody waits for peers to read answers."""
+        if self._stopping.is_set():
+            log.warning("told to stop again: sessions are cut off")
+            self._cut_off()
+        self._stopping.set()
+
+    async def _close(self, owner: Session) -> None:
+        await self.doors.close()
+        self._empty.clear()
+        for session in list(self.sessions):
+            session.stop()
+        if self.sessions:
+            patience = self.loop.call_later(self.limits.stop_s, self._cut_off)
+            await self._empty.wait()
+            patience.cancel()
+        await self.timer.stop()
+        try:
+            owner.close()
+        finally:
+            self.hub.close()
+
+    def _cut_off(self) -> None:
+        for session in list(self.sessions):
+            session.cut()
+
+
+def run(
+    root: Path,
+    listen: Listen,
+    *,
+    sync: str | None = None,
+    limits: Limits | None = None,
+    notify: bool = False,
+    ready: Callable[[list[str]], None] = lambda _: None,
+) -> None:
+    """Serves the space there until SIGTERM or SIGINT. notify: whether systemd is told how far it is. ready: is given
+    the URLs."""
+
+    async def main() -> None:
+        server = Server(root, sync=sync, limits=limits)
+        if notify:
+            server.notifier = Notifier()
+        await server.recover()
+        try:
+            await server.doors.listen(listen)
+        except BaseException:
+            await server.give_up()
+            raise
+        await server.serve(lambda: ready(server.doors.urls))
+
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        asyncio.run(main())
+    else:
+        uvloop.run(main())

@@ -1,0 +1,60 @@
+"""What a server does without being asked: branches that take too long are rolled back, peers that do are ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from xaqueue.errors import ResourceFailed
+from xaqueue.space.expiry import expire
+
+if TYPE_CHECKING:
+    from xaqueue.rpc.server import Server
+
+TICK_S = 1.0
+LEAST_TICK_S = 0.01
+
+log = logging.getLogger("xaqueue.server")
+
+
+class Timer:
+    """Runs from ``start`` to ``stop``, in the loop's thread. Branches are rolled back in a greenlet: that may wait."""
+
+    def __init__(self, server: Server) -> None:
+        limits = server.limits
+        shortest = min(limits.branch_idle_s, limits.session_idle_s, limits.login_s, limits.stalled_s)
+        self._tick_s = max(min(TICK_S, shortest / 4), LEAST_TICK_S)
+        self._server = server
+        self._next: asyncio.TimerHandle | None = None
+        self._resting = asyncio.Event()
+        self._resting.set()
+        self._failed = False
+
+    def start(self) -> None:
+        self._next = self._server.loop.call_later(self._tick_s, self._tick)
+
+    async def stop(self) -> None:
+        """Returns once nothing of it is on its way."""
+        if self._next is not None:
+            self._next.cancel()
+        await self._resting.wait()
+
+    def _tick(self) -> None:
+        self.start()
+        now = self._server.loop.time()
+        for session in list(self._server.sessions):
+            session.look(now)
+        if self._resting.is_set() and not self._failed:
+            self._resting.clear()
+            self._server.hub.spawn(self._expire).switch()
+
+    def _expire(self) -> None:
+        try:
+            expire(self._server.space, time.monotonic(), self._server.limits.branch_idle_s)
+        except ResourceFailed as failed:
+            self._failed = True
+            log.error("branches are timed out no longer: %s", failed)  # noqa: TRY400
+        finally:
+            self._resting.set()
