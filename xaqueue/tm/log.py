@@ -1,0 +1,308 @@
+"""The decision log: a transaction is decided once its record here is hardened, and not before.
+
+Concurrent decisions share one sync. That a transaction is done is recorded with the next decision, or when the log is
+flushed: until then a crash only makes recovery look again. What dangles at a checkpoint is written once more.
+The node id is the log's for life and its boot epoch counts every opening; both are durable before they name anything.
+
+Crash safety: a torn tail was promised to nobody; it is kept beside the journal and cut off. Where records may be lost
+that a participant has been told of, the log does not open: without them, what was decided would be rolled back. After
+a failed write or sync nothing more is decided, because what is on disk is uncertain, and a reopen reads it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from xaqueue.errors import (
+    DecisionLogError,
+    JournalDamaged,
+    ProtocolError,
+    ResourceFailed,
+    RetryLater,
+    SpaceError,
+)
+from xaqueue.storage.barrier import Barrier, Touched
+from xaqueue.storage.flags import JOURNAL as JOURNALLED
+from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.ids import fresh_id
+from xaqueue.storage.journal import Journal, checkpoint_entry
+from xaqueue.storage.scan import look
+from xaqueue.storage.segments import Entry
+from xaqueue.tm import records
+from xaqueue.tm.node import NODE, damaged, read_node, write_node
+from xaqueue.tm.records import Decision, Table
+from xaqueue.tm.standing import Heuristic
+from xaqueue.xa import Outcome
+
+JOURNAL = "journal"
+SEGMENT_BYTES = 4 * 1024 * 1024
+
+log = logging.getLogger("xaqueue")
+
+
+def wall_clock() -> int:
+    """Int microseconds UTC."""
+    return time.time_ns() // 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a log's directory holds. node, epoch: "" and 0 where there was never one."""
+
+    node: str
+    epoch: int
+    table: Table
+
+
+def read(fs: FileSystem) -> Found:
+    """Looks and changes nothing. Raises DecisionLogDamaged, DecisionLogError, OSError."""
+    node, epoch = read_node(fs)
+    try:
+        found = look(fs, JOURNAL, lambda _: True, used=bool(node))
+    except JournalDamaged as damage:
+        damaged(str(damage).partition(". ")[0])
+    except SpaceError as error:
+        raise DecisionLogError(str(error)) from error
+    if found.records and not node:
+        damaged(f"{NODE} is missing, and there are decisions")
+    return Found(node, epoch, records.replay(found.records))
+
+
+class DecisionLog:
+    """Safe for threads. ``table`` is read and changed with ``lock`` held."""
+
+    def __init__(
+        self, fs: FileSystem, *, segment_bytes: int = SEGMENT_BYTES, now_us: Callable[[], int] = wall_clock
+    ) -> None:
+        """Opens the log behind ``fs``, which this process owns, and makes one where there is none.
+
+        Raises DecisionLogDamaged, DecisionLogError.
+        """
+        self._fs = fs
+        self.now_us = now_us
+        self.lock = threading.Lock()
+        self._over: list[bytes] = []
+        """Done, and not recorded as such yet."""
+        try:
+            found = read(fs)
+            self._journal = Journal(fs, JOURNAL, segment_bytes=segment_bytes, used=bool(found.node))
+            self._journal.harden()
+            for note in self._journal.start():
+                log.warning("decision log: %s", note)
+            self.node = found.node or fresh_id()[:8].hex()
+            self.epoch = found.epoch + 1
+            write_node(fs, self.node, self.epoch)
+        except OSError as error:
+            raise DecisionLogError(
+                f"the decision log cannot be opened ({error}): mend that and open it again. Nothing is rolled back"
+            ) from error
+        self.table = found.table
+        for gtrid, participant in found.table.heuristics:
+            self.acknowledged(gtrid, participant)  # it was noted because it had answered
+        self._full = self._journal.full_segments > 0
+        self._journal.switched = self._switched
+        self._barrier = Barrier(fs, JOURNALLED, self.lock)
+        self._barrier.journal = self._journal
+        self._barrier.relieve = self._relieve
+
+    # Decisions
+
+    def decide(self, gtrid: bytes, participants: Sequence[str], last: str | None = None) -> None:
+        """Returns once the decision to commit these is hardened, or, with ``last``, that it will stand there.
+
+        Raises RetryLater where there was no room, and surely nothing was recorded; DecisionLogError where nobody
+        knows: then only the next opening can tell.
+        """
+        outcome = Outcome.COMMITTED if last is None else Outcome.IN_DOUBT
+        made = Decision(gtrid, tuple(participants), self.now_us(), last, outcome, set(participants))
+        taken: list[bytes] = []
+
+        def entry() -> Entry:
+            taken[:], self._over = self._over, []
+            return records.decision(made, taken)
+
+        def apply() -> Touched:
+            self.table.open[gtrid] = made
+            return Touched()
+
+        try:
+            self._perform(apply, entry)
+        except RetryLater:
+            self._give_back(taken)
+            raise
+
+    def resolve(self, gtrid: bytes, outcome: Outcome) -> None:
+        """The last resource was read: this is what stands there. It is read again after a crash."""
+        with self.lock:
+            made = self.table.open.get(gtrid)
+            if made is None or made.outcome is not Outcome.IN_DOUBT:
+                return
+            made.outcome = outcome
+            if not made.outstanding:  # all of them had answered with a heuristic, and nobody else will
+                del self.table.open[gtrid]
+                self._over.append(gtrid)
+
+    def acknowledged(self, gtrid: bytes, participant: str) -> bool:
+        """A participant has done what was decided; returns whether it was the last one that had to."""
+        with self.lock:
+            made = self.table.open.get(gtrid)
+            if made is None:
+                return False
+            made.outstanding.discard(participant)
+            if made.outstanding or made.outcome is Outcome.IN_DOUBT:
+                return False
+            del self.table.open[gtrid]
+            self._over.append(gtrid)
+            return True
+
+    def note(self, heuristic: Heuristic) -> bool:
+        """Hardens what a participant did by itself; False where that is known already. Raises DecisionLogError."""
+        key = heuristic.gtrid, heuristic.participant
+        with self.lock:
+            known = self.table.heuristics.get(key)
+        if known is not None and (known.decision, known.party) == (heuristic.decision, heuristic.party):
+            return False
+
+        def apply() -> Touched:
+            self.table.heuristics[key] = heuristic
+            return Touched()
+
+        self._perform(apply, lambda: records.heuristic(heuristic))
+        return True
+
+    def forget(self, gtrid: bytes) -> None:
+        """Ends the memory of a transaction's heuristics, durably.
+
+        Raises ProtocolError where it is not over, DecisionLogError, RetryLater.
+        """
+        self.check_over(gtrid)
+        self.flush()
+
+        def apply() -> Touched:
+            self.table.forget(gtrid)
+            return Touched()
+
+        self._perform(apply, lambda: records.forget(gtrid))
+
+    def check_over(self, gtrid: bytes) -> None:
+        """ProtocolError where it is not acknowledged everywhere: a crash would make recovery note heuristics again."""
+        with self.lock:
+            made = self.table.open.get(gtrid)
+            if made is not None:
+                raise ProtocolError(
+                    f"transaction {gtrid.decode()} is not over: {', '.join(sorted(made.outstanding))} has to "
+                    "acknowledge it first, and recovery goes on trying"
+                )
+
+    # Upkeep
+
+    def flush(self) -> None:
+        """What is done is recorded as done, durably. Raises DecisionLogError, RetryLater."""
+        taken: list[bytes] = []
+
+        def entry() -> Entry | None:
+            taken[:], self._over = self._over, []
+            return records.done(taken) if taken else None
+
+        if not self._over:
+            return
+        try:
+            self._perform(Touched, entry)
+        except RetryLater:
+            self._give_back(taken)
+            raise
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether a segment is full, so that a checkpoint would release it."""
+        return self._full
+
+    def checkpoint(self) -> None:
+        """Writes what dangles once more, and releases the segments behind. Raises DecisionLogError, RetryLater."""
+        self._full = False
+        below, dangling = 0, list[Entry]()
+
+        def mark() -> Touched:
+            nonlocal below
+            below = self._journal.position  # between two rounds: the table has every record below it
+            dangling[:] = records.carried(self.table.open.values(), self.table.heuristics.values())
+            return Touched()
+
+        def covered() -> Touched:
+            self._journal.checkpoint = max(self._journal.checkpoint, below)
+            return Touched()
+
+        self._perform(mark, None)
+        for entry in dangling:
+            self._perform(Touched, lambda entry=entry: entry)  # type: ignore[misc]
+        self._perform(covered, lambda: checkpoint_entry(below))
+        self._recycle()
+
+    def check(self) -> None:
+        """DecisionLogError once anything has failed, or after ``close``."""
+        if self._barrier.failure is not None:
+            raise self._failed(self._barrier.failure)
+
+    @property
+    def syncs(self) -> int:
+        """How often it hardened something: fewer than there were decisions where some came together."""
+        return self._journal.syncs
+
+    def close(self) -> None:
+        """Flushes, and ends the use of the directory; a second call does nothing."""
+        if self._barrier.failure is None:
+            try:
+                self.flush()
+            except RetryLater as full:
+                log.warning("decision log: %s; recovery will look again at what is done", full)
+        self._barrier.fail(DecisionLogError("the decision log is closed: open its transaction manager again"))
+        self._barrier.close()
+        self._fs.close()
+
+    def abandon(self) -> None:
+        """In a forked child: nothing here may write any more."""
+        self.lock = threading.Lock()
+        self._barrier.abandon(DecisionLogError("the decision log belongs to the parent of this forked process"))
+        self._fs.close()
+
+    # Within
+
+    def _perform(self, apply: Callable[[], Touched], entry: Callable[[], Entry | None] | None) -> None:
+        try:
+            self._barrier.perform(apply, entry=entry)
+        except ResourceFailed as error:
+            raise self._failed(error.__cause__ or error) from error
+
+    def _recycle(self) -> None:
+        try:
+            self._journal.recycle()
+        except OSError as error:
+            self._barrier.fail(error)
+            raise self._failed(error) from error
+
+    def _failed(self, error: BaseException) -> DecisionLogError:
+        if isinstance(error, DecisionLogError):
+            return error
+        return DecisionLogError(
+            f"the decision log takes no more decisions ({error}): close the transaction manager, look at the disk "
+            f"where it failed, and open it again. What is prepared stays so until then, and recovery finishes it"
+        )
+
+    def _switched(self) -> None:
+        self._full = True
+
+    def _relieve(self, below: int) -> None:
+        """In the middle of a round that has no room: where nothing dangles, old segments can go."""
+        with self.lock:
+            if self.table.open or self.table.heuristics or not self._journal.full_segments:
+                return
+        self._journal.write_checkpoint(below)
+        self._journal.recycle()
+
+    def _give_back(self, taken: Sequence[bytes]) -> None:
+        with self.lock:
+            self._over[:0] = taken

@@ -1,0 +1,247 @@
+"""A transaction manager owns one decision log and finishes what it began, however often it is killed in between.
+
+    with xaqueue.TransactionManager("tmlog/", {"queue": lambda: xaqueue.connect("data/orders-space"),
+                                               "ledger": lambda: psycopg.connect(dsn)}) as tm:
+        with tm.transaction() as tx:
+            tx["ledger"].execute("insert ...")
+            tx["queue"].enqueue("orders", b"...")
+
+Opening it starts the recovery of every participant in the background and waits for none of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+from xaqueue.errors import InterfaceError, InvalidArgument, UnknownXid
+from xaqueue.tm.coordinator import Coordinator
+from xaqueue.tm.directory import OwnedLog, open_log
+from xaqueue.tm.participants import Connect, Participant, close, is_unknown_xid, sources, xid_on
+from xaqueue.tm.resolver import Resolver
+from xaqueue.tm.standing import Heuristic, InDoubt, RecoveryReport
+from xaqueue.tm.steps import OnStep
+from xaqueue.tm.transaction import Transaction
+from xaqueue.tm.upkeep import Upkeep
+from xaqueue.xa import Outcome
+
+CLOSE_PATIENCE_S = 10.0
+"""How long ``close`` waits for a transaction that is being committed, and for a participant that does not answer."""
+
+R = TypeVar("R")
+
+_open: weakref.WeakSet[TransactionManager] = weakref.WeakSet()
+
+
+class TransactionManager:
+    """Safe for threads; each thread has transactions of its own."""
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str],
+        participants: Mapping[str, Connect | Participant],
+        *,
+        last_resource: str | None = None,
+        timeout_s: float = 60.0,
+        recovery_interval_s: float = 30.0,
+        on_step: OnStep | None = None,
+    ) -> None:
+        """Opens the decision log, or makes one, and starts recovery.
+
+        log_dir: belongs to one transaction manager for ever, with its node id. participants: by name, how each is
+        opened; the names are part of what is written down, so they stay. last_resource: the one among them that has no
+        two-phase commit. timeout_s: a transaction that was not decided by then is rolled back.
+        recovery_interval_s: each participant is asked so often what is in doubt. on_step: see ``xaqueue.tm.steps``.
+        Raises DecisionLogInUse, DecisionLogDamaged, DecisionLogError, InvalidArgument.
+        """
+        if timeout_s <= 0 or recovery_interval_s <= 0:
+            raise InvalidArgument("timeout_s and recovery_interval_s are numbers of seconds above 0")
+        self._sources = sources(participants, last_resource)
+        self._timeout_s = timeout_s
+        self._closing = threading.Lock()
+        self._closed = False
+        self._owned: OwnedLog = open_log(log_dir)
+        self._coordinator = Coordinator(self._owned.log, self._sources, last_resource, on_step)
+        self._resolvers = {
+            name: Resolver(self._coordinator, source, recovery_interval_s) for name, source in self._sources.items()
+        }
+        self._coordinator.wake = self._wake
+        self._upkeep = Upkeep(self._coordinator)
+        for resolver in self._resolvers.values():
+            resolver.start()
+        self._upkeep.start()
+        _open.add(self)
+
+    @property
+    def node(self) -> str:
+        """16 hex digits, in the name of every transaction: who decides on it."""
+        return self._owned.log.node
+
+    @property
+    def epoch(self) -> int:
+        """How often the log was opened."""
+        return self._owned.log.epoch
+
+    # Transactions
+
+    def transaction(self, *names: str, timeout_s: float | None = None) -> Transaction:
+        """A new global transaction, for a ``with`` statement: it commits at its end, and rolls back on any exception.
+
+        names: participants to begin at once; the others are begun when they are used. Raises InterfaceError once
+        closed, DecisionLogError.
+        """
+        self._check_open()
+        for name in names:
+            if name not in self._sources:
+                raise InvalidArgument(f"{name!r} is no participant: there are {sorted(self._sources)}")
+        if timeout_s is not None and timeout_s <= 0:
+            raise InvalidArgument("timeout_s is a number of seconds above 0")
+        return Transaction(self._coordinator, names, self._timeout_s if timeout_s is None else timeout_s)
+
+    @overload
+    def transactional(self, function: Callable[..., R], /) -> Callable[..., R]: ...
+
+    @overload
+    def transactional(
+        self, *names: str, timeout_s: float | None = None
+    ) -> Callable[[Callable[..., R]], Callable[..., R]]: ...
+
+    def transactional(self, *names: Any, timeout_s: float | None = None) -> Any:
+        """Decorates a function to run in a transaction of its own, which it gets as keyword argument ``tx``.
+
+        With or without arguments: those of ``transaction``. Called with a ``tx``, the function joins that one.
+        """
+        if len(names) == 1 and callable(names[0]):
+            return self._wrapped(names[0], (), timeout_s)
+        return lambda function: self._wrapped(function, names, timeout_s)
+
+    def _wrapped(self, function: Callable[..., R], names: Iterable[str], timeout_s: float | None) -> Callable[..., R]:
+        @wraps(function)
+        def inside(*args: Any, tx: Transaction | None = None, **kwargs: Any) -> R:
+            if tx is not None:
+                return function(*args, tx=tx, **kwargs)
+            with self.transaction(*names, timeout_s=timeout_s) as own:
+                return function(*args, tx=own, **kwargs)
+
+        return inside
+
+    # What is in doubt
+
+    def recover(self, timeout_s: float | None = None) -> RecoveryReport:
+        """A round of recovery at every participant, now; waits for it, or for so many seconds.
+
+        The last resource comes first: others may hang on what stands there.
+        """
+        self._check_open()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        last = self._coordinator.last_resource
+        report = RecoveryReport()
+        for names in ([last] if last else [], [name for name in self._resolvers if name != last]):
+            rounds = {name: self._resolvers[name].wake() for name in names}
+            for name, number in rounds.items():
+                report.scans[name] = self._resolvers[name].wait(number, deadline)
+        return report
+
+    def in_doubt(self) -> list[InDoubt]:
+        """Global transactions that are not over, without live ones; also those with heuristics that nobody forgot."""
+        return self._coordinator.in_doubt()
+
+    def outcome(self, gtrid: bytes | str) -> Outcome:
+        """COMMITTED: decided, whoever has heard of it. IN_DOUBT: live, or its decision cannot be read now.
+
+        UNKNOWN: somebody else's, of an earlier life of this log and done, or finished too long ago (the last 10,000
+        are remembered).
+        """
+        return self._coordinator.outcome(gtrid.encode() if isinstance(gtrid, str) else gtrid)
+
+    def forget(self, gtrid: bytes | str) -> list[Heuristic]:
+        """Ends the memory of a transaction's heuristics, here and at its participants; returns what is forgotten.
+
+        For a person to call who has set right what was done. Raises UnknownXid where there are none,
+        ProtocolError where it is not over, what a participant's driver raises (and nothing is forgotten here),
+        DecisionLogError.
+        """
+        self._check_open()
+        name = gtrid.encode() if isinstance(gtrid, str) else gtrid
+        forgotten = [noted for one in self.in_doubt() if one.gtrid == name for noted in one.heuristics]
+        if not forgotten:
+            raise UnknownXid(f"transaction {name.decode()} has no heuristics: in_doubt() lists those that have")
+        self._owned.log.check_over(name)
+        for noted in forgotten:
+            if noted.participant in self._sources:
+                self._forget_at(noted.participant, name)
+        self._owned.log.forget(name)
+        return forgotten
+
+    def _forget_at(self, participant: str, gtrid: bytes) -> None:
+        connection = self._sources[participant].open()
+        try:
+            forget = getattr(connection, "tpc_forget", None)
+            if callable(forget):
+                forget(xid_on(connection, gtrid, participant))
+        except Exception as error:
+            if not is_unknown_xid(error):
+                raise
+        finally:
+            close(connection)
+
+    # The end
+
+    def close(self) -> None:
+        """Waits for transactions that are being committed, and ends. A second call does nothing.
+
+        Transactions that are still active are rolled back by their threads, or with their connections.
+        """
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        _open.discard(self)
+        self._coordinator.close(CLOSE_PATIENCE_S)
+        deadline = time.monotonic() + CLOSE_PATIENCE_S
+        for resolver in self._resolvers.values():
+            resolver.stop(max(0.0, deadline - time.monotonic()))
+        self._upkeep.stop(max(0.0, deadline - time.monotonic()))
+        for source in self._sources.values():
+            source.close()
+        self._owned.close()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InterfaceError("the transaction manager is closed: open it again")
+
+    def _wake(self, names: Iterable[str]) -> None:
+        for name in names:
+            resolver = self._resolvers.get(name)
+            if resolver is not None:
+                resolver.wake()
+
+    def abandon(self) -> None:
+        """In a forked child: the log and the transactions are the parent's."""
+        self._closed = True
+        self._coordinator.abandon()
+        self._owned.abandon()
+
+
+def _after_fork() -> None:
+    for manager in list(_open):
+        manager.abandon()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
