@@ -95,7 +95,7 @@ def test_the_space_may_stand_before_or_behind_the_verb_or_in_the_environment(
     assert run("--space", "/nowhere", "queues", "--space", space) == expected
     assert run("--space", space, "indoubt", "list") == "no branch is in doubt\n"
     assert run("queues", "--space", f'datadir="{space}",qspace="space"') == expected
-    assert "use --space DIR, or set XAQUEUE_SPACE" in fails("queues", code=ExitCode.USAGE)
+    assert "use --space DIR or URL, or set XAQUEUE_SPACE" in fails("queues", code=ExitCode.USAGE)
 
 
 @pytest.mark.parametrize(

@@ -8,77 +8,46 @@ import os
 import pty
 import socket
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from doubtful import RUN, XID, bodies, fails, leave_in_doubt, listed, run
 
 import xaqueue
 from xaqueue.cli.exits import ExitCode
-from xaqueue.cli.main import app
 from xaqueue.errors import HeuristicOutcome
 from xaqueue.space import layout
-from xaqueue.space.attach import create
+from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.xa import Code
 from xaqueue.xid import Xid
 
-XID = Xid(7, b"gtrid", b"bqual")
-RUN = [sys.executable, "-c", "from xaqueue.cli.main import main; main()"]
 PATIENCE_S = 60.0
-CHILD = """
-import os, sys, xaqueue
-connection = xaqueue.connect(sys.argv[1])
-connection.enqueue("orders", b"held")
-connection.commit()
-connection.tpc_begin(connection.xid(7, b"gtrid", b"bqual"))
-connection.enqueue("replies", b"added")
-connection.dequeue("orders")
-connection.tpc_prepare()
-os._exit(0)  # as if it were killed
-"""
+OURS = Gtrid("0123456789abcdef", 3, 42)
 
 
 @pytest.fixture
 def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A space whose owner died with a branch in doubt that adds a message to replies and holds one of orders."""
-    root = tmp_path / "space"
-    create(root, sync="NONE", any_queue=True)
-    subprocess.run([sys.executable, "-c", CHILD, str(root)], check=True)
-    monkeypatch.setenv("XAQUEUE_SPACE", str(root))
-    return root
-
-
-def run(*words: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result.stdout
-
-
-def fails(*words: object, code: int) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, (result.output, result.exception)
-    assert result.stderr.startswith("xaqueue: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
-
-
-def bodies(space: Path, queue: str) -> list[bytes]:
-    with xaqueue.connect(space) as connection:
-        return [message.body for message in connection.browse(queue)]
-
-
-def listed() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(run("indoubt", "list", "--json"))
-    return found
+    monkeypatch.setenv("XAQUEUE_SPACE", str(tmp_path / "space"))
+    return leave_in_doubt(tmp_path / "space")
 
 
 def test_list_shows_the_branch(space: Path) -> None:
     heading, row = run("indoubt", "list").splitlines()
-    assert heading.split() == ["xid", "state", "since", "adds", "holds", "damage"]
-    assert row.startswith(f"{XID}  in doubt  20")
-    assert row.split()[-3:] == ["1", "1", "0"]
+    assert heading.split() == ["xid", "state", "age", "coordinator", "queues", "damage"]
+    assert row.startswith(f"{XID}  in doubt  ")
+    assert row.split()[-7:] == ["s", "foreign", "orders", "-1,", "replies", "+1", "0"]
+
+
+def test_the_coordinator_of_a_branch_is_told_by_its_xid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    xid = Xid(FORMAT_ID, bytes(OURS), b"queue")
+    monkeypatch.setenv("XAQUEUE_SPACE", str(leave_in_doubt(tmp_path / "space", xid)))
+    assert "  0123456789abcdef  " in run("indoubt", "list")
+    (branch,) = listed()
+    assert branch["coordinator"] == {"gtrid": str(OURS), "node": "0123456789abcdef", "epoch": 3, "counter": 42}
+    assert (branch["participant"], branch["xid"]) == ("queue", str(xid))
+    told = run("indoubt", "show", xid)
+    assert "coordinator   node 0123456789abcdef, epoch 3, transaction 42, here as queue\n" in told
+    assert f"`xaqueue indoubt show {OURS} --tm DIR`" in told
 
 
 def test_list_of_nothing(space: Path) -> None:
@@ -90,12 +59,19 @@ def test_list_of_nothing(space: Path) -> None:
 
 def test_show_lists_what_is_added_and_held(space: Path) -> None:
     told = run("indoubt", "show", XID)
-    assert "state     in doubt" in told
-    assert "gtrid     b'gtrid'" in told
-    assert [line.split()[:2] for line in told.splitlines()[-2:]] == [["adds", "replies"], ["holds", "orders"]]
+    lines = [line.split() for line in told.splitlines()]
+    assert ["state", "in", "doubt"] in lines
+    assert ["gtrid", "b'gtrid'"] in lines
+    assert ["postgres", "gid", "7_Z3RyaWQ=_YnF1YWw="] in lines
+    assert ["orders", "0", "1"] in lines
+    assert ["replies", "1", "0"] in lines
+    assert [line[:2] for line in lines[-2:]] == [["adds", "replies"], ["holds", "orders"]]
     parsed = json.loads(run("indoubt", "show", XID, "--json"))
     assert (parsed["xid"], parsed["state"], parsed["decision"]) == (str(XID), "in doubt", None)
+    assert (parsed["postgres_gid"], parsed["coordinator"]) == ("7_Z3RyaWQ=_YnF1YWw=", None)
     assert (parsed["added"][0]["queue"], parsed["held"][0]["queue"]) == ("replies", "orders")
+    assert parsed["queues"] == {"orders": {"adds": 0, "holds": 1}, "replies": {"adds": 1, "holds": 0}}
+    assert parsed["age_s"] >= 0
 
 
 def test_list_and_show_need_no_ownership(space: Path) -> None:
@@ -113,7 +89,7 @@ def test_commit_is_done_recorded_and_told_to_the_transaction_manager(space: Path
     assert bodies(space, "orders") == []
     (branch,) = listed()
     assert (branch["state"], branch["decision"]["by"]) == ("heuristically committed", operator)
-    assert "decided  " in run("indoubt", "show", XID)
+    assert "\ndecided  " in run("indoubt", "show", XID)
     with xaqueue.connect(space) as connection:
         assert connection.tpc_recover() == [XID]
         with pytest.raises(HeuristicOutcome) as told_to_tm:

@@ -30,6 +30,36 @@ def test_the_demo_tells_whether_its_check_passed(
     assert (result.exit_code, result.stdout) == (code, f"200 {tmp_path} True\n")
 
 
+@pytest.mark.parametrize(("passed", "code"), [(True, ExitCode.OK), (False, ExitCode.NOTHING)])
+def test_the_ledger_tells_whether_its_books_agree(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, passed: bool, code: ExitCode
+) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+
+    def run(orders: int | None, directory: Path | None, report: Callable[[str], None], *, keep: bool) -> bool:
+        report(f"{orders} {directory} {keep}")
+        return passed
+
+    monkeypatch.setattr("xaqueue.demo.ledger.run", run)
+    result = CliRunner().invoke(app, ["demo", "--ledger", "--orders", "70", "--directory", str(tmp_path), "--keep"])
+    assert (result.exit_code, result.stdout) == (code, f"70 {tmp_path} True\n")
+
+
+@pytest.mark.parametrize("words", [["--ledger", "--flights", "200"], ["--orders", "70"]])
+def test_each_demo_has_its_own_number(words: list[str]) -> None:
+    result = CliRunner().invoke(app, ["demo", *words])
+    assert result.exit_code == ExitCode.USAGE
+    assert "--orders for the one with it" in result.stderr
+
+
+def test_a_missing_driver_is_named() -> None:
+    script = "import sys; sys.modules['psycopg'] = None\nfrom xaqueue.cli.main import main; main()"
+    command = [sys.executable, "-c", script, "demo", "--ledger"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.ERROR
+    assert done.stderr == 'xaqueue: psycopg is not installed: pip install "xaqueue[postgres]"\n'
+
+
 def test_a_missing_extra_is_named() -> None:
     script = "import sys; sys.modules['matplotlib'] = None\nfrom xaqueue.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", script, "demo"], capture_output=True, text=True, check=False)

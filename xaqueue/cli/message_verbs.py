@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -13,7 +14,7 @@ import typer
 
 from xaqueue.cli import output, values
 from xaqueue.cli.exits import ExitCode, complain
-from xaqueue.cli.spaces import SpaceOption, connected, directory_of
+from xaqueue.cli.spaces import Place, SpaceOption, connected, directory_of, place_of
 from xaqueue.connection import Connection
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument
 from xaqueue.message import EnqueueOptions, Message
@@ -74,14 +75,14 @@ def put(
     }
     if priority is not None:
         options["priority"] = priority
-    directory = directory_of(ctx, space)
+    place = place_of(ctx, space)
     if lines:
-        with _source(file) as source, connected(directory, watch=True) as connection:
+        with _source(file) as source, connected(place, watch=True) as connection:
             put_in = _put_lines(connection, queue, source, options, count_per_branch)
         typer.echo(f"{output.counted(put_in, 'message')} put into {queue}")
         return
     content = body.encode("utf-8", "surrogateescape") if body is not None else _whole(file)
-    with connected(directory) as connection:
+    with connected(place) as connection:
         message_id = connection.enqueue(queue, content, **options)
         connection.commit()
     typer.echo(message_id.hex())
@@ -107,7 +108,7 @@ def get(
     wanted = values.message_id(message_id)
     taken = 0
     sink: BinaryIO | None = None
-    with connected(directory_of(ctx, space), watch=wait > 0) as connection, ExitStack() as stack:
+    with connected(place_of(ctx, space), watch=wait > 0) as connection, ExitStack() as stack:
         while taken < count:
             message = connection.dequeue(queue, wait_s=wait, message_id=wanted, correlation_id=correlation_id)
             if message is None:
@@ -138,28 +139,18 @@ def browse(
     In the order of their commits. Works while another process owns the space. Messages that a branch holds, or that are
     not due yet, are shown too.
     """
-    directory = directory_of(ctx, space)
-    behind = why_behind(directory)
-    if behind:
-        complain(f"{behind}. This is what they hold")
-    reader = QueueReader(directory, check_known(directory, queue), even_behind=True)
+    place = place_of(ctx, space)
     rows: list[tuple[object, ...]] = []
     more = False
-    for shown, (seq, message_id, data) in enumerate(reader.read(0, reader.watermark())):
-        if shown == limit:
-            break
-        if limit is None and not json and shown == TABLE_ROWS:
-            more = True
-            break
-        try:
-            message = message_of(queue, seq, message_id, data)
-        except DamagedBlock as damage:
-            complain(f"message {seq} is damaged, run `xaqueue check`: {damage}")
-            continue
-        if json:
-            output.as_json(output.message_json(message))
-        else:
-            rows.append(_row(message))
+    with _messages(place, queue, limit) as messages:
+        for shown, message in enumerate(messages):
+            if limit is None and not json and shown == TABLE_ROWS:
+                more = True
+                break
+            if json:
+                output.as_json(output.message_json(message))
+            else:
+                rows.append(_row(message))
     if rows:
         output.table(HEADINGS, rows, right=("seq", "bytes", "tries"))
     elif not json:
@@ -206,6 +197,28 @@ def tail(
             output.as_json(output.message_json(message))
         else:
             typer.echo(f"{seq}  {message_id.hex()}  {output.preview(message.body)}")
+
+
+@contextmanager
+def _messages(place: Place, queue: str, limit: int | None) -> Iterator[Iterator[Message]]:
+    """The first messages of a queue in the order of their commits, from the directory or from the server."""
+    if place.url:
+        with connected(place) as connection:
+            yield connection.browse(queue, limit)
+    else:
+        yield _in_directory(place.directory, queue, limit)
+
+
+def _in_directory(directory: str, queue: str, limit: int | None) -> Iterator[Message]:
+    behind = why_behind(directory)
+    if behind:
+        complain(f"{behind}. This is what they hold")
+    reader = QueueReader(directory, check_known(directory, queue), even_behind=True)
+    for seq, message_id, data in islice(reader.read(0, reader.watermark()), limit):
+        try:
+            yield message_of(queue, seq, message_id, data)
+        except DamagedBlock as damage:
+            complain(f"message {seq} is damaged, run `xaqueue check`: {damage}")
 
 
 def _put_lines(connection: Connection, queue: str, source: BinaryIO, options: EnqueueOptions, together: int) -> int:

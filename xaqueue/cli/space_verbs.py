@@ -11,7 +11,7 @@ import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.exits import ExitCode
-from xaqueue.cli.spaces import JsonOption, SpaceOption, directory_of
+from xaqueue.cli.spaces import JsonOption, SpaceOption, directory_of, place_of, remote
 from xaqueue.index import Order
 from xaqueue.space import attach, definitions, inspect, layout
 from xaqueue.space.check import Finding, Severity, check, repair
@@ -92,13 +92,33 @@ def queues(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = No
 def status(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = None) -> None:
     """Show what a space is and holds.
 
-    Works while another process owns it.
+    Works while another process owns it, and of a server by its URL.
     """
-    found = inspect.status(directory_of(ctx, space))
+    place = place_of(ctx, space)
+    if place.url:
+        _served_status(place.url, json)
+        return
+    found = inspect.status(place.directory)
     if json:
         output.as_json(asdict(found))
         return
     output.pairs(_status_rows(found))
+    typer.echo()
+    _queue_table(found.queues)
+
+
+def _served_status(url: str, json: bool) -> None:
+    from xaqueue.rpc.server_status import status_of
+
+    with remote(url) as manager:
+        told = manager.status()
+    if json:
+        output.as_json(told)
+        return
+    found = status_of(told)
+    sessions = f"{told['sessions']:,}" + (f", {told['waiting']:,} of them wait" if told["waiting"] else "")
+    draining = "no new branches are taken until `xaqueue drain --resume`" if told["draining"] else ""
+    output.pairs([("server", url), ("sessions", sessions), ("draining", draining), *_status_rows(found)])
     typer.echo()
     _queue_table(found.queues)
 

@@ -1,44 +1,88 @@
-"""Which space a command means, and how it opens one."""
+"""Which space a command means, a directory or a server's URL, and how it reaches it.
+
+Where the directory is being served, work goes to its owner by itself: the owner file says under which URL.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from xaqueue.cli.output import Bar
 from xaqueue.connection import Connection
-from xaqueue.errors import InvalidArgument, SpaceError
+from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
 from xaqueue.space import openstring
-from xaqueue.space.attach import attach
+from xaqueue.space.attach import attach, is_owned, read_owner
 from xaqueue.space.format import read_format
 from xaqueue.space.session import Session
 from xaqueue.storage.ids import fresh_id
 
+if TYPE_CHECKING:
+    from xaqueue.rpc.client import RemoteManager
+
 SPACE_VARIABLE = "XAQUEUE_SPACE"
-_NOT_GIVEN = f"no space is given: use --space DIR, or set {SPACE_VARIABLE}"
+CONNECT_S = 1.0
+"""For how long a command tries to reach a server that does not answer."""
+_NOT_GIVEN = f"no space is given: use --space DIR or URL, or set {SPACE_VARIABLE}"
 
 SpaceOption = Annotated[
     str | None,
-    typer.Option("--space", metavar="DIR", help=f"The queue space, if not {SPACE_VARIABLE}.", show_default=False),
+    typer.Option(
+        "--space",
+        metavar="DIR|URL",
+        help=f"The queue space, or its server, if not {SPACE_VARIABLE}.",
+        show_default=False,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 
 
-def directory_of(ctx: typer.Context, space: str | None) -> str:
-    """The space's directory: the option behind the verb, else the one before it, else the environment's."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a space is: a directory of this machine, or else behind a server's URL."""
+
+    directory: str = ""
+    url: str = ""
+
+    def __str__(self) -> str:
+        return self.directory or self.url
+
+
+def place_of(ctx: typer.Context, space: str | None) -> Place:
+    """The space: the option behind the verb, else the one before it, else the environment's."""
     given = space or ctx.find_root().params.get("space")
     if not given:
         raise InvalidArgument(_NOT_GIVEN)
     if "://" in given:
-        raise InvalidArgument(f"{given} is a URL: this version opens directories")
+        return Place(url=given)
     directory, name = openstring.parse(given)
     found = read_format(directory).name
     if name not in (None, found):
         raise SpaceError(f"{directory} is queue space {found!r}, not {name!r}")
-    return directory
+    return Place(directory)
+
+
+def directory_of(ctx: typer.Context, space: str | None) -> str:
+    """As ``place_of``, for a command that works on the directory itself."""
+    place = place_of(ctx, space)
+    if place.url:
+        raise InvalidArgument(
+            f"{place.url} is a URL, and this command works on the directory: "
+            "run it on the server's machine with --space DIR"
+        )
+    return place.directory
+
+
+def served_at(place: Place) -> str:
+    """The URL under which the space is served now; empty where no server owns it."""
+    if place.url:
+        return place.url
+    owner = read_owner(place.directory)
+    return owner.endpoint if owner is not None and owner.endpoint and is_owned(place.directory) else ""
 
 
 @contextmanager
@@ -53,7 +97,37 @@ def owned(directory: str, *, watch: bool = False) -> Iterator[Session]:
 
 
 @contextmanager
-def connected(directory: str, *, watch: bool = False) -> Iterator[Connection]:
-    """A connection to the space, which this process owns until the end."""
-    with owned(directory, watch=watch) as session, Connection(session, fresh_id) as connection:
+def remote(url: str) -> Iterator[RemoteManager]:
+    """A session with a server. Raises ConnectionLost, InvalidArgument."""
+    from xaqueue.rpc import dial
+
+    manager = dial.manager(url, connect_s=CONNECT_S)
+    try:
+        yield manager
+    finally:
+        manager.close()
+
+
+@contextmanager
+def reached(place: Place, *, watch: bool = False) -> Iterator[Session | RemoteManager]:
+    """A session with the space through its server, where one serves it; else this process owns it until the end."""
+    url = served_at(place)
+    with ExitStack() as stack:
+        if not url:
+            try:
+                session = stack.enter_context(owned(place.directory, watch=watch))
+            except SpaceInUse:
+                url = served_at(place)  # by a server that has just come, perhaps
+                if not url:
+                    raise
+            else:
+                yield session
+                return
+        yield stack.enter_context(remote(url))
+
+
+@contextmanager
+def connected(place: Place, *, watch: bool = False) -> Iterator[Connection]:
+    """A connection to the space, through its server where one serves it."""
+    with reached(place, watch=watch) as manager, Connection(manager, fresh_id) as connection:
         yield connection

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import binascii
 import re
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from datetime import datetime
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import MESSAGE_ID_BYTES
+from xaqueue.space.layout import parse_block
+from xaqueue.tm.gtrid import Gtrid
 from xaqueue.xid import Xid
 
 TIME_HELP = "ISO 8601, local where it has no offset, or from now on: +90s, +5m, +2h, +1d"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+XID_FORMS = "as `indoubt list` prints it, as a file of the space is named, or as PostgreSQL shows its gid"
+_GID = re.compile(r"(\d+)_([A-Za-z0-9+/]*={0,2})_([A-Za-z0-9+/]*={0,2})")
+_QUOTES = ("'", '"')
 _FROM_NOW = re.compile(r"\+(\d+(?:\.\d+)?)([smhd])")
 
 
@@ -56,5 +63,56 @@ def message_id(text: str | None) -> bytes | None:
 
 
 def xid(text: str) -> Xid:
-    """The xid as ``indoubt list`` shows it. Raises InvalidArgument."""
-    return Xid.parse(text)
+    """The xid in any of its forms: as ``indoubt list`` prints it, in a file's name or path, or PostgreSQL's gid.
+
+    Raises InvalidArgument.
+    """
+    bare = _unquoted(text.strip())
+    gid = _GID.fullmatch(bare)
+    if gid is not None:
+        return _of_gid(text, gid)
+    name = bare.rpartition("/")[2]
+    block = parse_block(name)
+    if block is not None:
+        return block[0]
+    try:
+        return Xid.parse(name)
+    except InvalidArgument:
+        raise InvalidArgument(f"{text!r} is no xid: give it {XID_FORMS}") from None
+
+
+def gtrid(text: str) -> Gtrid:
+    """A global transaction of a transaction manager: its gtrid, or the xid of one of its branches in any form.
+
+    Raises InvalidArgument.
+    """
+    found = Gtrid.parse(_unquoted(text.strip()))
+    if found is not None:
+        return found
+    try:
+        found = Gtrid.parse(xid(text).gtrid)
+    except InvalidArgument:
+        found = None
+    if found is None:
+        raise InvalidArgument(
+            f"{text!r} names no transaction of a transaction manager: give its gtrid (XAQ1 and 40 hex digits), or the "
+            "xid of one of its branches"
+        )
+    return found
+
+
+def postgres_gid(xid: Xid) -> str:
+    """What ``pg_prepared_xacts`` has of a branch of this xid that psycopg or pgjdbc prepared."""
+    return f"{xid.format_id}_{b64encode(xid.gtrid).decode()}_{b64encode(xid.bqual).decode()}"
+
+
+def _unquoted(text: str) -> str:
+    quoted = len(text) >= 2 and text[0] in _QUOTES and text[-1] == text[0]
+    return text[1:-1] if quoted else text
+
+
+def _of_gid(text: str, gid: re.Match[str]) -> Xid:
+    try:
+        return Xid(int(gid[1]), b64decode(gid[2], validate=True), b64decode(gid[3], validate=True))
+    except binascii.Error as error:
+        raise InvalidArgument(f"{text!r} is no gid of PostgreSQL: {error}") from None

@@ -37,18 +37,35 @@ def demo(
     flights: Annotated[
         int | None, typer.Option(help="How many of the 336,776 flights; all of them without it.", metavar="N", min=1)
     ] = None,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="Rows in PostgreSQL and messages in one transaction instead.")
+    ] = False,
+    orders: Annotated[
+        int | None, typer.Option(help="With --ledger: how many orders; 1,000 without it.", metavar="N", min=1)
+    ] = None,
     directory: DirectoryOption = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory afterwards.")] = False,
 ) -> None:
-    """Run the demo: flights, kills, recovery, Spark.
+    """Run the demo: flights, kills, recovery, Spark. With --ledger: orders, PostgreSQL, kills of everybody.
 
     Puts all flights of a year through a queue whose producer is killed on the way, and lets Spark read them.
     Says what was read, each exactly once, and how late the carriers were. Exit 1 where the check fails.
-    """
-    with _extras("demo"):
-        from xaqueue.demo import flights as job
 
-        passed = job.run(flights, directory, typer.echo, keep=keep)
+    With --ledger a service writes each order as a row in PostgreSQL and a message in a queue, while the service, the
+    queue server and PostgreSQL are killed in turn. Says whether rows and messages agree. Exit 1 where they do not.
+    """
+    if (flights if ledger else orders) is not None:
+        raise InvalidArgument("--flights is for the demo without --ledger, and --orders for the one with it")
+    if ledger:
+        with _extras("postgres"), ended_in_order():
+            from xaqueue.demo import ledger as books
+
+            passed = books.run(orders, directory, typer.echo, keep=keep)
+    else:
+        with _extras("demo"):
+            from xaqueue.demo import flights as job
+
+            passed = job.run(flights, directory, typer.echo, keep=keep)
     if not passed:
         raise typer.Exit(ExitCode.NOTHING)
 
@@ -77,6 +94,9 @@ def bench_engine(
             "--postgres-dsn", help="A PostgreSQL that runs already; without it one is started.", metavar="DSN"
         ),
     ] = None,
+    server: Annotated[
+        bool, typer.Option("--server", help="Measure through a server, too: clients in processes. Flags: JOURNAL.")
+    ] = False,
     checkpoints: Annotated[
         float | None,
         typer.Option("--checkpoints", help="Compare JOURNAL with a checkpoint every S seconds to none.", metavar="S"),
@@ -107,8 +127,9 @@ def bench_engine(
         rounds=rounds,
         peers=tuple(peers or ()),
         postgres_dsn=postgres_dsn,
+        server=server,
         checkpoints_s=checkpoints,
-        **({"flags": tuple(flags)} if flags else {}),
+        **({"flags": tuple(flags or ["JOURNAL"])} if flags or server else {}),
     )
     with _extras("chart"):
         draw = _drawing(chart)

@@ -1,0 +1,235 @@
+"""The operator's verbs on a transaction manager's log: what is not over, carried out as decided, and forgotten.
+
+Looking works while the transaction manager runs. Nothing here decides: a commit or a rollback is what the log says, or
+refused, so that no outcome becomes mixed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from xaqueue.cli import output, values
+from xaqueue.cli.indoubt_rows import age, gtrid_json
+from xaqueue.cli.tm_config import FILE, TmConfig, load, opener
+from xaqueue.errors import DecisionLogInUse, InvalidArgument, ProtocolError, UnknownXid
+from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.tm import by_hand
+from xaqueue.tm.advice import Log, log_says
+from xaqueue.tm.directory import open_log
+from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.look import LogView, look
+from xaqueue.tm.manager import TransactionManager
+from xaqueue.tm.standing import Heuristic, InDoubt, RecoveryReport
+
+RECOVER_S = 60.0
+"""For how long the participants are waited for."""
+HEADINGS = ("gtrid", "state", "age", "participants", "outstanding", "heuristics")
+_VERBS = {True: "commit", False: "rollback"}
+
+
+def list_forgotten(path: Path, json: bool) -> None:
+    config = load(path)
+    look(config.log_dir)
+    with closing(DirectoryFileSystem(config.log_dir)) as fs:
+        found = by_hand.forgotten(fs)
+    if json:
+        output.as_json([asdict(line) for line in found])
+        return
+    if not found:
+        typer.echo("no heuristic was forgotten")
+        return
+    headings = ("gtrid", "participant", "was told", "and", "forgotten by", "forgotten at", "why")
+    rows = [
+        (f.gtrid, f.participant, f.decision, f.party, f.forgotten_by, output.moment(f.forgotten_at), f.forgotten_reason)
+        for f in found
+    ]
+    output.table(headings, rows)
+
+
+def list_transactions(path: Path, json: bool) -> None:
+    config = load(path)
+    seen = look(config.log_dir)
+    if json:
+        output.as_json([_json(one) for one in seen.open])
+        return
+    if not seen.open:
+        typer.echo(f"no transaction of node {seen.node} is in doubt")
+        return
+    rows = [
+        (
+            one.gtrid.decode("ascii"),
+            one.state.value,
+            age(one.decided_us),
+            " ".join(_takes_part(one)),
+            " ".join(one.outstanding),
+            len(one.heuristics),
+        )
+        for one in seen.open
+    ]
+    output.table(HEADINGS, rows, right=("age", "heuristics"))
+
+
+def show(path: Path, text: str, json: bool) -> None:
+    config, gtrid = load(path), values.gtrid(text)
+    seen = look(config.log_dir)
+    found = _find(seen, gtrid)
+    if json:
+        output.as_json(_json(found))
+        return
+    output.pairs(
+        [
+            ("gtrid", str(gtrid)),
+            ("coordinator", f"node {gtrid.node}, epoch {gtrid.epoch}, transaction {gtrid.counter}"),
+            ("state", found.state.value),
+            ("decided", output.moment(found.decided_us)),
+            ("age", age(found.decided_us)),
+            ("participants", " ".join(_takes_part(found))),
+            ("outstanding", " ".join(found.outstanding)),
+            ("last resource", found.last_resource or ""),
+        ]
+    )
+    if found.heuristics:
+        typer.echo()
+        rows = [
+            (h.participant, h.decision.value, h.party.value, output.moment(h.when_us), h.detail)
+            for h in found.heuristics
+        ]
+        output.table(("participant", "was told", "and", "noticed", "in its words"), rows)
+
+
+def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Callable[[str], None]) -> None:
+    """Does at every participant what the log says of a transaction, where that is what is asked for."""
+    config, gtrid = load(path), values.gtrid(text)
+    seen = look(config.log_dir)
+    _check_says(seen, gtrid, commit)
+    verb = _VERBS[commit]
+    waiting = " ".join(name for one in seen.open if one.gtrid == bytes(gtrid) for name in one.outstanding)
+    if dry_run:
+        typer.echo(f"{verb} of transaction {gtrid} is what the log says; nothing is done")
+        typer.echo(f"outstanding: {waiting or 'whoever has a branch of it in doubt'}")
+        return
+    if seen.in_use:
+        raise DecisionLogInUse(
+            f"{config.log_dir} is in use: its transaction manager does this by itself, and `xaqueue indoubt show "
+            f"{gtrid} --tm {path}` says who has not answered; or stop it first"
+        )
+    confirm(f"{verb} what is left of transaction {gtrid}, and recover every other one of node {seen.node}?")
+    with _opened(config) as manager:
+        report = manager.recover(RECOVER_S)
+        left = [one for one in manager.in_doubt() if one.gtrid == bytes(gtrid)]
+    _tell(gtrid, report, left)
+
+
+def forget(path: Path, text: str, *, by: str, reason: str, confirm: Callable[[str], None]) -> None:
+    """Ends the memory of a transaction's heuristics: here, and at the participants that are configured."""
+    config, gtrid = load(path), values.gtrid(text)
+    seen = look(config.log_dir)
+    found = _find(seen, gtrid)
+    if not found.heuristics:
+        raise ProtocolError(
+            f"transaction {gtrid} is {found.state.value}: only heuristics are forgotten; without its decision the rest "
+            "would be rolled back"
+        )
+    if seen.in_use:
+        raise DecisionLogInUse(
+            f"{config.log_dir} is in use: stop its transaction manager first, or call its forget({str(gtrid)!r})"
+        )
+    told = ", ".join(f"{h.participant} was {h.party.value}" for h in found.heuristics)
+    confirm(f"forget of transaction {gtrid} that {told}?")
+    at_us = time.time_ns() // 1000
+    with closing(DirectoryFileSystem(config.log_dir)) as fs:
+        if config.participants:
+            with _opened(config) as manager:
+                by_hand.record(fs, found.heuristics, by, at_us, reason)
+                manager.forget(bytes(gtrid))
+        else:
+            with closing(open_log(config.log_dir)) as owned:
+                by_hand.record(fs, found.heuristics, by, at_us, reason)
+                owned.log.forget(bytes(gtrid))
+    typer.echo(f"transaction {gtrid}: its heuristics are forgotten, recorded in {by_hand.OPERATORS}")
+    if not config.participants:
+        names = " and ".join(h.participant for h in found.heuristics)
+        typer.echo(f"{names} was not told: forget it there, too; with a {FILE} this command does so")
+
+
+def _check_says(seen: LogView, gtrid: Gtrid, commit: bool) -> None:
+    """Refuses what the log does not say."""
+    decision = seen.decision(bytes(gtrid))
+    says = log_says(gtrid, node=seen.node, epoch=seen.epoch, in_use=seen.in_use, decision=decision)
+    if says is (Log.COMMIT if commit else Log.NONE) or (says is Log.ROLLBACK and not commit):
+        return
+    if says is Log.LAST:
+        return  # what stands there is carried out, and told
+    raise ProtocolError(
+        f"{_VERBS[commit]} of transaction {gtrid} is refused, of which the log says: {says.value}. `xaqueue indoubt "
+        f"advise {gtrid}` compares it with its participants; each of them can be decided on by itself"
+    )
+
+
+def _opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:
+    if not config.participants:
+        raise InvalidArgument(
+            f"the participants are not known: write them into {config.log_dir / FILE}, see xaqueue(5)"
+        )
+    openers = {name: opener(participant) for name, participant in config.participants.items()}
+    return TransactionManager(config.log_dir, openers, last_resource=config.last_resource)
+
+
+def _tell(gtrid: Gtrid, report: RecoveryReport, left: list[InDoubt]) -> None:
+    noted = {heuristic.participant: heuristic for one in left for heuristic in one.heuristics}
+    for name, scan in report.scans.items():
+        otherwise = f"was {noted[name].party.value}" if name in noted else ""
+        typer.echo(f"{name}: {scan.error or otherwise or 'nothing of it is in doubt'}")
+    if not left:
+        typer.echo(f"transaction {gtrid} is over")
+    for one in left:
+        outstanding = " ".join(one.outstanding)
+        typer.echo(
+            f"transaction {gtrid} is {one.state.value}" + (f", outstanding: {outstanding}" if outstanding else "")
+        )
+
+
+def _find(seen: LogView, gtrid: Gtrid) -> InDoubt:
+    for one in seen.open:
+        if one.gtrid == bytes(gtrid):
+            return one
+    if gtrid.node != seen.node:
+        raise UnknownXid(f"transaction {gtrid} is of node {gtrid.node}, and this is the log of node {seen.node}")
+    raise UnknownXid(
+        f"transaction {gtrid} is not in doubt here: no decision, or all have carried it out. "
+        "`xaqueue indoubt advise` asks the participants"
+    )
+
+
+def _takes_part(one: InDoubt) -> list[str]:
+    return [*one.participants, *([one.last_resource] if one.last_resource is not None else [])]
+
+
+def _json(one: InDoubt) -> dict[str, Any]:
+    gtrid = Gtrid.parse(one.gtrid)
+    return {
+        **(gtrid_json(gtrid) if gtrid is not None else {"gtrid": one.gtrid.decode("latin-1")}),
+        "state": one.state.value,
+        "decided": one.decided_us,
+        "participants": list(one.participants),
+        "outstanding": list(one.outstanding),
+        "last_resource": one.last_resource,
+        "heuristics": [_heuristic_json(heuristic) for heuristic in one.heuristics],
+    }
+
+
+def _heuristic_json(noted: Heuristic) -> dict[str, Any]:
+    return {
+        "participant": noted.participant,
+        "decision": noted.decision.value,
+        "party": noted.party.value,
+        "when": noted.when_us,
+        "detail": noted.detail,
+    }
