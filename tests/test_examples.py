@@ -6,22 +6,36 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from xaqueue.demo import postgres
 from xaqueue.errors import OperationalError
 
+if TYPE_CHECKING:
+    import psycopg
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
-TESTED = {"quickstart.py", "flights.py"}
+TESTED = {"quickstart.py", "flights.py", "ledger.py", "worker.py", "zope_transaction.py"}
 
 
-def run(name: str, *arguments: str, directory: Path) -> str:
-    """What the example printed."""
+def psycopg_connection(dsn: str) -> psycopg.Connection:
+    import psycopg
+
+    return psycopg.connect(dsn)
+
+
+def run(name: str, *arguments: str, directory: Path, said: str = "") -> str:
+    """What the example printed. ``said``: to it, on its standard input."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments],
         env=os.environ | {"TMPDIR": str(directory)},
         cwd=directory,
+        input=said,
         capture_output=True,
         text=True,
         timeout=300,
@@ -46,6 +60,53 @@ def test_quickstart(tmp_path: Path) -> None:
 def test_quickstart_in_a_directory_that_is_kept(tmp_path: Path) -> None:
     run("quickstart.py", str(tmp_path / "kept"), directory=tmp_path)
     assert (tmp_path / "kept" / "shop" / "FORMAT").is_file()
+
+
+@pytest.fixture
+def shop() -> Iterator[Path]:
+    """A directory that PostgreSQL can enter where it does not run as root; pytest's own are closed to others."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    if not any(postgres.directories()):
+        pytest.skip(postgres.MISSING)
+    with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+def test_orders_are_taken_and_sent(shop: Path) -> None:
+    taken = run("ledger.py", "--made", "5", directory=shop).splitlines()
+    assert [line.split()[::2] for line in taken] == [["taken", f"{number}"] for number in range(1, 6)]
+    taken += run("ledger.py", directory=shop, said="six pears\n").splitlines()
+    sent = run("worker.py", "--wait", "0.2", directory=shop).splitlines()
+    assert [line.split()[1:] for line in sent] == [line.split()[1:] for line in taken]
+    assert run("worker.py", "--wait", "0.2", directory=shop) == ""
+    with postgres.running(shop / "shop") as dsn, psycopg_connection(dsn) as ledger:
+        assert ledger.execute("select state, count(*) from orders group by state").fetchall() == [("sent", 6)]
+        assert ledger.tpc_recover() == []
+
+
+def test_the_ledger_works_on_what_runs_elsewhere(shop: Path) -> None:
+    with postgres.running(shop / "elsewhere") as dsn:
+        words = ["--dsn", dsn, "--queue", str(shop / "space")]
+        run("ledger.py", *words, "--made", "2", directory=shop)
+        assert len(run("worker.py", *words, "--wait", "0.2", directory=shop).splitlines()) == 2
+    assert sorted(path.name for path in (shop / "shop").iterdir()) == ["ledger-decisions", "worker-decisions"]
+
+
+def test_a_transaction_of_zope(shop: Path) -> None:
+    pytest.importorskip("transaction", reason="transaction is not installed")
+    assert run("zope_transaction.py", directory=shop).splitlines() == [
+        'rolled back: duplicate key value violates unique constraint "orders_pkey"',
+        "rows: ['three pears', 'two apples']",
+        "messages: ['three pears', 'two apples']",
+    ]
+
+
+@pytest.mark.parametrize("name", ["ledger.py", "worker.py", "zope_transaction.py"])
+def test_an_example_explains_itself(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    pytest.importorskip("transaction", reason="transaction is not installed")
+    assert f"python {name}" in run(name, "--help", directory=tmp_path)
 
 
 @pytest.mark.spark
