@@ -16,9 +16,9 @@ import pytest
 
 from xaqueue.bench import engine, peers
 from xaqueue.bench.options import Options
-from xaqueue.bench.peers import postgres_server
 from xaqueue.bench.peers.peer import OPERATIONS, Peer, ThreadClients, Wanted
 from xaqueue.bench.peers.process_clients import ProcessClients
+from xaqueue.demo import postgres as postgres_server
 from xaqueue.errors import InvalidArgument, OperationalError
 
 EMBEDDED = ("sqlite", "dirq", "persist-queue")
@@ -93,7 +93,7 @@ def test_a_client_process_that_fails_is_named(tmp_path: Path, capfd: pytest.Capt
 
 
 def test_client_processes_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "xaqueue.bench.peers.process_clients", "sqlite"]
+    command = [sys.executable, "-m", "xaqueue.bench.peers.process_clients", "xaqueue.bench.peers.sqlite"]
     done = subprocess.run(
         command, input=f'"{tmp_path}/queue"\n', capture_output=True, text=True, timeout=60, check=True
     )
@@ -185,7 +185,7 @@ def test_the_server_ends_with_a_bench_that_is_killed(open_to_all: Path) -> None:
     if not any(postgres_server.directories()):
         pytest.skip(postgres_server.MISSING)
     script = (
-        "import sys, pathlib; from xaqueue.bench.peers.postgres_server import Server\n"
+        "import sys, pathlib; from xaqueue.demo.postgres import Server\n"
         f"server = Server(pathlib.Path({str(open_to_all)!r}), 1)\n"
         "print(server._process.pid, server._sockets, flush=True); sys.stdin.read()"
     )

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from xaqueue.bench.limits import FLOORS
 
-ENGINE, PEER, LIMIT = "#33658a", "#c9783c", "#b8b8b8"
+ENGINE, SERVER, PEER, LIMIT = "#33658a", "#5f8f5a", "#c9783c", "#b8b8b8"
 
 Bar = tuple[str, float, str]
 """Label, branches a second, colour."""
@@ -47,6 +47,11 @@ def bars(result: dict[str, Any], operation: str, threads: int) -> list[Bar]:
         (f"xaqueue {row['flags']}", row["engine_per_s"], ENGINE)
         for row in result["results"]
         if (row["operation"], row["threads"]) == (operation, threads)
+    ]
+    found += [
+        (f"xaqueue server {row['flags']}", row["per_s"], SERVER)
+        for row in result["server"]
+        if (row["operation"], row["clients"]) == (operation, threads)
     ]
     for row in result["peers"]:
         if (row["operation"], row["clients"]) == (operation, threads):

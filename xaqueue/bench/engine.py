@@ -21,7 +21,7 @@ from xaqueue.bench.checkpoints import Compared
 from xaqueue.bench.limits import FLOORS, RAW, raw_rate
 from xaqueue.bench.options import Options
 from xaqueue.bench.peers import opened
-from xaqueue.bench.results import Series, checkpoint_rows, engine_rows, peer_rows, raw_rows
+from xaqueue.bench.results import Series, checkpoint_rows, engine_rows, peer_rows, raw_rows, server_rows
 from xaqueue.bench.tables import table
 from xaqueue.bench.workload import Contender
 
@@ -49,6 +49,7 @@ def run(options: Options, report: Report) -> dict[str, Any]:
             _raw_round(scratch, options, series, said)
             _engine_round(scratch, options, series, said)
             _checkpoint_round(scratch, options, series, said)
+            _server_round(scratch, options, series, said)
             _peer_round(scratch, options, contenders, series, said)
         peers = [contender.peer for contender in contenders]
         result = {
@@ -57,6 +58,7 @@ def run(options: Options, report: Report) -> dict[str, Any]:
             "raw": raw_rows(series),
             "results": engine_rows(series, options.messages_per_branch),
             "checkpoints": checkpoint_rows(series),
+            "server": server_rows(series, options.messages_per_branch),
             "peers": peer_rows(series, peers, options.messages_per_branch),
             "durability": {peer.name: peer.durability for peer in peers},
         }
@@ -75,7 +77,7 @@ def _open(stack: ExitStack, scratch: Path, name: str, options: Options) -> Conte
     home = scratch / f"peer-{name}"
     home.mkdir()
     peer = stack.enter_context(opened(name, home, options.wanted))
-    return stack.enter_context(workload.contender(peer, max(options.threads)))
+    return stack.enter_context(workload.contender(peer, max(options.threads), processes=options.server))
 
 
 def _say(report: Report, before: str, text: str) -> None:
@@ -114,6 +116,16 @@ def _checkpoint_round(scratch: Path, options: Options, series: Series, report: R
             rates.append(rate)
             found.seconds += seconds
             report(f"JOURNAL, {_threads(threads)}, {len(seconds)} checkpoints: {rate.per_s:,.0f}/s")
+
+
+def _server_round(scratch: Path, options: Options, series: Series, report: Report) -> None:
+    for flags in options.flags if options.server else ():
+        for clients in options.threads:
+            with fresh(scratch) as root:
+                measured = workload.server(root, flags, clients, options)
+            series.add_server(flags, clients, measured)
+            for name, one in measured.items():
+                report(f"server, {flags}, {clients} in processes, {name}: {one.rate.per_s:,.0f}/s")
 
 
 def _peer_round(scratch: Path, options: Options, contenders: list[Contender], series: Series, report: Report) -> None:

@@ -26,6 +26,9 @@ class Options:
     postgres_dsn: str | None = None
     """Of a server that runs already; without it the peer starts one of its own."""
 
+    server: bool = False
+    """Measure through a server, too, with clients in processes."""
+
     checkpoints_s: float | None = None
     """A checkpoint every so many seconds, compared with none; None compares nothing."""
 

@@ -31,6 +31,12 @@ class Rate:
     latencies_s: array[float] = field(default_factory=_no_latencies, repr=False)
     """How long each operation took, in no order."""
 
+    server_cpu_seconds: float = 0.0
+    """How much of the CPU time was the server's, where there is one and it can be told."""
+
+    round_trips: int = 0
+    """Between clients and server, where they are counted."""
+
     @property
     def per_s(self) -> float:
         return self.operations / self.seconds if self.seconds > 0 else 0.0
@@ -38,7 +44,19 @@ class Rate:
     @property
     def cpu_us(self) -> float:
         """Microseconds of processor time, user and system, for one operation."""
-        return self.cpu_seconds * 1e6 / self.operations if self.operations else 0.0
+        return self._each(self.cpu_seconds * 1e6)
+
+    @property
+    def server_cpu_us(self) -> float:
+        """The server's part of ``cpu_us``."""
+        return self._each(self.server_cpu_seconds * 1e6)
+
+    @property
+    def round_trips_each(self) -> float:
+        return self._each(self.round_trips)
+
+    def _each(self, total: float) -> float:
+        return total / self.operations if self.operations else 0.0
 
 
 def latency_us(rates: Iterable[Rate], *percents: float) -> list[float]:
@@ -65,6 +83,7 @@ def together(rates: Sequence[Rate]) -> Rate:
         max(rate.seconds for rate in rates),
         sum(rate.cpu_seconds for rate in rates),
         latencies,
+        round_trips=sum(rate.round_trips for rate in rates),
     )
 
 

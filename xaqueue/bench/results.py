@@ -28,8 +28,12 @@ class Series:
     engine: dict[tuple[str, int, Operation], list[Measured]] = field(default_factory=dict)
     bare: dict[tuple[str, int, Operation], list[Measured]] = field(default_factory=dict)
     peers: dict[tuple[str, int, Operation], dict[Kind, list[Rate]]] = field(default_factory=dict)
-
     checkpoints: dict[int, Compared] = field(default_factory=dict)
+    server: dict[tuple[str, int, Operation], list[Measured]] = field(default_factory=dict)
+
+    def add_server(self, flags: str, clients: int, measured: Pair) -> None:
+        for operation, one in measured.items():
+            self.server.setdefault((flags, clients, operation), []).append(one)
 
     def add(self, flags: str, threads: int, engine: Pair, bare: Pair) -> None:
         for operation, measured in engine.items():
@@ -88,6 +92,35 @@ def engine_rows(series: Series, messages: int) -> list[Figures]:
     return rows
 
 
+def server_rows(series: Series, messages: int) -> list[Figures]:
+    """A row for each flag, number of clients and operation, the bare echo among them."""
+    rows = []
+    for (flags, clients, operation), measured in series.server.items():
+        rates = [one.rate for one in measured]
+        rounds, steps = sum(one.rounds for one in measured), sum(one.steps for one in measured)
+        done = sum(rate.operations for rate in rates)
+        bare = operation == "echo"
+        embedded = [one.rate for one in series.engine[flags, clients, operation]] if not bare else []
+        rows.append(
+            {
+                "flags": flags,
+                "clients": clients,
+                "operation": operation,
+                "messages_per_s": 0.0 if bare else median_per_s(rates) * messages,
+                "of_floor": None if bare else ratio(rates, series.raw[FLOOR, clients]),
+                "times_embedded": None if bare else ratio(rates, embedded),
+                "times_peer": {} if bare else _against_peers(series, rates, clients, operation),
+                "round_trips": sum(rate.round_trips for rate in rates) / done if done else 0.0,
+                "rounds_per_transaction": rounds / done if done else 0.0,
+                "steps_per_round": steps / rounds if rounds else 0.0,
+                "client_cpu_us": median(rate.cpu_us - rate.server_cpu_us for rate in rates),
+                "server_cpu_us": median(rate.server_cpu_us for rate in rates),
+                **_figures(rates),
+            }
+        )
+    return rows
+
+
 def peer_rows(series: Series, peers: Sequence[Peer], messages: int) -> list[Figures]:
     """A row for each peer, number of clients and operation: the faster way of running its clients, and the others."""
     by_name = {peer.name: peer for peer in peers}
@@ -105,6 +138,7 @@ def peer_rows(series: Series, peers: Sequence[Peer], messages: int) -> list[Figu
                 "survives_power_loss": peer.survives_power_loss,
                 "messages_per_s": median_per_s(rates) * messages,
                 "cpu_of_server": peer.server_cpu_s() is not None,
+                "server_cpu_us": median(rate.server_cpu_us for rate in rates),
                 "slower": {other: median_per_s(found) for other, found in ways.items() if other != kind},
                 **_figures(rates),
             }

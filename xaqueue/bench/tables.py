@@ -12,7 +12,11 @@ HEADINGS = (
 RAW_HEADINGS = ("raw limit", "threads", "per second", "CPU us", "p99 us", "p99.9 us")
 PEER_HEADINGS = (
     *("peer", "clients", "as", "operation", "two-phase", "per second", "messages/s"),
-    *("CPU us", "p99 us", "p99.9 us"),
+    *("CPU us", "of server", "p50 us", "p99 us", "p99.9 us"),
+)
+SERVER_HEADINGS = (
+    *("server", "clients", "operation", "per second", "messages/s", "of floor", "x embedded"),
+    *("client CPU us", "server CPU us", "p50 us", "p99 us", "p99.9 us", "round trips", "rounds/tx", "steps/round"),
 )
 CHECKPOINT_HEADINGS = (
     *("JOURNAL", "threads", "checkpoints", "per second", "p50 us", "p99 us", "p99.9 us", "most us"),
@@ -30,6 +34,9 @@ def table(result: dict[str, Any]) -> list[str]:
     ]
     if result["checkpoints"]:
         lines += ["", *aligned(CHECKPOINT_HEADINGS, [line for row in result["checkpoints"] for line in _stalls(row)])]
+    if result["server"]:
+        headings = (*SERVER_HEADINGS, *(f"x {name}" for name in names))
+        lines += ["", *aligned(headings, [_server(row, names) for row in result["server"]])]
     if names:
         lines += ["", *aligned(PEER_HEADINGS, [_peer(row) for row in result["peers"]])]
         lines += [f"{name}: {promise}" for name, promise in result["durability"].items()]
@@ -68,12 +75,27 @@ def _engine(row: dict[str, Any], peers: Sequence[str]) -> list[str]:
     ]
 
 
+def _server(row: dict[str, Any], peers: Sequence[str]) -> list[str]:
+    bare = row["operation"] == "echo"
+    ratios = [row["of_floor"], row["times_embedded"], *(row["times_peer"].get(name) for name in peers)]
+    of_floor, times_embedded, *times_peer = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+    costs = ("client_cpu_us", "server_cpu_us", "p50_us", "p99_us", "p999_us")
+    each = ("round_trips", "rounds_per_transaction", "steps_per_round")
+    return [
+        *(row["flags"], str(row["clients"]), row["operation"], _whole(row["per_s"])),
+        *("" if bare else _whole(row["messages_per_s"]), of_floor, times_embedded),
+        *(_whole(row[name]) for name in costs),
+        *(f"{row[name]:.2f}" for name in each),
+        *times_peer,
+    ]
+
+
 def _peer(row: dict[str, Any]) -> list[str]:
-    cpu, *latencies = _costs(row)
+    cpu, *latencies = [_whole(row[name]) for name in ("cpu_us", "p50_us", "p99_us", "p999_us")]
     return [
         *(row["peer"], str(row["clients"]), row["kind"], row["operation"], "yes" if row["two_phase"] else "no"),
         *(_whole(row["per_s"]), _whole(row["messages_per_s"])),
-        cpu if row["cpu_of_server"] else f"{cpu} + server",
+        *((cpu, _whole(row["server_cpu_us"])) if row["cpu_of_server"] else (f"{cpu} + server", "")),
         *latencies,
     ]
 

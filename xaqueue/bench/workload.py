@@ -19,6 +19,7 @@ from xaqueue.bench.options import Options
 from xaqueue.bench.peers.peer import OPERATIONS, Kind, Operation, Peer, ThreadClients
 from xaqueue.bench.peers.process_clients import ProcessClients
 from xaqueue.bench.rates import Rate, Step, rate_of
+from xaqueue.bench.served import ServerPeer
 from xaqueue.connection import Connection
 from xaqueue.space.attach import attach, create
 from xaqueue.storage.barrier import Barrier
@@ -89,29 +90,51 @@ class Contender:
     ways: tuple[ThreadClients | ProcessClients, ...]
 
     def measure(self, clients: int, options: Options) -> Iterator[tuple[Kind, Pair]]:
-        """Both operations, for each way; one client is always a thread."""
+        """Both operations, for each way; one client is a thread, unless it is compared with a client of a server."""
         body = os.urandom(options.size_bytes)
-        for way in self.ways if clients > 1 else self.ways[:1]:
+        for way in self.ways if clients > 1 or options.server else self.ways[:1]:
             measured: Pair = {}
             for operation in OPERATIONS:
                 before = self.peer.server_cpu_s() or 0.0
                 rate = way.rate(operation, clients, options.messages_per_branch, body, options.seconds)
                 server_s = (self.peer.server_cpu_s() or 0.0) - before
-                measured[operation] = Measured(replace(rate, cpu_seconds=rate.cpu_seconds + server_s))
+                measured[operation] = Measured(_with_server(rate, server_s))
             self.peer.clear()
             yield way.kind, measured
 
 
 @contextmanager
-def contender(peer: Peer, clients: int) -> Iterator[Contender]:
-    """A peer's clients, at most so many, ended afterwards."""
+def contender(peer: Peer, clients: int, *, processes: bool = False) -> Iterator[Contender]:
+    """A peer's clients, at most so many, ended afterwards. ``processes``: a single one may be a process, too."""
     with ExitStack() as stack:
         ways: list[ThreadClients | ProcessClients] = [ThreadClients(peer)]
-        if peer.processes and clients > 1:
-            processes = ProcessClients(peer, clients)
-            stack.callback(processes.close)
-            ways.append(processes)
+        if peer.processes and (processes or clients > 1):
+            started = ProcessClients(peer, clients)
+            stack.callback(started.close)
+            ways.append(started)
         yield Contender(peer, tuple(ways))
+
+
+def server(root: Path, flags: str, clients: int, options: Options) -> Pair:
+    """A server over a fresh space in an empty directory, and so many clients in processes: echoes, then messages."""
+    body = os.urandom(options.size_bytes)
+    measured: Pair = {}
+    with ExitStack() as stack:
+        peer = ServerPeer(root, flags)
+        stack.callback(peer.close)
+        way = ProcessClients(peer, clients)
+        stack.callback(way.close)
+        for operation in ("echo", *OPERATIONS):
+            before = peer.used()
+            rate = way.rate(operation, clients, options.messages_per_branch, body, options.seconds)
+            after = peer.used()
+            rate = _with_server(rate, after.cpu_s - before.cpu_s)
+            measured[operation] = Measured(rate, after.rounds - before.rounds, after.steps - before.steps)
+    return measured
+
+
+def _with_server(rate: Rate, server_s: float) -> Rate:
+    return replace(rate, cpu_seconds=rate.cpu_seconds + server_s, server_cpu_seconds=server_s)
 
 
 def _enqueuer(connection: Connection, thread: int, bodies: list[bytes]) -> Step:

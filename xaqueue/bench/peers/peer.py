@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from xaqueue.bench.rates import Rate, Step, rate_of
 
 Kind = Literal["threads", "processes"]
-Operation = Literal["enqueue", "dequeue"]
+Operation = Literal["enqueue", "dequeue", "echo"]
 OPERATIONS: tuple[Operation, ...] = ("enqueue", "dequeue")
+"""What every peer does; an echo is for those with a server of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,17 @@ class Client(Protocol):
         """Takes up to so many and returns how many there were."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Echoing(Protocol):
+    """A client whose server returns what it is sent."""
+
+    @property
+    def round_trips(self) -> int:
+        """How many there were so far."""
+
+    def echo(self, body: bytes) -> None: ...
 
 
 class Peer(Protocol):
@@ -72,7 +84,12 @@ def step_of(client: Client, operation: Operation, messages: int, body: bytes) ->
     def dequeue() -> bool:
         return client.dequeue(messages) > 0
 
-    return enqueue if operation == "enqueue" else dequeue
+    def echo() -> bool:
+        assert isinstance(client, Echoing)
+        client.echo(body)
+        return True
+
+    return {"enqueue": enqueue, "dequeue": dequeue, "echo": echo}[operation]
 
 
 class ThreadClients:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psycopg
 
 from xaqueue.bench.peers.peer import Client, Wanted
-from xaqueue.bench.peers.postgres_server import Server
+from xaqueue.demo.postgres import Server
 from xaqueue.errors import OperationalError
 
 START_S = 60.0

@@ -13,10 +13,10 @@ import subprocess
 import sys
 from array import array
 from contextlib import suppress
+from importlib import import_module
 from typing import IO, Any
 
-from xaqueue.bench.peers import PEERS, opener
-from xaqueue.bench.peers.peer import Client, Kind, Operation, Peer, step_of
+from xaqueue.bench.peers.peer import Client, Echoing, Kind, Operation, Peer, step_of
 from xaqueue.bench.rates import Rate, rate_of, together
 from xaqueue.errors import OperationalError
 
@@ -30,7 +30,7 @@ class ProcessClients:
         """``most``: how many clients there are at the most."""
         self._peer = peer
         self._processes: list[subprocess.Popen[str]] = []
-        command = [sys.executable, "-m", "xaqueue.bench.peers.process_clients", peer.name]
+        command = [sys.executable, "-m", __name__, type(peer).__module__]
         try:
             for _ in range(most):
                 self._processes.append(
@@ -76,7 +76,8 @@ class ProcessClients:
 
 def _rate(answer: dict[str, Any]) -> Rate:
     latencies = array("d", base64.b64decode(answer["latencies_s"]))
-    return Rate(len(latencies), answer["seconds"], answer["cpu_seconds"], latencies)
+    seconds, cpu_seconds = answer["seconds"], answer["cpu_seconds"]
+    return Rate(len(latencies), seconds, cpu_seconds, latencies, round_trips=answer["round_trips"])
 
 
 def serve(client: Client, questions: IO[str], answers: IO[str]) -> None:
@@ -85,10 +86,16 @@ def serve(client: Client, questions: IO[str], answers: IO[str]) -> None:
     for question in questions:
         asked = json.loads(question)
         step = step_of(client, asked["operation"], asked["messages"], os.urandom(asked["size_bytes"]))
+        before = _round_trips(client)
         rate = rate_of([step], asked["seconds"])
         latencies = base64.b64encode(rate.latencies_s.tobytes()).decode("ascii")
-        _say(answers, {"seconds": rate.seconds, "cpu_seconds": rate.cpu_seconds, "latencies_s": latencies})
+        answer = {"seconds": rate.seconds, "cpu_seconds": rate.cpu_seconds, "latencies_s": latencies}
+        _say(answers, {**answer, "round_trips": _round_trips(client) - before})
     client.close()
+
+
+def _round_trips(client: Client) -> int:
+    return client.round_trips if isinstance(client, Echoing) else 0
 
 
 def _say(answers: IO[str], said: dict[str, Any]) -> None:
@@ -97,8 +104,7 @@ def _say(answers: IO[str], said: dict[str, Any]) -> None:
 
 
 def main(name: str) -> None:
-    opener(name)
-    module = sys.modules[PEERS[name]]
+    module = import_module(name)
     place = json.loads(sys.stdin.readline())  # not a word of the command line: it may hold a password
     serve(module.connect(place), sys.stdin, sys.stdout)
 
