@@ -270,9 +270,13 @@ class TwoPhaseContract(Contract):
         one, other = connect(), connect()
         one.tpc_begin(xid)
         one.flush()
-        with pytest.raises(ProgrammingError) as told:
+
+        def begin() -> None:
             other.tpc_begin(xid)
             other.flush()
+
+        with pytest.raises(ProgrammingError) as told:
+            begin()
         assert told.value.code is Code.XAER_DUPID
         put(other, b"other goes on")
 
@@ -395,9 +399,13 @@ class TwoPhaseContract(Contract):
         """21: later work says that the transaction is gone, and commit says that it was rolled back."""
         connection.tpc_begin(xid, timeout_s=0.0)
         arguments = ("orders", b"late") if told_by == "enqueue" else ()
-        with pytest.raises(RolledBack) as told:
+
+        def work() -> None:
             getattr(connection, told_by)(*arguments)
             connection.flush()
+
+        with pytest.raises(RolledBack) as told:
+            work()
         assert told.value.code is Code.XA_RBTIMEOUT
         if told_by in ("enqueue", "tpc_end"):
             connection.tpc_rollback()

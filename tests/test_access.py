@@ -328,7 +328,7 @@ def test_garbage_and_silence_in_place_of_a_handshake_end_alone(
     closing: ExitStack,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    server = start(limits=Limits(login_s=0.3), **tls_of(certificate))
+    server = start(limits=Limits(login_s=2), **tls_of(certificate))
     url = url_of(server, "xaqs")
     place = ("127.0.0.1", int(url.rpartition(":")[2]))
     closing.enter_context(socket.create_connection(place, PATIENCE_S)).sendall(os.urandom(500))

@@ -6,6 +6,7 @@ import os
 import random
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -340,3 +341,15 @@ def test_the_first_call_of_a_session_may_wait_while_more_comes(served: ServerThr
         assert list(threads.map(first_words, range(8))) == [[]] * 8
     with RawClient(served.path) as client:
         assert len(client.call("browse", "out")[1]) == 240
+
+
+def test_a_session_that_hangs_up_in_a_branch_leaves_a_line(
+    served: ServerThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RawClient(served.path) as client:
+        client.call("start", (1, b"half", b""))
+        client.socket.shutdown(socket.SHUT_WR)
+        ends = time.monotonic() + PATIENCE_S
+        while "branch 1.aGFsZg., in which it was, is rolled back" not in caplog.text:
+            assert time.monotonic() < ends
+            time.sleep(0.01)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from xaqueue.errors import InvalidArgument
 
@@ -18,7 +18,7 @@ class Limits:
     """Sizes in bytes, times in seconds; each at least what ``LEAST`` says. Raises InvalidArgument."""
 
     request_bytes: int = 64 * 1024 * 1024 + FRAME_OVERHEAD_BYTES
-    """The largest request. One smaller than the space's max_body_bytes makes large bodies unsendable."""
+    """The largest request. Unless another one is given it grows with the space's max_body_bytes."""
     sessions: int = 1024
     branches: int = 256
     """Of one session: those it has begun that are neither prepared nor over."""
@@ -32,6 +32,12 @@ class Limits:
     """A peer may stop for so long in the middle of a request, or before it reads its answers."""
     stop_s: float = 10.0
     """A server that stops waits so long for peers to read their last answers."""
+
+    def for_bodies(self, body_bytes: int) -> Limits:
+        """With the default limit of a request, room for such a body."""
+        needed = body_bytes + FRAME_OVERHEAD_BYTES
+        is_default = self.request_bytes == Limits().request_bytes
+        return replace(self, request_bytes=needed) if is_default and needed > self.request_bytes else self
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -7,6 +7,7 @@ back its active branches and nothing else.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Callable
@@ -103,6 +104,7 @@ class Server:
             (await self._opening).close()
             raise SpaceInUse(f"{self.root} is open in this process already: close it there before it is served")
         self.space.remembers_local = True
+        self.limits = self.limits.for_bodies(self.space.definitions.max_body_bytes)
 
     async def listen_unix(self, path: Path) -> None:
         """A socket for this machine. Raises OperationalError where another server listens there."""
@@ -183,6 +185,7 @@ def run(
         except BaseException:
             await server.give_up()
             raise
+        gc.freeze()  # what is there now stays: no collection of a transaction's garbage looks through it
         await server.serve(lambda: ready(server.doors.urls))
 
     try:

@@ -115,7 +115,9 @@ class Served(asyncio.Protocol):
         if self._over:
             self._server.ended(self)
         elif self.peer is not None:
-            self.peer.session.lose()
+            xid = self.peer.session.lose()
+            if xid is not None:
+                log.warning("%s is lost: branch %s, in which it was, is rolled back", self._who, xid)
             if self._idle or self._stuck:
                 self._task.switch()
 

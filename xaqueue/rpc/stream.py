@@ -67,8 +67,12 @@ class Stream:
         """Sends a request and waits for its answer. Raises ConnectionLost: whether it was done is unknown."""
         self._number = (self._number + 1) % wire.ID_LIMIT
         self._riding.append(wire.request(self._number, method, params))
-        self._send(hears=True)
-        answer = self._receive(waits_s)
+        try:
+            self._send(hears=True)
+            answer = self._receive(waits_s)
+        except BaseException:  # interrupted, perhaps: the answer may come yet, and is none to what is asked next
+            self.close()
+            raise
         if answer.id not in (self._number, 0):
             raise self._lost(f"it answered request {answer.id} instead of {self._number}")
         return answer
@@ -135,9 +139,6 @@ class Stream:
             raise self._lost(error.strerror or str(error)) from error
         except (ValueError, MalformedFrame, msgpack.UnpackException) as error:
             raise self._lost(f"it sent what is no answer: {error}") from error
-        except BaseException:  # interrupted: the answer may come yet, and is none to what is asked next
-            self.close()
-            raise
 
     def _lost(self, why: str) -> ConnectionLost:
         self.close()

@@ -163,7 +163,8 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
 
     def _refuse(self, why: str) -> None:
         self._closing = True
-        self._deadline.cancel()
         self._over(self)
-        log.warning("%s is refused: %s", self._name, why)
-        self._plain.close()
+        if self._made:  # else it is aborted once it is
+            self._deadline.cancel()
+            log.warning("%s is refused: %s", self._name, why)
+            self._plain.close()

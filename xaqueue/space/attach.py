@@ -172,7 +172,8 @@ def attach(
     Raises SpaceInUse, SpaceError, InvalidArgument.
     """
     if create_missing:
-        create(path, name=name, sync=sync, any_queue=True)
+        with _guard:  # several threads may open it for the first time
+            create(path, name=name, sync=sync, any_queue=True)
     found = read_format(path)
     if name is not None and name != found.name:
         raise SpaceError(f"{os.fspath(path)} is queue space {found.name!r}, not {name!r}")

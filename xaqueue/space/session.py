@@ -219,8 +219,11 @@ class Session:
                 branches = self.space.branches
                 self._undone = [one for one in self._undone if branches.get(one.xid) is one] + [branch]
 
-    def lose(self, why: str = "its session was lost") -> None:
-        """Whoever used the session is gone: what waits in it is to end, and ``close`` follows."""
+    def lose(self, why: str = "its session was lost") -> Xid | None:
+        """Whoever used the session is gone: what waits in it is to end, and ``close`` follows.
+
+        Returns the branch that it was in.
+        """
         branch = self._current
         if branch is not None:
             branch.doom = branch.doom or RolledBack(f"branch {branch.xid}: {why}", Code.XA_RBCOMMFAIL)
@@ -228,6 +231,7 @@ class Session:
                 awaited = self.space.queues.get(self._awaits)
                 if awaited is not None:
                     awaited.arrived.notify_all()
+        return branch.xid if branch is not None else None
 
     def close(self) -> None:
         if self._closed:

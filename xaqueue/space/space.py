@@ -124,13 +124,14 @@ class Space:
         """Recovery is done, and some may be using its branches already."""
         with self.lock:
             self.barrier.check()
+            self.serving = True
+            self._published()  # what was committed since recovery wrote the watermarks
             if self.barrier.journal is not None:
                 self.lag = WriteBehind(self.fs, self.definitions.cache_bytes)
                 self.lag.again = self.room.again_unless_active
                 self.fs = self.lag
                 self.barrier.use(self.lag)
-            self.serving = self.loaded = True
-            self._published()  # what was committed since recovery has written the watermarks
+            self.loaded = True
             self.settled.notify_all()
 
     def wait_until_loaded(self) -> None:

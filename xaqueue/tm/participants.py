@@ -106,6 +106,8 @@ class Source:
 
     def is_parallel(self, connection: Any) -> bool:
         """Whether another thread may work on it while this one waits."""
+        if self.is_last:
+            pass
         if self.participant.parallel is not None:
             return self.participant.parallel
         if isinstance(connection, Connection):
