@@ -32,7 +32,7 @@ def take(manager: xaqueue.TransactionManager, item: str) -> str:
     with manager.transaction() as tx:
         tx["ledger"].execute("insert into orders values (%s, %s, 'taken')", (order, item))
         tx["queue"].enqueue("orders", item.encode(), correlation_id=order)
-    return order  # from here on both are there, whatever crashes; after an exception neither is
+    return order  # both are there, whatever crashes; after an error neither is, but for OutcomeUnknown and heuristics
 
 
 def main(directory: Path, dsn: str, queue: str, items: Iterable[str]) -> None:

@@ -209,3 +209,9 @@ def test_a_log_may_begin_beside_its_configuration(tmp_path: Path) -> None:
     (tmp_path / "participants.toml").write_text("")
     with xaqueue.TransactionManager(tmp_path, {}) as manager:
         assert run("indoubt", "list", "--tm", tmp_path) == f"no transaction of node {manager.node} is in doubt\n"
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_a_reason_has_no_place_where_nothing_is_decided(decided: Left, verb: str) -> None:
+    told = fails("indoubt", verb, decided.gtrid, "--tm", decided.log, "--reason", "why", code=ExitCode.USAGE)
+    assert "leave it out" in told

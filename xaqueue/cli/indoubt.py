@@ -13,7 +13,7 @@ import typer
 from xaqueue.cli import indoubt_rows, output, values
 from xaqueue.cli.sides import Side, operator, side_of
 from xaqueue.cli.spaces import JsonOption, Place, SpaceOption, place_of
-from xaqueue.errors import UnknownXid
+from xaqueue.errors import InvalidArgument, UnknownXid
 from xaqueue.space.foresee import foresee
 from xaqueue.space.heuristic import check_text
 from xaqueue.space.inspect import InDoubt
@@ -120,6 +120,7 @@ def commit(
     if tm is not None:
         from xaqueue.cli import indoubt_tm
 
+        _check_no_reason(reason)
         indoubt_tm.carry_out(tm, xid, commit=True, dry_run=dry_run, confirm=partial(_confirm, yes=yes))
         return
     _decide(place_of(ctx, space), values.xid(xid), commit=True, reason=reason, dry_run=dry_run, yes=yes)
@@ -143,6 +144,7 @@ def rollback(
     if tm is not None:
         from xaqueue.cli import indoubt_tm
 
+        _check_no_reason(reason)
         indoubt_tm.carry_out(tm, xid, commit=False, dry_run=dry_run, confirm=partial(_confirm, yes=yes))
         return
     _decide(place_of(ctx, space), values.xid(xid), commit=False, reason=reason, dry_run=dry_run, yes=yes)
@@ -196,6 +198,11 @@ def advise(
     from xaqueue.cli import advise as advising
 
     advising.run(tm, gtrid, json)
+
+
+def _check_no_reason(reason: str) -> None:
+    if reason:
+        raise InvalidArgument("--reason with --tm is refused: what the log has decided is carried out; leave it out")
 
 
 def _decide(place: Place, xid: Xid, *, commit: bool, reason: str, dry_run: bool, yes: bool) -> None:

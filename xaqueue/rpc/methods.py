@@ -137,15 +137,16 @@ def status(peer: Peer) -> dict[str, Any]:
 def _page(peer: Peer, cursor: int) -> tuple[int | None, list[Any]]:
     """The next messages of a browse; without a cursor they are the last."""
     found, size = [], 0
-    for message in islice(peer.browses[cursor], PAGE):
+    browse = peer.browses.pop(cursor)  # and not put back where it is over, or cannot go on
+    for message in islice(browse, PAGE):
         found.append(wire.message_to(message))
         size += len(message.body)
         if size >= PAGE_BYTES:
-            return cursor, found
-    if len(found) == PAGE:
-        return cursor, found
-    del peer.browses[cursor]
-    return None, found
+            break
+    if len(found) < PAGE and size < PAGE_BYTES:
+        return None, found
+    peer.browses[cursor] = browse
+    return cursor, found
 
 
 PAGE_BYTES = 1024 * 1024

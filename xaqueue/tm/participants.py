@@ -107,7 +107,7 @@ class Source:
     def is_parallel(self, connection: Any) -> bool:
         """Whether another thread may work on it while this one waits."""
         if self.is_last:
-            pass
+            return False  # sqlite3 claims threadsafety 3, and its connections are their thread's by default
         if self.participant.parallel is not None:
             return self.participant.parallel
         if isinstance(connection, Connection):
