@@ -10,11 +10,15 @@ import pytest
 from contract_connection import QUEUES, ConcurrencyContract, KillContract, MessagesContract, TwoPhaseContract
 from served import ServerThread
 
-import xaqueue
 from xaqueue.connection import Connection
+from xaqueue.rpc import dial
 from xaqueue.space import attach as attach_room
 from xaqueue.space import heuristic
+from xaqueue.storage.ids import fresh_id
 from xaqueue.xid import Xid
+
+CONNECT_S = 1.0
+"""For how long a killed server is looked for."""
 
 
 class RemoteHost:
@@ -37,7 +41,7 @@ class RemoteHost:
             return self._server
 
     def connect(self) -> Connection:
-        connection = xaqueue.connect(self.server.url)
+        connection = Connection(dial.manager(self.server.url, connect_s=CONNECT_S), fresh_id)
         self._connections.append(connection)
         return connection
 
