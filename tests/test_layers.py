@@ -20,6 +20,8 @@ LAYERS = {
     "xaqueue.xid": 0,
     "xaqueue.xa": 0,
     "xaqueue.message": 0,
+    "xaqueue.batch": 0,
+    "xaqueue.reservation": 0,
     "xaqueue.connection": 1,
     "xaqueue.command": 1,
     "xaqueue.branch": 1,

@@ -14,6 +14,7 @@ raised for a normal outcome: a read-only vote and an empty queue are return valu
        |  |- InvalidArgument          XAER_INVAL    a value that no state makes right
        |  |- AsyncNotSupported        XAER_ASYNC    the ASYNC flag
        |  |- AccessDenied             XAER_PROTO    the session lacks the right, or a way in; nothing was done
+       |  |- QueueReserved            XAER_PROTO    a stream consumes this queue, or a branch stands in its way
        |  `- UnknownQueue             XAER_INVAL    no definition for this queue
        |- DataError                   XAER_INVAL    a message over a limit
        |  |- MessageTooLarge
@@ -113,6 +114,12 @@ class AccessDenied(ProgrammingError):
 
     To a transaction manager it is no vote: the branch is as it was, and the call can be made again with the right.
     """
+
+
+class QueueReserved(ProgrammingError):
+    """A stream consumes this queue and nobody else may, or it cannot begin to; the message says who has what."""
+
+    code = Code.XAER_PROTO
 
 
 class UnknownQueue(ProgrammingError):

@@ -5,12 +5,14 @@ Source: X/Open C193 (Distributed TP: The XA Specification), chapters 3 and 4. Fl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum, IntEnum, IntFlag
 from typing import TYPE_CHECKING, Protocol, Unpack
 
 if TYPE_CHECKING:
+    from xaqueue.batch import Batch, Decision
     from xaqueue.message import EnqueueOptions, Message, MessageId
+    from xaqueue.reservation import Reservation
     from xaqueue.xid import Xid
 
 
@@ -133,3 +135,40 @@ class ResourceManager(Protocol):
 
     def close(self) -> None:
         """Ends the session: what it has active is rolled back, what is prepared stays."""
+
+
+class Batches(Protocol):
+    """What a resource manager does for a query that writes in batches: many prepared branches, one decision."""
+
+    def commit_all(self, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = ()) -> Decision:
+        """Commits prepared branches of a batch in one step and rolls back all others of it.
+
+        A batch that was decided before is finished as it was decided, what is new is rolled back, and the earlier
+        decision is returned. ``others``: branches in other spaces, by their ids, that this decision holds for.
+        Raises UnknownXid, and has done nothing, where one of ``xids`` is not prepared.
+        """
+
+    def rollback_all(self, batch: Batch) -> int:
+        """Rolls back the branches of a batch that is not decided; how many there were."""
+
+    def decision(self, batch: Batch) -> Decision | None:
+        """What was decided of one of a query's last 100 batches; None where nothing was."""
+
+
+class Streams(Protocol):
+    """What a resource manager does for a stream that consumes a queue from its front, in batches."""
+
+    def reserve(self, queue: str, stream: str, after: int, upto: int) -> Reservation:
+        """Keeps the queue for this stream, which is about to read (after, upto]. Idempotent.
+
+        Raises QueueReserved where another stream or a branch has messages of it, or an operator released it.
+        """
+
+    def consume(self, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
+        """Everything up to this number is consumed: removed, or moved to the archive. Cumulative and idempotent."""
+
+    def release(self, queue: str) -> Reservation | None:
+        """Ends the reservation, whoever has it; what is not consumed is there for everybody. None without one."""
+
+    def reservations(self) -> list[Reservation]:
+        """Of all queues, sorted by their names."""
