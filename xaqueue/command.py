@@ -189,6 +189,12 @@ def decode_message(data: bytes) -> tuple[bytes, dict[str, Any], bytes]:
     For readers of many messages, at a quarter of the cost; every bit is checked all the same. What is left out of the
     map is absent or default. Raises DamagedBlock, also for a block that is no message.
     """
+    message_id, packed, body = split_message(data)
+    return message_id, stored_in(packed), body
+
+
+def split_message(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """Message id, packed properties (see ``stored_in``) and body, checked as ``decode_message`` does."""
     if len(data) >= PREFIX_BYTES:
         magic, version, kind, _, properties_bytes, body_bytes, _, message_id = PREFIX.unpack_from(data)
         (checksum,) = HEAD_CRC.unpack_from(data, PREFIX.size + HEAD_CRC.size)
@@ -201,12 +207,13 @@ def decode_message(data: bytes) -> tuple[bytes, dict[str, Any], bytes]:
             and crc32(body, crc32(packed, crc32(data[: PREFIX.size + HEAD_CRC.size]))) == checksum
         )
         if sound and kind in _MESSAGES:
-            return message_id, _stored(packed), body
+            return message_id, packed, body
     block = decode(data)
     raise DamagedBlock(f"a block of kind {block.kind.name.lower()} is no message")
 
 
-def _stored(packed: bytes) -> dict[str, Any]:
+def stored_in(packed: bytes) -> dict[str, Any]:
+    """The property map that these bytes are. Raises DamagedBlock."""
     try:
         stored = msgpack.unpackb(packed, raw=False)
     except (ValueError, msgpack.UnpackException) as error:
@@ -245,7 +252,7 @@ def _kind(number: int) -> Kind:
 
 
 def _properties(packed: bytes) -> Properties:
-    return properties_in(_stored(packed))
+    return properties_in(stored_in(packed))
 
 
 def properties_in(stored: dict[str, Any]) -> Properties:

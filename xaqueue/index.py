@@ -12,6 +12,7 @@ came up, in ``_ready``.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush, merge
@@ -172,6 +173,34 @@ class QueueIndex:
             del keys[bisect_left(keys, self._key_of(entry))]
             if not keys:
                 del self._by_correlation[entry.correlation_id]
+        self._compact_if_worth()
+
+    def remove_through(self, seq: int) -> int:
+        """Every message with this number or one below is gone for good; none may be locked. How many there were."""
+        before = len(self._seqs)
+        for ids in self._packed.remove_through(seq):
+            deque(map(self._seqs.pop, ids), 0)
+        gone = [entry for entry in self._entries.values() if entry.seq <= seq]
+        for entry in gone:
+            del self._entries[entry.seq]
+            del self._seqs[entry.message_id]
+        self._forget_correlations(gone)
+        self._compact_if_worth()
+        return before - len(self._seqs)
+
+    def locked_through(self, seq: int) -> int:
+        """How many messages with this number or one below are locked."""
+        return sum(1 for entry in self._entries.values() if entry.locked and entry.seq <= seq) if self.locked else 0
+
+    def _forget_correlations(self, gone: Iterable[Entry]) -> None:
+        for correlation_id in {entry.correlation_id for entry in gone if entry.correlation_id is not None}:
+            keys = [key for key in self._by_correlation[correlation_id] if self._seq(key) in self._entries]
+            if keys:
+                self._by_correlation[correlation_id] = keys
+            else:
+                del self._by_correlation[correlation_id]
+
+    def _compact_if_worth(self) -> None:
         if len(self._ready) + len(self._delayed) > 2 * len(self._entries) + 1024:
             self._compact()
 

@@ -146,6 +146,21 @@ class PackedRows:
         self._find_head()
         return rows
 
+    def remove_through(self, seq: int) -> Iterator[list[MessageId]]:
+        """Takes out every row with this number or one below; yields the ids, by tables."""
+        for number in self._numbers[: bisect_left(self._numbers, (seq >> TABLE_BITS) + 1)]:
+            table = self._tables[number]
+            slots = seq + 1 - table.start
+            if slots <= 0:
+                break
+            yield [row[1] for row in table.rows(slots)] if table.gaps else table.ids[:slots]
+            if slots < len(table.there):
+                table.cut(slots, len(table.there))
+                slots = 0
+            if slots or table.gaps == len(table.there):
+                self._drop(number)
+        self._find_head()
+
     def turn(self, newest_first: bool) -> None:
         """Another order from here on."""
         self.newest_first = newest_first

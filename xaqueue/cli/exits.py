@@ -40,10 +40,10 @@ class ExitCode(IntEnum):
 
 
 EXIT_HELP = (
-    "Exit codes: 0 done; 1 nothing to get, damage found, no advice, branches left after the timeout of "
+    "Exit codes: 0 done; 1 nothing to get, damage or duplicates found, no advice, branches left after the timeout of "
     "drain, or a question answered with no; 2 wrong usage; "
     "3 the space cannot be used, another process owns it, or its server does not answer; 4 any other error; "
-    "130 interrupted."
+    "130 interrupted, or ingest --once ended before all was in."
 )
 
 

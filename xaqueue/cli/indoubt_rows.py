@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import typer
 
+from xaqueue.batch import ONE_SPACE, is_of_a_batch, parse_gtrid
 from xaqueue.cli import output, values
 from xaqueue.space.foresee import Change
 from xaqueue.space.heuristic import Decision
 from xaqueue.space.inspect import Content, InDoubt
 from xaqueue.tm.gtrid import Gtrid, listed
+from xaqueue.xid import Xid
 
 FOREIGN = "foreign"
 """Stands for the coordinator of a branch whose xid another product made."""
@@ -84,6 +86,7 @@ def branch_json(branch: InDoubt) -> dict[str, Any]:
         "age_s": round(_age_s(branch.since), 3) if branch.since else None,
         "coordinator": gtrid_json(told.gtrid) if told is not None else None,
         "participant": told.participant if told is not None else None,
+        "batch": _batch_json(branch.xid),
         "queues": {t.queue: {"adds": t.adds, "holds": t.holds} for t in traffic_of(branch)},
         "added": [_content_json(content) for content in branch.added],
         "held": [_content_json(content) for content in branch.held],
@@ -108,7 +111,9 @@ def traffic_of(branch: InDoubt) -> list[Traffic]:
 
 
 def coordinator(branch: InDoubt) -> str:
-    """The node id of the transaction manager, or that it is another product's."""
+    """The node id of the transaction manager, a query's batch, or that it is another product's."""
+    if is_of_a_batch(branch.xid):
+        return _batch_of(branch.xid)
     told = listed(tuple(branch.xid))
     return told.gtrid.node if told is not None else FOREIGN
 
@@ -140,7 +145,20 @@ def _when(branch: InDoubt) -> list[tuple[str, object]]:
     ]
 
 
+def _batch_of(xid: Xid) -> str:
+    parsed = parse_gtrid(xid.gtrid)
+    assert parsed is not None
+    return f"batch {parsed[1]} of query {parsed[0]} (Spark)"
+
+
+def _batch_json(xid: Xid) -> dict[str, Any] | None:
+    parsed = parse_gtrid(xid.gtrid) if is_of_a_batch(xid) else None
+    return {"query": parsed[0], "number": parsed[1], "here": xid.format_id == ONE_SPACE} if parsed else None
+
+
 def _coordinator_in_full(branch: InDoubt) -> str:
+    if is_of_a_batch(branch.xid):
+        return f"{_batch_of(branch.xid)}: the query decides, when it writes that batch again"
     told = listed(tuple(branch.xid))
     if told is None:
         return f"{FOREIGN}: no transaction manager of xaqueue made this xid"
@@ -149,6 +167,9 @@ def _coordinator_in_full(branch: InDoubt) -> str:
 
 
 def _others(branch: InDoubt) -> str:
+    if is_of_a_batch(branch.xid):
+        where = "this space" if branch.xid.format_id == ONE_SPACE else "this space and perhaps in others"
+        return f"all branches with this gtrid, in {where}"
     told = listed(tuple(branch.xid))
     asked = f"`xaqueue indoubt show {told.gtrid} --tm DIR`, DIR its log," if told is not None else "its log"
     return f"who else takes part is not known here: {asked} tells"

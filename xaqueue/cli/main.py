@@ -11,12 +11,15 @@ from typer.core import TyperGroup
 from xaqueue.cli import (
     drain_verb,
     indoubt,
+    ingest_verb,
     iotest_verb,
     journal_verbs,
     message_verbs,
     serve_verb,
     space_verbs,
+    stream_verbs,
     torture_verb,
+    verify_verb,
     work_verbs,
 )
 from xaqueue.cli.exits import EXIT_HELP, translated
@@ -82,11 +85,14 @@ def options(
 
 
 space_verbs.add_to(app)
+stream_verbs.add_to(app)
 serve_verb.add_to(app)
 drain_verb.add_to(app)
 journal_verbs.add_to(app)
 message_verbs.add_to(app)
 app.add_typer(indoubt.app, name="indoubt")
+ingest_verb.add_to(app)
+verify_verb.add_to(app)
 work_verbs.add_to(app)
 iotest_verb.add_to(app)
 torture_verb.add_to(app)

@@ -9,7 +9,7 @@ import typer
 
 from xaqueue.cli.spaces import SpaceOption, directory_of
 from xaqueue.errors import InvalidArgument
-from xaqueue.rpc.limits import Limits
+from xaqueue.rpc.limits import NEVER_S, Limits
 
 _LIMITS = Limits()
 _PLACE, _FILE, _NUMBER, _SECONDS = "HOST:PORT", "FILE", "N", "S"
@@ -52,6 +52,9 @@ def serve(
     session_idle: Annotated[
         float, typer.Option(metavar=_SECONDS, help="A session that asks for nothing for longer is ended.")
     ] = _LIMITS.session_idle_s,
+    idle_exit: Annotated[
+        float | None, typer.Option(metavar=_SECONDS, help="End once nobody was connected for so long.")
+    ] = None,
     space: SpaceOption = None,
 ) -> None:
     """Serve a queue space to other processes, until SIGTERM.
@@ -80,6 +83,7 @@ def serve(
         branches=max_branches,
         branch_idle_s=branch_idle,
         session_idle_s=session_idle,
+        idle_exit_s=NEVER_S if idle_exit is None else idle_exit,
     )
     run(
         directory,

@@ -1,4 +1,4 @@
-"""Verbs about a space as a whole: init, define, queues, status, check."""
+"""Verbs about a space as a whole: init, define, status, check."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from xaqueue.cli import output
 from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.spaces import JsonOption, SpaceOption, directory_of, place_of, remote
+from xaqueue.cli.stream_verbs import queue_table
 from xaqueue.index import Order
 from xaqueue.space import attach, definitions, inspect, layout
 from xaqueue.space.check import Finding, Severity, check, repair
@@ -23,7 +24,7 @@ OrderName = Enum("OrderName", {order.name: order.value for order in Order})  # t
 
 def add_to(app: typer.Typer) -> None:
     """Adds these verbs to an application."""
-    for verb in (init, define, queues, status):
+    for verb in (init, define, status):
         app.command()(verb)
     app.command("check")(check_space)
 
@@ -77,18 +78,6 @@ def define(
     typer.echo(f"queue {queue}: {defined.order.value}" + (f", {defined.description}" if defined.description else ""))
 
 
-def queues(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = None) -> None:
-    """List the queues.
-
-    With their order, their number of messages and their watermark. Works while another process owns the space.
-    """
-    found = inspect.queue_list(directory_of(ctx, space))
-    if json:
-        output.as_json([asdict(queue) for queue in found])
-        return
-    _queue_table(found)
-
-
 def status(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = None) -> None:
     """Show what a space is and holds.
 
@@ -104,7 +93,7 @@ def status(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = No
         return
     output.pairs(_status_rows(found))
     typer.echo()
-    _queue_table(found.queues)
+    queue_table(found.queues)
 
 
 def _served_status(url: str, json: bool) -> None:
@@ -120,7 +109,7 @@ def _served_status(url: str, json: bool) -> None:
     draining = "no new branches are taken until `xaqueue drain --resume`" if told["draining"] else ""
     output.pairs([("server", url), ("sessions", sessions), ("draining", draining), *_status_rows(found)])
     typer.echo()
-    _queue_table(found.queues)
+    queue_table(found.queues)
 
 
 def check_space(
@@ -170,14 +159,6 @@ def _tell(found: list[Finding], damage: int) -> None:
 
 def _finding_json(finding: Finding) -> dict[str, Any]:
     return {"severity": finding.severity.value, "path": finding.path, "problem": finding.problem}
-
-
-def _queue_table(found: list[inspect.QueueStatus]) -> None:
-    if not found:
-        typer.echo("no queues yet: `xaqueue define QUEUE` makes one")
-        return
-    rows = [(q.name, q.order, q.depth, None if q.watermark is None else str(q.watermark), q.description) for q in found]
-    output.table(("queue", "order", "messages", "watermark", "description"), rows, right=("messages", "watermark"))
 
 
 def _status_rows(found: inspect.Status) -> list[tuple[str, object]]:

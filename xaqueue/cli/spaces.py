@@ -77,6 +77,14 @@ def directory_of(ctx: typer.Context, space: str | None) -> str:
     return place.directory
 
 
+def paths_of(ctx: typer.Context, space: str | None) -> str:
+    """As ``directory_of``, for a command that takes several directories (a,b) and patterns, too."""
+    given = space or ctx.find_root().params.get("space")
+    if given and "://" not in given and not {",", "*", "?", "["}.isdisjoint(given):
+        return str(given)
+    return directory_of(ctx, space)
+
+
 def served_at(place: Place) -> str:
     """The URL under which the space is served now; empty where no server owns it."""
     if place.url:

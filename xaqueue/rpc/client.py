@@ -27,7 +27,9 @@ from xaqueue.errors import (
 )
 from xaqueue.message import EnqueueOptions, Message, MessageId, check_message_id, properties_of
 from xaqueue.rpc import wire
+from xaqueue.rpc.batch_client import BatchCalls
 from xaqueue.rpc.stream import Stream
+from xaqueue.rpc.stream_client import StreamCalls
 from xaqueue.rpc.tls import is_refusal
 from xaqueue.rpc.wire import xid_to
 from xaqueue.storage.ids import fresh_id
@@ -43,7 +45,7 @@ Dial = Callable[[], Stream]
 """Connects; raises ConnectionLost."""
 
 
-class RemoteManager:
+class RemoteManager(BatchCalls, StreamCalls):
     """A ResourceManager over a socket; used by one thread at a time."""
 
     def __init__(

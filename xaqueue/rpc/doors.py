@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.rpc.access import check_exposure
-from xaqueue.rpc.endpoint import host_and_port, is_loopback
+from xaqueue.rpc.endpoint import Endpoint, Scheme, host_and_port, is_loopback
 from xaqueue.rpc.gate import NOBODY, Trust
 from xaqueue.rpc.identity import Identity, token_name
 from xaqueue.rpc.secret_files import read_token
@@ -93,7 +93,7 @@ class Doors:
         made = listen_unix(path, mode)
         self._made.append((path, path.lstat()))
         self._closing.append(await self._server.loop.create_unix_server(self._session, sock=made))
-        self.urls.append(f"xaq+unix://{path}")
+        self.urls.append(str(Endpoint(Scheme.UNIX, path=str(path))))
 
     async def open_tcp(self, place: str, context: ssl.SSLContext | None) -> None:
         """host:port; with a context, TLS. Raises OperationalError, and InvalidArgument where it would be too open."""

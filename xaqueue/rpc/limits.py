@@ -12,6 +12,9 @@ FRAME_OVERHEAD_BYTES = 128 * 1024
 STRANGER_BYTES = 64 * 1024
 """What a peer may send before it was let in."""
 
+NEVER_S = 1e9
+"""Thirty years."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -32,6 +35,8 @@ class Limits:
     """A peer may stop for so long in the middle of a request, or before it reads its answers."""
     stop_s: float = 10.0
     """A server that stops waits so long for peers to read their last answers."""
+    idle_exit_s: float = NEVER_S
+    """A server without any session for longer ends by itself."""
 
     def for_bodies(self, body_bytes: int) -> Limits:
         """With the default limit of a request, room for such a body."""
@@ -53,5 +58,5 @@ LEAST: dict[str, float] = {
     "request_bytes": FRAME_OVERHEAD_BYTES,
     "sessions": 1,
     "branches": 1,
-    **dict.fromkeys(("branch_idle_s", "session_idle_s", "login_s", "stalled_s", "stop_s"), 0.001),
+    **dict.fromkeys(("branch_idle_s", "session_idle_s", "login_s", "stalled_s", "stop_s", "idle_exit_s"), 0.001),
 }

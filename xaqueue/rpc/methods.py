@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import EnqueueOptions, Message
 from xaqueue.rpc import wire
+from xaqueue.rpc.batch_methods import BATCH_METHODS
 from xaqueue.rpc.gate import Gate
 from xaqueue.rpc.operator_methods import OPERATOR_METHODS
 from xaqueue.rpc.server_methods import SERVER_METHODS
+from xaqueue.rpc.stream_methods import STREAM_METHODS
 from xaqueue.rpc.wire import flags_of, xid_of
 from xaqueue.space.session import Session
 from xaqueue.xa import Flag
@@ -186,6 +188,7 @@ class Method(NamedTuple):
     most: int
 
 
+_TABLES = OPERATOR_METHODS | SERVER_METHODS | BATCH_METHODS | STREAM_METHODS
 METHODS: dict[str, Method] = {
     "hello": Method(hello, 0, 1),
     "echo": Method(echo, 0, 1),
@@ -204,7 +207,7 @@ METHODS: dict[str, Method] = {
     "browse_end": Method(browse_end, 1, 1),
     "close": Method(close, 0, 0),
     "status": Method(status, 0, 0),
-    **{name: Method(*row) for name, row in (OPERATOR_METHODS | SERVER_METHODS).items()},
+    **{name: Method(*row) for name, row in _TABLES.items()},
 }
 
 

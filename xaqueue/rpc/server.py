@@ -68,6 +68,7 @@ class Server:
 
     def ended(self, session: Served) -> None:
         self.sessions.discard(session)
+        self.timer.see()
         if not self.sessions:
             self._empty.set()
 
@@ -118,6 +119,7 @@ class Server:
         self.timer.start()
         owner = await self._opening
         announce(self.root, self.endpoint)
+        self.timer.ready()
         ready()
         self.notifier.tell(READY, f"STATUS=serving {self.root} at {self.endpoint}")
         alive = self.loop.create_task(self.notifier.stay_alive(self.is_well))

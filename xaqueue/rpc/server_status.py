@@ -75,7 +75,7 @@ def queue_list(space: Space) -> list[QueueStatus]:
     """The queues that are defined or have a directory, sorted."""
     definitions = space.definitions
     with space.lock:
-        names = {*definitions.queues, *(name for name, queue in space.queues.items() if queue.exists)}
+        names = {*definitions.queues, *(name for name, queue in space.queues.items() if queue.exists or queue.record)}
         return [_queue(space, name) for name in sorted(names)]
 
 
@@ -85,7 +85,11 @@ def _queue(space: Space, name: str) -> QueueStatus:
     description = definition.description if definition is not None else ""
     queue = space.queues.get(name)
     depth, published = (len(queue.index), queue.published) if queue is not None else (0, 0)
-    return QueueStatus(name, order, description, depth, published)
+    if queue is None or queue.record is None:
+        return QueueStatus(name, order, description, depth, published)
+    stream = "" if queue.keeper is None else queue.record.stream or "unknown: its record is damaged"
+    consumed, in_flight = queue.consumed_through, queue.in_flight
+    return QueueStatus(name, order, description, depth, published, stream, consumed, in_flight)
 
 
 def _files(root: Path) -> _Files:
@@ -100,13 +104,18 @@ def _files(root: Path) -> _Files:
     return _Files(read_format(root), owner, complaint, fs.room(), aside, journal_status(fs, owner, True))
 
 
+def _queue_of(told: Mapping[str, Any]) -> QueueStatus:
+    in_flight = told.get("in_flight")
+    return QueueStatus(**{**told, "in_flight": None if in_flight is None else tuple(in_flight)})
+
+
 def status_of(told: Mapping[str, Any]) -> Status:
     """What ``status`` of the directory would show, of a server's answer. Raises MalformedFrame."""
     try:
         given = {name: told[name] for name in Status.__dataclass_fields__}
         given["format"] = Format(**given["format"])
         given["owner"] = Owner(**given["owner"]) if given["owner"] is not None else None
-        given["queues"] = [QueueStatus(**queue) for queue in given["queues"]]
+        given["queues"] = [_queue_of(queue) for queue in given["queues"]]
         given["journal"] = JournalStatus(**given["journal"]) if given["journal"] is not None else None
         given["cache"] = tuple(given["cache"]) if given["cache"] is not None else None
         return Status(**given)

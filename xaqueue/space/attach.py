@@ -25,6 +25,7 @@ from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, SpaceErr
 from xaqueue.space import definitions as definitions_of
 from xaqueue.space import layout
 from xaqueue.space.checkpointer import Checkpointer
+from xaqueue.space.clearing import Clearer
 from xaqueue.space.definitions import Definitions
 from xaqueue.space.format import Format, boot_id, checked_name, read_format
 from xaqueue.space.load import Progress
@@ -56,6 +57,7 @@ order = "fifo"       # fifo, lifo or priority
 """
 
 log = logging.getLogger("xaqueue")
+Background = Clearer | Flusher | Checkpointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class _Attached:
     space: Space
     lock: FileLock
     watch: DefinitionsWatch | None
-    background: list[Flusher | Checkpointer]
+    background: list[Background]
     watchdog: Watchdog | None
     owner: Owner
     users: int = 0
@@ -147,7 +149,7 @@ def is_owned(path: str | os.PathLike[str]) -> bool:
     except OSError:
         return False
     try:
-        return not lock.acquire()
+        return not lock.acquire(shared=True)  # two that look at once do not take each other for an owner
     finally:
         lock.release()
 
@@ -262,13 +264,16 @@ def _open(
     return _Attached(space, lock, watching, background, watchdog, owner)
 
 
-def start_background(space: Space) -> list[Flusher | Checkpointer]:
-    """The threads by which the directories follow the journal."""
-    if space.lag is None:
+def start_background(space: Space) -> list[Background]:
+    """The threads by which the directories follow: the journal, and what streams have consumed."""
+    if space.read_only is not None:
         return []
+    clearer = Clearer(space)
+    if space.lag is None:
+        return [clearer]
     checkpointer = Checkpointer(space)
     checkpointer.start()
-    return [Flusher(space.lag, space.fence), checkpointer]
+    return [clearer, Flusher(space.lag, space.fence), checkpointer]
 
 
 def _watch(root: Path, space: Space) -> DefinitionsWatch:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from xaqueue.command import Kind
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
-from xaqueue.space import heuristic, layout, quarantine, survey
+from xaqueue.space import batch_records, heuristic, layout, quarantine, stream_records, survey
 from xaqueue.space.attach import attach, is_owned, read_definitions, read_owner
 from xaqueue.space.check_committed import CommittedCheck
 from xaqueue.space.check_journal import JournalCheck
 from xaqueue.space.findings import Finding, Looks, Severity, broken, damaged, leftover, note
 from xaqueue.space.format import read_format
-from xaqueue.space.layout import ACTIVE, COMMIT, FIRST, HEURISTIC, PREPARED, QUARANTINE
+from xaqueue.space.layout import ACTIVE, BATCHES, COMMIT, FIRST, HEURISTIC, PREPARED, QUARANTINE, STREAMS
 from xaqueue.space.load import Progress
 from xaqueue.space.space import Space
 from xaqueue.space.survey import Standing, Verdict
@@ -40,12 +40,16 @@ class Repaired:
 
 
 def check(
-    path: str | os.PathLike[str], progress: Progress | None = None, *, live: bool | None = None
+    path: str | os.PathLike[str],
+    progress: Progress | None = None,
+    *,
+    live: bool | None = None,
+    committed: CommittedCheck | None = None,
 ) -> Iterator[Finding]:
     """All findings, as they are found. Raises SpaceError where the directory is no space of a known format.
 
     progress: called with range directories read and all there are. live: whether an owner is at work; found out
-    without it.
+    without it. committed: what checks the messages instead.
     """
     root = Path(path)
     if not (root / layout.FORMAT).exists():
@@ -55,7 +59,7 @@ def check(
         owner = read_owner(root)
         who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
         yield note(layout.OWNER, f"{who} owns the space: a moving target, suspects were seen twice")
-    yield from _Check(root, live, progress).run()
+    yield from _Check(root, live, progress, committed).run()
 
 
 def repair(path: str | os.PathLike[str], progress: Progress | None = None) -> Repaired:
@@ -87,11 +91,13 @@ def _set_aside(space: Space, finding: Finding) -> None:
 
 
 class _Check:
-    def __init__(self, root: Path, live: bool, progress: Progress | None) -> None:
+    def __init__(
+        self, root: Path, live: bool, progress: Progress | None, committed: CommittedCheck | None = None
+    ) -> None:
         self.root = root
         self.fs = DirectoryFileSystem(root, keep_unsynced=False)
         self.looks = Looks(live)
-        self.committed = CommittedCheck(self.fs, self.looks, progress)
+        self.committed = committed or CommittedCheck(self.fs, self.looks, progress)
         owner = read_owner(root)
         self.journal = JournalCheck(self.fs, self.looks, owner is not None and owner.journalled)
 
@@ -106,6 +112,10 @@ class _Check:
         yield from self._active()
         for name in survey.listed(self.fs, HEURISTIC):
             yield from self.looks.at(partial(self._decision, name))
+        for name in survey.listed(self.fs, BATCHES):
+            yield from self.looks.at(partial(self._batch, name))
+        for name in survey.listed(self.fs, STREAMS):
+            yield from self.looks.at(partial(self._stream, name))
         for name in survey.listed(self.fs, QUARANTINE):
             if not name.endswith(".reason"):
                 yield note(f"{QUARANTINE}/{name}", self._reason(name))
@@ -180,6 +190,32 @@ class _Check:
             return
         if self.fs.exists(layout.block_path(PREPARED, name, FIRST)):
             yield leftover(path, f"{decision.outcome} by {decision.by} is decided and not yet carried out")
+
+    def _batch(self, name: str) -> Iterator[Finding]:
+        path = f"{BATCHES}/{name}"
+        if layout.parse_batch(name) is None:
+            yield damaged(path, "is no record of a batch: its name is not <key>.<number>")
+            return
+        try:
+            batch = batch_records.read(self.fs, path).batch
+        except FileNotFoundError:
+            return  # it went with a later one
+        except DamagedBlock as damage:
+            yield damaged(path, f"the record of a batch: {damage}")
+            return
+        if batch_records.path_of(batch) != path:
+            yield damaged(path, f"is the record of {batch}, not of the batch that it is named after")
+
+    def _stream(self, name: str) -> Iterator[Finding]:
+        path, queue = f"{STREAMS}/{name}", layout.parse_queue_directory(name)
+        if queue is None:
+            yield damaged(path, "is no record of a stream: its name is not queue=<name>")
+            return
+        try:
+            stream_records.read(self.fs, queue)
+        except DamagedBlock as damage:
+            advice = f"the queue is kept for it until `xaqueue release {queue}`"
+            yield broken(path, f"the record of the stream that consumes queue {queue}: {damage}: {advice}")
 
     def _reason(self, name: str) -> str:
         try:

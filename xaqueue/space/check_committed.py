@@ -10,7 +10,7 @@ from functools import partial
 
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
-from xaqueue.space import layout, quarantine, survey
+from xaqueue.space import layout, quarantine, stream_records, survey
 from xaqueue.space.findings import Finding, Looks, broken, damaged, leftover, note
 from xaqueue.space.layout import COMMITTED, RANGE_BITS, RANGE_SIZE, Watermark
 from xaqueue.space.load import Progress, check_message
@@ -39,22 +39,37 @@ class CommittedCheck:
         return place is not None
 
     def run(self) -> Iterator[Finding]:
-        ranges: list[tuple[str, str]] = []
+        yield from self.find_queues()
+        ranges = [(queue, name) for queue in self.queues for name in self.ranges(queue)]
+        for done, (queue, name) in enumerate(ranges, 1):
+            yield from self.range(queue, name)
+            if self.progress is not None:
+                self.progress(done, len(ranges))
+        used = {queue for queue, _ in ranges}
+        for queue in self.queues:
+            yield from self.watermark(queue, queue in used)
+
+    def find_queues(self) -> Iterator[Finding]:
+        """Fills ``queues``."""
         for name in survey.listed(self.fs, COMMITTED):
             queue = layout.parse_queue_directory(name)
             path = f"{COMMITTED}/{name}"
             if queue is None or not self.fs.is_dir(path):
                 yield damaged(path, "is no queue directory")
-                continue
-            self.queues.append(queue)
-            ranges += [(queue, inner) for inner in survey.listed(self.fs, path)]
-        for done, (queue, name) in enumerate(ranges, 1):
-            yield from self.looks.at(partial(self._range, queue, name))
-            if self.progress is not None:
-                self.progress(done, len(ranges))
-        used = {queue for queue, _ in ranges}
-        for queue in self.queues:
-            yield from self.looks.at(partial(self._watermark, queue, queue in used))
+            else:
+                self.queues.append(queue)
+
+    def ranges(self, queue: str) -> list[str]:
+        """The names in a queue's directory that should be range directories."""
+        return survey.listed(self.fs, layout.queue_path(queue))
+
+    def range(self, queue: str, name: str) -> list[Finding]:
+        """Of one range directory and its messages."""
+        return self.looks.at(partial(self._range, queue, name))
+
+    def watermark(self, queue: str, used: bool) -> list[Finding]:
+        """Of a queue's numbers, after all of its ranges. used: whether it has any."""
+        return self.looks.at(partial(self._watermark, queue, used))
 
     def _range(self, queue: str, name: str) -> Iterator[Finding]:
         number = layout.parse_range(name)
@@ -64,9 +79,14 @@ class CommittedCheck:
                 yield damaged(path, "is no range directory")
             return
         names = survey.listed(self.fs, path)
+        consumed = stream_records.consumed_in(self.fs, queue)
+        left = [message for message in names if not layout.is_consumed(message, consumed)]
+        if len(left) < len(names) and not self.looks.live:
+            gone = len(names) - len(left)
+            yield leftover(path, f"{gone:,} files of messages that a stream has consumed: cleared by the next open")
         if not names and not self._takes_more(queue, number):
             yield leftover(path, "is empty and takes no more messages: removed by the next open")
-        for message in names:
+        for message in left:
             try:
                 yield from self._message(queue, number, message)
             except FileNotFoundError:

@@ -38,6 +38,11 @@ class JournalCheck:
             return finding
         return leftover(finding.path, f"{finding.problem}; the journal has what it is to be: made so by the next open")
 
+    @property
+    def is_ahead(self) -> bool:
+        """After ``run``: whether the next open does something again."""
+        return bool(self._ahead)
+
     def _is_ahead(self, path: str) -> bool:
         return path in self._ahead or any(ahead.startswith(path + ".") for ahead in self._ahead)
 

@@ -35,13 +35,13 @@ def complete(space: Space, branch: Branch, sources: Mapping[int, str], *, whole:
 
     whole: the journal is to record the blocks themselves. RetryLater: nothing was lost, commit again later.
     """
-    work = _Completion(space, branch, sources, whole)
+    work = Completion(space, branch, sources, whole)
     space.barrier.perform(work.apply, entry=work.entry, publish=work.publish)
     if not work.is_recorded:
         work.remove_files()
 
 
-class _Completion:
+class Completion:
     """One step: numbers are given, then it is recorded where there is a journal, then it moves."""
 
     def __init__(self, space: Space, branch: Branch, sources: Mapping[int, str], whole: bool) -> None:
@@ -62,9 +62,13 @@ class _Completion:
     def entry(self) -> segments.Entry | None:
         if self.branch.recorded:  # it was, and then there was no room for its moves
             return None
-        places = self._planned()
         redo = Redo(redo_of.Kind.ONE_PHASE if self.whole else redo_of.Kind.COMMIT, self.branch.name)
-        for written, queue, seq in places:
+        self.record(redo)
+        return redo.entry()
+
+    def record(self, redo: Redo) -> None:
+        """Adds what is done to a record."""
+        for written, queue, seq in self._planned():
             target = layout.message_path(queue.name, seq, written.message_id)
             if self.whole:
                 redo.put(target, *blocks.content_of(self.space, self.branch, written), self.when_us)
@@ -77,7 +81,6 @@ class _Completion:
             if not path.startswith(ACTIVE):
                 redo.drop(path)
         self.is_recorded = True
-        return redo.entry()
 
     def apply(self) -> Touched:
         if self.is_recorded:
@@ -142,6 +145,9 @@ class _Completion:
                 fs.set_modified_ns(source, when_ns)
             move(self.space, moves)
         except OSError as error:
+            if self.branch.recorded:
+                for _, queue, seq in places:
+                    queue.is_late(seq)
             raise later(self.branch, error) from error
         for written, queue, seq in places:
             assert written.entry is not None

@@ -61,6 +61,10 @@ class Definitions:
     """The same for inodes; None: a twentieth of them, 1,000 at most."""
     io_deadline_s: float = 120
     """A sync or rename that takes longer fences the space."""
+    sweep_after_s: int = 7 * 24 * 3600
+    """Branches of a batch that was never decided are rolled back when they were prepared so long ago."""
+    forget_after_s: int = 30 * 24 * 3600
+    """What a query has decided is forgotten when it has decided nothing for so long."""
     access: Policy = NO_TABLE
 
     def find(self, name: str) -> QueueDefinition:
@@ -113,6 +117,8 @@ _NUMBERS = {
     "min_free_bytes": (0, "bytes"),
     "min_free_inodes": (0, "inodes"),
     "io_deadline_s": (1, "seconds"),
+    "sweep_after_s": (1, "seconds"),
+    "forget_after_s": (1, "seconds"),
 }
 """Keys of [space] that take a number: from which, and of what."""
 

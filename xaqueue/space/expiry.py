@@ -2,6 +2,8 @@
 
 Never one that is prepared, past its commit point or decided by an operator. What such a branch did is gone at once and
 its messages are back; its name stays, doomed with XA_RBTIMEOUT, until its session or transaction manager was told so.
+A local one past its commit point, which found no room and whose client did not come again, is completed: nobody else
+will, and readers wait for it.
 Nobody comes for some: once they were idle as long again, and no session is in them, they are forgotten.
 
 A call that works in a branch is never overtaken: it announces itself in ``branch.working`` before it looks for a doom,
@@ -13,6 +15,7 @@ in active/, where everything is rolled back.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 from xaqueue.branch import Branch, State
 from xaqueue.errors import RetryLater, RolledBack
@@ -33,6 +36,9 @@ def expire(space: Space, now: float, idle_s: float) -> int:
         if space.closed or space.read_only is not None:
             return 0
         late = [branch for branch in space.branches.values() if _is_late(branch, now, idle_s)]
+        left = [branch for branch in space.branches.values() if _is_left(branch, now, idle_s)]
+    for branch in left:
+        _complete(space, branch, now, idle_s)
     return sum(_roll_back(space, branch, now, idle_s) for branch in late)
 
 
@@ -43,6 +49,22 @@ def _is_late(branch: Branch, now: float, idle_s: float) -> bool:
     if branch.undone:
         return now - branch.progress > idle_s and not _is_used(branch)
     return _is_overdue(branch, now) or (now - branch.progress > idle_s and not branch.working)
+
+
+def _is_left(branch: Branch, now: float, idle_s: float) -> bool:
+    """Whether nobody completes it. Called with the lock held."""
+    return branch.committing and branch.xid.is_local and not branch.busy and now - branch.progress > idle_s
+
+
+def _complete(space: Space, branch: Branch, now: float, idle_s: float) -> None:
+    with space.lock:
+        space.barrier.check()
+        if space.branches.get(branch.xid) is not branch or not _is_left(branch, now, idle_s):
+            return
+        branch.busy = True
+    with suppress(RetryLater), Busy(space, branch):  # which takes it for progress, so that it is tried again later
+        steps.commit_one_phase(space, branch)
+        log.warning("branch %s found no room when it was committed: it is completed", branch.xid)
 
 
 def _is_overdue(branch: Branch, now: float) -> bool:

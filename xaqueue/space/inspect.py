@@ -15,7 +15,7 @@ from pathlib import Path
 from xaqueue.command import Kind, decode, unpack_list
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.message import MessageId
-from xaqueue.space import heuristic, layout, room, survey
+from xaqueue.space import heuristic, layout, room, stream_records, survey
 from xaqueue.space.attach import FLAGS_VARIABLE, Owner, is_owned, read_definitions, read_owner
 from xaqueue.space.checkpointer import parse_counters
 from xaqueue.space.definitions import Definitions
@@ -44,6 +44,17 @@ class QueueStatus:
     depth: int
     watermark: int | None
     """None where it cannot be read."""
+    stream: str = ""
+    """For which it is reserved; empty where anybody may take its messages."""
+    consumed: int = 0
+    """Everything up to this number is consumed by a stream."""
+    in_flight: tuple[int, int] | None = None
+    """What that stream reads now, above the first number and up to the second, where the owner was asked."""
+
+    @property
+    def lag(self) -> int:
+        """Numbers that were published and that the stream has not consumed."""
+        return max(0, (self.watermark or 0) - self.consumed) if self.stream else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +165,8 @@ def queue_list(path: str | os.PathLike[str], definitions: Definitions | None = N
     if definitions is None:
         definitions, _ = _definitions(path)
     fs = _files(path)
-    return [_queue(path, fs, name, definitions) for name in sorted({*queues(path), *definitions.queues})]
+    reserved = {queue for name in survey.listed(fs, layout.STREAMS) if (queue := layout.parse_queue_directory(name))}
+    return [_queue(path, fs, name, definitions) for name in sorted({*queues(path), *definitions.queues, *reserved})]
 
 
 def depths(path: str | os.PathLike[str], names: Iterable[str]) -> dict[str, int]:
@@ -219,7 +231,15 @@ def _queue(path: str | os.PathLike[str], fs: FileSystem, name: str, definitions:
         watermark = None
     order = definition.order.value if definition is not None else UNDEFINED
     description = definition.description if definition is not None else ""
-    return QueueStatus(name, order, description, len(survey.message_names(fs, name)), watermark)
+    depth = len(survey.message_names(fs, name))
+    try:
+        record = stream_records.read(fs, name)
+    except (DamagedBlock, OSError) as error:
+        return QueueStatus(name, order, description, depth, watermark, f"unknown: its record is damaged: {error}")
+    if record is None:
+        return QueueStatus(name, order, description, depth, watermark)
+    stream = "" if record.released else record.stream
+    return QueueStatus(name, order, description, depth, watermark, stream, record.consumed)
 
 
 def _prepared(fs: FileSystem) -> list[InDoubt]:

@@ -22,16 +22,21 @@ PREPARED = "prepared"
 COMMITTED = "committed"
 HEURISTIC = "heuristic"
 QUARANTINE = "quarantine"
+BATCHES = "batches"
+STREAMS = "streams"
+ARCHIVE = "archive"
+"""What streams have consumed and were to keep; made when there is something."""
 JOURNAL = "journal"
 COUNTERS = "counters"
 """What the owner tells of its cache now and then; nothing depends on it."""
 RESERVE = "reserve"
 OPERATORS = "operators.log"
 """What became of decisions by hand; see ``xaqueue.space.operators``."""
-DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE)
+DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE, BATCHES, STREAMS)
 
 OWN_NAMES = frozenset(
-    {FORMAT, OWNER, QUEUES, JOURNAL, RESERVE, COUNTERS, OPERATORS, *DIRECTORIES, f".{FORMAT}.new", f".{QUEUES}.new"}
+    {FORMAT, OWNER, QUEUES, JOURNAL, RESERVE, COUNTERS, OPERATORS, ARCHIVE, *DIRECTORIES}
+    | {f".{FORMAT}.new", f".{QUEUES}.new"}
 )
 """What a space's directory may hold at its top."""
 
@@ -45,9 +50,12 @@ FIRST = "000"
 COMMIT = "commit"
 """Suffix of the branch block once its branch is committed."""
 
+MESSAGE_NAME = 49
+"""Characters in the name of a message file."""
 _MESSAGE = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{32})")
 _MESSAGE_PATH = re.compile(rf"{COMMITTED}/queue=([^/]+)/range=[0-9a-f]{{13}}/([0-9a-f]{{16}})\.[0-9a-f]{{32}}")
 _RANGE = re.compile(r"range=([0-9a-f]{13})")
+_BATCH = re.compile(r"([0-9a-f]{32})\.([0-7][0-9a-f]{15})")
 _BLOCK = re.compile(r"(.+)\.([0-9]{3,}|commit)")
 _WATERMARK = re.compile(rb"([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{8})\n")
 
@@ -81,8 +89,32 @@ def message_path(queue: str, seq: int, message_id: bytes) -> str:
     return f"{COMMITTED}/queue={queue}/range={seq >> RANGE_BITS:013x}/{seq:016x}.{message_id.hex()}"
 
 
+def archive_range_path(queue: str, seq: int) -> str:
+    return f"{ARCHIVE}/queue={queue}/range={seq >> RANGE_BITS:013x}"
+
+
+def archived_path(path: str) -> str:
+    """Where the message file that stands there is kept once a stream has consumed it."""
+    return ARCHIVE + path.removeprefix(COMMITTED)
+
+
+def stream_path(queue: str) -> str:
+    """Of the record of the stream that consumes a queue."""
+    return f"{STREAMS}/queue={queue}"
+
+
+def stream_making_path(queue: str) -> str:
+    """Where that record is written before it is renamed into its place."""
+    return f"{STREAMS}/.queue={queue}"
+
+
 def block_path(directory: str, xid_text: str, suffix: str) -> str:
     return f"{directory}/{xid_text}.{suffix}"
+
+
+def batch_path(key: str, number: int) -> str:
+    """Of the record of a query's batch that is decided."""
+    return f"{BATCHES}/{key}.{number:016x}"
 
 
 def numbered(number: int) -> str:
@@ -106,6 +138,11 @@ def parse_message(name: str) -> tuple[int, MessageId] | None:
     return (int(match[1], 16), MessageId(bytes.fromhex(match[2]))) if match else None
 
 
+def is_consumed(name: str, consumed: int) -> bool:
+    """Whether this is the name of a message file whose number is at or below this one."""
+    return len(name) == MESSAGE_NAME and name <= f"{consumed:016x}.~"
+
+
 def parse_message_path(path: str) -> tuple[str, int] | None:
     """Queue and sequence number of the path of a message file; None for any other path."""
     match = _MESSAGE_PATH.fullmatch(path)
@@ -119,6 +156,12 @@ def parse_block(name: str) -> tuple[Xid, str] | None:
         return None
     xid = parse_xid(match[1])
     return (xid, match[2]) if xid else None
+
+
+def parse_batch(name: str) -> tuple[str, int] | None:
+    """Key and number of the batch of which a file in ``batches/`` is the record."""
+    match = _BATCH.fullmatch(name)
+    return (match[1], int(match[2], 16)) if match else None
 
 
 def parse_xid(name: str) -> Xid | None:

@@ -98,6 +98,7 @@ class Load:
             last, when_us = stock.newest(space.fs, queue.name, ranges)
             space.committed_by(when_us)
             queue.found(ranges, last, stock.watermark(space, queue, bool(ranges), set_aside, note))
+        stock.streams(space, set_aside, note)
 
     def place(self, wanted: Mapping[str, Collection[MessageId]]) -> None:
         """Loads these messages, by queue, as far as they are there."""
@@ -155,6 +156,10 @@ class _Loading:
         """The numbers of those that were in the index before all others are loaded."""
         self._taken: frozenset[int] = frozenset()
         """The same numbers."""
+        self._begin = (queue.consumed_through + 1) >> RANGE_BITS
+        """The first range that a stream has not consumed wholly."""
+        self._consumed = f"{queue.consumed_through:016x}.~" if queue.consumed_through else ""
+        """Above the names of all messages that it has consumed."""
         self._highest = _NO_LIMIT
         """Numbers above it are of messages that are committed while the others are loaded."""
 
@@ -162,7 +167,8 @@ class _Loading:
         """Adds the messages of these ids, in hex."""
         for number in ranges:
             directory = layout.range_path(self._queue.name, number << RANGE_BITS)
-            paths = [f"{directory}/{name}" for name in self._fs.list(directory) if name[17:] in wanted]
+            listed = self._unconsumed(self._fs.list(directory))
+            paths = [f"{directory}/{name}" for name in listed if name[17:] in wanted]
             self._load_each(number, sorted(paths), {})
 
     def go_on(self) -> None:
@@ -175,7 +181,8 @@ class _Loading:
         """Adds the messages of a range directory; returns how many names it has."""
         directory = layout.range_path(self._queue.name, number << RANGE_BITS)
         try:
-            names = sorted(name for name in self._fs.list(directory) if not name.startswith("."))
+            listed = self._unconsumed(self._fs.list(directory)) if number >= self._begin else ()
+            names = sorted(name for name in listed if not name.startswith("."))
         except FileNotFoundError:
             return 0  # a branch in doubt took the last one
         section = self._sections.pop(number, None)
@@ -184,6 +191,12 @@ class _Loading:
             known = {(entry.seq, entry.message_id): entry for entry in told}
             self._load_each(number, [f"{directory}/{name}" for name in names], known)
         return len(names)
+
+    def _unconsumed(self, names: Sequence[str]) -> Sequence[str]:
+        """Without those that a stream has consumed, whose files are going to be removed."""
+        if not self._consumed:
+            return names
+        return [name for name in names if name > self._consumed or len(name) != layout.MESSAGE_NAME]
 
     def _add_section(self, number: int, section: image.Section, names: Sequence[str]) -> bool:
         """Adds what the image tells of a range, where it is exactly what is there, and no branch uses any of it."""

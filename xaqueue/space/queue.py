@@ -12,9 +12,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from xaqueue.index import Entry, QueueIndex
+from xaqueue.reservation import Reservation
 from xaqueue.space import layout
 from xaqueue.space.definitions import QueueDefinition
 from xaqueue.space.layout import RANGE_BITS, RANGE_SIZE, Watermark
+from xaqueue.space.stream_records import StreamRecord
 from xaqueue.storage.barrier import Touched
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.waiting import Condition
@@ -34,9 +36,22 @@ class Queue:
         self.reserved = 0
         self.published = 0
         self.ranges: dict[int, int] = {}
-        """Messages a range directory holds, for each that exists."""
+        """Messages a range directory holds, for each that exists; files of what a stream has consumed do not count."""
+        self.record: StreamRecord | None = None
+        """Of the stream that consumes it, or of the last one that did."""
+        self.in_flight: tuple[int, int] | None = None
+        """What that stream reads now: above the first number, up to the second."""
+        self.cleared = 0
+        """Up to this number the files of what was consumed are gone."""
+        self.in_hand = False
+        """Its record is being changed."""
         self._awaited: Counter[int] = Counter()
         """Ranges, empty perhaps, into which steps on their way are going to move messages."""
+        self._late: set[int] = set()
+        """Numbers that a journal has of messages which found no room: nothing from them on is published, since a reader
+        would go past them."""
+        self._behind_late = 0
+        """The highest number that came meanwhile."""
         self._has_directory = False
         self._fresh: set[int] = set()
         """Ranges whose directory and reservation no finished step has hardened yet."""
@@ -47,6 +62,67 @@ class Queue:
         self.ranges = dict.fromkeys(ranges, 0)
         self.last = self.reserved = max(last, watermark.reserved) if watermark else last
         self.published = min(watermark.published, self.last) if watermark else 0  # a damaged one may say anything
+
+    def keep(self, record: StreamRecord) -> None:
+        """What recovery read of the stream that consumes it. Called after ``found``."""
+        self.record = record
+        self.last = max(self.last, record.consumed)
+        self.reserved = max(self.reserved, self.last)
+        self.published = max(self.published, record.consumed)
+
+    @property
+    def keeper(self) -> StreamRecord | None:
+        """Of the stream for which it is reserved; None where anybody may take its messages."""
+        return self.record if self.record is not None and not self.record.released else None
+
+    @property
+    def consumed_through(self) -> int:
+        """What is at or below this number is no message any more, wherever its file is."""
+        return self.record.consumed if self.record is not None else 0
+
+    def consume(self, record: StreamRecord) -> None:
+        """Its record is hardened: what it says is consumed is forgotten."""
+        left, boundary = self.index.remove_through(record.consumed), (record.consumed + 1) >> RANGE_BITS
+        for number in [number for number in self.ranges if number < boundary]:
+            left -= self.ranges[number]
+            self.ranges[number] = 0
+        if left:
+            self.ranges[boundary] -= left
+        self.record = record
+        if self.in_flight is not None and self.in_flight[1] <= record.consumed:
+            self.in_flight = None
+
+    def is_spent(self, number: int) -> bool:
+        """Whether a range has no messages and takes none any more."""
+        return not self.ranges.get(number) and number != (self.last + 1) >> RANGE_BITS and number not in self._awaited
+
+    def is_archived(self, number: int) -> bool:
+        """Whether something of this range may be in the archive."""
+        record = self.record
+        if record is None or record.archived_after is None:
+            return False
+        return record.archived_after >> RANGE_BITS <= number <= record.consumed >> RANGE_BITS
+
+    def _is_to_be_cleared(self, number: int) -> bool:
+        """Whether files of consumed messages may be there: then whoever clears these removes the range, too."""
+        return self.cleared < self.consumed_through and number <= self.consumed_through >> RANGE_BITS
+
+    @property
+    def reservation(self) -> Reservation | None:
+        """What is told of the stream that consumes it."""
+        record = self.record
+        if record is None:
+            return None
+        return Reservation(
+            self.name,
+            record.stream,
+            record.consumed,
+            self.in_flight,
+            self.published,
+            record.since,
+            record.archived_after is not None,
+            record.released,
+        )
 
     def holds(self, number: int, messages: int) -> None:
         """A range holds so many messages more, which were found."""
@@ -64,7 +140,8 @@ class Queue:
         """
         seq = again or self.last + 1
         self._make_range(fs, seq)
-        self._awaited[seq >> RANGE_BITS] += 1
+        if seq not in self._late:
+            self._awaited[seq >> RANGE_BITS] += 1
         if seq >> RANGE_BITS in self._fresh:
             touched.files[layout.watermark_path(self.name)] = None
             touched.targets[layout.queue_path(self.name)] = None
@@ -84,20 +161,32 @@ class Queue:
         """The message is hardened: it may be seen. Called in the order of the numbers."""
         self.index.add(entry)
         self.pending.discard(entry.message_id)
-        self.published = max(self.published, entry.seq)
+        seq = entry.seq if not self._late else self._below_late(entry.seq)
+        self.published = max(self.published, seq)
         self._fresh.discard(entry.seq >> RANGE_BITS)
+
+    def is_late(self, seq: int) -> None:
+        """The journal says that a message has this number, and there is no room for it yet."""
+        self._late.add(seq)
+
+    def _below_late(self, seq: int) -> int:
+        """How far everything is there, now that this one is."""
+        self._late.discard(seq)
+        self._behind_late = max(self._behind_late, seq)
+        return min(self._late) - 1 if self._late else self._behind_late
 
     def consumed(self, fs: FileSystem, entry: Entry) -> None:
         """The message's removal is hardened; an emptied range directory that takes no more messages goes too."""
         self.index.remove(entry)
         number = entry.seq >> RANGE_BITS
         self.ranges[number] -= 1
-        if not self.ranges[number] and number != (self.last + 1) >> RANGE_BITS and number not in self._awaited:
+        if self.is_spent(number) and not self._is_to_be_cleared(number):
             self.remove_range(fs, number)
 
     def remove_empty_ranges(self, fs: FileSystem) -> None:
         for number in [number for number, count in self.ranges.items() if not count and number not in self._awaited]:
-            self.remove_range(fs, number)
+            if not self._is_to_be_cleared(number):
+                self.remove_range(fs, number)
 
     def remove_range(self, fs: FileSystem, number: int) -> None:
         """Removes an emptied range directory; it stays with a foreign file in it, or for want of room."""
@@ -144,5 +233,5 @@ class Queue:
             fs.make_dir(layout.range_path(self.name, seq))
             self.ranges[seq >> RANGE_BITS] = 0
             before = (seq >> RANGE_BITS) - 1
-            if self.ranges.get(before) == 0 and before not in self._awaited:
+            if self.ranges.get(before) == 0 and before not in self._awaited and not self._is_to_be_cleared(before):
                 self.remove_range(fs, before)

@@ -36,6 +36,7 @@ def open_for_reading(space: Space, damage: JournalDamaged, report: RecoveryRepor
     report.notes.append(str(damage))
     Load(space, lambda path, reason: report.notes.append(f"{path}: {reason}"), report.notes.append).rest(progress)
     report.messages = sum(len(queue.index) for queue in space.queues.values())
+    space.batches.found(survey.listed(space.fs, layout.BATCHES))
     _prepared(space)
     _decided(space)
     report.in_doubt = sum(1 for branch in space.branches.values() if branch.base is State.PREPARED)

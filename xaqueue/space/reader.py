@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from xaqueue.errors import SpaceError
+from xaqueue.errors import DamagedBlock, SpaceError
 from xaqueue.message import MessageId, check_queue_name
 from xaqueue.space import layout
 from xaqueue.space.format import check_recovered, read_format
+from xaqueue.space.stream_records import decode_record
 from xaqueue.storage.fs import read_all
 
 WATERMARK_TRIES = 50
@@ -54,6 +55,20 @@ class QueueReader:
             time.sleep(0.001)  # half a write was seen
         raise SpaceError(f"{path} stays unreadable: run `xaqueue check --space {self.space}`")
 
+    def consumed(self) -> int:
+        """Everything up to this number is consumed by a stream, and is never given out; 0 where no stream is known.
+
+        Raises SpaceError when the stream's record is damaged.
+        """
+        path = self.space / layout.stream_path(self.queue)
+        try:
+            return decode_record(path.read_bytes(), self.queue).consumed
+        except FileNotFoundError:
+            return 0
+        except (DamagedBlock, OSError) as error:
+            told = f"{path} cannot be read ({error}), and what is consumed is not known"
+            raise SpaceError(f"{told}: run `xaqueue check --space {self.space}`") from error
+
     def ranges(self) -> list[int]:
         """The numbers of the range directories there are now, ascending; range r holds seq with seq >> 12 == r."""
         try:
@@ -63,7 +78,11 @@ class QueueReader:
         return sorted(number for name in names if (number := layout.parse_range(name)) is not None)
 
     def names(self, after: int, upto: int) -> Iterator[tuple[int, list[tuple[int, str]]]]:
-        """Per range directory, ascending: its number and the (seq, file name) with after < seq <= upto, ascending."""
+        """Per range directory, ascending: its number and the (seq, file name) with after < seq <= upto, ascending.
+
+        What is consumed is left out, also where its files are there yet.
+        """
+        after = max(after, self.consumed())
         for number in self.ranges():
             if number < (after + 1) >> layout.RANGE_BITS or number > upto >> layout.RANGE_BITS:
                 continue

@@ -2,6 +2,7 @@
 
     prepared/ has .commit              the decision is made: rolled forward from wherever each block is found
     prepared/ has .000 and all of it   in doubt, its messages locked; or finished, where its one move is done already
+    batches/ has a decision            what it lists is committed, and what else its query prepared rolled back
     prepared/ lacks a block            promised to nobody: rolled back; or the block is in quarantine: in doubt, damaged
     heuristic/ has a decision          an operator decided: completed, and remembered until forget
     active/                            rolled back (presumed rollback)
@@ -27,7 +28,8 @@ from xaqueue.command import Head, Kind, Listed
 from xaqueue.errors import DamagedBlock, RetryLater
 from xaqueue.index import Entry
 from xaqueue.message import MessageId
-from xaqueue.space import blocks, heuristic, layout, quarantine, tries
+from xaqueue.space import batch_recovery, blocks, heuristic, layout, quarantine, tries
+from xaqueue.space.clearing import filled_archives
 from xaqueue.space.complete import complete
 from xaqueue.space.definitions import QueueDefinition
 from xaqueue.space.layout import ACTIVE, COMMIT, COMMITTED, DIRECTORIES, FIRST, PREPARED, block_path, numbered
@@ -102,18 +104,30 @@ class _Recovery:
     def _branches(self, messages: Load) -> None:
         """Every branch becomes what it is to be."""
         self.lost = quarantine.lost_blocks(self.fs)
+        batch_recovery.find(self.space, self._set_aside)
         active, prepared = self._blocks(ACTIVE), self._blocks(PREPARED)
         paths = [path for files in (*prepared.values(), *active.values()) for path in files.values()]
         messages.place(named(self.fs, paths))
         if prepared:  # after a kill the disk may lack a move that is seen here; what follows must not outlive it
             self._sync_directories(self._every_directory)
-        for xid in [xid for xid, files in prepared.items() if COMMIT in files]:
+        decided = batch_recovery.decisions(self.space, {**prepared, **self.lost}, self._set_aside, self._note)
+        for xid in [xid for xid, files in prepared.items() if COMMIT in files or self._is_decided(decided, xid, files)]:
             self._roll_forward(xid, prepared.pop(xid), active.pop(xid, {}))
         for xid in sorted({*prepared, *self.lost}, key=str):
             self._prepared(xid, prepared.get(xid, {}))
         self._heuristic()
+        self._settle(decided)
         for xid, files in active.items():
             self._roll_back_active(xid, files)
+
+    def _is_decided(self, decided: batch_recovery.Decisions, xid: Xid, files: dict[str, str]) -> bool:
+        return batch_recovery.rolls_forward(self.space, decided, xid, files)
+
+    def _settle(self, decided: batch_recovery.Decisions) -> None:
+        done, undone = batch_recovery.settle(self.space, decided, self._note)
+        self.report.rolled_forward += done
+        self.report.rolled_back += undone
+        batch_recovery.prune(self.space)
 
     def _blocks(self, directory: str) -> Blocks:
         found: Blocks = {}
@@ -126,7 +140,7 @@ class _Recovery:
         return found
 
     def _roll_forward(self, xid: Xid, prepared: dict[str, str], active: dict[str, str]) -> None:
-        marker = prepared.pop(COMMIT)
+        marker = prepared.pop(COMMIT, "") or prepared.pop(FIRST)
         branch = Branch(xid, base=State.PREPARED, listed=True, committing=True)
         try:
             listed = read_list(self.fs, marker)
@@ -322,7 +336,10 @@ class _Recovery:
     def _harden(self) -> None:
         """What was found of branches, and every name, becomes what is on disk."""
         branches = self.space.branches.items()
-        self.space.barrier.harden_content([path for xid, branch in branches for path in self._paths(xid, branch)])
+        paths = [path for xid, branch in branches for path in self._paths(xid, branch)]
+        records = [queue.record for queue in self.space.queues.values() if queue.record is not None]
+        paths += [layout.stream_path(record.queue) for record in records if not record.damage]
+        self.space.barrier.harden_content(paths)
         self._sync_directories(self._every_directory)
 
     def _publish(self, highest: Mapping[str, int]) -> None:
@@ -344,7 +361,8 @@ class _Recovery:
     def _every_directory(self) -> list[str]:
         """In an order that syncs targets of moves before sources."""
         queues = [path for queue in self.space.queues.values() for path in queue.directories()]
-        return [layout.QUARANTINE, layout.HEURISTIC, *queues, COMMITTED, PREPARED, ACTIVE, ""]
+        records = [layout.QUARANTINE, layout.HEURISTIC, layout.BATCHES, layout.STREAMS]
+        return [*filled_archives(self.space), *records, *queues, COMMITTED, PREPARED, ACTIVE, ""]
 
     def _sync_directories(self, directories: Callable[[], Sequence[str]]) -> None:
         """Every name that is seen in them is on disk, and every one that is not is gone."""

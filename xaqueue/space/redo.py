@@ -22,12 +22,15 @@ from typing import Any
 import msgpack
 
 from xaqueue.command import PREFIX, decode_head, is_sound
+from xaqueue.errors import DamagedBlock
 from xaqueue.space import layout
-from xaqueue.space.layout import COMMITTED, Watermark
+from xaqueue.space.layout import Watermark
+from xaqueue.space.stream_records import StreamRecord, decode_record
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.segments import Entry, Record
 
 PUT, MOVE, DROP = 1, 2, 3
+_OF_MESSAGES = (layout.COMMITTED, layout.ARCHIVE)
 _MAKING = ".replay"
 """In active/, where a name that starts with a dot is no block."""
 
@@ -41,6 +44,8 @@ class Kind(IntEnum):
     ONE_PHASE = 4
     DECISION = 5
     FORGET = 6
+    BATCH = 7
+    STREAM = 8
 
 
 class Redo:
@@ -127,6 +132,8 @@ def replay(fs: FileSystem, records: Iterable[Record]) -> list[str]:
     Raises OSError.
     """
     wanted, highest = _final(records)
+    _keep_further_streams(fs, wanted)
+    _without_consumed(fs, wanted)
     with suppress(FileNotFoundError):
         fs.unlink(f"{layout.ACTIVE}/{_MAKING}")
     for directory in sorted({path.rpartition("/")[0] for path, want in wanted.items() if want is not None}):
@@ -173,6 +180,48 @@ def _final(records: Iterable[Record]) -> tuple[dict[str, _Content | _Moved | Non
     return wanted, highest
 
 
+def _keep_further_streams(fs: FileSystem, wanted: dict[str, _Content | _Moved | None]) -> None:
+    """Where a record was lost, the directories may be further than those that can be read: no stream goes back."""
+    for path in [path for path in wanted if path.startswith(f"{layout.STREAMS}/")]:
+        queue = layout.parse_queue_directory(path.rpartition("/")[2])
+        found = _record_of(fs, queue, None) if queue else None
+        want = _record_of(fs, queue, wanted[path]) if queue else None
+        if found is not None and want is not None and found.consumed > want.consumed:
+            del wanted[path]
+
+
+def _without_consumed(fs: FileSystem, wanted: dict[str, _Content | _Moved | None]) -> None:
+    """What a stream has consumed is not made again, wherever its file is by now; what is to be kept of it is, in
+    ``archive/``."""
+    known: dict[str, StreamRecord | None] = {}
+    for path in [path for path, want in wanted.items() if want is not None]:
+        place = layout.parse_message_path(path)
+        if place is None:
+            continue
+        queue, seq = place
+        if queue not in known:
+            known[queue] = _record_of(fs, queue, wanted.get(layout.stream_path(queue)))
+        record = known[queue]
+        if record is None or seq > record.consumed:
+            continue
+        want = wanted.pop(path)
+        if record.archives(seq):
+            if isinstance(want, _Moved):
+                want = _Moved((path, *want.places), want.when_us)
+            else:
+                wanted[path] = None  # what is left of it there may be torn
+            wanted[layout.archived_path(path)] = want
+
+
+def _record_of(fs: FileSystem, queue: str, want: _Content | _Moved | None) -> StreamRecord | None:
+    """Who consumes the queue in the end, and how far."""
+    data = want.head + bytes(want.body) if isinstance(want, _Content) else _read(fs, layout.stream_path(queue))
+    try:
+        return decode_record(data, queue) if data else None
+    except DamagedBlock:
+        return None
+
+
 def _make_dirs(fs: FileSystem, directory: str) -> None:
     if not fs.is_dir(directory):
         above = directory.rpartition("/")[0]
@@ -207,7 +256,7 @@ def _make(fs: FileSystem, path: str, content: _Content) -> None:
 def _stands(fs: FileSystem, path: str, content: _Content | None = None) -> bool:
     """Whether a whole block stands there: this one, or where it is a message, any with its id in its name."""
     data = _read(fs, path)
-    if content is None or path.startswith(COMMITTED):
+    if content is None or path.startswith(_OF_MESSAGES):
         return is_sound(data)
     return len(data) == len(content.head) + len(content.body) and data.startswith(content.head) and is_sound(data)
 
@@ -215,7 +264,7 @@ def _stands(fs: FileSystem, path: str, content: _Content | None = None) -> bool:
 def _is_that(fs: FileSystem, place: str, path: str) -> bool:
     """Whether a whole block stands in a place, and can be the one that belongs to this path."""
     data = _read(fs, place)
-    message = layout.parse_message(path.rpartition("/")[2]) if path.startswith(COMMITTED) else None
+    message = layout.parse_message(path.rpartition("/")[2]) if path.startswith(_OF_MESSAGES) else None
     return is_sound(data) and (message is None or PREFIX.unpack_from(data)[-1] == message[1])
 
 

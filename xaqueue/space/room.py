@@ -154,24 +154,23 @@ class RoomLimit:
 
     def _look(self, space: Space, size_bytes: int) -> str:
         """Why this message is refused, or nothing; then, how much may be used until the next look."""
-        definitions, lag = space.definitions, space.lag
-        told = self.restore(definitions)
-        if told:
-            return told
-        room = self._fs.room()
-        if lag is not None and refusal(definitions, _behind(room, lag), size_bytes):
-            _flush(lag)
-            room = self._fs.room()
-        if lag is not None:
-            room = _behind(room, lag)
-        told = refusal(definitions, room, size_bytes)
+        told, room = self._refused(space, size_bytes)
+        if told and space.lag is not None:
+            _flush(space.lag)
+            told, room = self._refused(space, size_bytes)
         if not told:
-            least_bytes, least_inodes = limits(definitions, room)
+            least_bytes, least_inodes = limits(space.definitions, room)
             self._bytes_left = min((room.free_bytes - size_bytes - least_bytes) // 4, LOOK_BYTES)
             spare = (room.free_inodes - 1 - least_inodes) // 4 if room.total_inodes else LOOK_FILES
             self._files_left = min(spare, LOOK_FILES)
             self._due = monotonic() + LOOK_S
         return told
+
+    def _refused(self, space: Space, size_bytes: int) -> tuple[str, Room]:
+        """Why this message is refused now, or nothing, and the room that it finds; the reserve comes before it."""
+        told = self.restore(space.definitions)
+        room = self._fs.room() if space.lag is None else _behind(self._fs.room(), space.lag)
+        return told or refusal(space.definitions, room, size_bytes), room
 
 
 def _behind(room: Room, lag: WriteBehind) -> Room:

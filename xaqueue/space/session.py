@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Unpack
 
 from xaqueue import branch as states
+from xaqueue.batch import is_of_a_batch
 from xaqueue.branch import Branch, State, call_of, check_flags
 from xaqueue.errors import (
     Error,
@@ -22,14 +23,16 @@ from xaqueue.errors import (
     RolledBack,
 )
 from xaqueue.message import EnqueueOptions, Message, MessageId
-from xaqueue.space import heuristic, steps, work
+from xaqueue.space import batches, heuristic, steps, work
+from xaqueue.space.batch_verbs import BatchVerbs
 from xaqueue.space.busy import Busy
 from xaqueue.space.space import Space
+from xaqueue.space.stream_verbs import StreamVerbs
 from xaqueue.xa import Code, Flag, Outcome, Vote
 from xaqueue.xid import Xid
 
 
-class Session:
+class Session(BatchVerbs, StreamVerbs):
     """A ResourceManager. Used by one thread at a time; any number of sessions share a space."""
 
     def __init__(self, space: Space, on_close: Callable[[], None] = lambda: None) -> None:
@@ -114,6 +117,7 @@ class Session:
                     del self.space.branches[xid]
                 return Vote.RDONLY
             try:
+                batches.check_prepare(self.space, branch)
                 steps.prepare(self.space, branch)
             except RolledBack:
                 steps.rollback(self.space, branch)
@@ -124,6 +128,7 @@ class Session:
     def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         call = call_of("commit", flags)
         with self._step(xid, call) as branch:
+            batches.check_commit(branch)
             if branch.damage:
                 raise RetryLater(
                     f"branch {xid} lost {', '.join(branch.damage)}: it cannot be committed as a whole; "
@@ -172,7 +177,8 @@ class Session:
 
     def outcome(self, xid: Xid) -> Outcome:
         self._check_open()
-        return self.space.outcome(xid)
+        found = self.space.outcome(xid)
+        return batches.outcome(self.space, xid) if found is Outcome.UNKNOWN and is_of_a_batch(xid) else found
 
     # The work
 
@@ -318,6 +324,9 @@ class Session:
             self._count_locked(xid, self.branch_limit)
         branch = self.space.branches[xid] = Branch(xid)
         branch.begun = time.monotonic()
+        late = batches.refusal(self.space, xid) if is_of_a_batch(xid) else ""
+        if late:
+            branch.doom = RolledBack(late)
         if timeout_s is not None:
             branch.deadline = branch.begun + timeout_s
         return branch

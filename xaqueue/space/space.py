@@ -19,6 +19,7 @@ from xaqueue.branch import Branch, State
 from xaqueue.errors import JournalDamaged, ResourceFailed, RetryLater, RolledBack
 from xaqueue.index import Entry
 from xaqueue.space import image, layout, read_only, recovery, redo
+from xaqueue.space.batch_records import BatchMemory
 from xaqueue.space.definitions import Definitions
 from xaqueue.space.load import Progress
 from xaqueue.space.queue import Queue
@@ -87,9 +88,12 @@ class Space:
         self.barrier = Barrier(fs, hardening, self.lock, self._published, waiting)
         self.queues: dict[str, Queue] = {}
         self.branches: dict[Xid, Branch] = {}
+        self.batches = BatchMemory()
         self._finished: tuple[_Finished, _Finished] = OrderedDict(), OrderedDict()
         """Those of two-phase transactions, and local ones, of which there may be many more."""
         self._dirty: dict[str, Queue] = {}
+        self.has_consumed: Callable[[], None] = lambda: None
+        """Files of what a stream has consumed are to be cleared."""
         self.remembers_local = False
         """Whoever commits a local transaction may lose the answer and ask again."""
         self._last_commit_us = 0

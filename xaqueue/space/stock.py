@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from xaqueue.space import layout, quarantine
-from xaqueue.space.layout import COMMITTED, RANGE_BITS, Watermark
+from xaqueue.errors import DamagedBlock
+from xaqueue.space import layout, quarantine, stream_records
+from xaqueue.space.layout import COMMITTED, RANGE_BITS, STREAMS, Watermark
+from xaqueue.space.stream_records import StreamRecord
 from xaqueue.storage.fs import FileSystem
 
 if TYPE_CHECKING:
@@ -27,6 +29,35 @@ def queues(space: Space, set_aside: SetAside) -> list[Queue]:
             why = "its name is not queue=<name>" if queue_name is None else "a file where a queue's directory should be"
             set_aside(f"{COMMITTED}/{name}", f"no queue directory: {why}")
     return found
+
+
+def streams(space: Space, set_aside: SetAside, note: Callable[[str], None]) -> None:
+    """Who consumes the queues, and how far. A damaged record stays, and its queue is kept for nobody knows whom.
+
+    No crash leaves one: its content is hardened before its name.
+    """
+    try:
+        names = space.fs.list(STREAMS)
+    except FileNotFoundError:
+        return  # of an older version, and open for reading only
+    for name in sorted(name for name in names if not name.startswith(".")):
+        path, queue_name = f"{STREAMS}/{name}", layout.parse_queue_directory(name)
+        if queue_name is None:
+            set_aside(path, "no record of a stream: its name is not queue=<name>")
+            continue
+        queue = space.queue(queue_name)
+        try:
+            record = stream_records.read(space.fs, queue_name)
+        except DamagedBlock as damage:
+            record = StreamRecord(queue_name, "", damage=str(damage))
+        except OSError as error:
+            if not quarantine.is_damage(space.fs, path, error):
+                raise
+            record = StreamRecord(queue_name, "", damage=f"cannot be read: {error.strerror}")
+        if record is not None:
+            queue.keep(record)
+            if record.damage:
+                note(f"{path}: {stream_records.refusal(record)}")
 
 
 def ranges(fs: FileSystem, queue: str, set_aside: SetAside) -> list[int]:

@@ -13,10 +13,11 @@ from enum import Enum
 from xaqueue.command import HEAD_READ_BYTES, Head, Kind, Listed, decode, unpack_list, verify
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
-from xaqueue.space import layout, quarantine
+from xaqueue.space import batch_records, layout, quarantine
 from xaqueue.space.blocks import NOTHING
 from xaqueue.space.layout import COMMIT, FIRST, numbered
 from xaqueue.space.load import read_head
+from xaqueue.space.stream_records import consumed_in
 from xaqueue.storage.fs import FileSystem
 from xaqueue.xid import Xid
 
@@ -90,10 +91,12 @@ def prepared(fs: FileSystem) -> tuple[dict[Xid, dict[str, str]], list[str]]:
 
 
 def message_names(fs: FileSystem, queue: str) -> list[str]:
-    """The names of a queue's message files, those of foreign files among them."""
+    """The names of a queue's message files, those of foreign files among them, and of none that is consumed."""
     directory = layout.queue_path(queue)
     ranges = [name for name in listed(fs, directory) if layout.parse_range(name) is not None]
-    return [name for inner in ranges for name in listed(fs, f"{directory}/{inner}")]
+    names = [name for inner in ranges for name in listed(fs, f"{directory}/{inner}")]
+    consumed = consumed_in(fs, queue)
+    return [name for name in names if not layout.is_consumed(name, consumed)] if consumed else names
 
 
 def ids_in(fs: FileSystem, queue: str) -> frozenset[str]:
@@ -122,7 +125,13 @@ def survey(
 
     lost: names of its blocks in quarantine. whole: whether bodies are read and checked too.
     """
-    return _Survey(fs, files, lost, holds, read_whole if whole else read_head).of(xid)
+    standing = _Survey(fs, files, lost, holds, read_whole if whole else read_head).of(xid)
+    listed = batch_records.lists(fs, xid)
+    if listed is not None and standing.verdict in (Verdict.IN_DOUBT, Verdict.INCOMPLETE) and files:
+        standing.verdict = Verdict.COMMITTING if listed else Verdict.INCOMPLETE
+        told = "committed: to be rolled forward" if listed else "decided without it: to be rolled back"
+        standing.leftovers = [(path, f"its batch is {told}") for path in sorted(files.values())[:1]]
+    return standing
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from xaqueue.space.layout import numbered
 from xaqueue.space.load import check_message
 from xaqueue.space.queue import Queue
 from xaqueue.space.space import Space, log
+from xaqueue.space.stream_records import refusal
 from xaqueue.storage.barrier import Touched, touched
 from xaqueue.storage.fs import NO_ROOM
 from xaqueue.storage.ids import fresh_id
@@ -143,6 +144,8 @@ def _take(
             space.barrier.check()
             if branch.doom is not None:
                 raise branch.doom
+            if queue.keeper is not None:
+                raise refusal(queue.keeper)
             now = space.now_us()
             entry = queue.index.take(now, message_id=message_id, correlation_id=correlation_id)
             if queue.index.expired:

@@ -24,10 +24,10 @@ class FileLock:
         flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
         self._fd = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
 
-    def acquire(self) -> bool:
-        """Whether the lock is now held; False when somebody else has it."""
+    def acquire(self, *, shared: bool = False) -> bool:
+        """Whether the lock is now held; False when somebody else has it. shared: only to see that nobody has."""
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return False

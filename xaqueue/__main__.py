@@ -1,0 +1,8 @@
+"""``python -m xaqueue`` is the command ``xaqueue``, for a Python whose scripts are not on PATH."""
+
+from __future__ import annotations
+
+from xaqueue.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Verbs about the streams that consume queues: which queue is reserved for whom, and how that is ended."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Annotated
+
+import typer
+
+from xaqueue.cli import output
+from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.spaces import JsonOption, Place, SpaceOption, place_of, reached, remote, served_at
+from xaqueue.errors import ConnectionLost
+from xaqueue.message import check_queue_name
+from xaqueue.reservation import Reservation
+from xaqueue.space import inspect
+from xaqueue.space.inspect import QueueStatus
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds these verbs to an application."""
+    app.command()(queues)
+    app.command()(release)
+
+
+def queues(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = None) -> None:
+    """List the queues.
+
+    With their order, their number of messages and their watermark. Of a queue that a stream consumes also which one
+    that is, up to which number it has consumed, what it reads now, and how far it is behind. Works while another
+    process owns the space, and of a server by its URL.
+    """
+    found = _found(place_of(ctx, space))
+    if json:
+        output.as_json([{**asdict(queue), "lag": queue.lag} for queue in found])
+        return
+    queue_table(found)
+
+
+def release(
+    ctx: typer.Context,
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Its name.")],
+    json: JsonOption = False,
+    space: SpaceOption = None,
+) -> None:
+    """End the reservation of a queue for a stream.
+
+    What the stream has not consumed is there for everybody then, also what it may have read already. The stream is
+    refused when it comes again, and has to begin with a new checkpoint. Exit 1 where the queue is not reserved.
+    """
+    check_queue_name(queue)
+    with reached(place_of(ctx, space)) as manager:
+        ended = manager.release(queue)
+    if json:
+        output.as_json(asdict(ended) if ended is not None else None)
+    elif ended is None:
+        typer.echo(f"queue {queue} is not reserved for a stream")
+    else:
+        _tell(ended)
+    if ended is None:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def _tell(ended: Reservation) -> None:
+    typer.echo(f"queue {ended.queue} is released by stream {ended.stream or 'unknown'}, which must not go on")
+    typer.echo(f"consumed up to number {ended.consumed:,}: these messages are gone")
+    if ended.in_flight is not None:
+        after, upto = ended.in_flight
+        read = f"{max(after, ended.consumed) + 1:,} to {upto:,}"
+        typer.echo(f"read already, perhaps, and there again: {read}; look where the stream writes before others do")
+    elif ended.lag:
+        typer.echo(f"what follows, up to number {ended.latest:,}, the stream may have read in part already")
+
+
+def _found(place: Place) -> list[QueueStatus]:
+    if place.url:
+        from xaqueue.rpc.server_status import status_of
+
+        with remote(place.url) as manager:
+            return status_of(manager.status()).queues
+    found, url = inspect.queue_list(place.directory), served_at(place)
+    if not url or not any(queue.stream for queue in found):
+        return found
+    with suppress(ConnectionLost), remote(url) as manager:  # what is in flight only the owner knows
+        told = {one.queue: one.in_flight for one in manager.reservations()}
+        return [replace(queue, in_flight=told.get(queue.name)) for queue in found]
+    return found
+
+
+def queue_table(found: list[QueueStatus]) -> None:
+    if not found:
+        typer.echo("no queues yet: `xaqueue define QUEUE` makes one")
+        return
+    rows = [(q.name, q.order, q.depth, None if q.watermark is None else str(q.watermark), q.description) for q in found]
+    output.table(("queue", "order", "messages", "watermark", "description"), rows, right=("messages", "watermark"))
+    streams = [queue for queue in found if queue.stream]
+    if streams:
+        typer.echo()
+        columns = ("queue", "stream", "consumed", "in flight", "lag")
+        output.table(columns, [_stream_row(queue) for queue in streams], right=("consumed", "lag"))
+
+
+def _stream_row(queue: QueueStatus) -> tuple[object, ...]:
+    in_flight = f"{queue.in_flight[0] + 1} to {queue.in_flight[1]}" if queue.in_flight else ""
+    return queue.name, queue.stream, str(queue.consumed), in_flight, queue.lag

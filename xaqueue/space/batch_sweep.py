@@ -1,0 +1,136 @@
+"""What dead queries leave goes by its age: branches that nobody will decide, and decisions that nobody will ask for.
+
+Branches of a batch that may be decided in another space, and damaged ones, are left alone. A query's decisions stay as
+long as it decides anything within ``forget_after_s``, and the last one of a stream for ever: that is what it asks for
+when it comes back, however late, and whatever is older is refused. A query whose only batch is 0 was no stream.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from xaqueue.batch import ONE_SPACE, is_of_a_batch
+from xaqueue.branch import State
+from xaqueue.errors import RetryLater
+from xaqueue.space import batch_steps, layout
+from xaqueue.space import redo as redo_of
+from xaqueue.space.batch_claim import Claim, of_batch
+from xaqueue.space.complete import remove
+from xaqueue.space.redo import Redo
+from xaqueue.storage.barrier import Touched, touched
+from xaqueue.storage.segments import Entry
+
+if TYPE_CHECKING:
+    from xaqueue.space.space import Space
+
+FORGET_EVERY_US = 3600 * 1_000_000
+"""Between two looks for decisions that are to be forgotten."""
+RECORDS = 1000
+"""So many are removed in one step, at most."""
+
+log = logging.getLogger("xaqueue")
+
+
+def sweep(space: Space) -> int:
+    """Rolls back what dead queries left prepared, and returns how many branches; now and then, forgets decisions too.
+
+    Of a batch all branches have to be old, and none at work. Raises ResourceFailed.
+    """
+    after_s = space.definitions.sweep_after_s
+    with space.lock:
+        if space.closed or space.read_only is not None:
+            return 0
+        old = _old(space, space.now_us() - after_s * 1_000_000)
+    swept = sum(_sweep(space, gtrid, after_s) for gtrid in old)
+    if space.now_us() >= space.batches.look_us:
+        space.batches.look_us = space.now_us() + FORGET_EVERY_US
+        _forget(space)
+    return swept
+
+
+def _old(space: Space, before_us: int) -> list[bytes]:
+    """The gtrids of batches that are to be swept. Called with the lock held."""
+    youngest: dict[bytes, float] = {}
+    for xid, branch in space.branches.items():
+        if is_of_a_batch(xid):
+            prepared = xid.format_id == ONE_SPACE and branch.base is State.PREPARED
+            at = (prepared and branch.prepared_at) or float("inf")  # 0: nobody knows when
+            youngest[xid.gtrid] = max(youngest.get(xid.gtrid, 0), at)
+    memory = space.batches
+    return [
+        gtrid for gtrid, at in youngest.items() if at < before_us and not (memory.has(gtrid) or gtrid in memory.lost)
+    ]
+
+
+def _sweep(space: Space, gtrid: bytes, after_s: int) -> int:
+    with Claim(space, gtrid) as claim:
+        with space.lock:
+            still = gtrid in _old(space, space.now_us() - after_s * 1_000_000)
+        branches = [branch for branch in claim.prepared.values() if not (branch.damage or branch.committing)]
+        if not still or not branches:
+            return 0
+        told = f"{len(branches)} branches of batch {gtrid.decode()}, not decided, were prepared over {after_s} s ago"
+        try:
+            batch_steps.undo(space, gtrid, branches)
+        except RetryLater as full:
+            log.warning("%s: they are rolled back later: %s", told, full)
+            return 0
+        log.warning("%s: they are rolled back", told)
+        return len(branches)
+
+
+def _forget(space: Space) -> None:
+    """Removes the records of queries that have decided nothing for long."""
+    before_ns = (space.now_us() - space.definitions.forget_after_s * 1_000_000) * 1000
+    with space.lock:
+        memory = space.batches
+        latest = {key: number for key, number in memory.latest().items() if memory.forgettable(key)}
+    old = []
+    for key, number in latest.items():
+        try:
+            if 0 < space.fs.modified_ns(layout.batch_path(key, number)) < before_ns:
+                old.append((key, number))
+        except OSError:
+            continue  # it is no more, or cannot be read, which whoever asks for it is told
+    for first in range(0, len(old), RECORDS):
+        step = _Forgetting(space, old[first : first + RECORDS])
+        try:
+            space.barrier.perform(step.apply, entry=step.entry)
+        except RetryLater as full:
+            log.warning("decisions on batches are forgotten later: %s", full)
+            return
+    if old:
+        days = space.definitions.forget_after_s / 86_400
+        log.info("%d queries decided nothing for %g days: what they had decided before is forgotten", len(old), days)
+
+
+class _Forgetting:
+    """One step: the records of these queries go, unless one has decided something meanwhile."""
+
+    def __init__(self, space: Space, latest: list[tuple[str, int]]) -> None:
+        self._space = space
+        self._latest = latest
+        self._found: list[tuple[str, int]] | None = None
+
+    def entry(self) -> Entry:
+        redo = Redo(redo_of.Kind.BATCH, "")
+        for key, number in self._records():
+            redo.drop(layout.batch_path(key, number))
+        return redo.entry()
+
+    def apply(self) -> Touched:
+        for key, number in self._records():
+            remove(self._space, layout.batch_path(key, number))
+            self._space.batches.remove(key, number)
+        return touched(sources=(layout.BATCHES,))
+
+    def _records(self) -> list[tuple[str, int]]:
+        """Found out once, with the lock held."""
+        if self._found is None:
+            memory = self._space.batches
+            latest = memory.latest()
+            still = [key for key, number in self._latest if latest.get(key) == number]
+            found = [(key, number) for key in still for number in memory.forgettable(key)]
+            self._found = [one for one in found if not of_batch(self._space, f"{one[0]}:{one[1]}".encode())]
+        return self._found
