@@ -28,6 +28,7 @@ def space(tmp_path: Path) -> FabricatedSpace:
 
 def stream(spark: SparkSession, space: FabricatedSpace, **options: object) -> DataFrame:
     reader = spark.readStream.format("xaqueue").option("path", str(space.root)).option("queue", "orders")
+    reader = reader.option("consume", "keep")
     for name, value in options.items():
         reader = reader.option(name, str(value))
     return reader.load()
@@ -49,9 +50,15 @@ def ingested(spark: SparkSession, target: Path) -> list[int]:
     return [row.seq for row in spark.read.parquet(str(target / "rows")).select("seq").orderBy("seq").collect()]
 
 
+def ended(offset: str) -> int:
+    """The number in an offset of one queue in one space."""
+    ((_, queues),) = json.loads(offset)["spaces"].items()
+    return int(queues["orders"])
+
+
 def batch_ends(query: StreamingQuery) -> Sequence[tuple[int, Any]]:
     return [
-        (progress["numInputRows"], json.loads(progress["sources"][0]["endOffset"])["seq"])
+        (progress["numInputRows"], ended(progress["sources"][0]["endOffset"]))
         for progress in query.recentProgress
         if progress["numInputRows"]
     ]

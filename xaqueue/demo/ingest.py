@@ -47,6 +47,7 @@ class Ingest:
             self._spark.readStream.format("xaqueue")
             .option("path", str(space))
             .option("queue", QUEUE)
+            .option("consume", "keep")
             .option("maxMessagesPerTrigger", MESSAGES_PER_TRIGGER)
             .load()
         )

@@ -1,6 +1,9 @@
-"""Spark reads queues: ``session()`` is a ready local session, ``register(spark)`` adds the format to any other.
+"""Spark reads and writes queues: the format ``xaqueue`` is there once the package is installed where Spark runs.
 
     spark.readStream.format("xaqueue").option("path", "data/space").option("queue", "orders").load()
+
+``session()`` is a ready local session, ``register(spark)`` adds the format where it was not found by itself, and
+``decode(content)`` makes columns of message files that were read with ``binaryFile``.
 
 PySpark is imported here and nowhere else in xaqueue.
 """
@@ -30,6 +33,7 @@ def _check_version(version: str) -> None:
 
 _check_version(_pyspark.__version__)
 
+from xaqueue.spark.decoding import decode  # noqa: E402
 from xaqueue.spark.session import register, session  # noqa: E402
 
-__all__ = ["register", "session"]
+__all__ = ["decode", "register", "session"]

@@ -1,15 +1,17 @@
 """A batch is planned from the numbers of the range directories alone, so its cost does not grow with the messages.
 
-A span ``(after, upto]`` is two commit sequence numbers. Everything here is arithmetic on spans: no disk, no Spark.
+A span ``(after, upto]`` is two commit sequence numbers of a queue. Everything here is arithmetic: no disk, no Spark.
 A batch that is planned again after messages were consumed may be cut up differently, but covers the same numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from xaqueue.space.layout import RANGE_BITS, RANGE_SIZE
+
+Key = TypeVar("Key")
 
 
 class Span(NamedTuple):
@@ -21,6 +23,25 @@ class Span(NamedTuple):
     @property
     def size(self) -> int:
         return self.upto - self.after
+
+
+class Lane(NamedTuple, Generic[Key]):
+    """What is to be read of one queue: (after, upto], and the parts of it that there are directories for."""
+
+    key: Key
+    after: int
+    upto: int
+    held: Sequence[Span]
+
+    @property
+    def size(self) -> int:
+        return sum(span.size for span in self.held)
+
+    def end(self, most: int) -> int:
+        """Where a batch of at most ``most`` of its messages ends."""
+        if most >= self.size:
+            return self.upto
+        return limited(self.held, self.upto, most) if most else self.after
 
 
 def spans(ranges: Iterable[int], after: int, upto: int) -> list[Span]:
@@ -44,13 +65,47 @@ def limited(held: Sequence[Span], upto: int, most: int) -> int:
     return upto
 
 
-def cut(held: Sequence[Span], after: int, upto: int, pieces: int) -> list[Span]:
-    """(after, upto] in at most ``pieces`` spans, none empty, that share what the directories hold evenly.
+def fair_shares(sizes: Sequence[int], most: int, turn: int = 0) -> list[int]:
+    """How much each may have of ``most``: the same for all, and what small ones leave goes to the larger ones.
 
-    The spans meet: what lies between directories goes with its neighbour. Always at least one span.
+    What cannot be shared out evenly goes to those from ``turn`` on, so that by turns none is passed over.
     """
-    total = sum(span.size for span in held)
+    shares = [0] * len(sizes)
+    left = min(most, sum(sizes))
+    wanting = sorted((number for number, size in enumerate(sizes) if size), key=sizes.__getitem__)
+    while wanting and sizes[wanting[0]] <= left // len(wanting):
+        number = wanting.pop(0)
+        shares[number] = sizes[number]
+        left -= sizes[number]
+    if wanting:
+        each, rest = divmod(left, len(wanting))
+        wanting.sort()
+        first = turn % len(wanting)
+        for place, number in enumerate(wanting[first:] + wanting[:first]):
+            shares[number] = each + (place < rest)
+    return shares
+
+
+def deal(lanes: Sequence[Lane[Key]], pieces: int) -> list[list[tuple[Key, Span]]]:
+    """All lanes in at most ``pieces`` hands, none empty, that share what the directories hold evenly.
+
+    The spans of a lane meet: what lies between directories goes with its neighbour.
+    """
+    total = sum(lane.size for lane in lanes)
     pieces = max(1, min(pieces, total))
-    ends = [limited(held, upto, total * number // pieces) for number in range(1, pieces)] + [upto]
-    starts = [after, *ends[:-1]]
-    return [Span(start, end) for start, end in zip(starts, ends, strict=True)]
+    ends = [total * number // pieces for number in range(1, pieces)]
+    hands: list[list[tuple[Key, Span]]] = [[] for _ in range(pieces)]
+    hand = passed = 0
+    for lane in lanes:
+        after, size = lane.after, lane.size
+        while hand < len(ends) and ends[hand] < passed + size:
+            end = limited(lane.held, lane.upto, ends[hand] - passed)
+            if end > after:
+                hands[hand].append((lane.key, Span(after, end)))
+            after, hand = end, hand + 1
+        if lane.upto > after:
+            hands[hand].append((lane.key, Span(after, lane.upto)))
+        passed += size
+        while hand < len(ends) and ends[hand] <= passed:
+            hand += 1
+    return [dealt for dealt in hands if dealt]

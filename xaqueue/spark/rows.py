@@ -1,4 +1,4 @@
-"""Message files become Arrow batches, every bit of them checked, in the columns that the schema names.
+"""Message files become Arrow batches, every bit of them checked, in the columns that the query asked for.
 
 A batch is closed at 2,000 rows or 4 MiB, whichever comes first: Spark takes a batch over at once, and tuples one at a
 time at a fifth of the speed. Damage is reported by the name of the file, and nothing damaged is ever passed over.
@@ -6,130 +6,94 @@ time at a fifth of the speed. Damage is reported by the name of the file, and no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    BinaryType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
-from xaqueue.command import decode_message
-from xaqueue.errors import DamagedBlock, InvalidArgument
-from xaqueue.message import DEFAULT_PRIORITY
-from xaqueue.space.layout import message_path
+from xaqueue.command import split_message, stored_in
+from xaqueue.errors import DamagedBlock
+from xaqueue.space.layout import RANGE_BITS, range_path
+from xaqueue.space.reader import QueueReader
+from xaqueue.spark.columns import Columns, Rows
+from xaqueue.storage.fs import read_all
 
 BATCH_ROWS = 2_000
 BATCH_BYTES = 4 * 1024 * 1024
 
-SCHEMA = StructType(
-    [
-        StructField("seq", LongType(), nullable=False),
-        StructField("message_id", BinaryType(), nullable=False),
-        StructField("queue", StringType(), nullable=False),
-        StructField("body", BinaryType(), nullable=False),
-        StructField("correlation_id", BinaryType()),
-        StructField("priority", IntegerType(), nullable=False),
-        StructField("enqueued_at", TimestampType(), nullable=False),
-        StructField("headers", MapType(StringType(), StringType(), valueContainsNull=False), nullable=False),
-        StructField("content_type", StringType()),
-        StructField("tries", IntegerType(), nullable=False),
-    ]
-)
-
-_COLUMNS = [(field.name, field.dataType.simpleString()) for field in SCHEMA]
-_ARROW_TYPES = {
-    "bigint": pa.int64(),
-    "int": pa.int32(),
-    "binary": pa.binary(),
-    "string": pa.string(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-}
+Found = tuple[int, str, bytes, int]
+"""Sequence number, file name, the block's bytes, and when it was committed."""
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """SCHEMA as Arrow has it, with the nullability of the schema that Spark asked with.
-
-    Raises InvalidArgument for a schema of other columns: a queue's are fixed.
-    """
-    if [(field.name, field.dataType.simpleString()) for field in schema] != _COLUMNS:
-        raise InvalidArgument(
-            f"the columns of a queue are fixed ({', '.join(SCHEMA.names)}): leave out .schema(...) and select from them"
-        )
-    return pa.schema([pa.field(field.name, _arrow_type(field), nullable=field.nullable) for field in schema])
-
-
-def record_batches(
-    messages: Iterable[tuple[int, bytes, bytes]], space: Path, queue: str, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    """Batches of (seq, message id, block) in their order. Raises DamagedBlock before its batch is given out."""
-    rows: list[tuple[Any, ...]] = []
-    size_bytes = 0
-    for seq, message_id, data in messages:
+def files(reader: QueueReader, after: int, upto: int) -> Iterator[Found]:
+    """The messages with after < seq <= upto, ascending; what was consumed is left out."""
+    flags = os.O_RDONLY | os.O_NOATIME
+    for number, found in reader.names(after, upto):
         try:
-            rows.append(_row(seq, message_id, data))
+            directory = os.open(reader.space / range_path(reader.queue, number << RANGE_BITS), os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        try:
+            for seq, name in found:
+                try:
+                    fd = os.open(name, flags, dir_fd=directory)
+                except FileNotFoundError:
+                    continue
+                except PermissionError:  # the files are somebody else's: then each first reading is noted in the inode
+                    flags = os.O_RDONLY
+                    fd = os.open(name, flags, dir_fd=directory)
+                try:
+                    status = os.fstat(fd)
+                    data = os.read(fd, status.st_size + 1)
+                    if len(data) != status.st_size:
+                        data += read_all(fd)
+                finally:
+                    os.close(fd)
+                yield seq, name, data, status.st_mtime_ns
+        finally:
+            os.close(directory)
+
+
+def record_batches(found: Iterator[Found], empty: Rows, columns: Columns) -> Iterator[pa.RecordBatch]:
+    """Batches in the order of the messages; ``empty``: of their queue. Raises DamagedBlock and not its batch."""
+    wants_stored = "stored" in columns.needs
+    rows, size_bytes = _fresh(empty), 0
+    for seq, name, data, time_ns in found:
+        try:
+            message_id, packed, body = split_message(data)
+            _check_id(message_id, name)
+            if wants_stored:
+                rows.stored.append(stored_in(packed))
         except DamagedBlock as damage:
-            raise DamagedBlock(f"{space / message_path(queue, seq, message_id)}: {damage}") from None
+            path = Path(empty.space) / range_path(empty.queue, seq) / name
+            raise DamagedBlock(f"{path}: {damage}") from None
+        rows.seqs.append(seq)
+        rows.ids.append(message_id)
+        rows.bodies.append(body)
+        rows.times_ns.append(time_ns)
         size_bytes += len(data)
-        if len(rows) == BATCH_ROWS or size_bytes >= BATCH_BYTES:
-            yield _batch(rows, queue, schema)
-            rows, size_bytes = [], 0
-    if rows:
-        yield _batch(rows, queue, schema)
+        if len(rows.seqs) == BATCH_ROWS or size_bytes >= BATCH_BYTES:
+            yield _batch(rows, columns)
+            rows, size_bytes = _fresh(empty), 0
+    if rows.seqs:
+        yield _batch(rows, columns)
 
 
-def _row(seq: int, message_id: bytes, data: bytes) -> tuple[Any, ...]:
-    written_id, stored, body = decode_message(data)
-    if written_id != message_id:
-        raise DamagedBlock(f"holds message {written_id.hex()}: renamed or copied by hand")
-    get = stored.get
-    return (
-        seq,
-        message_id,
-        body,
-        get("correlation_id"),
-        get("priority", DEFAULT_PRIORITY),
-        get("enqueued_at", 0),
-        get("headers"),
-        get("content_type"),
-        get("tries", 0),
-    )
+def _check_id(written: bytes, name: str) -> None:
+    if written.hex() != name[17:]:
+        raise DamagedBlock(f"holds message {written.hex()}: renamed or copied by hand")
 
 
-def _batch(rows: list[tuple[Any, ...]], queue: str, schema: pa.Schema) -> pa.RecordBatch:
-    seq, message_id, body, correlation_id, priority, enqueued_at, headers, content_type, tries = zip(*rows, strict=True)
-    pairs = [list(header.items()) if header else [] for header in headers]
-    values = [
-        seq,
-        message_id,
-        [queue] * len(rows),
-        body,
-        correlation_id,
-        priority,
-        enqueued_at,
-        pairs,
-        content_type,
-        tries,
-    ]
+def _fresh(empty: Rows) -> Rows:
+    return replace(empty, seqs=[], ids=[], bodies=[], stored=[], times_ns=[])
+
+
+def _batch(rows: Rows, columns: Columns) -> pa.RecordBatch:
     try:
-        columns = [pa.array(column, field.type) for column, field in zip(values, schema, strict=True)]
+        return pa.RecordBatch.from_arrays(columns.arrays(rows), schema=columns.schema)
     except (pa.ArrowException, TypeError, AttributeError) as error:
         raise DamagedBlock(
-            f"queue {queue}, messages {seq[0]} to {seq[-1]}: a property is not of its type: {error}"
+            f"queue {rows.queue}, messages {rows.seqs[0]} to {rows.seqs[-1]}: a property is not of its type: {error}"
         ) from error
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _arrow_type(field: StructField) -> pa.DataType:
-    kind = field.dataType
-    if isinstance(kind, MapType):
-        return pa.map_(pa.string(), pa.field("value", pa.string(), nullable=kind.valueContainsNull))
-    return _ARROW_TYPES[kind.simpleString()]

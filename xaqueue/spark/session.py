@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -46,10 +47,16 @@ def _start(app_name: str, config: Mapping[str, object]) -> SparkSession:
     builder = SparkSession.builder.appName(app_name)
     for name, value in config.items():
         builder = builder.config(name, _text(value))
-    with warnings.catch_warnings():
-        # Spark's start looks at pandas and warns of its version, which concerns nobody who doesn't use pandas
-        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    with no_pandas_warning():
         return builder.getOrCreate()
+
+
+@contextmanager
+def no_pandas_warning() -> Iterator[None]:
+    """Spark looks at pandas here and there, and warns of its version, which concerns nobody who doesn't use pandas."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+        yield
 
 
 def _defaults(cores: int) -> dict[str, object]:

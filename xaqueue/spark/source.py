@@ -1,8 +1,7 @@
-"""A queue is a Spark source whose offsets are commit sequence numbers: ``{"seq": N}`` is the last one consumed.
+"""Queues are a Spark source: what lies between two commit sequence numbers is planned by numbers and read as files.
 
 The watermark says what is visible and the range directories say where to look, so that planning never lists messages.
-Executors read the message files themselves. Nothing here writes, locks or waits: a query that hangs in its source
-hangs for ever. Messages that others consume before they are read are simply absent.
+Executors read the message files themselves.
 
 Spark makes the objects here in several processes: the stream reader lives beside the driver for planning, and a second
 one is pickled to the executors for ``read``, which so may use only what the constructor has stored.
@@ -10,190 +9,238 @@ one is pickled to the executors for ``read``, which so may use only what the con
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
+from socket import gethostname
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
 )
 from pyspark.sql.types import StructType
 
-from xaqueue.errors import InvalidArgument, SpaceError, UnknownQueue
-from xaqueue.space.definitions import Definitions, suggestion
-from xaqueue.space.definitions import parse as parse_definitions
-from xaqueue.space.layout import QUEUES
-from xaqueue.space.reader import QueueReader, queues
-from xaqueue.spark import plan
-from xaqueue.spark.options import EARLIEST, LATEST, Options, parse
-from xaqueue.spark.rows import SCHEMA, arrow_schema, record_batches
+from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
+from xaqueue.space.reader import QueueReader
+from xaqueue.spark import columns, plan
+from xaqueue.spark.columns import Columns, Rows
+from xaqueue.spark.options import KEEP, Options, parse
+from xaqueue.spark.positions import EARLIEST, LATEST, Position
+from xaqueue.spark.rows import files, record_batches
+from xaqueue.spark.times import last_before
+from xaqueue.spark.view import Queue, Spaces, View, reserved
+
+if TYPE_CHECKING:
+    from xaqueue.spark.stream import StreamReader
 
 LEAST_MESSAGES = 5_000
 MOST_MESSAGES = 100_000
-"""Of a partition, where ``minpartitions`` doesn't say otherwise: a task costs as much as reading some 7,000 messages,
+"""Of a partition, where ``minPartitions`` doesn't say otherwise: a task costs as much as reading some 7,000 messages,
 so one a core is best, as long as a retry does not repeat too much."""
 
-Offset = dict[str, int]
+_log = logging.getLogger("xaqueue.spark")
 
 
 class QueueSource(DataSource):
-    """The format ``xaqueue``. Options: ``path`` (the space's directory), ``queue``, and those in ``options.py``."""
+    """The format ``xaqueue``. Options: see ``options.py`` for reading, and ``sink.py`` for writing."""
 
     @classmethod
     def name(cls) -> str:
         return "xaqueue"
 
     def schema(self) -> StructType:
-        return SCHEMA
+        options = parse(self.options)
+        return columns.schema(kafka=options.kafka, headers=options.headers)
 
     def reader(self, schema: StructType) -> BatchReader:
         return BatchReader(parse(self.options), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
+        from xaqueue.spark.stream import StreamReader
+
         return StreamReader(parse(self.options), schema)
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from xaqueue.spark import sink
 
-@dataclass(frozen=True)
-class Range(InputPartition):
-    """One task's share: the sequence numbers with after < seq <= upto."""
+        return sink.batch_writer(self.options, schema, overwrite)
 
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from xaqueue.spark import sink
+
+        return sink.stream_writer(self.options, schema, overwrite)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The sequence numbers with after < seq <= upto of a queue. ``number``: of the space in this query."""
+
+    space: str
+    number: int
+    queue: str
     after: int
     upto: int
 
 
-class _Reader:
-    """What batch and stream have in common: one queue, planned by numbers and read by whoever gets a range."""
+@dataclass(frozen=True)
+class Share(InputPartition):
+    """What one task reads. ``stream``: for whom it is reserved; empty where it is not."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
-        """Raises UnknownQueue or SpaceError, so that a wrong path fails the query before it runs."""
+    ranges: tuple[Range, ...]
+    stream: str = ""
+
+
+class Reader:
+    """What batch and stream have in common: planned by numbers, and read by whoever gets a share."""
+
+    def __init__(self, options: Options, schema: StructType, opened: Callable[[str], object] | None = None) -> None:
+        """opened: as for ``Spaces``. Raises UnknownQueue or SpaceError, so that a wrong path fails the query before
+        it runs.
+        """
         self._options = options
-        self._schema = arrow_schema(schema)
-        self._queue = QueueReader(options.path, options.queue)
-        try:
-            empty = self._queue.watermark() == 0
-        except SpaceError as error:
-            raise SpaceError(f"cannot read queue {options.queue!r}: {error}") from None
-        if empty:
-            _check_queue(options)
+        self._columns = Columns(schema, kafka=options.kafka)
+        self._spaces = Spaces(options, opened)
+        view = self._spaces.look()
+        if view.missing and not view.spaces:
+            raise self._spaces.missing(view)
+        self._spaces.check_queues(view)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What ``read`` needs: the rest is threads and caches of the driver."""
+        return {"_options": self._options, "_columns": self._columns}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of the range that are there now. Raises DamagedBlock naming the file."""
-        if not isinstance(partition, Range):
+        """The messages of the share. Raises DamagedBlock naming the file, SpaceError where some were taken away."""
+        if not isinstance(partition, Share):
             raise TypeError(f"{partition!r} is not of this source")
-        messages = self._queue.read(partition.after, partition.upto)
-        return record_batches(messages, Path(self._options.path), self._options.queue, self._schema)
+        for part in partition.ranges:
+            reader = QueueReader(part.space, part.queue)
+            self._check_seen(reader, part)
+            found = files(reader, part.after, part.upto)
+            yield from record_batches(found, Rows(part.queue, part.space, part.number), self._columns)
+            self._check_whole(reader, part, partition.stream)
 
-    def _cut(self, after: int, upto: int) -> list[InputPartition]:
-        held = plan.spans(self._queue.ranges(), after, upto)
-        pieces = self._options.least_partitions or _pieces(sum(span.size for span in held))
-        return [Range(*span) for span in plan.cut(held, after, upto, pieces)]
+    def _check_seen(self, reader: QueueReader, part: Range) -> None:
+        """Another machine may have an older copy, another space or nothing where the driver has this one."""
+        seen = max(reader.watermark(), reader.consumed())
+        if seen < part.upto:
+            self._lost(
+                f"queue {part.queue!r} of {part.space} ends at {seen} as {gethostname()} sees it, and "
+                f"({part.after}, {part.upto}] is to be read; executors need the same directory under this path"
+            )
 
-    def _position(self, given: int | str, watermark: int) -> int:
+    def _check_whole(self, reader: QueueReader, part: Range, stream: str) -> None:
+        """What a stream consumes it consumes from the front; so nothing is missing that was not consumed before."""
+        record = reserved(reader)
+        if record is None:
+            return  # none that can be seen yet on this machine, and a record never goes
+        if stream and (record.released or record.stream != stream):
+            self._lost(f"queue {part.queue!r} of {part.space} was released from stream {stream} while it was read")
+        elif record.consumed > part.after:
+            self._lost(
+                f"queue {part.queue!r} of {part.space} was consumed to {record.consumed} by stream {record.stream}, "
+                f"while ({part.after}, {part.upto}] was read"
+            )
+
+    def _lost(self, what: str) -> None:
+        """Raises SpaceError, or logs where the user has asked for no more."""
+        if self._options.fails_on_loss:
+            raise SpaceError(
+                f"{what}: messages may be missing. Start another checkpoint, or go on with what there is with "
+                "option failOnDataLoss=false"
+            )
+        _log.warning("%s: messages may be missing", what)
+
+    def _shares(self, lanes: list[plan.Lane[tuple[str, int, str]]], stream: str = "") -> list[InputPartition]:
+        pieces = self._options.least_partitions or _pieces(sum(lane.size for lane in lanes))
+        hands = plan.deal(lanes, pieces)
+        return [Share(tuple(Range(*key, *span) for key, span in hand), stream) for hand in hands] or [Share((), stream)]
+
+    def _position(self, given: Position, queue: Queue) -> int:
         if given == LATEST:
-            return watermark
-        if given == EARLIEST:
-            return 0
-        return int(given)
+            return queue.watermark
+        return queue.consumed if given == EARLIEST else int(given)
 
-    def _ahead(self, asked: str, watermark: int) -> SpaceError:
+    def _ahead(self, asked: str, path: str, name: str, queue: Queue) -> OperationalError:
         return SpaceError(
-            f"{asked} is ahead of queue {self._options.queue!r} in {self._options.path}, which ends at {watermark}: "
-            "the space was emptied or restored from an older copy, or this is another space"
+            f"{asked} is ahead of queue {name!r} in {path}, which ends at {queue.watermark}: the space was emptied or "
+            "restored from an older copy, or this is another space. Start another checkpoint, or mend the path"
         )
 
+    def _begin(self, view: View) -> dict[str, dict[str, int]]:
+        """Where a new query begins, of all queues there are. Raises SpaceError for a number ahead of its queue."""
+        return self._resolve(view, "startingOffsets", self._options.start.of, self._options.start_time_ms)
 
-class BatchReader(_Reader, DataSourceReader):
-    """One look at the queue: what lies between ``startingoffsets`` and ``endingoffsets`` when the query is planned."""
+    def _resolve(self, view: View, name: str, given: Any, time_ms: int | None) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for number, (path, queues) in enumerate(view.spaces.items()):
+            found[path] = {}
+            for queue, state in queues.items():
+                if time_ms is not None:
+                    position = last_before(state.reader, time_ms, state.watermark)
+                else:
+                    position = self._position(given(path, number, queue), state)
+                if position > state.watermark:
+                    raise self._ahead(f"{name} {position}", path, queue, state)
+                if position < state.consumed:
+                    if time_ms is None:
+                        self._lost(
+                            f"{name} {position} of queue {queue!r} in {path} lies below {state.consumed}, up to which "
+                            "it was consumed"
+                        )
+                    position = state.consumed
+                found[path][queue] = position
+        return found
 
-    def partitions(self) -> list[InputPartition]:
-        watermark = self._queue.watermark()
-        after = self._position(self._options.start, watermark)
-        upto = self._position(self._options.end, watermark)
-        for name, number in (("startingoffsets", after), ("endingoffsets", upto)):
-            if number > watermark:
-                raise self._ahead(f"{name} {number}", watermark)
-        if after > upto:
-            raise InvalidArgument(
-                f"startingoffsets {after} lies behind endingoffsets {upto}: the first must not be the larger"
-            )
-        return self._cut(after, upto)
+    def _check_named(self, view: View) -> None:
+        """InvalidArgument for a queue or space that only the positions name: a slip of the pen."""
+        for name, positions in (("startingOffsets", self._options.start), ("endingOffsets", self._options.end)):
+            for place, queue in positions.named:
+                spaces = {**view.spaces, **{str(number): view.spaces[p] for number, p in enumerate(view.spaces)}}
+                if not any(queue in queues for path, queues in spaces.items() if place in ("", path)):
+                    raise InvalidArgument(
+                        f"option {name!r} names queue {queue!r}{place and f' of {place}'}, which is not read here: "
+                        f"{', '.join(sorted({q for queues in view.spaces.values() for q in queues})) or 'none'} are"
+                    )
 
 
-class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream over the queue. Its state is a cache only: any method may be the first call after a restart."""
+class BatchReader(Reader, DataSourceReader):
+    """One look at the queues: what lies between start and end when the query is planned."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options, schema)
-        if options.end != LATEST:
-            raise InvalidArgument('option "endingoffsets" is for spark.read: a stream ends where its trigger says')
-        self._initial: int | None = None
-        self._target: int | None = None
+        if options.consume not in (None, KEEP):
+            raise InvalidArgument(f"consume={options.consume} is for spark.readStream: spark.read removes nothing")
 
-    def initialOffset(self) -> Offset:
-        """Where a new query begins. Spark asks twice and is told the same."""
-        if self._initial is None:
-            watermark = self._queue.watermark()
-            self._initial = self._position(self._options.start, watermark)
-            if self._initial > watermark:
-                raise self._ahead(f"startingoffsets {self._initial}", watermark)
-        return {"seq": self._initial}
+    def partitions(self) -> list[InputPartition]:
+        view = self._spaces.look()
+        self._check_named(view)
+        start = self._begin(view)
+        end = self._resolve(view, "endingOffsets", self._options.end.of, self._options.end_time_ms)
+        lanes = []
+        for number, (path, queues) in enumerate(view.spaces.items()):
+            for queue, state in queues.items():
+                after, upto = start[path][queue], end[path][queue]
+                if after > upto:
+                    raise InvalidArgument(
+                        f"startingOffsets {after} lies behind endingOffsets {upto} in queue {queue!r} of {path}: the "
+                        "first must not be the larger"
+                    )
+                lanes.append(lane(state.reader, (path, number, queue), after, upto))
+        return self._shares(lanes)
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        most = self._options.most_per_trigger
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._queue.watermark()
-
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """The end of the next batch: the watermark, or as many messages on as ``limit`` admits."""
-        after, watermark = start["seq"], self._queue.watermark()
-        if after > watermark:
-            raise self._ahead(f"the stream's offset {after}", watermark)
-        upto = watermark if self._target is None else max(after, min(self._target, watermark))
-        if isinstance(limit, ReadAllAvailable):
-            return {"seq": upto}
-        if not isinstance(limit, ReadMaxRows):
-            raise InvalidArgument(f"{type(limit).__name__} is no limit of this source: it counts messages")
-        if upto - after <= limit.max_rows:
-            return {"seq": upto}
-        return {"seq": plan.limited(plan.spans(self._queue.ranges(), after, upto), upto, limit.max_rows)}
-
-    def reportLatestOffset(self) -> Offset:
-        """For ``latestOffset`` in the query's progress: the lag is the difference to its ``endOffset``."""
-        return {"seq": self._queue.watermark()}
-
-    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        after, upto = start["seq"], end["seq"]
-        watermark = self._queue.watermark()
-        if upto > watermark:
-            raise self._ahead(f"the stream's offset {upto}", watermark)
-        return self._cut(after, upto)
-
-    def commit(self, end: Offset) -> None:
-        """Nothing: this source only reads, and what is in a queue is removed by those who consume it."""
+def lane(reader: QueueReader, key: tuple[str, int, str], after: int, upto: int) -> plan.Lane[tuple[str, int, str]]:
+    """What is to be read of a queue, with the directories there are now."""
+    return plan.Lane(key, after, upto, plan.spans(reader.ranges(), after, upto) if upto > after else ())
 
 
 def _pieces(messages: int) -> int:
     return max(min(os.cpu_count() or 1, ceil(messages / LEAST_MESSAGES)), ceil(messages / MOST_MESSAGES))
-
-
-def _check_queue(options: Options) -> None:
-    """UnknownQueue for a queue that has had no message and that queues.toml does not allow."""
-    found = queues(options.path)
-    written = Path(options.path) / QUEUES
-    defined = parse_definitions(written.read_text()) if written.is_file() else Definitions()
-    if options.queue in found or options.queue in defined.queues or defined.default is not None:
-        return
-    known = sorted({*found, *defined.queues})
-    raise UnknownQueue(
-        f"{options.path} has no queue {options.queue!r}{suggestion(options.queue, known)}; "
-        f"its queues are {', '.join(known) or 'none yet'}"
-    )

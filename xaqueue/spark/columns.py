@@ -1,0 +1,231 @@
+"""A message's columns, in the house's names and in Kafka's: each is built by itself, and only where it is asked for.
+
+Spark tells a Python source nothing of what a query selects. So whoever needs little names it: ``.schema("seq LONG,
+body BINARY")`` takes any known columns in any order, and what is not in it is not even unpacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from xaqueue.errors import InvalidArgument
+from xaqueue.message import DEFAULT_PRIORITY
+
+LOG_APPEND_TIME = 1
+"""Kafka's ``timestampType``: the time is that of the commit."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """What was read of one queue, as parallel lists; those that no column needs stay empty."""
+
+    queue: str
+    space: str = ""
+    number: int = 0
+    """Which of the stream's spaces it is: Kafka's partition."""
+    seqs: list[int] = field(default_factory=list)
+    ids: list[bytes] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    stored: list[dict[str, Any]] = field(default_factory=list)
+    """Properties, what is absent or default left out."""
+    times_ns: list[int] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return len(self.seqs)
+
+
+Builder = Callable[[Rows, pa.DataType], pa.Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What it is to Spark, where it comes from, and which of the lists that takes."""
+
+    kind: DataType
+    build: Builder
+    nullable: bool = True
+    needs: frozenset[str] = frozenset()
+
+
+def _list(name: str) -> Builder:
+    return lambda rows, kind: pa.array(getattr(rows, name), kind)
+
+
+def _same(name: str) -> Builder:
+    return lambda rows, kind: pa.repeat(pa.scalar(getattr(rows, name), kind), rows.size)
+
+
+def _property(name: str, default: Any = None) -> Builder:
+    def build(rows: Rows, kind: pa.DataType) -> pa.Array:
+        values = [stored.get(name, default) for stored in rows.stored]
+        return pa.array(values, kind)
+
+    return build
+
+
+def _optional(name: str) -> Builder:
+    def build(rows: Rows, kind: pa.DataType) -> pa.Array:
+        if not any(name in stored for stored in rows.stored):
+            return pa.nulls(rows.size, kind)
+        return pa.array([stored.get(name) for stored in rows.stored], kind)
+
+    return build
+
+
+def _commit_time(rows: Rows, kind: pa.DataType) -> pa.Array:
+    return pa.array([time_ns // 1000 for time_ns in rows.times_ns], kind)
+
+
+def _header_map(rows: Rows, kind: pa.DataType) -> pa.Array:
+    pairs: Iterable[Any] = [list(stored["headers"].items()) if "headers" in stored else [] for stored in rows.stored]
+    return pa.array(pairs, kind)
+
+
+def _header_array(rows: Rows, kind: pa.DataType) -> pa.Array:
+    """As Kafka's: none is null, and values are bytes."""
+    found = [stored.get("headers") for stored in rows.stored]
+    if not any(found):
+        return pa.nulls(rows.size, kind)
+    pairs = [[{"key": k, "value": v.encode()} for k, v in headers.items()] if headers else None for headers in found]
+    return pa.array(pairs, kind)
+
+
+def _append_time(rows: Rows, kind: pa.DataType) -> pa.Array:
+    return pa.repeat(pa.scalar(LOG_APPEND_TIME, kind), rows.size)
+
+
+_STORED, _BODY, _TIMES = frozenset({"stored"}), frozenset({"bodies"}), frozenset({"times_ns"})
+_HEADER_MAP = MapType(StringType(), StringType(), valueContainsNull=False)
+_HEADER_ARRAY = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+HOUSE = {
+    "seq": Column(LongType(), _list("seqs"), nullable=False),
+    "message_id": Column(BinaryType(), _list("ids"), nullable=False),
+    "queue": Column(StringType(), _same("queue"), nullable=False),
+    "body": Column(BinaryType(), _list("bodies"), nullable=False, needs=_BODY),
+    "correlation_id": Column(BinaryType(), _optional("correlation_id"), needs=_STORED),
+    "priority": Column(IntegerType(), _property("priority", DEFAULT_PRIORITY), nullable=False, needs=_STORED),
+    "enqueued_at": Column(TimestampType(), _property("enqueued_at", 0), nullable=False, needs=_STORED),
+    "headers": Column(_HEADER_MAP, _header_map, nullable=False, needs=_STORED),
+    "content_type": Column(StringType(), _optional("content_type"), needs=_STORED),
+    "tries": Column(IntegerType(), _property("tries", 0), nullable=False, needs=_STORED),
+    "space": Column(StringType(), _same("space"), nullable=False),
+    "committed_at": Column(TimestampType(), _commit_time, nullable=False, needs=_TIMES),
+}
+"""What comes without ``.schema(...)``."""
+
+MORE = {
+    "group": Column(StringType(), _optional("group"), needs=_STORED),
+    "not_before": Column(TimestampType(), _optional("not_before"), needs=_STORED),
+    "expires_at": Column(TimestampType(), _optional("expires_at"), needs=_STORED),
+    "reply_queue": Column(StringType(), _optional("reply_queue"), needs=_STORED),
+    "failure_queue": Column(StringType(), _optional("failure_queue"), needs=_STORED),
+    "dedup_key": Column(BinaryType(), _optional("dedup_key"), needs=_STORED),
+    "traceparent": Column(StringType(), _optional("traceparent"), needs=_STORED),
+    "origin": Column(StringType(), _optional("origin"), needs=_STORED),
+}
+"""What ``.schema(...)`` may name beside."""
+
+KAFKA = {
+    "key": Column(BinaryType(), _optional("correlation_id"), needs=_STORED),
+    "value": Column(BinaryType(), _list("bodies"), needs=_BODY),
+    "topic": Column(StringType(), _same("queue")),
+    "partition": Column(IntegerType(), _same("number")),
+    "offset": Column(LongType(), _list("seqs")),
+    "timestamp": Column(TimestampType(), _commit_time, needs=_TIMES),
+    "timestampType": Column(IntegerType(), _append_time),
+    "headers": Column(_HEADER_ARRAY, _header_array, needs=_STORED),
+}
+"""Kafka's names and types: the correlation id is the key, the queue the topic, the commit sequence the offset."""
+
+
+def schema(*, kafka: bool = False, headers: bool = True) -> StructType:
+    """The columns that come unless the query says which it wants."""
+    columns = KAFKA if kafka else HOUSE
+    return StructType(
+        [
+            StructField(name, column.kind, column.nullable)
+            for name, column in columns.items()
+            if headers or name != "headers"
+        ]
+    )
+
+
+class Columns:
+    """Those that a query asked for: their Arrow schema, with its nullability, and how each is built."""
+
+    def __init__(self, asked: StructType, *, kafka: bool = False) -> None:
+        """Raises InvalidArgument for a column that no message has, or that is of another type."""
+        self._asked, self._kafka = asked, kafka
+        known = known_columns(kafka=kafka)
+        for asked_field in asked:
+            _check(asked_field, known)
+        self.schema = pa.schema([pa.field(f.name, arrow_type(f.dataType), nullable=f.nullable) for f in asked])
+        self._columns = [known[asked_field.name] for asked_field in asked]
+        self.needs = frozenset().union(*(column.needs for column in self._columns))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Columns, kafka=self._kafka), (self._asked,)
+
+    def arrays(self, rows: Rows) -> list[pa.Array]:
+        """Raises what Arrow raises for a property that is not of its type."""
+        return [column.build(rows, kind) for column, kind in zip(self._columns, self.schema.types, strict=True)]
+
+
+def known_columns(*, kafka: bool = False) -> dict[str, Column]:
+    """By name; where both vocabularies have one of that name, it is that of the query."""
+    return {**HOUSE, **MORE, **KAFKA} if kafka else {**KAFKA, **HOUSE, **MORE}
+
+
+def _check(asked: StructField, known: dict[str, Column]) -> None:
+    column = known.get(asked.name)
+    if column is None:
+        raise InvalidArgument(f"a message has no column {asked.name!r}: .schema(...) may name {', '.join(known)}")
+    wanted, given = column.kind.simpleString(), asked.dataType.simpleString()
+    if wanted != given:
+        raise InvalidArgument(
+            f"column {asked.name!r} is {wanted.upper()}, not {given.upper()}: say so in .schema(...), "
+            "and cast in the query"
+        )
+
+
+_PLAIN = {
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "binary": pa.binary(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+
+
+def arrow_type(kind: DataType) -> pa.DataType:
+    """As Spark has it in Arrow."""
+    if isinstance(kind, MapType):
+        return pa.map_(pa.string(), pa.field("value", pa.string(), nullable=kind.valueContainsNull))
+    if isinstance(kind, ArrayType):
+        return pa.list_(pa.field("element", arrow_type(kind.elementType), nullable=kind.containsNull))
+    if isinstance(kind, StructType):
+        return pa.struct(arrow_fields(kind.fields))
+    return _PLAIN[kind.simpleString()]
+
+
+def arrow_fields(fields: Sequence[StructField]) -> list[pa.Field]:
+    return [pa.field(one.name, arrow_type(one.dataType), nullable=one.nullable) for one in fields]

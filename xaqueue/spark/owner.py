@@ -1,0 +1,156 @@
+"""Drivers and executors reach a space by its path alone, whoever owns it; where nobody does, a server is started.
+
+The owner file says where the owner serves, and is believed only while the owner's lock is held: what a crash left in
+it leads nowhere. A server that is started here belongs to no job: it lives in a session of its own, so that a killed
+job does not tear it, is found by others through the owner file, and ends once nobody has been connected for a while.
+Each connect, also one between transactions, looks again: so a session survives a server that ended or died meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xaqueue.errors import ConnectionLost, OperationalError, SpaceError, SpaceInUse
+from xaqueue.rpc import dial
+from xaqueue.rpc.client import RemoteManager
+from xaqueue.rpc.endpoint import Scheme, parse
+from xaqueue.rpc.stream import Stream
+from xaqueue.space.attach import RECOVERING, Owner, is_owned, read_owner
+from xaqueue.space.format import read_format
+from xaqueue.spark.places import last_words, log_of, open_log, socket_of
+from xaqueue.storage.lock import FileLock
+
+IDLE_EXIT_S = 30.0
+"""A server that was started here ends after so long without a session."""
+PATIENCE_S = 120.0
+"""For how long a server is waited for, that starts or has a space of many messages to open."""
+EMBEDDED_S = 5.0
+"""For how long an owner that serves nobody is waited for: a command may have the space for a moment."""
+POLL_S = 0.02
+
+_started: list[subprocess.Popen[bytes]] = []
+"""Servers of this process, to be asked at times whether they have ended: else they stay as zombies."""
+
+
+def reach(path: str | os.PathLike[str], server: str | None = None, *, patience_s: float = PATIENCE_S) -> RemoteManager:
+    """A session with the owner of the space, which is the server with that URL where one is given.
+
+    patience_s: for how long it is tried, now and whenever it connects again. Raises SpaceError for a directory that is
+    no space or for which no server can be started, SpaceInUse for an owner that serves nobody, ConnectionLost.
+    """
+    if server:
+        return dial.manager(server, connect_s=patience_s)
+    root = Path(path).absolute()
+    read_format(root)
+    found = _Finder(root)
+    return RemoteManager(found.dial, connect_s=patience_s, hello=found.hello)
+
+
+@dataclass(slots=True)
+class _Finder:
+    """Finds the owner of one space at each connect of one session."""
+
+    root: Path
+    url: str = ""
+    embedded: tuple[int, float] | None = None
+    """Epoch of an owner that serves nobody, and when it was seen first."""
+    failures: int = 0
+
+    def dial(self) -> Stream:
+        """Raises ConnectionLost where it is worth another try."""
+        self.url = self._find()
+        return dial.dial(parse(self.url))
+
+    def hello(self) -> dict[str, Any]:
+        return dial.hello_of(parse(self.url))
+
+    def _find(self) -> str:
+        if not is_owned(self.root):
+            self._start()
+        owner = read_owner(self.root)
+        if owner is None or not is_owned(self.root):
+            raise ConnectionLost(f"no server has {self.root} yet, one is being started: look into {log_of(self.root)}")
+        if owner.endpoint:
+            return _reachable(self.root, owner)
+        if owner.state != RECOVERING:
+            self._wait_for(owner)
+        raise ConnectionLost(f"process {owner.pid} on {owner.host} opens {self.root} and is not ready yet: try again")
+
+    def _start(self) -> None:
+        """Raises SpaceError where a server ended at once, twice: once may be a command that was quicker."""
+        self.failures = 0 if start(self.root) else self.failures + 1
+        if self.failures > 1:
+            raise SpaceError(f"no server can be started for {self.root}: {last_words(log_of(self.root))}")
+
+    def _wait_for(self, owner: Owner) -> None:
+        """Raises SpaceInUse once an owner that serves nobody has had the space for a while."""
+        now = time.monotonic()
+        if self.embedded is None or self.embedded[0] != owner.epoch:
+            self.embedded = owner.epoch, now
+        if now - self.embedded[1] > EMBEDDED_S:
+            raise SpaceInUse(
+                f"{self.root} is open in process {owner.pid} on {owner.host} since {owner.since}, which does not serve "
+                f"it: close it there, or run `xaqueue serve --space {self.root}` and let that process connect to it"
+            )
+
+
+def start(root: Path) -> bool:
+    """Starts a server for the space, unless somebody else is at it, and waits until it serves.
+
+    False where it has ended and nobody owns the space.
+    """
+    log = log_of(root)
+    lock = FileLock(log)
+    try:
+        if not lock.acquire() or is_owned(root):
+            return True
+        return _wait_until_served(root, _spawn(root, log))
+    finally:
+        lock.release()
+
+
+def _spawn(root: Path, log: Path) -> subprocess.Popen[bytes]:
+    if not sys.executable:
+        raise OperationalError(f"this Python does not know its own program: run `xaqueue serve --space {root}` first")
+    _started[:] = [process for process in _started if process.poll() is None]
+    place = ["--space", str(root), "--unix", str(socket_of(root)), "--idle-exit", f"{IDLE_EXIT_S:g}"]
+    importable = os.pathsep.join(entry for entry in sys.path if entry)  # as here, whoever arranged that
+    with open_log(log) as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "xaqueue", "--verbose", "serve", *place],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": importable},
+            start_new_session=True,
+        )
+    _started.append(process)
+    return process
+
+
+def _wait_until_served(root: Path, process: subprocess.Popen[bytes]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while process.poll() is None and time.monotonic() < deadline:
+        owner = read_owner(root)
+        if owner is not None and owner.pid == process.pid and owner.endpoint and is_owned(root):
+            return True
+        time.sleep(POLL_S)
+    return process.returncode is None or is_owned(root)
+
+
+def _reachable(root: Path, owner: Owner) -> str:
+    """Its URL. Raises SpaceInUse where that is of use on another machine only."""
+    if parse(owner.endpoint).scheme is Scheme.UNIX and owner.host != socket.gethostname():
+        raise SpaceInUse(
+            f"{root} is served on {owner.host} at {owner.endpoint}, which cannot be reached from here: let it listen "
+            'with --tls as well, and give its URL as option "server"'
+        )
+    return owner.endpoint

@@ -1,0 +1,202 @@
+"""The columns of a data frame become messages, in the house's names or Kafka's, and none is dropped by mistake.
+
+What the source adds of its own (the number, the time of the commit...) is passed over by name, so that a copy from
+queue to queue needs no ``select``; the message id is among that, since a copy is another message, and a task that is
+tried again writes it again. Any other column that says nothing of a message is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from xaqueue.errors import InvalidArgument
+
+SLICE_ROWS = 2_000
+"""Rows that are Python objects at a time."""
+OF_THE_SOURCE = frozenset(
+    {
+        *("seq", "message_id", "enqueued_at", "tries", "space", "committed_at", "origin"),
+        *("partition", "offset", "timestamp", "timestampType"),
+    }
+)
+"""Columns that a source adds, and that are of no meaning to a sink."""
+
+
+class Row(NamedTuple):
+    """A message to be."""
+
+    queue: str
+    body: bytes
+    options: dict[str, Any]
+
+
+Values = Callable[[pa.Array], list[Any]]
+
+
+def _plain(column: pa.Array) -> list[Any]:
+    found: list[Any] = column.to_pylist()
+    return found
+
+
+def _times(column: pa.Array) -> list[Any]:
+    """Int microseconds UTC, which is what a timestamp is to Arrow."""
+    return _plain(column.cast(pa.int64()))
+
+
+def _bytes(column: pa.Array) -> list[Any]:
+    """Of text its UTF-8, without a Python object in between."""
+    if pa.types.is_string(column.type):
+        return _plain(column.cast(pa.binary()))
+    return _plain(column.cast(pa.large_binary()) if pa.types.is_large_string(column.type) else column)
+
+
+def _headers(column: pa.Array) -> list[Any]:
+    return [None if pairs is None else _mapping(pairs) for pairs in column.to_pylist()]
+
+
+def _mapping(pairs: list[Any]) -> dict[str, str] | None:
+    """Of a map's pairs, or of an array of structs as Kafka's."""
+    made: dict[str, str] = {}
+    for pair in pairs:
+        name, value = pair.values() if isinstance(pair, dict) else pair
+        if name is None or value is None:
+            raise InvalidArgument(f"header {name!r} is null: leave it out, or give it an empty text")
+        if name in made:
+            raise InvalidArgument(f"header {name!r} is there twice: a message has each header once")
+        made[name] = _text(name, value)
+    return made or None
+
+
+def _text(name: str, value: str | bytes) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"header {name!r} is no UTF-8: encode it, in base64 for one") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a column may be to Spark, and how its values are had from Arrow."""
+
+    wanted: str
+    types: tuple[type[DataType], ...]
+    values: Values
+
+
+_BYTES = Kind("binary or a string", (BinaryType, StringType), _bytes)
+_STRING = Kind("a string", (StringType,), _plain)
+_NUMBER = Kind("a whole number", (ByteType, ShortType, IntegerType, LongType), _plain)
+_TIME = Kind("a timestamp", (TimestampType,), _times)
+_MAP = Kind("map<string,string>, or array<struct<key:string,value:binary>> as Kafka's", (MapType, ArrayType), _headers)
+
+BODY, QUEUE = "body", "queue"
+KINDS = {
+    BODY: _BYTES,
+    QUEUE: _STRING,
+    "correlation_id": _BYTES,
+    "headers": _MAP,
+    "priority": _NUMBER,
+    "not_before": _TIME,
+    "expires_at": _TIME,
+    "group": _STRING,
+    "content_type": _STRING,
+    "reply_queue": _STRING,
+    "failure_queue": _STRING,
+    "dedup_key": _BYTES,
+    "traceparent": _STRING,
+}
+SYNONYMS = {"value": BODY, "topic": QUEUE, "key": "correlation_id"}
+"""Kafka's."""
+
+
+class SinkColumns:
+    """How the rows of one schema become messages."""
+
+    def __init__(self, schema: StructType, queue: str | None) -> None:
+        """queue: that of every message, whatever a column says. Raises InvalidArgument."""
+        self._queue = queue
+        self._columns: dict[str, str] = {}
+        for field in schema:
+            if field.name in OF_THE_SOURCE:
+                continue
+            name = SYNONYMS.get(field.name, field.name)
+            _check(field.name, name, field.dataType)
+            if name in self._columns:
+                raise InvalidArgument(f"columns {self._columns[name]!r} and {field.name!r} mean the same: drop one")
+            self._columns[name] = field.name
+        if BODY not in self._columns:
+            raise InvalidArgument(
+                'a column "body" (or "value") is missing: it holds the messages, as to_json(struct("*")) makes it'
+            )
+        if queue is None and QUEUE not in self._columns:
+            raise InvalidArgument('the queue is missing: give option "queue", or a column of that name')
+
+    def rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
+        """Its messages. Raises InvalidArgument for a value that no message can have."""
+        for start in range(0, batch.num_rows, SLICE_ROWS):
+            yield from self._slice(batch.slice(start, SLICE_ROWS))
+
+    def _slice(self, batch: pa.RecordBatch) -> Iterator[Row]:
+        values = {
+            name: KINDS[name].values(batch.column(column))
+            for name, column in self._columns.items()
+            if batch.column(column).null_count < batch.num_rows or name in (BODY, QUEUE)
+        }
+        bodies, queues = values.pop(BODY), values.pop(QUEUE, None)
+        if self._queue is not None or queues is None:
+            queues = [self._queue] * len(bodies)
+        if None in bodies:
+            raise InvalidArgument("a body is null: filter such rows, or give them an empty body with coalesce")
+        if None in queues:
+            raise InvalidArgument('a queue is null: filter such rows, or give option "queue"')
+        names = list(values)
+        if not names:
+            yield from (Row(queue, body, {}) for queue, body in zip(queues, bodies, strict=True))
+            return
+        for queue, body, *given in zip(queues, bodies, *values.values(), strict=True):
+            yield Row(queue, body, {name: value for name, value in zip(names, given, strict=True) if value is not None})
+
+
+def _check(written: str, name: str, kind: DataType) -> None:
+    if name not in KINDS:
+        near = get_close_matches(written, [*KINDS, *SYNONYMS], 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise InvalidArgument(
+            f"column {written!r} says nothing of a message{hint}: {', '.join([*KINDS, *SYNONYMS])} do. "
+            "Drop it, or put it into the body"
+        )
+    wanted = KINDS[name]
+    if not isinstance(kind, wanted.types) or (name == "headers" and not _is_headers(kind)):
+        raise InvalidArgument(f"column {written!r} is {kind.simpleString()}: {wanted.wanted} is wanted, so cast it")
+
+
+def _is_headers(kind: DataType) -> bool:
+    if isinstance(kind, MapType):
+        return isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
+    pair = kind.elementType if isinstance(kind, ArrayType) else None
+    return (
+        isinstance(pair, StructType)
+        and len(pair) == 2
+        and isinstance(pair[0].dataType, StringType)
+        and isinstance(pair[1].dataType, BinaryType | StringType)
+    )

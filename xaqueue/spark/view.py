@@ -1,0 +1,219 @@
+"""What spaces and queues there are now and how far each is, at a cost that grows with neither messages nor ranges.
+
+A space is asked in a thread of its own with a time limit, so that a dead mount is a missing space and not a hung query:
+Spark waits without end for a source that doesn't answer. A pattern is looked up again each time, and so finds what is
+new. Nothing here writes, locks or reads a message.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError, UnknownQueue
+from xaqueue.space.definitions import Definitions, suggestion
+from xaqueue.space.definitions import parse as parse_definitions
+from xaqueue.space.format import check_recovered, read_format, why_behind
+from xaqueue.space.layout import FORMAT, QUEUES, stream_path
+from xaqueue.space.reader import QueueReader, queues
+from xaqueue.space.stream_records import StreamRecord, decode_record
+from xaqueue.spark.asking import Asker
+from xaqueue.spark.options import Options, is_pattern
+
+ID_DIGITS = 8
+"""Of a space's id that an offset keeps: enough to tell another one."""
+TOLD = 5
+"""Missing spaces that an error names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """How far a queue is. ``consumed``: a stream that has reserved it has consumed all up to here; else 0."""
+
+    reader: QueueReader
+    watermark: int
+    consumed: int = 0
+    stream: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Queues by the space's path, sorted, and why other spaces that should be there are missing."""
+
+    spaces: Mapping[str, Mapping[str, Queue]] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """The beginnings of the spaces' ids."""
+
+
+class _Found(NamedTuple):
+    """One space. ``place``: where its directory is, by whatever path."""
+
+    queues: dict[str, Queue]
+    id: str
+    place: tuple[int, int]
+
+
+class Spaces:
+    """The spaces and queues that the options name, looked at as often as is asked."""
+
+    def __init__(self, options: Options, opened: Callable[[str], object] | None = None) -> None:
+        """opened: sees to it that somebody has the space open, where its files alone cannot be believed."""
+        self._options = options
+        self._opened = opened
+        self._asker = Asker()
+        self._readers: dict[tuple[str, str], QueueReader] = {}
+
+    def look(self, known: Mapping[str, Iterable[str]] | None = None, *, only_known: bool = False) -> View:
+        """What is there. ``known``: queues by space that were there before, and have to be where they are still named;
+        ``only_known``: they have to be, and nothing else is wanted.
+
+        Raises SpaceError for a missing space, unless those are to be skipped, and for a pattern that matches none.
+        """
+        held = {path: frozenset(names) for path, names in (known or {}).items() if only_known or self.names_space(path)}
+        if not only_known:
+            held = {path: frozenset(filter(self._wanted, names)) for path, names in held.items()}
+        matched, missing = ([], {}) if only_known else self._matched()
+        wanted = sorted({*matched, *held})
+        found, failures = self._asker.ask(
+            wanted,
+            lambda path: self._look_at(path, held.get(path, frozenset()), only_known),
+            self._options.space_timeout_s,
+        )
+        _check_distinct({path: one.place for path, one in found.items()})
+        for path, failure in failures.items():
+            if not isinstance(failure, (SpaceError, OSError)):
+                raise failure
+            missing[path] = str(failure)
+        there = {path: found[path] for path in sorted(found)}
+        ids = {path: one.id[:ID_DIGITS] for path, one in there.items()}
+        view = View({path: one.queues for path, one in there.items()}, missing, ids)
+        if missing and not self._options.skips_missing:
+            raise self.missing(view)
+        if not wanted and not only_known:
+            raise SpaceError(f"no queue space matches {', '.join(self._options.paths)}: make one, or mend the pattern")
+        return view
+
+    def missing(self, view: View, *, planned: bool = False) -> SpaceError:
+        """The error for a query that cannot do without its missing spaces; ``planned``: with messages of this batch."""
+        told = "; ".join(list(view.missing.values())[:TOLD])
+        more = f"; and {len(view.missing) - TOLD} more" if len(view.missing) > TOLD else ""
+        hint = "" if self._options.alone else '; option "skipMissingSpaces" lets the other spaces go on without'
+        if planned:
+            hint = (
+                ". This batch was written down with messages of it: bring the space back, or give those messages up "
+                "with option failOnDataLoss=false"
+            )
+        return SpaceError(f"{self._what()}: {told}{more}{hint}")
+
+    def check_queues(self, view: View) -> None:
+        """UnknownQueue for a name that no space has had a message of and that none defines."""
+        names = [name for name in self._options.queue_names if not self._has_had(view, name)]
+        if not names or not view.spaces:
+            return
+        known: set[str] = set()
+        for path in view.spaces:
+            defined = _definitions(path)
+            if defined.default is not None:
+                return
+            known.update(queues(path), defined.queues)
+        for name in names:
+            if name not in known:
+                raise UnknownQueue(
+                    f"{', '.join(list(view.spaces)[:TOLD])} has no queue {name!r}{suggestion(name, sorted(known))}; "
+                    f"its queues are {', '.join(sorted(known)) or 'none yet'}"
+                )
+
+    def _has_had(self, view: View, name: str) -> bool:
+        return any(name in found and found[name].watermark for found in view.spaces.values())
+
+    def _what(self) -> str:
+        options = self._options
+        named = ", ".join(map(repr, options.queues)) or repr(options.expression)
+        return f"cannot read queue {named}"
+
+    def _matched(self) -> tuple[list[str], dict[str, str]]:
+        """Directories that the patterns match and that are spaces; named ones whatever they are."""
+        patterns = [path for path in self._options.paths if is_pattern(path)]
+        found, failures = self._asker.ask(patterns, _spaces_like, self._options.space_timeout_s)
+        named = [path for path in self._options.paths if not is_pattern(path)]
+        for failure in failures.values():
+            if not isinstance(failure, OSError):
+                raise failure
+        return [*named, *(path for paths in found.values() for path in paths)], {
+            pattern: str(failure) for pattern, failure in failures.items()
+        }
+
+    def _look_at(self, path: str, known: Collection[str], only_known: bool) -> _Found:
+        space_id = read_format(path).id
+        if self._opened is not None and why_behind(path):
+            self._opened(path)
+        check_recovered(path)
+        names = set(known)
+        if not only_known:
+            names.update(self._options.queue_names)
+            if self._options.has_pattern:
+                names.update(filter(self._wanted, queues(path)))
+        found = {name: self._queue(path, name) for name in sorted(names)}
+        if read_format(path).id != space_id:  # what vanished meanwhile looked like a space without messages
+            raise SpaceError(f"{path} became another space while it was looked at: look again")
+        status = os.stat(path)  # noqa: PTH116
+        return _Found(found, space_id, (status.st_dev, status.st_ino))
+
+    def _queue(self, path: str, name: str) -> Queue:
+        reader = self._readers.get((path, name))
+        if reader is None:
+            reader = self._readers[path, name] = QueueReader(path, name)
+        reservation = reserved(reader)
+        if reservation is None:
+            return Queue(reader, reader.watermark())
+        consumed = reservation.consumed
+        return Queue(reader, max(reader.watermark(), consumed), consumed, reservation.stream)
+
+    def names_space(self, path: str) -> bool:
+        """Whether the options name it, or would if it were there."""
+        return any(path == named or (is_pattern(named) and Path(path).match(named)) for named in self._options.paths)
+
+    def _wanted(self, name: str) -> bool:
+        options = self._options
+        if options.expression is not None:
+            return re.fullmatch(options.expression, name) is not None
+        return any(fnmatchcase(name, pattern) for pattern in options.queues)
+
+
+def reserved(reader: QueueReader) -> StreamRecord | None:
+    """Which stream the queue is reserved for, and what it has consumed; None where it never was."""
+    path = reader.space / stream_path(reader.queue)
+    try:
+        return decode_record(path.read_bytes(), reader.queue)
+    except FileNotFoundError:
+        return None
+    except DamagedBlock as damage:
+        raise DamagedBlock(f"{path}: {damage}: run `xaqueue release {reader.queue} --space {reader.space}`") from None
+
+
+def _check_distinct(places: Mapping[str, tuple[int, int]]) -> None:
+    """InvalidArgument for a space under two paths, by a link for one: each message would be read twice."""
+    paths: dict[tuple[int, int], str] = {}
+    for path, place in sorted(places.items()):
+        first = paths.setdefault(place, path)
+        if first != path:
+            raise InvalidArgument(
+                f'{first} and {path} are one space, whose messages would be read twice: name it once in "path", or '
+                "mend the pattern"
+            )
+
+
+def _spaces_like(pattern: str) -> list[str]:
+    return [path for path in sorted(glob.glob(pattern)) if os.path.isfile(os.path.join(path, FORMAT))]  # noqa: PTH113,PTH118,PTH207
+
+
+def _definitions(path: str) -> Definitions:
+    written = Path(path) / QUEUES
+    return parse_definitions(written.read_text()) if written.is_file() else Definitions()
