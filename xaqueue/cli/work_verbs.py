@@ -159,16 +159,27 @@ def bench_spark(
     messages: Annotated[int, typer.Option(help="How many messages.", metavar="N", min=1)] = 100_000,
     directory: DirectoryOption = None,
     rounds: Annotated[int, typer.Option(help="Measurements of each kind; the median counts.", min=1)] = 3,
+    per_trigger: Annotated[
+        int | None, typer.Option("--per-trigger", help="Messages a batch; all in one without it.", metavar="N", min=1)
+    ] = None,
+    sources: Annotated[bool, typer.Option("--sources", help="The sources alone: no sink, depths or spaces.")] = False,
     result: ResultOption = None,
 ) -> None:
-    """How many messages a second Spark reads, beside what its own binaryFile source reads from the same files."""
+    """How many messages a second Spark reads and writes, beside its own binaryFile source over the same files."""
     with _extras("demo"), tempfile.TemporaryDirectory(prefix="xaqueue-bench-", dir=_made(directory)) as scratch:
-        from xaqueue.bench import spark_bench
+        from xaqueue.bench import spark_bars, spark_bench
 
-        measured = spark_bench.measure(Path(scratch) / "space", "bench", messages, rounds=rounds, progress=typer.echo)
-    for name in ("xaqueue", "binary_file"):
-        typer.echo(f"{name.replace('_', ' ')}: {measured[f'{name}_per_s']:,.0f} messages a second")
-    typer.echo(f"ratio: {measured['ratio']:.1f}")
+        measured = spark_bench.measure(
+            Path(scratch) / "space",
+            "bench",
+            messages,
+            rounds=rounds,
+            per_trigger=per_trigger,
+            whole=not sources,
+            progress=typer.echo,
+        )
+    for line in spark_bars.lines(measured):
+        typer.echo(line)
     _write(result, measured)
 
 

@@ -1,0 +1,259 @@
+"""``xaqueue ingest``: queues flow into a directory of Parquet files, each message once, as a row or as a dead letter.
+
+One streaming query reads the queues, since a queue that is consumed can have only one. Each of its batches is parsed
+once, written to staging as two tables, counted by what the files say, and put into place; see ``ingest_target``.
+Spark goes on to the next batch, and the source removes messages, only after that.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import StorageLevel
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import BinaryType, StructType
+
+from xaqueue.errors import InvalidArgument
+from xaqueue.spark import ingest_schema
+from xaqueue.spark.ingest_checkpoint import Checkpoint, check
+from xaqueue.spark.ingest_target import CHECKPOINT, DEAD, ROWS, OpenTarget, Placed, Record, open_target, written
+from xaqueue.spark.ingest_told import Told, lag_of, translated
+from xaqueue.spark.source import QueueSource
+
+SAMPLE = 1_000
+LOOK_S = 1
+"""How often the query is looked at."""
+FILE_OPTIONS = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false", "compression": "zstd"}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be ingested. ``space`` and ``queue`` are the source's options path and queue."""
+
+    space: str
+    queue: str
+    target: Path
+    schema: str | None = None
+    """DDL, or a file; None takes it from the target, or from a sample."""
+    sample: int = SAMPLE
+    keep_body: bool | None = None
+    """None: as the target has it, or not."""
+    once: bool = False
+    """Ends when all that was there at the start is in."""
+    every_s: float = 10.0
+    """Between the starts of two batches, without ``once``."""
+    checkpoint: Path | None = None
+    """None: in the target."""
+    most_per_trigger: int = 100_000
+    options: tuple[tuple[str, str], ...] = ()
+    """More options of the source."""
+
+
+def check_source(job: Job) -> None:
+    """Without Spark's session: raises what is wrong with space, queue or options."""
+    source = QueueSource(dict(_options(job)))
+    source.streamReader(source.schema())
+
+
+def run(
+    job: Job,
+    spark: Callable[[], SparkSession],
+    tell: Callable[[Told], None] = lambda _: None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Told:
+    """Ingests until ``stopping``, which is asked now and then and lets the batch at work come to its end; with
+    ``once`` until all is in. ``spark`` starts the session, when source and target are known to be right.
+
+    Raises InvalidArgument for a target, checkpoint or schema that do not fit, and what the source raises.
+    """
+    check_source(job)
+    opened = open_target(job.target)
+    checkpoint = Checkpoint((job.checkpoint or opened.root / CHECKPOINT).resolve())
+    try:
+        known = opened.target.record()
+        check(checkpoint, known.query if known else None, opened.root)
+        with translated():
+            return _Ingest(job, spark(), opened, checkpoint, known).run(tell, stopping)
+    finally:
+        checkpoint.close()
+        opened.close()
+
+
+class _Ending(Exception):
+    """Raised into Spark for a batch that it began while the query was ending: it must not count as done."""
+
+
+class _Ingest:
+    def __init__(
+        self, job: Job, spark: SparkSession, opened: OpenTarget, checkpoint: Checkpoint, known: Record | None
+    ) -> None:
+        self._job = job
+        self._spark = spark
+        self._opened = opened
+        self._target = opened.target
+        self._checkpoint = checkpoint
+        self._told = Told()
+        self._at_work = threading.Lock()
+        self._ending = False
+        self._failure: BaseException | None = None
+        self._record = self._settled(known)
+        if self._record != known:
+            self._target.write_record(self._record)
+        self._schema = StructType.fromJson(self._record.schema)
+
+    def run(self, tell: Callable[[Told], None], stopping: Callable[[], bool]) -> Told:
+        started = time.monotonic()
+        query = self._start()
+        try:
+            while not query.awaitTermination(LOOK_S):
+                self._told.seconds = time.monotonic() - started
+                self._told.lag = lag_of(query.lastProgress)
+                tell(self._told)
+                if stopping():
+                    self._end(query)
+        except (StreamingQueryException, Py4JError, ConnectionError):
+            if self._failure is not None:
+                raise self._failure from None
+            if not self._ending:
+                raise
+        finally:
+            _stop(query)
+        self._told.seconds = time.monotonic() - started
+        self._told.lag = lag_of(query.lastProgress)
+        return self._told
+
+    def _start(self) -> StreamingQuery:
+        trigger: dict[str, Any] = {"processingTime": f"{self._job.every_s} seconds"}
+        if self._job.once:
+            trigger = {"availableNow": True}
+        return (
+            self._spark.readStream.format("xaqueue")
+            .options(**_options(self._job), maxMessagesPerTrigger=str(self._job.most_per_trigger))
+            .load()
+            .writeStream.queryName(f"ingest into {self._opened.root}")
+            .foreachBatch(self._batch)
+            .option("checkpointLocation", str(self._checkpoint.path))
+            .trigger(**trigger)
+            .start()
+        )
+
+    def _end(self, query: StreamingQuery) -> None:
+        """The batch at work comes to its end; one that begins now will not."""
+        self._ending = self._told.stopped = True
+        with self._at_work:
+            pass
+        query.stop()
+
+    def _batch(self, messages: DataFrame, number: int) -> None:
+        with self._at_work:
+            if self._ending:
+                raise _Ending
+            try:
+                placed = self._written(messages, number)
+            except BaseException as error:
+                self._failure = error
+                raise
+            if placed is None:
+                self._told.repeated += 1
+                return
+            self._told.rows += placed.rows
+            self._told.dead_letters += placed.dead_letters
+            self._told.batches += 1
+
+    def _written(self, messages: DataFrame, number: int) -> Placed | None:
+        """None for a batch that is in place already."""
+        offsets = self._checkpoint.offsets(number)
+        if self._target.batch(number, offsets) is not None:
+            return None
+        self._remember_query()
+        staged = self._opened.full(self._target.stage(number))
+        parsed = ingest_schema.parsed(messages, self._schema).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            _write(ingest_schema.rows(parsed, self._schema, keep_body=self._record.keep_body), staged / ROWS)
+            _write(ingest_schema.dead_letters(parsed), staged / DEAD)
+        finally:
+            parsed.unpersist()
+        placed = Placed(written(staged / ROWS), written(staged / DEAD))
+        if placed == Placed(0, 0):
+            self._target.drop(number)
+        else:
+            self._checkpoint.harden(number)
+            self._target.place(number, offsets, placed)
+        return placed
+
+    def _remember_query(self) -> None:
+        """From the first batch on the target goes with this checkpoint alone."""
+        if self._record.query is None:
+            self._record = replace(self._record, query=self._checkpoint.query())
+            self._target.write_record(self._record)
+
+    def _settled(self, known: Record | None) -> Record:
+        """What goes into the target, from what was asked for and what is in it. Raises InvalidArgument."""
+        job = self._job
+        if known is None:
+            schema = ingest_schema.given(job.schema) if job.schema is not None else self._sampled()
+            return Record(job.space, job.queue, _json(schema), bool(job.keep_body))
+        for what, now, then in (
+            ("--space", job.space, known.space),
+            ("QUEUE", job.queue, known.queue),
+            ("--keep-body", known.keep_body if job.keep_body is None else job.keep_body, known.keep_body),
+        ):
+            if now != then:
+                raise InvalidArgument(
+                    f"{self._opened.root} was begun with {what} {then}, not {now}: "
+                    "go on with the same, or ingest into another target"
+                )
+        if job.schema is None:
+            return known
+        schema, before = ingest_schema.given(job.schema), StructType.fromJson(known.schema)
+        if not ingest_schema.grown(before, schema):
+            raise InvalidArgument(
+                f"{self._opened.root} was begun with the schema {before.simpleString()}: columns may be added, and not "
+                "changed or left out. Leave out --schema to go on with it, or ingest into another target"
+            )
+        return replace(known, schema=_json(schema))
+
+    def _sampled(self) -> StructType:
+        return ingest_schema.sampled(self._spark, islice(_bodies(self._job), self._job.sample))
+
+
+def _stop(query: StreamingQuery) -> None:
+    """Nothing is written any more, whatever ended the work. Spark may be gone."""
+    with suppress(Py4JError, ConnectionError):
+        if query.isActive:
+            query.stop()
+
+
+def _options(job: Job) -> dict[str, str]:
+    """Of the source. Who asks what consumes a queue is told the target's name."""
+    name = re.sub(r"[^\w.-]", "_", job.target.resolve().name)[:80]
+    return {"path": job.space, "queue": job.queue, "streamName": f"ingest-{name}", **dict(job.options)}
+
+
+def _bodies(job: Job) -> Iterator[bytes]:
+    """What is in the queues now, read by this process."""
+    reader = QueueSource(_options(job) | {"consume": "keep"}).reader(StructType().add("body", BinaryType(), False))
+    for partition in reader.partitions():
+        for batch in reader.read(partition):
+            yield from batch["body"].to_pylist()
+
+
+def _write(table: DataFrame, directory: Path) -> None:
+    partitions = table.write.mode("append").partitionBy(*ingest_schema.PARTITION)
+    partitions.options(**FILE_OPTIONS).parquet(str(directory))
+
+
+def _json(schema: StructType) -> dict[str, Any]:
+    found: dict[str, Any] = schema.jsonValue()
+    return found
