@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -86,20 +87,26 @@ def test_opening_is_measured(tmp_path: Path) -> None:
 
 def test_spark_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def measure(
-        space: Path, queue: str, messages: int, *, rounds: int, progress: Callable[[str], None]
-    ) -> dict[str, float]:
-        progress(f"{space.parent.parent} {queue} {messages} {rounds}")
-        return {"xaqueue_per_s": 40_000.0, "binary_file_per_s": 2_000.0, "ratio": 20.0}
+        space: Path,
+        queue: str,
+        messages: int,
+        *,
+        rounds: int,
+        per_trigger: int | None,
+        whole: bool,
+        progress: Callable[[str], None],
+    ) -> dict[str, Any]:
+        progress(f"{space.parent.parent} {queue} {messages} {rounds} {per_trigger} {whole}")
+        return {"messages": messages, "runs": {}, "ratio": 20.0}
 
     monkeypatch.setattr("xaqueue.bench.spark_bench.measure", measure)
-    words = ["--messages", "5", "--rounds", "1", "--directory", str(tmp_path)]
+    words = ["--messages", "5", "--rounds", "1", "--directory", str(tmp_path), "--per-trigger", "2", "--sources"]
     result = CliRunner().invoke(app, ["bench", "spark", *words])
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [
-        f"{tmp_path} bench 5 1",
-        "xaqueue: 40,000 messages a second",
-        "binary file: 2,000 messages a second",
-        "ratio: 20.0",
+        f"{tmp_path} bench 5 1 2 False",
+        "xaqueue is 20.0 times binaryFile as shipped",
+        "met: times binaryFile as shipped: 20.0, at least 20 is wanted",
     ]
 
 

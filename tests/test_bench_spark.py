@@ -1,0 +1,46 @@
+"""What the benchmark of Spark says of its figures; the sources themselves are measured in test_spark_stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from xaqueue.bench import spark_bars
+from xaqueue.bench.spark_query import Memory, Run
+
+
+def measured(messages: int = 100_000, rows_per_s: float = 50_000.0, **more: Any) -> dict[str, Any]:
+    run = Run(messages, messages / rows_per_s, [4.0, 6.0, 90.0], 2048, Memory(500.0, 700.0)).figures()
+    sample = Run(1_000, 1.0, [3.0], 0).figures()
+    return {"messages": messages, "runs": {"xaqueue": run, "binary_file": sample}, "ratio": 50.0, **more}
+
+
+def test_a_row_says_what_was_read_and_what_it_took() -> None:
+    rows = list(spark_bars.lines(measured()))
+    assert rows[0] == (
+        "xaqueue, keep: 50,000 messages a second, 3 batches, planning 6.0 ms, JVM 500 MB, Python 700 MB, "
+        "checkpoint 2 KB"
+    )
+    assert rows[1].startswith("binaryFile as shipped: 1,000 messages a second (of a sample: 1,000 of 100,000), 1 batch")
+
+
+@pytest.mark.parametrize(
+    ("messages", "rows_per_s", "told"),
+    [
+        (100_000, 45_000.0, "met: messages a second, xaqueue, keep: 45,000.0, at least 45,000 is wanted"),
+        (100_000, 44_000.0, "MISSED: messages a second, xaqueue, keep: 44,000.0, at least 45,000 is wanted"),
+        (1_000_000, 50_000.0, "MISSED: messages a second, xaqueue, keep: 50,000.0, at least 80,000 is wanted"),
+    ],
+)
+def test_the_bar_of_a_source_goes_by_how_much_it_reads(messages: int, rows_per_s: float, told: str) -> None:
+    assert told in spark_bars.verdicts(measured(messages, rows_per_s))
+
+
+def test_every_other_bar() -> None:
+    planning = {"1000": {"planning_ms": 9.9}, "1000000": {"planning_ms": 10.0}}
+    found = list(
+        spark_bars.verdicts(measured(ratio=19.9, ratio_tuned=10.0, planning=planning, sink={"messages_per_s": 5e3}))
+    )
+    assert [line.partition(":")[0] for line in found] == ["met", "MISSED", "met", "met", "MISSED", "met"]
+    assert found[4] == "MISSED: ms of planning with 1,000,000 waiting: 10.0, below 10 is wanted"
