@@ -38,6 +38,10 @@ def kind_of(path: str) -> str:
         return "watermark"
     if layout.parse_range(name) is not None:
         return "range"
+    if directory == layout.BATCHES:
+        return "batch record"
+    if directory == layout.STREAMS:
+        return "stream record"
     if layout.parse_queue_directory(name) is not None:
         return "queue"
     if directory == layout.JOURNAL:

@@ -22,7 +22,7 @@ from crash_level import (
     Level,
     level_of,
 )
-from crash_story import EMPTY, Act, End, Put, Story, Take, play
+from crash_story import EMPTY, Act, End, Put, Sample, Story, Take, play
 
 from xaqueue.space import layout
 from xaqueue.space.layout import RANGE_SIZE, Watermark
@@ -178,3 +178,13 @@ def _lives() -> dict[str, Story]:
 LIVES = _lives()
 
 STORIES = {**ONE_BRANCH, **SUCCESSORS, **BESIDE, **EDGES, **LIVES}
+PLACE = {name: number for number, name in enumerate(STORIES)}
+
+
+def sample(every: int, name: str, level: Level, turn: int = 0) -> Sample:
+    """One call in so many, unless in full size. The first goes round with the stories, the levels and the turns.
+
+    So every call of a step is one of those looked at: other stories of the same work share it, and so do other levels.
+    """
+    every = 1 if FULL else every
+    return Sample(every, (PLACE[name] + KILL.index(level) + turn) % every)

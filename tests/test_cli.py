@@ -105,7 +105,7 @@ def test_the_space_may_stand_before_or_behind_the_verb_or_in_the_environment(
         (["put"], 2, "Missing argument"),
         (["queues", "--nope"], 2, "--nope"),
         (["queues", "--space", "/nowhere"], 3, "is no queue space: make it one with `xaqueue init"),
-        (["queues", "--space", "xaq://host:1"], 2, "is a URL"),
+        (["check", "--space", "xaq://host:1"], 2, "is a URL"),
         (["queues", "--space", "datadir=/x,what=1"], 2, "open string"),
         (["get", "odrers"], 2, "did you mean 'orders'?"),
         (["put", "odrers", "x"], 2, "did you mean 'orders'?"),
@@ -185,6 +185,10 @@ def test_queues(space: Path) -> None:
         "description": "",
         "depth": 1,
         "watermark": 1,
+        "stream": "",
+        "consumed": 0,
+        "in_flight": None,
+        "lag": 0,
     }
 
 

@@ -121,7 +121,7 @@ def test_status_by_url(server: ServerThread) -> None:
     assert json.loads(run("status", "--space", server.url, "--json"))["state"] == "ready"
 
 
-@pytest.mark.parametrize("verb", [("queues",), ("check",), ("define", "q"), ("tail", "q"), ("salvage-journal",)])
+@pytest.mark.parametrize("verb", [("check",), ("define", "q"), ("tail", "q"), ("salvage-journal",)])
 def test_what_works_on_the_directory_says_so(server: ServerThread, verb: tuple[str, ...]) -> None:
     told = fails(*verb, "--space", server.url, code=ExitCode.USAGE)
     assert "run it on the server's machine with --space DIR" in told
@@ -231,3 +231,23 @@ def test_parameters_that_are_wrong_are_refused_and_nothing_is_done(
         manager.call(method, *params)
     assert listed("--space", server.url)[0]["state"] == "in doubt"
     manager.close()
+
+
+def test_queues_and_release_of_a_stream(server: ServerThread, space: str) -> None:
+    for number in range(9):
+        run("put", "letters", str(number))
+    manager = dial.manager(server.url)
+    manager.reserve("letters", "query#1", 0, 4)
+    manager.consume("letters", "query#1", 4)
+    manager.reserve("letters", "query#1", 4, 7)
+    manager.close()
+    assert ["letters", "query#1", "4", "5", "to", "7", "5"] in [line.split() for line in run("queues").splitlines()]
+    told = next(queue for queue in json.loads(run("queues", "--json")) if queue["name"] == "letters")
+    assert (told["stream"], told["consumed"], told["in_flight"], told["lag"]) == ("query#1", 4, [4, 7], 5)
+    assert "reserved for stream query#1" in fails("get", "letters", code=ExitCode.ERROR)
+    said = run("release", "letters")
+    assert "consumed up to number 4" in said
+    assert "5 to 7" in said
+    assert run("get", "letters") == "4"
+    assert "is not reserved" in run("release", "letters", code=ExitCode.NOTHING)
+    assert "query#1" not in run("queues")

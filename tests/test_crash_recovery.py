@@ -1,7 +1,8 @@
 """Recovery may be cut off at any call and run again, and what it has told is true after the next crash too.
 
 With a journal, what is cut off is a replay as well. The trees of the first crash are the extremes, or a few of them
-where there is a journal; so are those of the second, but with ``XAQUEUE_CRASH_FULL=1``.
+where there is a journal; so are those of the second, but with ``XAQUEUE_CRASH_FULL=1``. Without that, the first crash
+comes before one call in so many, by turns (``crash_cases.sample``); the second one before every call of a recovery.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from crash_cases import EXTREMES, FULL, ONE_BRANCH, STORIES, TREES, trees_of
+from crash_cases import EXTREMES, FULL, ONE_BRANCH, STORIES, TREES, sample, trees_of
 from crash_jury import Jury
 from crash_level import (
     CHECKPOINTS,
@@ -78,7 +79,7 @@ def judge_later(jury: Jury, fs: ForgetfulFileSystem, record: Record) -> bool:
 @pytest.mark.parametrize(("name", "level"), CASES, ids=str)
 def test_recovery_is_cut_off_by_a_power_loss_and_run_again(name: str, level: Level) -> None:
     jury, known = Jury(STORIES[name], level), set()
-    for fs, record in crashes(STORIES[name], level):
+    for fs, record in crashes(STORIES[name], level, sample(3, name, level)):
         for tree in trees_of(fs, level, EXTREMES, draw=2):
             key = tree.key(), record.key()
             if key in known:
@@ -92,7 +93,7 @@ def test_recovery_is_cut_off_by_a_power_loss_and_run_again(name: str, level: Lev
 @pytest.mark.parametrize(("name", "level"), WIDE_CASES, ids=str)
 def test_the_power_goes_after_a_kill_while_nothing_is_synced_yet(name: str, level: Level) -> None:
     jury = Jury(STORIES[name], level)
-    for killed, record in crashes(STORIES[name], level):
+    for killed, record in crashes(STORIES[name], level, sample(3, name, level)):
         calls = killed.calls
         killed.survive_kill()
         judge_later(jury, killed, record.copy())
@@ -131,7 +132,8 @@ def go_on(jury: Jury, fs: ForgetfulFileSystem, record: Record, verb: str, end: E
 @pytest.mark.parametrize(("name", "level"), WIDE_CASES, ids=str)
 def test_the_next_owner_goes_on_before_the_power_goes(name: str, level: Level, verb: str, end: End) -> None:
     jury = Jury(STORIES[name], level)
-    for killed, record in crashes(STORIES[name], level):
+    turn = 0 if verb == "commit" else 2
+    for killed, record in crashes(STORIES[name], level, sample(4, name, level, turn)):
         killed.survive_kill()
         go_on(jury, killed, record, verb, end)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from xaqueue.errors import ProtocolError, ResourceFailed, RetryLater, RolledBack
 from xaqueue.space import heuristic, steps
 from xaqueue.space.expiry import expire
 from xaqueue.space.session import Session
+from xaqueue.storage.write_behind import LARGE_BYTES
 from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
 
@@ -411,6 +413,26 @@ def test_without_room_it_is_rolled_back_later(
 
 
 # Races
+
+
+def test_what_its_client_left_past_its_commit_point_is_completed(
+    bare: BareSpace, session: Session, clock: Clock
+) -> None:
+    """Until then nobody reads past its numbers."""
+    with bare.connect() as connection:
+        for _ in range(2):
+            connection.enqueue("q", bytes(LARGE_BYTES + 1))
+        bare.fs.faults["rename", "committed/"] = errno.ENOSPC
+        with pytest.raises(RetryLater):
+            connection.commit()
+    assert passes(bare, clock) == 0
+    assert len(list(session.browse("q"))) == 2
+    bare.fs.faults.clear()
+    assert expire(bare.space, clock.now, IDLE_S) == 0, "it was tried just now"
+    assert len(list(session.browse("q"))) == 2
+    assert passes(bare, clock) == 0
+    assert len(list(session.browse("q"))) == 4
+    assert bare.space.branches == {}
 
 
 def test_a_call_waits_until_the_branch_is_rolled_back(

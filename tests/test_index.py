@@ -387,6 +387,20 @@ class IndexAgainstList(RuleBasedStateMachine):
             self.index.remove(taken)
             del self.known[taken.seq]
 
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def remove_through(self, data: st.DataObject) -> None:
+        """As far as nothing is locked; also past the last message and before the first."""
+        locked = [seq for seq, one in self.known.items() if one.out]
+        upto = data.draw(st.integers(0, min(locked, default=self.seq + 9) - (1 if locked else 0)))
+        assert self.index.locked_through(upto) == 0
+        assert self.index.locked_through(self.seq) == len(locked)
+        gone = [seq for seq in self.known if seq <= upto]
+        assert self.index.remove_through(upto) == len(gone)
+        for seq in gone:
+            assert identity(seq) not in self.index
+            del self.known[seq]
+
     @rule(by=st.integers(-3, 15))
     def pass_time(self, by: int) -> None:
         self.now += by

@@ -108,6 +108,8 @@ EXCEPTIONS = {
     "xaqueue.torture.child": "writes what it says into its parent's pipe: no file of a space",
     "xaqueue.torture.scratch": "lays out what a power loss may leave, in directories of its own",
     "xaqueue.rpc.sockets": "makes and removes the Unix socket that it listens on: no file of a space",
+    "xaqueue.spark.places": "makes the log and the directory of a server that a job started: no file of a space",
+    "xaqueue.spark.ingest_target": "makes the directory for Parquet files that the person named",
     "xaqueue.spark.java": "links a Java runtime into the person's cache",
     "xaqueue.cli.message_verbs": "writes a message's body into a file that the person named",
     "xaqueue.cli.work_verbs": "writes a bench's result into a file that the person named",

@@ -12,8 +12,11 @@ import msgpack
 import pytest
 from raw_client import HungUp, RawClient, Refused
 from served import ServerThread
+from typer.testing import CliRunner
 
 import xaqueue
+from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.main import app
 from xaqueue.errors import ConnectionLost, InvalidArgument, ResourceFailed, RolledBack, UnknownXid
 from xaqueue.rpc import dial
 from xaqueue.rpc.client import RemoteManager
@@ -312,3 +315,24 @@ def test_the_largest_request_grows_with_the_largest_body_unless_it_was_given() -
     assert usual.for_bodies(1024) is usual
     assert usual.for_bodies(1 << 30).request_bytes > 1 << 30
     assert Limits(request_bytes=200_000).for_bodies(1 << 30).request_bytes == 200_000
+
+
+def test_a_server_ends_by_itself_once_nobody_was_connected_for_long_enough(start: Start) -> None:
+    server = start(idle_exit_s=0.2)
+    with xaqueue.connect(server.url) as connection:
+        connection.enqueue("orders", b"1")
+        connection.commit()
+        begun = server.server.loop.time()
+        until(lambda: server.server.loop.time() > begun + 0.5)
+        assert connection.dequeue("orders") is not None  # as long as somebody is there, it stays
+        connection.rollback()
+    until(lambda: not attach_room.is_owned(server.root))
+    assert not server.path.exists()
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+def test_an_idle_exit_that_makes_no_sense_is_refused(tmp_path: Path, seconds: str) -> None:
+    attach_room.create(tmp_path / "space", any_queue=True)
+    done = CliRunner().invoke(app, ["serve", "--space", str(tmp_path / "space"), "--idle-exit", seconds])
+    assert done.exit_code == ExitCode.USAGE
+    assert "idle" in done.stderr

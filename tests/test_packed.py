@@ -92,6 +92,16 @@ def test_a_queue_that_was_emptied_holds_nothing(order: Order) -> None:
     assert bytes_of(fill, order) < reserve
 
 
+def test_a_queue_that_is_consumed_and_never_taken_from_holds_nothing() -> None:
+    def fill(index: QueueIndex) -> None:
+        for seq in range(1, 3 * MANY + 1):
+            add(index, seq)
+            if not seq % 100:
+                assert index.remove_through(seq) == 100
+
+    assert bytes_of(fill) < 200_000
+
+
 def test_messages_far_apart_cost_little_more_than_their_entries() -> None:
     def fill(index: QueueIndex) -> None:
         for number in range(1000):

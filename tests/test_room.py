@@ -438,6 +438,34 @@ def test_without_the_reserve_enqueues_are_refused_until_there_is_room_for_it(res
         connection.commit()
 
 
+def test_what_is_removed_in_a_moment_makes_room_for_the_reserve(tmp_path: Path) -> None:
+    """With a journal, files of messages that were consumed stand for a moment more; nobody is refused for them."""
+    reserved = ReservedSpace(tmp_path / "space", "JOURNAL")
+    lag, limit = reserved.space.lag, reserved.space.room
+    assert lag is not None
+    assert limit._reserve is not None
+    reserved.put("orders", *(b"%d" % number for number in range(20)))
+    lag.flush()
+    full = len(list(reserved.root.rglob("*")))
+
+    def room() -> Room:
+        return LARGE._replace(free_inodes=1000 + full - len(list(reserved.root.rglob("*"))))
+
+    reserved.fs.room = room  # type: ignore[method-assign]
+    limit._fs = reserved.fs
+    while limit._reserve.give_up():
+        pass
+    with reserved.connect() as connection:
+        for _ in range(20):
+            assert connection.dequeue("orders") is not None
+        connection.commit()
+        assert lag.pending
+        connection.enqueue("orders", b"room again")
+        connection.commit()
+    assert reserved.pieces == 16
+    reserved.crash()
+
+
 def test_a_checkpoint_makes_it_again(tmp_path: Path) -> None:
     reserved = ReservedSpace(tmp_path / "space", "JOURNAL")
     reserve = reserved.space.room._reserve

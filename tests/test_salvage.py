@@ -8,6 +8,7 @@ from pathlib import Path
 
 import broken_journal
 import pytest
+from bare_space import bare_space
 from broken_journal import DECIDED, IN_DOUBT, STEPS, damage, files, lose_directories
 from journals import spoil
 
@@ -16,6 +17,7 @@ from xaqueue.errors import SpaceError, SpaceInUse
 from xaqueue.space import layout, redo
 from xaqueue.space.attach import attach
 from xaqueue.space.salvage import find_loss, give_up, salvage
+from xaqueue.space.session import Session
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
 from xaqueue.storage.segments import SECTOR_BYTES, name_of
@@ -199,3 +201,23 @@ def test_it_may_be_cut_off_at_any_call(tmp_path: Path) -> None:
             assert {path for path in nodes if path.endswith(".archive")} == kept
         if not fs.crashed:
             break
+
+
+def test_what_a_stream_has_consumed_does_not_come_back(tmp_path: Path) -> None:
+    """The record of its last step is lost, and what it did stands in the directories: an earlier one undoes nothing."""
+    root = tmp_path / "space"
+    with bare_space(root, sync="JOURNAL") as bare:
+        bare.put("orders", b"first", b"second", b"third")
+        session = Session(bare.space)
+        session.reserve("orders", "query#1", 0, 9)
+        for upto in (1, 2):
+            session.consume("orders", "query#1", upto)
+        bare.put("orders", b"fourth")
+        bare.space.fs.sync_all()
+    broken_journal.killed(root)
+    damage(root, len(broken_journal.records(root)) - 2)
+    salvage(root)
+    session = attach(root)
+    assert [message.body for message in session.browse("orders")] == [b"third", b"fourth"]
+    assert [one.consumed for one in session.reservations()] == [2]
+    session.close()

@@ -25,6 +25,7 @@ from raw_client import JOIN, ONEPHASE, STARTRSCAN, SUCCESS, SUSPEND, HungUp, Raw
 from served import PATIENCE_S, ServerThread
 
 import xaqueue
+from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES
 from xaqueue.rpc import wire
 from xaqueue.rpc.limits import Limits
 from xaqueue.rpc.methods import METHODS
@@ -70,6 +71,13 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("indoubt_forget", [UNKNOWN, "somebody", "reason"]),
         ("indoubt_forgotten", []),
         ("depths", [["orders", "empty"]]),
+        ("commit_all", ["query", 1, [[ONE_SPACE, [b"unknown"]]], [["space", SEVERAL_SPACES, [b"unknown"]]]]),
+        ("rollback_all", ["query", 1]),
+        ("decision", ["query", 1]),
+        ("reserve", ["orders", "query#1", 0, 9]),  # refused, for a branch in doubt holds a message of it
+        ("consume", ["orders", "query#1", 9, True]),
+        ("release", ["orders"]),
+        ("reservations", []),
     ]
 
 
@@ -156,11 +164,11 @@ def no_frame(rng: random.Random, xid: tuple[int, bytes, bytes]) -> bytes:
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Every file and directory of a space, but for the owner's lock."""
+    """Every file and directory of a space, but the owner's lock and the records of streams and batches, which stay."""
     return {
         str(path.relative_to(root)): path.read_bytes() if path.is_file() else b"directory"
         for path in root.rglob("*")
-        if path.name != "owner" and not path.is_socket()
+        if path.name != "owner" and path.parent.name not in ("streams", "batches") and not path.is_socket()
     }
 
 
