@@ -127,7 +127,7 @@ def test_a_small_run_agrees(tmp_path: Path) -> None:
     if not any(postgres.directories()):
         pytest.skip(postgres.MISSING)
     lines: list[str] = []
-    passed = ledger.run(60, None, lines.append)
+    passed = ledger.run(150, None, lines.append)
     assert passed, lines
     assert lines[-1] == "PASSED"
     assert [line.split(":")[0] for line in lines if line.startswith("  kill ")] == [

@@ -26,7 +26,7 @@ from xaqueue.space import layout
 from xaqueue.space.reader import QueueReader
 
 CORES = 2
-WARM_MESSAGES = 2_000
+WARM_MESSAGES = 20_000
 WARM_ROUNDS = 3
 SAMPLE = 100_000
 """Files that binaryFile reads, at most."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import time
@@ -116,6 +117,8 @@ def _run(job: Job, cores: int, memory: str) -> Told:
 
         def start() -> Any:
             started = session("xaqueue ingest", cores=cores, **{"spark.driver.memory": memory})
+            if not logging.getLogger("xaqueue").isEnabledFor(logging.INFO):  # --verbose
+                started.sparkContext.setLogLevel("FATAL")  # what fails is told in a sentence, not in a stack of Java's
             asked.listen()  # now: Spark has put a handler of its own for Ctrl-C, which would cancel the batch
             return started
 

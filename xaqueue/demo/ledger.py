@@ -40,7 +40,7 @@ ORDERS = 1_000
 LEAST_ORDERS = 50
 VICTIMS = ("the queue server", "a PostgreSQL backend", "the service")
 KILLS = VICTIMS * 3
-FROM, TO = 0.05, 0.95
+FROM, TO = 0.05, 0.9
 """The shares of the orders between which the kills are spread."""
 SHORT_PATH = 80
 """Bytes of a directory's name: a socket in it may have 107."""
@@ -158,24 +158,26 @@ def _live(scene: Scene, program: Program, due: list[tuple[str, float]], advance:
         if taken != seen or patience is None:
             seen, patience = taken, Patience(f"no order was taken, see {scene.output.with_suffix('.err')},")
             advance(min(taken, scene.orders))
-        if due and taken >= due[0][1] * scene.orders:
-            _kill(scene, program, due.pop(0)[0], taken)
+        if due and taken >= due[0][1] * scene.orders and _kill(scene, program, due[0][0], taken):
+            due.pop(0)
         patience.look()
     if program.ended() not in (0, -9):
         raise OperationalError(f"the service ended with code {program.ended()}:\n{program.complaint()}")
 
 
-def _kill(scene: Scene, program: Program, victim: str, taken: int) -> None:
+def _kill(scene: Scene, program: Program, victim: str, taken: int) -> bool:
+    """False where there is none just now: it is tried again."""
     if victim == VICTIMS[0]:
         scene.server.kill()
     elif victim == VICTIMS[1]:
         if not kill_a_backend(scene.place.dsn, random.choice):
-            return
+            return False
     else:
         program.kill()
     scene.kills.append(victim)
     told = _open(scene) if victim == VICTIMS[2] else ""
     scene.report(f"  kill {len(scene.kills)}: {victim} got SIGKILL, with {taken:,} orders taken{told}")
+    return True
 
 
 def _open(scene: Scene) -> str:
