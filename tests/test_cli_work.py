@@ -85,7 +85,14 @@ def test_opening_is_measured(tmp_path: Path) -> None:
     assert json.loads(figures.read_text())["messages"] == 20
 
 
-def test_spark_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "reached"),
+    [
+        (["spark", "--messages", "5", "--per-trigger", "2", "--sources"], "5 3 2 False"),
+        (["--spark"], "100000 3 None True"),
+    ],
+)
+def test_spark_is_measured(words: list[str], reached: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def measure(
         space: Path,
         queue: str,
@@ -100,11 +107,10 @@ def test_spark_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         return {"messages": messages, "runs": {}, "ratio": 20.0}
 
     monkeypatch.setattr("xaqueue.bench.spark_bench.measure", measure)
-    words = ["--messages", "5", "--rounds", "1", "--directory", str(tmp_path), "--per-trigger", "2", "--sources"]
-    result = CliRunner().invoke(app, ["bench", "spark", *words])
+    result = CliRunner().invoke(app, ["bench", *words, "--directory", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [
-        f"{tmp_path} bench 5 1 2 False",
+        f"{tmp_path} bench {reached}",
         "xaqueue is 20.0 times binaryFile as shipped",
         "met: times binaryFile as shipped: 20.0, at least 20 is wanted",
     ]

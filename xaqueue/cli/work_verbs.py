@@ -101,6 +101,9 @@ def bench_engine(
         float | None,
         typer.Option("--checkpoints", help="Compare JOURNAL with a checkpoint every S seconds to none.", metavar="S"),
     ] = None,
+    spark: Annotated[
+        bool, typer.Option("--spark", help="The verb spark instead; takes --directory, --rounds, --json.")
+    ] = False,
     seconds: Annotated[float, typer.Option(help="Of one measurement.", min=0.01)] = 3.0,
     rounds: Annotated[int, typer.Option(help="Measurements of each kind; the median counts.", min=1)] = 3,
     result: ResultOption = None,
@@ -114,6 +117,9 @@ def bench_engine(
     Use a directory on a journalled file system: on tmpfs a sync costs nothing.
     """
     if ctx.invoked_subcommand is not None:
+        return
+    if spark:
+        bench_spark(directory=directory, rounds=rounds, result=result)
         return
     from xaqueue.bench import engine
     from xaqueue.bench.options import Options
