@@ -21,7 +21,13 @@ from xaqueue.spark import session
 
 def copy(spark: SparkSession, source: Path, target: Path, checkpoint: Path) -> int:
     """What is there now; the number of messages."""
-    orders = spark.readStream.format("xaqueue").option("path", str(source)).option("queue", "orders").load()
+    orders = (
+        spark.readStream.format("xaqueue")
+        .option("path", str(source))
+        .option("queue", "orders")
+        .option("checkpointLocation", str(checkpoint))  # is synced before a message is removed
+        .load()
+    )
     query = (
         orders.selectExpr("'orders-of-all-shops' AS queue", "body", "correlation_id", "headers")
         .writeStream.format("xaqueue")

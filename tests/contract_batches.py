@@ -12,7 +12,7 @@ from typing import Protocol
 import pytest
 
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Decision
-from xaqueue.errors import HeuristicOutcome, InvalidArgument, RolledBack, UnknownXid
+from xaqueue.errors import HeuristicOutcome, InvalidArgument, ProtocolError, RolledBack, UnknownXid
 from xaqueue.space import batch_records
 from xaqueue.xa import Batches, Code, Flag, Outcome, ResourceManager
 from xaqueue.xid import Xid
@@ -156,6 +156,26 @@ class BatchesContract:
         assert (decision.xids, decision.others) == ((xid,), tuple(others))
         host.restart()
         assert host.connect().decision(batch()) == decision
+
+    def test_one_that_may_be_decided_elsewhere_is_not_rolled_back_alone(self, host: Host, rm: Manager) -> None:
+        xids = [prepared(rm, bqual, batch(), format_id=SEVERAL_SPACES) for bqual in ("a", "b")]
+        for manager in (rm, host.connect()):
+            with pytest.raises(ProtocolError, match=rf"may have committed it.*xaqueue indoubt rollback {xids[0]}"):
+                manager.rollback(xids[0])
+        host.decide(xids[1], False)
+        assert rm.outcome(xids[0]) is Outcome.IN_DOUBT
+        assert rm.commit_all(batch(2), [prepared(rm, "c", batch(2), format_id=SEVERAL_SPACES)]).messages == 1
+        assert rm.rollback_all(batch()) == 1
+        rm.forget(xids[1])
+        assert (bodies(rm), in_doubt(rm)) == ([b"c"], set())
+
+    def test_one_that_is_not_prepared_yet_is_rolled_back_by_its_own(self, rm: Manager) -> None:
+        xid = Xid(SEVERAL_SPACES, batch().gtrid, b"a")
+        rm.start(xid)
+        rm.enqueue("orders", b"1")
+        rm.end(xid)
+        rm.rollback(xid)
+        assert (bodies(rm), in_doubt(rm)) == ([], set())
 
     def test_branches_of_others_are_refused(self, rm: Manager) -> None:
         xid = prepared(rm, "a", batch())

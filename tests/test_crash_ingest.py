@@ -14,7 +14,7 @@ from xaqueue.storage.fs import DirectoryFileSystem
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from xaqueue.spark.ingest_checkpoint import Checkpoint, check
+from xaqueue.spark.checkpoint import Checkpoint, check
 from xaqueue.spark.ingest_target import DEAD_LETTERS, Placed, Record, Target, open_target
 
 pytestmark = pytest.mark.crash

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from xaqueue.cli.main import app
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, UnknownQueue
+from xaqueue.space import layout, stream_records
+from xaqueue.space.stream_records import StreamRecord
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -261,6 +263,29 @@ class TestWithSpark:
         failed = CliRunner().invoke(app, [*words, "--schema", "nonsense"])
         assert failed.exit_code == 2
         assert "schema 'nonsense' is refused" in failed.output
+
+    def test_after_a_power_loss_it_goes_on_with_what_there_is_where_that_is_asked_for(
+        self, space: FabricatedSpace, tmp_path: Path
+    ) -> None:
+        """Spark has forgotten that batch 0 is done, whose messages are consumed."""
+        target = tmp_path / "out"
+        for seq in (1, 2):
+            put(space, "flights", seq, GOOD)
+        words = ["ingest", "flights", str(target), "--space", str(space.root), "--once", "--consume", "keep", "--json"]
+        assert CliRunner().invoke(app, [*words, "--schema", SCHEMA]).exit_code == 0
+        for name in ("0", ".0.crc"):
+            (target / "_checkpoint" / "commits" / name).unlink()
+        record = stream_records.encode(StreamRecord("flights", "this#1", consumed=2), 1)
+        (space.root / layout.stream_path("flights")).write_bytes(b"".join(record))
+        put(space, "flights", 3, GOOD)
+        failed = CliRunner().invoke(app, words)
+        assert failed.exit_code != 0
+        assert "is consumed to 2 by stream this#1" in failed.output
+        assert "go on with what there is with --no-fail-on-data-loss" in " ".join(failed.output.split())
+        done = CliRunner().invoke(app, [*words, "--no-fail-on-data-loss"])
+        told = json.loads(done.stdout.splitlines()[-1])
+        assert (told["rows"], told["repeated"]) == (1, 1)
+        assert [row["seq"] for row in table(target)] == [1, 2, 3]
 
     def test_verify(self, spark: SparkSession, space: FabricatedSpace, tmp_path: Path) -> None:
         from xaqueue.space.verify import Told as Finding

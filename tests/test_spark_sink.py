@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import count
@@ -161,6 +162,26 @@ def test_a_server_that_does_not_come_back_fails_the_task(scene: Scene, monkeypat
     with pytest.raises(ConnectionLost):
         scene.task(scene.stream(texts(1)), texts(1))
     assert scene.in_doubt() == 0
+
+
+def test_a_first_batch_older_than_decisions_are_kept_is_not_written_unasked(scene: Scene, tmp_path: Path) -> None:
+    planned = tmp_path / "checkpoint" / "offsets" / "0"
+    planned.parent.mkdir(parents=True)
+    planned.write_text("v1\n{}")
+    writer = scene.stream(texts(1), checkpointLocation=f"{tmp_path}/checkpoint")
+    messages = scene.tasks(writer, [texts(1)])
+    days = 24 * 3600
+    os.utime(planned, (time.time() - 31 * days,) * 2)
+    with pytest.raises(OperationalError, match=rf"over 30 days ago.*`touch {planned}` and start.*another checkpoint"):
+        writer.commit(messages, 0)
+    assert (scene.bodies(), scene.in_doubt()) == ([], 1)
+    os.utime(planned, (time.time() - 29 * days,) * 2)
+    writer.commit(messages, 0)
+    os.utime(planned, (time.time() - 31 * days,) * 2)
+    writer.commit(scene.tasks(writer, [texts(1)]), 0)  # its decision is there all the same
+    os.utime(planned.with_name("0"), (0, 0))
+    writer.commit(scene.tasks(writer, [texts(2)], number=1), 1)
+    assert scene.bodies() == as_bytes([1, 2])
 
 
 @pytest.mark.parametrize("known", ["messages", "txnAppId", "checkpointLocation"])

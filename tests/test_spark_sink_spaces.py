@@ -12,12 +12,14 @@ import pytest
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
+import pyarrow as pa
 from sink_scene import QUERY, Scene, as_bytes, texts
 
 from xaqueue.batch import SEVERAL_SPACES, Batch
-from xaqueue.errors import OperationalError, UnknownXid
+from xaqueue.errors import InvalidArgument, OperationalError, UnknownXid
 from xaqueue.rpc.client import RemoteManager
 from xaqueue.space.format import read_format
+from xaqueue.spark import branches
 from xaqueue.spark.owner import reach
 from xaqueue.xid import Xid
 
@@ -176,11 +178,23 @@ def test_abort_before_a_decision_rolls_back_everywhere(scene: Scene) -> None:
     assert (bodies(scene), in_doubt(scene)) == (NOTHING, [0, 0, 0])
 
 
+def test_what_a_failed_task_has_prepared_goes_with_its_batch(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody rolls back alone what another space may have decided."""
+    monkeypatch.setattr(branches, "BRANCH_ROWS", 1)
+    writer = scene.stream(texts(1))
+    wrong = pa.table({"body": pa.array([None], pa.string())})
+    with pytest.raises(InvalidArgument, match="body"):
+        scene.task(writer, pa.concat_tables([texts("lost", "too"), wrong]), partition=2)
+    assert in_doubt(scene) == [0, 0, 1]
+    writer.commit(scene.tasks(writer, PARTS), 0)
+    assert (bodies(scene), in_doubt(scene)) == (WHOLE, [0, 0, 0])
+
+
 def test_a_branch_that_is_gone_elsewhere_stops_the_batch_before_its_decision(scene: Scene) -> None:
     writer = scene.stream(texts(1))
     messages = scene.tasks(writer, PARTS)
     manager = reach(scene.roots[2])
-    manager.rollback(messages[2].xids[0])
+    manager.rollback_all(Batch(QUERY, 0))
     manager.close()
     with pytest.raises(UnknownXid, match=r"no longer prepared in .*space2: nothing of batch 0"):
         writer.commit(messages, 0)

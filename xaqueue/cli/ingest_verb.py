@@ -69,6 +69,9 @@ def ingest(
     server: Annotated[
         str | None, typer.Option(metavar="URL", help="Of the space's server, if it cannot be seen from here.")
     ] = None,
+    fail_on_data_loss: Annotated[
+        bool, typer.Option(help="End where messages may be missing, or go on with those that are there.")
+    ] = True,
     cores: Annotated[int, typer.Option(metavar="N", min=1, help="Processor cores for Spark.")] = 2,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of Spark's JVM.")] = "2g",
     json: JsonOption = False,
@@ -83,7 +86,9 @@ def ingest(
 
     Ctrl-C or SIGTERM ends it after the batch at work. The space may be several, or a pattern.
     """
-    options = {"consume": consume.value, **({"server": server} if server else {})}
+    options = {"consume": consume.value, "failOnDataLoss": str(fail_on_data_loss).lower()}
+    if server:
+        options["server"] = server
     with spark_there():
         from xaqueue.spark import ingest as engine
 

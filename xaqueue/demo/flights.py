@@ -50,6 +50,7 @@ def run(flights: int | None, directory: Path | None, report: Report, *, keep: bo
         passed = _run(Job(place.resolve(), count, min(BATCH, count // LEAST_BATCHES)), report, parts)
     finally:
         if directory is None and not keep:
+            report(f"Removing {place}, which takes as long as the disk needs for so many files")
             with parts.timed("clean-up"):
                 shutil.rmtree(place)
     parts.tell()

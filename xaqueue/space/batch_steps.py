@@ -40,24 +40,19 @@ def decide(space: Space, decision: Decision, branches: Sequence[Branch]) -> None
     ``space.batches`` knows which.
     """
     record = _Record(space, decision, branches)
-    groups = list(_groups(space, branches))
-    whole = space.barrier.journal is not None and len(groups) <= 1
+    whole = space.barrier.journal is not None and len(list(_groups(space, branches))) <= 1
     record.write()
-    _perform(space, decision.batch.gtrid, record, groups[0] if whole and groups else [])
+    _perform(space, decision.batch.gtrid, record, branches if whole else ())
     if space.barrier.journal is None:
         record.prune()
     if not whole:
-        _finish(space, decision.batch.gtrid, groups)
+        finish(space, decision.batch.gtrid, branches)
 
 
 def finish(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
     """Commits branches of a batch that is decided. RetryLater: those for which there was room are."""
-    _finish(space, gtrid, list(_groups(space, branches)))
-
-
-def _finish(space: Space, gtrid: bytes, groups: Sequence[Sequence[Branch]]) -> None:
     full: RetryLater | None = None
-    for group in groups:
+    for group in _groups(space, branches):
         try:
             _perform(space, gtrid, None, group)
         except RetryLater as error:

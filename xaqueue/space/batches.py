@@ -110,6 +110,16 @@ def check_commit(branch: Branch) -> None:
         )
 
 
+def check_rollback(branch: Branch) -> None:
+    """ProtocolError for a branch that another space may have committed already. Its caller holds it busy."""
+    xid = branch.xid
+    if xid.format_id == SEVERAL_SPACES and branch.base is State.PREPARED and is_of_a_batch(xid):
+        raise ProtocolError(
+            f"branch {xid} is of a batch over several spaces, another of which may have committed it: the query rolls "
+            f"it back with its batch, and an operator who has looked there can with `xaqueue indoubt rollback {xid}`"
+        )
+
+
 def refusal(space: Space, xid: Xid) -> str:
     """Why nothing more is prepared for the batch of this branch; empty where it is. Called with the lock held."""
     memory = space.batches

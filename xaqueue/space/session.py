@@ -147,6 +147,7 @@ class Session(BatchVerbs, StreamVerbs):
 
     def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         with self._step(xid, call_of("rollback", flags)) as branch:
+            batches.check_rollback(branch)
             steps.rollback(self.space, branch)
 
     def flush(self) -> None:

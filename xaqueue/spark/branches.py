@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
-from xaqueue.batch import Batch
+from xaqueue.batch import ONE_SPACE, Batch
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, RolledBack
 from xaqueue.rpc.client import RemoteManager
 from xaqueue.spark.sink_columns import Row
@@ -65,8 +65,8 @@ class Branches:
             raise
 
     def _undo(self) -> None:
-        """Best effort: what is left is rolled back with the batch's decision."""
-        for xid in self.prepared:
+        """Best effort: what is left is rolled back with the batch's decision, over several spaces all of it."""
+        for xid in self.prepared if self._format_id == ONE_SPACE else ():
             try:
                 self._manager.rollback(xid)
             except UNREACHED:

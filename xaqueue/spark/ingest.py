@@ -26,7 +26,7 @@ from pyspark.sql.types import BinaryType, StructType
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.spark import ingest_schema
-from xaqueue.spark.ingest_checkpoint import Checkpoint, check
+from xaqueue.spark.checkpoint import Checkpoint, check
 from xaqueue.spark.ingest_target import CHECKPOINT, DEAD, ROWS, OpenTarget, Placed, Record, open_target, written
 from xaqueue.spark.ingest_told import Told, lag_of, translated
 from xaqueue.spark.source import QueueSource
@@ -140,6 +140,7 @@ class _Ingest:
         return (
             self._spark.readStream.format("xaqueue")
             .options(**_options(self._job), maxMessagesPerTrigger=str(self._job.most_per_trigger))
+            .option("checkpointLocation", str(self._checkpoint.path))
             .load()
             .writeStream.queryName(f"ingest into {self._opened.root}")
             .foreachBatch(self._batch)

@@ -69,7 +69,7 @@ def translation(error: BaseException) -> Error:
     text = str(error)
     ours = _RAISED.findall(text)
     if ours:
-        name, said = ours[-1]
+        name, said = ours[-1][0], ours[-1][1].replace("option failOnDataLoss=false", "--no-fail-on-data-loss")
         kind = getattr(errors, name, OperationalError)
         return kind(said) if isinstance(kind, type) and issubclass(kind, Error) else OperationalError(said)
     if isinstance(error, PySparkException):

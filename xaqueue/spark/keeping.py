@@ -16,6 +16,7 @@ from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
 from xaqueue.reservation import Reservation
 from xaqueue.space.format import why_behind
 from xaqueue.spark.asking import Asker
+from xaqueue.spark.checkpoint import harden_done
 from xaqueue.spark.offsets import Numbers
 from xaqueue.spark.options import ARCHIVE, Options
 
@@ -56,6 +57,7 @@ class Keeper:
         self._sessions: dict[str, Owner] = {}
         self._reserved: set[tuple[str, str]] = set()
         self._consumed: dict[tuple[str, str], int] = {}
+        self._hardened: Numbers = {}
         self._told: frozenset[str] = frozenset()
         self._patience_s = options.space_timeout_s if options.skips_missing else PATIENCE_S
 
@@ -111,6 +113,8 @@ class Keeper:
                 session.consume(queue, stream, seq, archive)
                 self._consumed[path, queue] = seq
 
+        if wanted:
+            self._harden_checkpoint(stream, through)
         _, failures = self._asker.ask(wanted, take, self._patience_s)
         if self._options.skips_missing:
             left_out = {path: failure for path, failure in failures.items() if _is_missing(failure)}
@@ -119,6 +123,12 @@ class Keeper:
                 _log.warning("consumed later, once they can be reached: %s", "; ".join(map(str, left_out.values())))
             self._told = frozenset(left_out)
         self._raise(failures, "consumed")
+
+    def _harden_checkpoint(self, stream: str, through: Numbers) -> None:
+        """Before anything is removed: what Spark has forgotten that it is done it would want once more."""
+        if self._options.checkpoint and through != self._hardened:
+            harden_done(self._options.checkpoint, stream)
+            self._hardened = through
 
     def _session(self, path: str) -> Owner:
         session = self._sessions.get(path)

@@ -1,9 +1,11 @@
 """A stream's offset says of each queue of each space how far it was read, and whose stream it is.
 
     {"stream": "name#uuid", "spaces": {"/data/one": {"orders": 17}}, "ids": {"/data/one": "0a1b2c3d"},
-     "first": {"/data/one": {"orders": 0}}}
+     "consumed": {"/data/one": {"orders": 9}}, "first": {"/data/one": {"orders": 0}}}
 
 ``ids`` says which spaces these were: the numbers mean nothing in another one that is under the same path by now.
+``consumed`` is how far the queues were consumed when the batch was planned: a space where they are not any more was
+restored from an older copy, in which the same numbers are given to other messages.
 ``first`` is where those queues began that are read for the first time in the batch that ends here: what a new query
 answers as its initial offset is not in the checkpoint, and may be another after a crash. Spark sees that there is
 nothing new by the very same text, so an offset that stays is given back as it came. ``{"seq": N}`` was written when a
@@ -35,16 +37,19 @@ class Offsets:
     """It was not begun at the front of its queues: there may be messages before that it never reads."""
     ids: Mapping[str, str] = field(default_factory=dict)
     """The beginnings of the spaces' ids, as far as they are known."""
+    consumed: Numbers = field(default_factory=dict)
 
     def at(self, path: str, queue: str) -> int | None:
         return self.spaces.get(path, {}).get(queue)
 
-    def advanced(self, stream: str, ends: Numbers, begun: Numbers, ids: Mapping[str, str]) -> Offsets:
+    def advanced(
+        self, stream: str, ends: Numbers, begun: Numbers, ids: Mapping[str, str], consumed: Numbers
+    ) -> Offsets:
         """With these numbers read on to; ``begun``: where those begin that are not in here yet."""
         first = merged(self.spaces, begun) if self.initial else begun
         spaces = merged(merged(self.spaces, begun), ends)
         known = {path: self.ids.get(path) or ids[path] for path in spaces if path in self.ids or path in ids}
-        return Offsets(stream, spaces, first, behind=self.behind, ids=known)
+        return Offsets(stream, spaces, first, False, self.behind, known, merged(self.consumed, consumed))
 
     def check_spaces(self, ids: Mapping[str, str]) -> None:
         """SpaceError where one of these ids is another than that of the space that was read."""
@@ -60,6 +65,8 @@ class Offsets:
         document: dict[str, Any] = {"stream": self.stream, "spaces": {p: dict(q) for p, q in self.spaces.items()}}
         if self.ids:
             document["ids"] = dict(self.ids)
+        if self.consumed:
+            document["consumed"] = {path: dict(queues) for path, queues in self.consumed.items()}
         if self.first:
             document["first"] = {path: dict(queues) for path, queues in self.first.items()}
         if self.initial:
@@ -81,8 +88,8 @@ def read(document: Mapping[str, Any], alone: tuple[str, str] | None) -> Offsets:
     """``alone``: path and queue of a stream that has one. Raises InvalidArgument."""
     if "spaces" in document:
         first, initial = document.get("first", {}), bool(document.get("initial"))
-        behind, ids = bool(document.get("behind")), document.get("ids", {})
-        return Offsets(str(document["stream"]), document["spaces"], first, initial, behind, ids)
+        behind, ids, consumed = bool(document.get("behind")), document.get("ids", {}), document.get("consumed", {})
+        return Offsets(str(document["stream"]), document["spaces"], first, initial, behind, ids, consumed)
     if "seq" in document and alone is not None:
         path, queue = alone
         return Offsets("", {path: {queue: int(document["seq"])}})

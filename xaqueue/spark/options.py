@@ -42,6 +42,7 @@ NAMES = {
     "spacetimeout": "spaceTimeout",
     "includeheaders": "includeHeaders",
     "streamname": "streamName",
+    "checkpointlocation": "checkpointLocation",
 }
 """As Spark hands them over, and as people write them."""
 OF_A_CONNECTION = (
@@ -85,6 +86,8 @@ class Options:
     space_timeout_s: float = SPACE_TIMEOUT_S
     headers: bool = True
     stream_name: str = ""
+    checkpoint: str = ""
+    """Of the query, as it was given to its writer, too; empty where it was not."""
 
     @property
     def queue_names(self) -> tuple[str, ...]:
@@ -146,6 +149,7 @@ def parse(given: Mapping[str, str]) -> Options:
         space_timeout_s=_seconds(given, "spacetimeout", SPACE_TIMEOUT_S),
         headers=_switch(given, "includeheaders", not kafka),
         stream_name=_stream_name(given),
+        checkpoint=given.get("checkpointlocation", "").strip(),
     )
 
 

@@ -11,6 +11,7 @@ Spark makes the writer anew in several processes; nothing but the messages of th
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -23,12 +24,14 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.rpc.client import RemoteManager
+from xaqueue.space.attach import read_definitions
+from xaqueue.space.definitions import Definitions
 from xaqueue.space.format import read_format
 from xaqueue.spark import deciding, owner
 from xaqueue.spark.branches import Branches, Task
-from xaqueue.spark.ingest_checkpoint import OFFSETS, Checkpoint
+from xaqueue.spark.checkpoint import OFFSETS, Checkpoint, local_directory
 from xaqueue.spark.sink_columns import Row, SinkColumns
-from xaqueue.spark.sink_options import SinkOptions, Space, local_directory, parse, query_in
+from xaqueue.spark.sink_options import SinkOptions, Space, parse, query_in
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
@@ -133,7 +136,30 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         query = self._options.application
         if self._options.checkpoint is not None:
             _harden_range(self._options.checkpoint, batchId)
+            if batchId == 0:
+                self._check_remembered(self._options.checkpoint, query or _query_in(messages))
         self._commit(messages, Batch(query, batchId) if query is not None else None)
+
+    def _check_remembered(self, checkpoint: str, query: str | None) -> None:
+        """OperationalError for a batch 0 so old that its decision would be forgotten: a later one never is."""
+        directory, home = local_directory(checkpoint), self._options.spaces[0]
+        planned = directory / OFFSETS / "0" if directory is not None else None
+        if query is None or planned is None or not planned.is_file():
+            return
+        kept_s = (Definitions() if home.server else read_definitions(home.path)).forget_after_s
+        if time.time() - planned.stat().st_mtime > kept_s and not self._is_known(Batch(query, 0)):
+            raise OperationalError(
+                f"batch 0 of query {query} was planned over {kept_s / 86_400:g} days ago, after which it is forgotten "
+                "whether it was written: look into the queue. If it was not, `touch "
+                f"{planned}` and start the query again; if it was, start another checkpoint behind it"
+            )
+
+    def _is_known(self, batch: Batch) -> bool:
+        for space in self._options.spaces:
+            with closing(_reach(space)) as session:
+                if session.decision(batch) is not None:
+                    return True
+        return False
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Rolls back what was prepared, where the query is known here: else that happens when it is written again."""

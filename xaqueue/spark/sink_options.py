@@ -11,13 +11,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from xaqueue.batch import NUMBER_LIMIT, Batch
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import check_queue_name
 from xaqueue.rpc.endpoint import parse as parse_url
+from xaqueue.spark.checkpoint import local_directory
 
 NAMES = {
     "path": "path",
@@ -99,14 +99,6 @@ def query_in(checkpoint: str) -> str | None:
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return found if isinstance(found, str) else None
-
-
-def local_directory(checkpoint: str) -> Path | None:
-    """Of a checkpoint; None for one that is no directory of a file system."""
-    location = urlsplit(checkpoint)
-    if location.scheme not in ("", "file"):
-        return None
-    return Path(unquote(location.path) if location.scheme else checkpoint)
 
 
 def _spaces(path: str | None, server: str | None) -> tuple[Space, ...]:

@@ -56,6 +56,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._identity = ""
         self._told: frozenset[str] = frozenset()
         self._looked_at: set[tuple[str, str]] = set()
+        self._told_restored: set[tuple[str, str, int]] = set()
 
     def initialOffset(self) -> Document:
         """Where a new query begins. Spark asks twice and is told the same."""
@@ -90,7 +91,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         begins = {key: after for key, after in joined.items() if key in ends}
         stream = begun.stream or self._new_stream()
-        return begun.advanced(stream, _nested(ends), _nested(begins), view.ids).document()
+        return begun.advanced(stream, _nested(ends), _nested(begins), view.ids, _consumed(view)).document()
 
     def reportLatestOffset(self) -> Document:
         """For ``latestOffset`` in the query's progress: the lag is the difference to its ``endOffset``."""
@@ -116,6 +117,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         for path, number, queue, after, upto in parts:
             if path in view.spaces:
                 state = view.spaces[path][queue]
+                self._check_not_restored(ended, path, queue, state)
                 self._check_range(path, queue, state, after, upto)
                 self._check_nothing_is_passed_over(ended, path, queue, after, state)
                 lanes.append(lane(state.reader, (path, number, queue), after, upto))
@@ -148,6 +150,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
                     after = joined[path, queue] = state.consumed
                 if after > state.watermark:
                     raise self._ahead(f"the stream's offset {after}", path, queue, state)
+                self._check_not_restored(begun, path, queue, state)
                 self._check_nothing_is_passed_over(begun, path, queue, after, state)
                 upto = self._upto(path, queue, state)
                 if upto > after:
@@ -216,6 +219,18 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"{queues[queue]}: the space was renamed. Give it its former path, or make that a link to it"
                 )
 
+    def _check_not_restored(self, known: Offsets, path: str, queue: str, state: Queue) -> None:
+        """A space never forgets what was consumed: an older copy of it does. Told of once, where that is enough."""
+        was = known.consumed.get(path, {}).get(queue, 0)
+        if state.consumed < was and (path, queue, was) not in self._told_restored:
+            self._lost(
+                f"queue {queue!r} of {path} is consumed to {state.consumed} and was to {was} when the stream read it: "
+                "the space was restored from an older copy, where new messages have the numbers of others that were "
+                "read, or its record of that was damaged "
+                f"(run `xaqueue release {queue} --space {path}` before you start another checkpoint)"
+            )
+            self._told_restored.add((path, queue, was))
+
     def _check_nothing_is_passed_over(self, known: Offsets, path: str, queue: str, after: int, state: Queue) -> None:
         """A queue is consumed from its front: a stream that began behind messages would remove them unread, also one
         that kept until now. Looked at once a queue, until it is reserved.
@@ -257,6 +272,15 @@ def _nested(ends: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
     for (path, queue), seq in ends.items():
         nested.setdefault(path, {})[queue] = seq
     return nested
+
+
+def _consumed(view: View) -> dict[str, dict[str, int]]:
+    """How far the queues are consumed, of all that are at all."""
+    found = {
+        path: {name: one.consumed for name, one in queues.items() if one.consumed}
+        for path, queues in view.spaces.items()
+    }
+    return {path: queues for path, queues in found.items() if queues}
 
 
 def _ranges(lanes: list[plan.Lane[Key]]) -> dict[str, dict[str, tuple[int, int]]]:

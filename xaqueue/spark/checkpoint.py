@@ -1,0 +1,124 @@
+"""Spark's checkpoint is read for what a batch is, and hardened where more than Spark relies on it.
+
+Spark writes the offsets of a batch before it runs it, and that it is done afterwards, by renames without a sync. After
+a power loss a batch could be in its target with its offsets forgotten, and would be planned anew with other messages;
+or its messages could be removed while Spark has forgotten that it is done, and would be wanted again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from xaqueue.errors import InvalidArgument
+from xaqueue.storage.fs import DirectoryFileSystem
+
+METADATA = "metadata"
+OFFSETS = "offsets"
+COMMITS = "commits"
+
+
+class Checkpoint:
+    """The directory of one streaming query's checkpoint, which need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fs = DirectoryFileSystem(path, keep_unsynced=False)
+
+    def query(self) -> str | None:
+        """The id of the query; None before its first start."""
+        try:
+            found = json.loads(self._fs.read(METADATA))["id"]
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            raise InvalidArgument(f"{self.path} is no checkpoint of Spark's: its {METADATA} is damaged") from None
+        return str(found)
+
+    def latest(self) -> int | None:
+        """The number of the last batch that Spark knows to be done; None before the first."""
+        names = self._fs.list(COMMITS) if self._fs.is_dir(COMMITS) else ()
+        return max((int(name) for name in names if name.isdigit()), default=None)
+
+    def offsets(self, number: int) -> str:
+        """Which messages a batch has: the end of its ranges; they begin where the batch before ends."""
+        return self._fs.read(f"{OFFSETS}/{number}").decode().splitlines()[-1]
+
+    def is_of(self, stream: str, number: int) -> bool:
+        """Whether a source of this batch is the stream, which is named like ``name#uuid``."""
+        return stream.rpartition("#")[2].encode() in self._fs.read(f"{OFFSETS}/{number}")
+
+    def harden(self, number: int) -> None:
+        """The query's id and the offsets of a batch are on disk."""
+        self._sync([*_with_sum("", METADATA), *_with_sum(f"{OFFSETS}/", str(number))], (OFFSETS, ""))
+
+    def harden_done(self, number: int) -> None:
+        """The same, and then that the batch is done: with that alone Spark would run the batch before once more."""
+        self.harden(number)
+        self._sync(_with_sum(f"{COMMITS}/", str(number)), (COMMITS,))
+
+    def _sync(self, files: Iterable[str], directories: Iterable[str]) -> None:
+        for path in files:
+            if self._fs.exists(path):
+                self._fs.sync_file(path)
+        for path in directories:
+            self._fs.sync_dir(path)
+
+    def close(self) -> None:
+        self._fs.close()
+
+
+def check(checkpoint: Checkpoint, query: str | None, target: Path) -> None:
+    """InvalidArgument unless checkpoint and target are of one stream. ``query``: the id that the target remembers."""
+    found = checkpoint.query()
+    if query is None and checkpoint.latest() is None:
+        return  # the first batch is not in place yet
+    if query is None:
+        raise InvalidArgument(
+            f"{checkpoint.path} is the checkpoint of a stream whose rows are not in {target}: "
+            "name another checkpoint, or the target that it belongs to"
+        )
+    if found is None:
+        raise InvalidArgument(
+            f"{target} was written by a stream whose checkpoint is not in {checkpoint.path}: name it with "
+            "--checkpoint; if it is lost, ingest into another target"
+        )
+    if found != query:
+        raise InvalidArgument(
+            f"{target} was written by another stream than that of {checkpoint.path}: "
+            "name its checkpoint with --checkpoint, or another target"
+        )
+
+
+def local_directory(location: str) -> Path | None:
+    """Of a checkpoint; None for one that is no directory of a file system."""
+    parts = urlsplit(location)
+    if parts.scheme not in ("", "file"):
+        return None
+    return Path(unquote(parts.path) if parts.scheme else location)
+
+
+def harden_done(location: str, stream: str) -> None:
+    """What Spark knows to be done of this stream is on disk, where its checkpoint is in a directory of this machine.
+
+    Raises InvalidArgument for the checkpoint of another query.
+    """
+    directory = local_directory(location)
+    if directory is None or not directory.is_dir():
+        return
+    with closing(Checkpoint(directory)) as checkpoint:
+        number = checkpoint.latest()
+        if number is None or not checkpoint.is_of(stream, number):
+            raise InvalidArgument(
+                f'{location} is not the checkpoint of stream {stream}: give the source the option "checkpointLocation" '
+                "that the query has, or leave it out there"
+            )
+        checkpoint.harden_done(number)
+
+
+def _with_sum(directory: str, name: str) -> tuple[str, str]:
+    """A file of Spark's, and that of its checksum."""
+    return f"{directory}{name}", f"{directory}.{name}.crc"
