@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 os.environ["XAQUEUE_TEST_GROUP"] = str(os.getpgrp())  # before the JVM is started, which hands it on
 
 from xaqueue.spark import session
 
 
+def settings(master: str, scratch: Path) -> dict[str, object]:
+    """master: Spark's word, or ``cluster``."""
+    if master != "cluster":
+        return {"spark.master": master, "spark.local.dir": scratch}
+    import spark_cluster
+
+    return spark_cluster.started(scratch)
+
+
 def main(source: str, sinks: str, checkpoint: str, most: str, master: str) -> None:
-    spark = session("crash matrix", cores=2, **{"spark.master": master})
+    scratch = Path(checkpoint).with_name("scratch")
+    spark = session("crash matrix", cores=2, **settings(master, scratch))
     orders = (
         spark.readStream.format("xaqueue")
         .options(path=source, queue="orders", maxMessagesPerTrigger=most, minPartitions=4)

@@ -95,6 +95,12 @@ def at_writing(module: Any) -> None:
     around(module.Branches, "_write", None, written)
 
 
+def at_slow_writing(module: Any) -> None:
+    import slow_attempts
+
+    slow_attempts.arm(module, NUMBER)
+
+
 def at_commit(module: Any) -> None:
     def before(spaces: object, reach: object, batch: Any, branches: object) -> None:
         if POINT == "written" and batch.number >= NUMBER:
@@ -161,6 +167,7 @@ PLACES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "fails once": ("xaqueue.spark.source", at_reading),
     "fails for good": ("xaqueue.spark.source", at_reading),
     "writing": ("xaqueue.spark.branches", at_writing),
+    "slow": ("xaqueue.spark.branches", at_slow_writing),
     "written": ("xaqueue.spark.deciding", at_commit),
     "decided": ("xaqueue.space.batch_steps", at_decision),
     "half": ("xaqueue.space.batch_steps", at_decision),
