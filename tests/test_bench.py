@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bare_space import bare_space
 from typer.testing import CliRunner
 
 from xaqueue.bench import engine, environment, limits, opening, tables
@@ -16,7 +18,7 @@ from xaqueue.bench.peers.peer import OPERATIONS
 from xaqueue.bench.rates import Rate
 from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.main import app
-from xaqueue.errors import InvalidArgument
+from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.space.attach import attach
 from xaqueue.space.format import read_format
 
@@ -111,14 +113,11 @@ def test_checkpoints_are_compared_with_none(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_that_fails_is_raised() -> None:
-    class Fails:
-        def checkpoint(self) -> None:
-            raise OSError("the disk is gone")
-
-    space: Any = Fails()
-    with pytest.raises(OSError, match="the disk is gone"), Checkpoints(space, 0.001) as checkpoints:
-        checkpoints._thread.join()
+def test_a_checkpoint_that_fails_is_raised(tmp_path: Path) -> None:
+    with bare_space(tmp_path / "space", "JOURNAL") as bare:
+        bare.fs.faults["sync_all", ""] = errno.EIO
+        with pytest.raises(ResourceFailed, match="fenced"), Checkpoints(bare.space, 0.001) as checkpoints:
+            checkpoints._thread.join()
 
 
 def test_columns_of_numbers_stand_to_the_right() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from xaqueue.bench import spark_bars
+from xaqueue.bench import spark_bars, spark_sources
 from xaqueue.bench.spark_query import Memory, Run
+from xaqueue.bench.spark_sources import Source
 
 
 def measured(messages: int = 100_000, rows_per_s: float = 50_000.0, **more: Any) -> dict[str, Any]:
@@ -44,3 +47,15 @@ def test_every_other_bar() -> None:
     )
     assert [line.partition(":")[0] for line in found] == ["met", "MISSED", "met", "met", "MISSED", "met"]
     assert found[4] == "MISSED: ms of planning with 1,000,000 waiting: 10.0, below 10 is wanted"
+
+
+def process_of(source: Source, scratch: Path) -> Run:
+    return Run(os.getpid(), 1.0)
+
+
+def test_each_source_keeps_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_sources, "measure", process_of)
+    with spark_sources.apart() as measure:
+        ran_in = [measure(Source(name, tmp_path, "orders"), tmp_path).rows for name in ("ours", "theirs", "ours")]
+    assert ran_in[0] == ran_in[2]
+    assert len({os.getpid(), *ran_in}) == 3

@@ -16,7 +16,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from xaqueue import spark as spark_room
-from xaqueue.spark import java
+from xaqueue.spark import java, python
 
 FAKE = """#!/bin/sh
 case "$*" in *incubator.vector*) exit {without_vector};; esac
@@ -159,3 +159,40 @@ def test_without_pyspark_the_import_says_what_to_install(missing: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f'{missing} is missing: pip install "xaqueue[spark]"' in done.stderr
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """PySpark stands where pip puts it, with its zip files."""
+    site = tmp_path / "it's site"
+    (site / "pyspark" / "python" / "lib").mkdir(parents=True)
+    monkeypatch.setattr("pyspark.__file__", str(site / "pyspark" / "__init__.py"))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(site))
+    return site
+
+
+def test_workers_do_not_read_pyspark_from_its_zip(installed: Path, tmp_path: Path) -> None:
+    shim = python.worker_python({"HOME": str(tmp_path / "my home")})
+    assert shim.startswith(str(tmp_path / "my home" / ".cache" / "xaqueue"))
+    zips = installed / "pyspark" / "python" / "lib"
+    path = f"{zips}/pyspark.zip:/a b/*.jar:{zips}/py4j-src.zip:/other/pyspark.zip"
+    code = "import os, sys; print(os.environ['PYTHONPATH'], sys.executable, sys.argv[1:])"
+    command = [shim, "-c", code, "x y", "*"]
+    done = subprocess.run(command, env={"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    assert done.stdout == f"/a b/*.jar:/other/pyspark.zip {sys.executable} ['x y', '*']\n"
+    assert python.worker_python({"HOME": str(tmp_path / "my home")}) == shim
+
+
+@pytest.mark.usefixtures("installed")
+def test_without_a_place_for_the_shim_workers_run_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    assert python.worker_python({"HOME": str(tmp_path / "file")}) == sys.executable
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # mounted noexec
+    assert python.worker_python({"HOME": str(tmp_path)}) == sys.executable
+
+
+def test_a_pyspark_that_is_not_installed_is_read_as_spark_wants(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / "elsewhere"))
+    assert python.worker_python({"HOME": str(tmp_path)}) == sys.executable

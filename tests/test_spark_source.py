@@ -277,6 +277,16 @@ def test_record_batches_close_at_rows_and_at_bytes(space: FabricatedSpace, monke
     assert [found.num_rows for found in stream(space).read(share(space, 0, 7))] == [2, 2, 2, 1]
 
 
+@pytest.mark.parametrize("over", [-1, 0, 1, 100_000])
+def test_a_file_is_read_to_its_end_however_large(space: FabricatedSpace, over: int) -> None:
+    head = space.put("orders", 1, b"").stat().st_size
+    content = os.urandom(rows.READ_BYTES + over - head)
+    space.put("orders", 1, content)
+    space.publish("orders", 1)
+    assert space.path("orders", 1).stat().st_size == rows.READ_BYTES + over
+    assert [batch.column("body").to_pylist() for batch in stream(space).read(share(space, 0, 1))] == [[content]]
+
+
 def cut_short(data: bytes) -> bytes:
     return data[:-1]
 

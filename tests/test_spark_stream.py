@@ -160,11 +160,14 @@ def test_a_session_that_runs_is_returned_as_it_is(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
 
 
-def test_the_benchmark_measures_both_sources_over_the_same_messages(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_benchmark_measures_both_sources_over_the_same_messages(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from xaqueue.bench.spark_bench import measure
 
+    monkeypatch.setattr("xaqueue.bench.spark_bench.WARM_ROUNDS", 1)
     told: list[str] = []
-    figures = measure(tmp_path / "new", "orders", 50, 10, rounds=1, progress=told.append)
+    figures = measure(tmp_path / "new", "orders", 50, 10, rounds=1, in_own_jvm=False, progress=told.append)
     assert (figures["messages"], figures["binary_file_messages"], figures["rounds"]) == (50, 50, 1)
     assert figures["ratio"] == figures["xaqueue_per_s"] / figures["binary_file_per_s"]
     assert any("laying out 50" in line for line in told)

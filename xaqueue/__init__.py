@@ -44,7 +44,6 @@ from xaqueue.errors import (
 )
 from xaqueue.message import Message, MessageId
 from xaqueue.space import openstring
-from xaqueue.space.attach import attach
 from xaqueue.storage.ids import fresh_id
 from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
@@ -73,6 +72,8 @@ def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None
         from xaqueue.rpc import dial
 
         return Connection(dial.manager(given), fresh_id)
+    from xaqueue.space.attach import attach  # half of the package, and a Spark worker needs none of it
+
     directory, name = openstring.parse(given)
     return Connection(attach(directory, create_missing=create, sync=sync, name=name), fresh_id)
 

@@ -38,6 +38,8 @@ FORMAT_VERSION = 1
 PREFIX = struct.Struct("<4sBBHIQQ16s")
 HEAD_CRC = struct.Struct("<I")
 PREFIX_BYTES = PREFIX.size + 2 * HEAD_CRC.size
+_HEAD = struct.Struct(PREFIX.format + "II")
+_CHECKED_FIRST = PREFIX.size + HEAD_CRC.size
 PROPERTIES_LIMIT_BYTES = 64 * 1024
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
 """Default limit of a body; ``[space] max_body_bytes`` in queues.toml changes it for a space."""
@@ -56,7 +58,7 @@ class Kind(IntEnum):
     BRANCH = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Block:
     """A decoded command block. ``checksum`` is the CRC-32 over everything, as stored."""
 
@@ -68,7 +70,7 @@ class Block:
     checksum: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Head:
     """All of a block but its body; ``size_bytes`` is what the whole file must measure."""
 
@@ -126,8 +128,9 @@ def encode_with_checksum(block: Block, *, body_limit_bytes: int = BODY_LIMIT_BYT
         )
     packed = pack_properties(block.properties)
     prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, block.kind, 0, len(packed), body_bytes, block.epoch, block.message_id)
-    head_crc = HEAD_CRC.pack(crc32(packed, crc32(prefix)))
-    checksum = crc32(block.body, crc32(packed, crc32(head_crc, crc32(prefix))))
+    so_far = crc32(prefix)
+    head_crc = HEAD_CRC.pack(crc32(packed, so_far))
+    checksum = crc32(block.body, crc32(packed, crc32(head_crc, so_far)))
     return b"".join((prefix, head_crc, HEAD_CRC.pack(checksum), packed)), checksum
 
 
@@ -196,18 +199,16 @@ def decode_message(data: bytes) -> tuple[bytes, dict[str, Any], bytes]:
 def split_message(data: bytes) -> tuple[bytes, bytes, bytes]:
     """Message id, packed properties (see ``stored_in``) and body, checked as ``decode_message`` does."""
     if len(data) >= PREFIX_BYTES:
-        magic, version, kind, _, properties_bytes, body_bytes, _, message_id = PREFIX.unpack_from(data)
-        (checksum,) = HEAD_CRC.unpack_from(data, PREFIX.size + HEAD_CRC.size)
+        magic, version, kind, _, properties_bytes, body_bytes, _, message_id, _, checksum = _HEAD.unpack_from(data)
         body_offset = PREFIX_BYTES + properties_bytes
-        packed, body = data[PREFIX_BYTES:body_offset], data[body_offset:]
         sound = (
             magic == MAGIC
             and version == FORMAT_VERSION
-            and len(body) == body_bytes
-            and crc32(body, crc32(packed, crc32(data[: PREFIX.size + HEAD_CRC.size]))) == checksum
+            and len(data) == body_offset + body_bytes
+            and crc32(memoryview(data)[PREFIX_BYTES:], crc32(data[:_CHECKED_FIRST])) == checksum
         )
         if sound and kind in _MESSAGES:
-            return message_id, packed, body
+            return message_id, data[PREFIX_BYTES:body_offset], data[body_offset:]
     block = decode(data)
     raise DamagedBlock(f"a block of kind {block.kind.name.lower()} is no message")
 

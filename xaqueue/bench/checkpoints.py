@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from xaqueue.bench.rates import Rate, latency_us
+from xaqueue.space import range_images
 from xaqueue.space.space import Space
 
 PERCENTS = {"p50_us": 50.0, "p99_us": 99.0, "p999_us": 99.9, "max_us": 100.0}
@@ -48,7 +49,7 @@ class Checkpoints:
         while not self._over.wait(self._every_s):
             began = time.perf_counter()
             try:
-                self._space.checkpoint()
+                range_images.checkpoint(self._space)
             except BaseException as error:
                 self._failure = error
                 return

@@ -1,8 +1,9 @@
 """Opening a deep queue costs a known time and a known memory, and a message costs the same however deep the queue is.
 
 A space is laid out without the engine, a file a message as its owner would have left it, at several depths. Child
-processes open it, first as after a kill, without an index image, then as after a clean close, with one; their memory is
-then that of opening and of nothing before. A last one puts and takes. The page cache is as the layout left it. The
+processes open it: the first without any image, whose head is read of every message, and which ends as if it was killed
+behind a checkpoint; the next one so, by the images of full ranges; then one after a clean close. Their memory is that
+of opening and of nothing before. A last one puts and takes. The page cache is as the layout left it. The
 directory is removed afterwards, also after Ctrl-C.
 """
 
@@ -24,9 +25,10 @@ from xaqueue.bench.tables import aligned
 from xaqueue.command import Block, Kind, encode
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import layout
+from xaqueue.space import layout, range_images
 from xaqueue.space.attach import attach, create
 from xaqueue.space.load import remaining_s
+from xaqueue.space.session import Session
 
 QUEUE = "bench"
 SHALLOW = "shallow"
@@ -34,13 +36,13 @@ DEPTHS = (10_000, 100_000)
 """Beside the one that is asked for."""
 FLAGS = ("NONE", "JOURNAL")
 """Where a message's cost is processor time, and the default."""
-OPENINGS = {"after_kill": "after a kill", "clean": "after a clean close"}
+OPENINGS = {"heads": "without images", "after_kill": "after a kill", "clean": "after a clean close"}
 BODY_BYTES = 200
 FILE_BYTES = 4096
 """What the smallest file takes on most file systems."""
 SAY_EVERY_S = 2.0
 HEADINGS = (
-    *("messages", "open after kill s", "open clean s", "RSS MB", "peak MB", "bytes/message"),
+    *("messages", "open by heads s", "after kill s", "clean s", "RSS MB", "peak MB", "bytes/message"),
     *(f"{flags} {operation} us" for flags in FLAGS for operation in depth.OPERATIONS),
 )
 
@@ -89,7 +91,7 @@ def _at_depth(messages: int, place: Path, report: Report) -> dict[str, Any]:
 
 def lay_out(space: Path, messages: int, report: Report, shallow: int = 0) -> None:
     """A space whose one queue holds this many messages. ``shallow``: those of another one, whose files come first."""
-    create(space, name=QUEUE, sync="NONE", any_queue=True)
+    create(space, name=QUEUE, sync="JOURNAL", any_queue=True)
     if shallow:
         _fill(space, SHALLOW, shallow, report)
     _fill(space, QUEUE, messages, report)
@@ -111,7 +113,7 @@ def _fill(space: Path, queue: str, messages: int, report: Report) -> None:
     _write(f"{space}/{layout.watermark_path(queue)}", watermark)
 
 
-def measure_here(space: Path, say: Callable[[Said], None]) -> None:
+def measure_here(space: Path, say: Callable[[Said], None], end: Callable[[Session], None] = Session.close) -> None:
     """What a child does: opens the space and says how far it is, and at the end what it cost, and the closing."""
     before = resident_bytes()
     sparing = _Sparing(say)
@@ -125,7 +127,7 @@ def measure_here(space: Path, say: Callable[[Said], None]) -> None:
     opened, cpu = time.perf_counter(), time.process_time() - cpu
     messages, resident, peak = session.space.report.messages, resident_bytes(), peak_bytes()
     closing = time.perf_counter()
-    session.close()
+    end(session)
     closed = time.perf_counter()
     say(
         {
@@ -177,13 +179,13 @@ class _Sparing:
 
 
 def _open_in_child(space: Path, name: str, messages: int, report: Report) -> Said:
-    opened = _child(space, report)
+    opened = _child(space, report, *(["killed"] if name == "heads" else []))
     per_s = opened["messages_per_s"] = opened["messages"] / opened["seconds"]
     report(
         f"{messages:,} messages open in {opened['seconds']:.1f} s {OPENINGS[name]} ({per_s:,.0f}/s), "
         f"{opened['cpu_seconds']:.1f} s of them processor time, "
         f"peak memory {opened['peak_bytes'] / 1e6:,.0f} MB, {opened['bytes_per_message']:,.0f} bytes a message; "
-        f"they close in {opened['close_seconds']:.1f} s"
+        f"{'their images take' if name == 'heads' else 'they close in'} {opened['close_seconds']:.1f} s"
     )
     return opened
 
@@ -208,12 +210,12 @@ def _child(space: Path, report: Report, *words: str) -> Said:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    killed, clean = row["after_kill"], row["clean"]
+    opened = [row[name] for name in OPENINGS]
     return [
-        *(f"{row['messages']:,}", f"{killed['seconds']:.2f}", f"{clean['seconds']:.2f}"),
-        f"{max(killed['resident_bytes'], clean['resident_bytes']) / 1e6:,.0f}",
-        f"{max(killed['peak_bytes_closed'], clean['peak_bytes_closed']) / 1e6:,.0f}",
-        f"{max(killed['bytes_per_message'], clean['bytes_per_message']):,.0f}",
+        *(f"{row['messages']:,}", *(f"{one['seconds']:.2f}" for one in opened)),
+        f"{max(one['resident_bytes'] for one in opened) / 1e6:,.0f}",
+        f"{max(one['peak_bytes_closed'] for one in opened) / 1e6:,.0f}",
+        f"{max(one['bytes_per_message'] for one in opened):,.0f}",
         *(f"{speed['deep_us']:,.0f} ({speed['ratio']:.2f})" for speed in row["speeds"]),
     ]
 
@@ -243,7 +245,10 @@ def _say_line(said: Said) -> None:
 
 
 def _child_main(space: Path, *words: str) -> None:
-    if words:
+    if words == ("killed",):
+        measure_here(space, _say_line, lambda session: range_images.checkpoint(session.space))
+        os._exit(0)
+    elif words:
         flags, transactions = words
         _say_line({"speeds": depth.measure(space, flags, QUEUE, SHALLOW, int(transactions))})
     else:

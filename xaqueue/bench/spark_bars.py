@@ -15,6 +15,7 @@ NAMES = {
     "xaqueue_delete": "xaqueue, delete",
     "binary_file": "binaryFile as shipped",
     "binary_file_tuned": "binaryFile tuned",
+    "binary_file_delete": "binaryFile tuned, cleanSource",
 }
 
 

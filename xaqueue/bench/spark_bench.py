@@ -1,9 +1,11 @@
 """How fast Spark reads a queue, against what Spark does with the same files by itself, in one run on one machine.
 
-All are streams with the trigger ``availableNow`` into the sink ``noop`` (``spark_query``). The session is warmed with
-each on a small queue, and the rounds alternate, so that none has the warmer caches. ``binaryFile`` reads the range
+All are streams with the trigger ``availableNow`` into the sink ``noop`` (``spark_query``), each source in a JVM of its
+own (``spark_sources``) that was warmed on a small queue as often as the others. What is laid out is on disk, and in the
+page cache, before anything is timed. Then the sources take turns, ours first. ``binaryFile`` reads the range
 directories, as Spark ships it and tuned: listed by the driver instead of by a task a file. Of many messages it reads a
-sample, since it would take minutes. A queue that is made here is consumed at last, through a server.
+sample, since it would take minutes. What consumes is measured last: ours through a server, and ``binaryFile`` tuned,
+with ``cleanSource``, 10,000 files a batch.
 """
 
 from __future__ import annotations
@@ -12,33 +14,32 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 from uuid import uuid4
 
 from xaqueue import command
-from xaqueue.bench import spark_scale
+from xaqueue.bench import spark_scale, spark_sources
 from xaqueue.bench.spark_query import Run, timed
+from xaqueue.bench.spark_sources import Source, apart
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import MessageId, Properties
 from xaqueue.space import layout
 from xaqueue.space.reader import QueueReader
 
-CORES = 2
 WARM_MESSAGES = 20_000
-WARM_ROUNDS = 3
+WARM_ROUNDS = 5
 SAMPLE = 100_000
 """Files that binaryFile reads, at most."""
 SHALLOW = 1_000
 SINK_MESSAGES = 50_000
-DRIVER_MEMORY = "2g"
-FILE_COLUMNS = "path STRING, modificationTime TIMESTAMP, length LONG, content BINARY"
-THRESHOLD = "spark.sql.sources.parallelPartitionDiscovery.threshold"
-NEVER = 1 << 30
+CONSUMED_PER_TRIGGER = 10_000
+ORDER = ("xaqueue", "binary_file", "binary_file_tuned")
 
 Progress = Callable[[str], None]
-Streams = dict[str, Callable[[], Any]]
 
 
 def measure(
@@ -50,6 +51,7 @@ def measure(
     rounds: int = 3,
     per_trigger: int | None = None,
     whole: bool = False,
+    in_own_jvm: bool = True,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
     """Messages a second of the source ``xaqueue`` and of ``binaryFile``, and how many times the first is the second.
@@ -57,12 +59,11 @@ def measure(
     ``space_dir``: a space whose ``queue`` holds at least ``messages`` messages, or a directory that is missing or
     empty, where a queue of ``messages`` messages of ``body_bytes`` random bytes is laid out first. ``per_trigger``:
     messages and files a batch, all in one without it. ``whole``: the sink, planning at two depths and many spaces are
-    measured too, and what was laid out is consumed. ``progress`` is told in a line what comes next. Raises
-    InvalidArgument for a space with fewer messages.
+    measured too, and what was laid out is consumed. ``in_own_jvm``: False has one session for all, this process's.
+    ``progress`` is told in a line what comes next. Raises InvalidArgument for a space with fewer messages.
     """
     space = Path(space_dir)
     made = _prepare(space, queue, messages, body_bytes, progress)
-    spark = _session()
     with tempfile.TemporaryDirectory(prefix="xaqueue-bench-", dir=space.parent) as directory:
         scratch = Path(directory)
         warm, sample = scratch / "warm", space
@@ -71,45 +72,28 @@ def measure(
             progress(f"laying out a sample of {SAMPLE:,} for binaryFile")
             sample = scratch / "sample"
             lay_out(sample, queue, SAMPLE, body_bytes)
-        progress("warming Spark")
-        for stream in list(_streams(spark, warm, warm, queue, None).values()) * WARM_ROUNDS:
-            timed(spark, stream(), scratch)
-        taken: dict[str, list[Run]] = {}
-        for number in range(1, rounds + 1):
-            for name, stream in _streams(spark, space, sample, queue, per_trigger).items():
+        os.sync()  # or the first to be timed shares the machine with what is being written
+        taken: dict[str, list[Run]] = {name: [] for name in ORDER}
+        with apart() if in_own_jvm else nullcontext(spark_sources.measure) as run:
+            for name in ORDER:
+                progress(f"warming {name}")
+                for _ in range(WARM_ROUNDS):
+                    run(Source(name, warm, queue), scratch)
+            for number, name in product(range(1, rounds + 1), ORDER):
                 progress(f"round {number} of {rounds}: {name}")
-                taken.setdefault(name, []).append(timed(spark, stream(), scratch))
-        spark.conf.unset(THRESHOLD)
-        more = _more(spark, space, queue, messages, body_bytes, scratch, progress) if whole else {}
+                source = Source(name, space if name == "xaqueue" else sample, queue, per_trigger)
+                taken[name].append(run(source, scratch))
+        more = _more(space, queue, messages, body_bytes, scratch, progress) if whole else {}
         if whole and made:
-            progress("consuming the queue")
-            with spark_scale.served(space):
-                consuming = spark_scale.stream(spark, str(space), queue, "delete", per_trigger)
-                taken["xaqueue_delete"] = [timed(spark, consuming, scratch)]
-    return _result(taken, body_bytes) | more
+            taken |= _consumed(space, queue, messages, body_bytes, per_trigger, scratch, progress)
+    return _result(taken, body_bytes, in_own_jvm) | more
 
 
-def _streams(spark: Any, space: Path, sample: Path, queue: str, per_trigger: int | None) -> Streams:
-    def files(threshold: int | None) -> Any:
-        if threshold is None:
-            spark.conf.unset(THRESHOLD)
-        else:
-            spark.conf.set(THRESHOLD, threshold)
-        reader = spark.readStream.format("binaryFile").schema(FILE_COLUMNS)
-        if per_trigger is not None:
-            reader = reader.option("maxFilesPerTrigger", per_trigger)
-        return reader.load(str(sample / layout.queue_path(queue)))
-
-    return {
-        "xaqueue": lambda: spark_scale.stream(spark, str(space), queue, "keep", per_trigger),
-        "binary_file": lambda: files(None),
-        "binary_file_tuned": lambda: files(NEVER),
-    }
-
-
-def _more(
-    spark: Any, space: Path, queue: str, messages: int, body_bytes: int, scratch: Path, progress: Progress
-) -> dict[str, Any]:
+def _more(space: Path, queue: str, messages: int, body_bytes: int, scratch: Path, progress: Progress) -> dict[str, Any]:
+    progress("warming another session")
+    for _ in range(WARM_ROUNDS):
+        spark_sources.measure(Source("xaqueue", scratch / "warm", queue), scratch)
+    spark = spark_sources.session()
     progress("the sink")
     sink = spark_scale.sink(spark, scratch / "sink", min(messages, SINK_MESSAGES), body_bytes)
     progress("planning")
@@ -119,6 +103,22 @@ def _more(
     planning = {str(depth): spark_scale.planning(spark, root, queue, depth, scratch) for depth, root in depths.items()}
     scale = spark_scale.spaces(spark, lay_out, scratch, min(messages, SAMPLE), body_bytes, progress)
     return {"sink": sink, "planning": planning, "scale": scale}
+
+
+def _consumed(
+    space: Path, queue: str, messages: int, body_bytes: int, per_trigger: int | None, scratch: Path, progress: Progress
+) -> dict[str, list[Run]]:
+    """The sources that remove what they have read. In one session, warm from what was measured before: ours first."""
+    spark = spark_sources.session()
+    progress("consuming the queue")
+    with spark_scale.served(space):
+        ours = timed(spark, spark_scale.stream(spark, str(space), queue, "delete", per_trigger), scratch)
+    progress("binaryFile consumes")
+    files = scratch / "files"
+    lay_out(files, queue, min(messages, SAMPLE), body_bytes)
+    os.sync()
+    theirs = spark_sources.measure(Source("binary_file_delete", files, queue, CONSUMED_PER_TRIGGER), scratch)
+    return {"xaqueue_delete": [ours], "binary_file_delete": [theirs]}
 
 
 def lay_out(space: Path, queue: str, messages: int, body_bytes: int) -> None:
@@ -140,16 +140,6 @@ def lay_out(space: Path, queue: str, messages: int, body_bytes: int) -> None:
     (space / layout.watermark_path(queue)).write_bytes(layout.format_watermark(watermark))
 
 
-def _session() -> Any:
-    """The JVM compiles and collects as it does by default: ``session``'s quick start would hold binaryFile back."""
-    from xaqueue.spark import session
-    from xaqueue.spark.session import QUIET_LOGS
-
-    java_options = f'"-Dlog4j2.configurationFile={QUIET_LOGS}"'
-    settings = {"spark.driver.memory": DRIVER_MEMORY, "spark.driver.extraJavaOptions": java_options}
-    return session("xaqueue bench", cores=CORES, **settings)
-
-
 def _prepare(space: Path, queue: str, messages: int, body_bytes: int, progress: Progress) -> bool:
     """Whether the space was made here."""
     if not space.exists() or not any(space.iterdir()):
@@ -163,7 +153,7 @@ def _prepare(space: Path, queue: str, messages: int, body_bytes: int, progress: 
     return False
 
 
-def _result(taken: dict[str, list[Run]], body_bytes: int) -> dict[str, Any]:
+def _result(taken: dict[str, list[Run]], body_bytes: int, in_own_jvm: bool) -> dict[str, Any]:
     runs: dict[str, dict[str, Any]] = {}
     for name, rounds in taken.items():
         rates = [run.per_s for run in rounds]
@@ -174,7 +164,11 @@ def _result(taken: dict[str, list[Run]], body_bytes: int) -> dict[str, Any]:
         "messages": taken["xaqueue"][0].rows,
         "binary_file_messages": taken["binary_file"][0].rows,
         "body_bytes": body_bytes,
-        "cores": CORES,
+        "cores": spark_sources.CORES,
+        "order": list(ORDER),
+        "own_jvm": in_own_jvm,
+        "warm_rounds": WARM_ROUNDS,
+        "warm_messages": min(WARM_MESSAGES, taken["xaqueue"][0].rows),
         "rounds": len(taken["xaqueue"]),
         "xaqueue_per_s": per_s["xaqueue"],
         "binary_file_per_s": per_s["binary_file"],

@@ -91,8 +91,8 @@ class QueueReader:
                 listed = os.listdir(self._range(number))  # noqa: PTH208
             except FileNotFoundError:
                 continue  # emptied and cleaned up since
-            taken = sorted(name for name in listed if low < name <= high and name[0] != ".")
-            found = [(parsed[0], name) for name in taken if (parsed := layout.parse_message(name))]
+            taken = sorted(name for name in listed if low < name <= high)
+            found = [(seq, name) for name in taken if (seq := layout.parse_message_seq(name)) is not None]
             if found:
                 yield number, found
 

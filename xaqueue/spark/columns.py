@@ -46,10 +46,18 @@ class Rows:
     stored: list[dict[str, Any]] = field(default_factory=list)
     """Properties, what is absent or default left out."""
     times_ns: list[int] = field(default_factory=list)
+    _held: frozenset[str] | None = field(default=None, init=False)
 
     @property
     def size(self) -> int:
         return len(self.seqs)
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The properties that any of them has, looked at once, when all are there: a column of none costs nothing."""
+        if self._held is None:
+            self._held = frozenset().union(*self.stored)
+        return self._held
 
 
 Builder = Callable[[Rows, pa.DataType], pa.Array]
@@ -75,15 +83,16 @@ def _same(name: str) -> Builder:
 
 def _property(name: str, default: Any = None) -> Builder:
     def build(rows: Rows, kind: pa.DataType) -> pa.Array:
-        values = [stored.get(name, default) for stored in rows.stored]
-        return pa.array(values, kind)
+        if name not in rows.held:
+            return pa.repeat(pa.scalar(default, kind), rows.size)
+        return pa.array([stored.get(name, default) for stored in rows.stored], kind)
 
     return build
 
 
 def _optional(name: str) -> Builder:
     def build(rows: Rows, kind: pa.DataType) -> pa.Array:
-        if not any(name in stored for stored in rows.stored):
+        if name not in rows.held:
             return pa.nulls(rows.size, kind)
         return pa.array([stored.get(name) for stored in rows.stored], kind)
 
@@ -95,15 +104,18 @@ def _commit_time(rows: Rows, kind: pa.DataType) -> pa.Array:
 
 
 def _header_map(rows: Rows, kind: pa.DataType) -> pa.Array:
+    if "headers" not in rows.held:
+        offsets = pa.repeat(pa.scalar(0, pa.int32()), rows.size + 1)
+        return pa.MapArray.from_arrays(offsets, pa.array([], kind.key_type), pa.array([], kind.item_type), kind)
     pairs: Iterable[Any] = [list(stored["headers"].items()) if "headers" in stored else [] for stored in rows.stored]
     return pa.array(pairs, kind)
 
 
 def _header_array(rows: Rows, kind: pa.DataType) -> pa.Array:
     """As Kafka's: none is null, and values are bytes."""
-    found = [stored.get("headers") for stored in rows.stored]
-    if not any(found):
+    if "headers" not in rows.held:
         return pa.nulls(rows.size, kind)
+    found = [stored.get("headers") for stored in rows.stored]
     pairs = [[{"key": k, "value": v.encode()} for k, v in headers.items()] if headers else None for headers in found]
     return pa.array(pairs, kind)
 

@@ -90,11 +90,16 @@ def write_shim(home: Path, cache: Path) -> Path:
     """The directory whose ``bin/java`` runs the Java at ``home`` without the module it lacks. Idempotent, atomic."""
     script = _SHIM.format(module=VECTOR_MODULE, java=shlex.quote(str(home / "bin" / "java")))
     shim = cache / f"java-{sha256(os.fsencode(home)).hexdigest()[:12]}"
-    target = shim / "bin" / "java"
+    write_script(shim / "bin" / "java", script)
+    return shim
+
+
+def write_script(target: Path, script: str) -> None:
+    """An executable file with this content, whatever stood there. Idempotent, atomic. Raises OSError."""
     if target.is_file() and os.access(target, os.X_OK) and target.read_text() == script:
-        return shim
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, written = tempfile.mkstemp(prefix=".java-", dir=target.parent)
+    descriptor, written = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(script)
@@ -103,7 +108,6 @@ def write_shim(home: Path, cache: Path) -> Path:
     except BaseException:
         Path(written).unlink(missing_ok=True)
         raise
-    return shim
 
 
 def cache_directory(environ: Mapping[str, str]) -> Path:

@@ -7,7 +7,6 @@ looks, and only before the first session: a Spark that runs already is returned 
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from xaqueue.spark.java import java_home
+from xaqueue.spark.python import worker_python
 from xaqueue.spark.source import QueueSource
 
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -42,7 +42,7 @@ def register(spark: SparkSession) -> None:
 
 def _start(app_name: str, config: Mapping[str, object]) -> SparkSession:
     os.environ["JAVA_HOME"] = str(java_home())
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = worker_python()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = SparkSession.builder.appName(app_name)
     for name, value in config.items():

@@ -123,7 +123,7 @@ class Reader:
         for part in partition.ranges:
             reader = QueueReader(part.space, part.queue)
             self._check_seen(reader, part)
-            found = files(reader, part.after, part.upto)
+            found = files(reader, part.after, part.upto, times="times_ns" in self._columns.needs)
             yield from record_batches(found, Rows(part.queue, part.space, part.number), self._columns)
             self._check_whole(reader, part, partition.stream)
 
