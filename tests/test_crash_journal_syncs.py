@@ -65,7 +65,6 @@ NOTICED: dict[str, tuple[Way, Level, str]] = {
     "_open_journal: all root": (kill_then_power_loss, LAGGING, "put: one_phase"),
     "checkpoint: all root": (power_loss, CHECKPOINTS, "put: one_phase"),
     "harden_names: all root": (power_loss, MOVING, "put: prepared"),
-    "harden_content: content block": (power_loss, MOVING, "put and take: decided_commit"),
     "count: content block": (power_loss, JOURNAL, "take: undone"),
     "_harden: content block": (raised_level, JOURNAL, "puts in new queues: prepared"),
     "_harden: content first block": (raised_level, JOURNAL, "put: prepared"),
@@ -81,6 +80,7 @@ SYNCED = "what was replayed is synced as a whole before, and what is older by th
 
 REDUNDANT = {
     "harden_content: content first block": "the sync of all that follows covers it; its own tells of a lost write-back",
+    "harden_content: content block": "the sync of all that follows covers it; its own tells of a lost write-back",
     "start: names root": "recovery syncs the root before anybody is answered",
     "_archive: content archive": "a torn tail is kept for people: nothing reads it",
     "_archive: names journal": "a torn tail is kept for people: nothing reads it",

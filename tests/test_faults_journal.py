@@ -14,6 +14,7 @@ from space_scan import scan
 from test_faults import BILLS, RANGE, check_exercise, check_fenced, exercise
 
 from xaqueue.errors import DiskFull, ResourceFailed, RetryLater
+from xaqueue.space import layout
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.segments import name_of
 from xaqueue.xid import Xid
@@ -92,7 +93,6 @@ CHECKPOINT_FAILURES = [
     ("create", RANGE, errno.EROFS),
     ("write_at", f"{BILLS}/.watermark", errno.EIO),
     ("unlink", RANGE, errno.EIO),
-    ("unlink", "active/", errno.EIO),
 ]
 
 
@@ -107,8 +107,26 @@ def test_a_failure_while_the_directories_follow_fences_and_loses_nothing(
     assert said == LEFT
 
 
+@pytest.mark.parametrize("call", ["create", "unlink"])
+def test_a_failure_with_a_block_that_outlives_the_lag_fences(bare: BareSpace, call: str) -> None:
+    bare.put("orders", b"first", b"second")
+    assert bare.space.lag is not None
+    with bare.connect() as connection:
+        assert connection.dequeue("orders") is not None
+        bare.fs.faults[call, "active/"] = errno.EIO
+        if call == "unlink":
+            bare.space.lag.flush()
+            connection.commit()
+        with pytest.raises(ResourceFailed):
+            bare.space.checkpoint()
+    assert [struck for struck, _ in bare.fs.struck] == [call]
+    bare.fs.faults.clear()
+    bare.reopen()
+    assert bare.take("orders") == ([b"first", b"second"] if call == "create" else [b"second"])
+
+
 STEP_FAILURES = [
-    ("create", "active/", errno.EIO, 0),
+    ("write_at", layout.TRIES, errno.EIO, 0),
     ("make_dir", BILLS, errno.EIO, 1),
     ("make_dir", f"{BILLS}/range=", errno.EROFS, 1),
 ]

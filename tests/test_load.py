@@ -6,6 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,13 @@ from xaqueue.space.layout import RANGE_SIZE
 from xaqueue.space.space import Space
 
 MANY = 3 * readers.SLICE + 7
+
+
+@pytest.fixture(autouse=True, params=["warm", "cold"])
+def disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the disk was waited for, so that threads read what follows."""
+    if request.param == "cold":
+        monkeypatch.setattr(readers, "_blocks_read", count().__next__)
 
 
 @pytest.fixture

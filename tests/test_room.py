@@ -405,9 +405,16 @@ def test_a_dequeue_is_prepared_with_room_from_the_reserve(reserved: ReservedSpac
             assert connection.dequeue("orders") is not None
         assert reserved.pieces == 16
         connection.tpc_prepare()
-        assert reserved.pieces == 13
+        assert reserved.pieces == (13 if reserved.space.lag is None else 16), "a record needs no files"
         connection.tpc_commit()
     assert reserved.take("orders") == [b"third"]
+
+
+def test_what_remembers_a_dequeue_uses_nothing_of_it(reserved: ReservedSpace) -> None:
+    reserved.put("orders", b"first")
+    full_until_given_up(reserved, "write_at", layout.TRIES, 1)
+    assert reserved.take("orders") == [b"first"]
+    assert reserved.pieces == 16
 
 
 def test_an_operator_decides_with_room_from_the_reserve(reserved: ReservedSpace) -> None:

@@ -23,7 +23,6 @@ MARKS = [f"{directory}/.mark" for directory in DIRECTORIES]
 
 calls = st.one_of(
     st.tuples(st.just("create"), st.sampled_from(PATHS), st.binary(max_size=40)),
-    st.tuples(st.just("create_now"), st.sampled_from(PATHS), st.binary(max_size=40)),
     st.tuples(st.just("rename"), st.sampled_from(PATHS), st.sampled_from(PATHS)),
     st.tuples(st.just("unlink"), st.sampled_from(PATHS)),
     st.tuples(st.just("set_modified_ns"), st.sampled_from(PATHS), st.integers(1, 9)),
@@ -45,10 +44,9 @@ def empty() -> ForgetfulFileSystem:
 def do(fs: ForgetfulFileSystem | WriteBehind, call: Sequence[object]) -> object:
     """What the call gives, or the kind of error that it raises."""
     name, *arguments = call
-    if name in ("create", "create_now", "write_at"):
+    if name in ("create", "write_at"):
         path, content = arguments
         arguments = [path, 0, [content]] if name == "write_at" else [path, [content]]
-        name = "create" if isinstance(fs, ForgetfulFileSystem) and name == "create_now" else name
     try:
         found = getattr(fs, str(name))(*arguments)
     except FileNotFoundError:
@@ -60,7 +58,7 @@ def refuses(plain: ForgetfulFileSystem, call: Sequence[object]) -> bool:
     """What the engine never does: make what is there, rename over what is there."""
     name, *arguments = call
     path = str(arguments[-1] if name == "rename" else arguments[0]) if arguments else ""
-    return name in ("create", "create_now", "rename") and plain.exists(path)
+    return name in ("create", "rename") and plain.exists(path)
 
 
 @settings(max_examples=300, deadline=None)
@@ -91,19 +89,6 @@ def test_what_comes_and_goes_never_touches_the_directories() -> None:
     lagging.unlink("committed/a")
     assert not lagging.pending
     assert behind.calls == 0
-
-
-def test_what_must_outlive_the_process_is_there_at_once_and_moves_later() -> None:
-    behind = empty()
-    lagging = WriteBehind(behind)
-    lagging.create_now("active/a", [b"x"])
-    assert behind.read("active/a") == b"x"
-    lagging.rename("active/a", "prepared/a")
-    assert behind.exists("active/a")
-    assert lagging.read("prepared/a") == b"x"
-    lagging.unlink("prepared/a")
-    lagging.flush()
-    assert behind.list("active") == behind.list("prepared") == []
 
 
 def test_a_mark_is_written_behind_the_files_that_it_tells_of() -> None:

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -51,8 +52,9 @@ def test_it_is_the_sequence_of_three_of_pep_249() -> None:
     format_id, gtrid, bqual = xid
     assert (format_id, gtrid, bqual) == (42, b"gtrid", b"bqual")
     assert [xid[0], xid[1], xid[2], xid[-1]] == [42, b"gtrid", b"bqual", b"bqual"]
+    parts: Sequence[int | bytes] = xid
     with pytest.raises(IndexError):
-        xid[3]
+        parts[3]
 
 
 def test_str_parts_are_utf_8() -> None:

@@ -241,6 +241,11 @@ class QueueIndex:
         """All others, in no order."""
         return list(self._entries.values())
 
+    def between(self, begin: int, end: int) -> tuple[list[Row], list[Entry]]:
+        """Those of one range, with numbers from ``begin`` and below ``end``: the packed ones, and all others."""
+        entries = self._entries
+        return self._packed.table(begin), [entries[seq] for seq in range(begin, end) if seq in entries]
+
     def next_due(self, *, message_id: bytes | None = None, correlation_id: bytes | None = None) -> int | None:
         """When the earliest delayed message that such a ``take`` found becomes ready."""
         if message_id is not None:

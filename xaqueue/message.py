@@ -37,10 +37,11 @@ def check_message_id(value: bytes) -> MessageId:
     return MessageId(value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Properties:
     """What a message says of itself, beside its body. Absent is None (or the default), never an empty value.
 
+    Not frozen, which would cost ten times as much to make for each of its fields.
     ``unknown`` holds what a later version wrote and this one does not know; it is kept as it is.
     """
 

@@ -176,6 +176,11 @@ class PackedRows:
         tables = [self._tables[number].copy() for number in self._numbers[::step]]
         return (row for table in tables for row in table.rows()[::step])
 
+    def table(self, seq: int) -> list[Row]:
+        """The rows of the table for this number, in order."""
+        table = self._tables.get(seq >> TABLE_BITS)
+        return table.rows() if table is not None else []
+
     def tables(self) -> Iterator[list[Row]]:
         """The rows of each table, ascending. Nothing may change meanwhile."""
         return (self._tables[number].rows() for number in self._numbers)

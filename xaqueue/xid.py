@@ -9,8 +9,7 @@ from __future__ import annotations
 import binascii
 from base64 import urlsafe_b64decode
 from binascii import b2a_base64
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from xaqueue.errors import InvalidArgument
 
@@ -21,46 +20,25 @@ LOCAL_FORMAT_ID = 0x58415131
 """Format id ("XAQ1") of the branches that a session starts for itself, for one-phase work without a TM."""
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
-    """The name of a branch: a format id of 0 to 2**31-1 and two byte strings of 0 to 64 bytes.
-
-    Behaves as the sequence of three that PEP 249 asks for. A ``str`` part is taken as UTF-8.
-    Raises InvalidArgument for anything else; so the NULL XID (format id -1) cannot be made.
-    """
-
+class _Parts(NamedTuple):
     format_id: int
     gtrid: bytes
     bqual: bytes
-    _hash: int = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        if type(self.format_id) is not int or not 0 <= self.format_id <= FORMAT_ID_LIMIT:
-            raise InvalidArgument(f"format id {self.format_id!r} is not a number from 0 to {FORMAT_ID_LIMIT}")
-        for name in ("gtrid", "bqual"):
-            part = getattr(self, name)
-            if isinstance(part, str):
-                part = part.encode()
-                object.__setattr__(self, name, part)
-            if not isinstance(part, bytes) or len(part) > PART_LIMIT_BYTES:
-                raise InvalidArgument(f"{name} {part!r} is not a byte string of 0 to {PART_LIMIT_BYTES} bytes")
-        object.__setattr__(self, "_hash", hash((self.format_id, self.gtrid, self.bqual)))
 
-    def __hash__(self) -> int:
-        return self._hash
+class Xid(_Parts):
+    """The name of a branch: a format id of 0 to 2**31-1 and two byte strings of 0 to 64 bytes.
 
-    def __reduce__(self) -> tuple[type[Xid], tuple[int, bytes, bytes]]:
-        """Without the hash, which another process would not have made."""
-        return Xid, (self.format_id, self.gtrid, self.bqual)
+    It is the sequence of three that PEP 249 asks for. A ``str`` part is taken as UTF-8.
+    Raises InvalidArgument for anything else; so the NULL XID (format id -1) cannot be made.
+    """
 
-    def __len__(self) -> int:
-        return 3
+    __slots__ = ()
 
-    def __iter__(self) -> Iterator[int | bytes]:
-        return iter((self.format_id, self.gtrid, self.bqual))
-
-    def __getitem__(self, index: int) -> int | bytes:
-        return (self.format_id, self.gtrid, self.bqual)[index]
+    def __new__(cls, format_id: int, gtrid: bytes, bqual: bytes) -> Xid:
+        if type(format_id) is not int or not 0 <= format_id <= FORMAT_ID_LIMIT:
+            raise InvalidArgument(f"format id {format_id!r} is not a number from 0 to {FORMAT_ID_LIMIT}")
+        return tuple.__new__(cls, (format_id, _checked("gtrid", gtrid), _checked("bqual", bqual)))
 
     def __str__(self) -> str:
         return f"{self.format_id}.{_encode(self.gtrid)}.{_encode(self.bqual)}"
@@ -86,6 +64,14 @@ class Xid:
 
 
 _URLSAFE = bytes.maketrans(b"+/", b"-_")
+
+
+def _checked(name: str, part: bytes | str) -> bytes:
+    if isinstance(part, str):
+        part = part.encode()
+    if not isinstance(part, bytes) or len(part) > PART_LIMIT_BYTES:
+        raise InvalidArgument(f"{name} {part!r} is not a byte string of 0 to {PART_LIMIT_BYTES} bytes")
+    return part
 
 
 def _encode(part: bytes) -> str:

@@ -34,20 +34,17 @@ Content = tuple[bytes, bytes]
 """Head and body of a block."""
 
 
-def write(
-    space: Space, branch: Branch, chunks: Sequence[bytes], suffix: str, *, now: bool = False, spare: bool = False
-) -> None:
+def write(space: Space, branch: Branch, chunks: Sequence[bytes], suffix: str, *, spare: bool = False) -> None:
     """Writes a block's bytes into active/. Raises DiskFull, and dooms the branch, where there is no room.
 
-    now: it is to be there should the process be killed. spare: the reserve may be used.
+    spare: the reserve may be used.
     """
-    create = space.lag.create_now if now and space.lag is not None else space.fs.create
     path = block_path(ACTIVE, branch.name, suffix)
     try:
         if spare:
-            space.room.create(create, path, chunks)
+            space.room.create(space.fs.create, path, chunks)
         else:
-            create(path, chunks)
+            space.fs.create(path, chunks)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise space.fence(error) from error
@@ -62,7 +59,12 @@ def write_dequeue(space: Space, branch: Branch, written: Written, *, spare: bool
     """Writes the block that names the message to remove. Raises as ``write`` does."""
     block = Block(Kind.DEQUEUE, written.message_id, _properties_of(written.queue), epoch=space.epoch)
     head, written.checksum = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
-    write(space, branch, [head], written.suffix, now=True, spare=spare)  # a crash of the process counts a try
+    write(space, branch, [head], written.suffix, spare=spare)
+    if space.register is not None and written.entry is not None:
+        try:
+            space.register.add(written.queue, written.entry)
+        except OSError as error:
+            raise space.fence(error) from error
     keep(branch, written, head, b"")
     written.on_disk = True
 
@@ -108,6 +110,8 @@ def write_list(space: Space, branch: Branch) -> None:
 
 def harden_content(space: Space, branch: Branch) -> None:
     """Content before name: every block of the branch, its branch block too, is on disk."""
+    if not space.hardening.content:
+        return
     suffixes = [written.suffix for written in branch.blocks]
     if branch.listed:
         suffixes.append(FIRST)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from xaqueue.errors import ResourceFailed
-from xaqueue.space import layout
+from xaqueue.space import layout, range_images
 
 TELL_S = 1.0
 """How often it looks whether there is something to do or to tell."""
@@ -62,7 +62,7 @@ class Checkpointer:
             if not due or journal.position == covered:
                 continue
             try:
-                self._space.checkpoint()
+                range_images.checkpoint(self._space, lambda: self._stopped)
             except ResourceFailed as failed:
                 if not self._space.closed:
                     log.error("no checkpoint: %s", failed)  # noqa: TRY400

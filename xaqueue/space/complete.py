@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from xaqueue.space.space import Space
 
 Moved = tuple[Queue, Entry]
-Place = tuple[Written, Queue, int]
+Place = tuple[Written, Queue, int, str]
+"""Of a message that arrives: its block, and where it goes."""
 
 
 def complete(space: Space, branch: Branch, sources: Mapping[int, str], *, whole: bool = False) -> None:
@@ -51,6 +52,11 @@ class Completion:
         self.whole = whole
         self.arrivals = [written for written in branch.blocks if written.kind is Kind.ENQUEUE]
         self.removals = [written for written in branch.blocks if written.kind is Kind.DEQUEUE]
+        self.leaving = [
+            (layout.message_path(written.queue, written.entry.seq, written.message_id), written.queue, written.entry)
+            for written in self.removals
+            if written.entry is not None
+        ]
         self.touched = Touched()
         self.places: list[Place] | None = None
         self.files = self._files()
@@ -68,15 +74,13 @@ class Completion:
 
     def record(self, redo: Redo) -> None:
         """Adds what is done to a record."""
-        for written, queue, seq in self._planned():
-            target = layout.message_path(queue.name, seq, written.message_id)
+        for written, _, _, target in self._planned():
             if self.whole:
                 redo.put(target, *blocks.content_of(self.space, self.branch, written), self.when_us)
             else:
                 redo.move(self.sources[written.number], target, self.when_us)
-        for written in self.removals:
-            if written.entry is not None:
-                redo.drop(layout.message_path(written.queue, written.entry.seq, written.message_id))
+        for path, _, _ in self.leaving:
+            redo.drop(path)
         for path in self.files:
             if not path.startswith(ACTIVE):
                 redo.drop(path)
@@ -85,17 +89,17 @@ class Completion:
     def apply(self) -> Touched:
         if self.is_recorded:
             self.branch.recorded = self.branch.committing = True
-            for written, _, seq in self._planned():  # which it keeps, should there be no room now
+            for written, _, seq, _ in self._planned():  # which it keeps, should there be no room now
                 assert written.entry is not None
                 written.entry.seq = seq
         self._move_in(self._planned())
         self._move_out()
         if self.is_recorded:
             self.remove_files()
-        emptied = dict.fromkeys(self.sources[written.number].partition("/")[0] for written in self.arrivals)
-        if any(written.given for written in self.arrivals):
-            emptied[PREPARED] = None  # no .commit of an earlier life of this id may come back and remove it
-        self.touched.sources = emptied
+        for written in self.arrivals:
+            self.touched.sources[self.sources[written.number].partition("/")[0]] = None
+            if written.given:  # no .commit of an earlier life of this id may come back and remove it
+                self.touched.sources[PREPARED] = None
         return self.touched
 
     def publish(self) -> None:
@@ -123,10 +127,10 @@ class Completion:
             for written in self.arrivals:
                 queue = space.queue(written.queue)
                 again = written.entry.seq if written.entry is not None else 0
-                places.append((written, queue, queue.allocate(space.fs, self.touched, again)))
-            for written in self.removals:
-                if written.entry is not None:
-                    self.touched.targets[layout.range_path(written.queue, written.entry.seq)] = None
+                seq = queue.allocate(space.fs, self.touched, again)
+                places.append((written, queue, seq, layout.message_path(queue.name, seq, written.message_id)))
+            for path, _, _ in self.leaving:
+                self.touched.targets[path.rpartition("/")[0]] = None
             if space.hardening.directories and space.barrier.journal is None:
                 for path in self.touched.targets:
                     space.fs.hold_dir(path)
@@ -137,29 +141,26 @@ class Completion:
 
     def _move_in(self, places: Sequence[Place]) -> None:
         fs, when_ns = self.space.fs, self.when_us * 1000
-        moves = [
-            (self.sources[w.number], layout.message_path(queue.name, seq, w.message_id)) for w, queue, seq in places
-        ]
+        moves = [(self.sources[written.number], target) for written, _, _, target in places]
         try:
             for source, _ in moves:
                 fs.set_modified_ns(source, when_ns)
             move(self.space, moves)
         except OSError as error:
             if self.branch.recorded:
-                for _, queue, seq in places:
+                for _, queue, seq, _ in places:
                     queue.is_late(seq)
             raise later(self.branch, error) from error
-        for written, queue, seq in places:
+        for written, queue, seq, _ in places:
             assert written.entry is not None
             written.entry.seq = seq
             queue.occupy(seq)
             self.arrived.append((queue, written.entry))
 
     def _move_out(self) -> None:
-        for written in self.removals:
-            if written.entry is not None:
-                remove(self.space, layout.message_path(written.queue, written.entry.seq, written.message_id))
-                self.consumed.append((self.space.queue(written.queue), written.entry))
+        for path, name, entry in self.leaving:
+            remove(self.space, path)
+            self.consumed.append((self.space.queue(name), entry))
 
 
 def hold(space: Space, branch: Branch) -> None:

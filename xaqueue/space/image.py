@@ -51,6 +51,8 @@ NAME_LENGTH = 49
 WORTH = 1000
 """Messages below which a queue is opened as fast without an image."""
 
+Special = Mapping[int, Sequence[Any]]
+
 log = logging.getLogger("xaqueue")
 
 
@@ -142,20 +144,40 @@ def discard(fs: FileSystem, queue: str) -> None:
 
 def read(fs: FileSystem, queue: str) -> Image | None:
     """The queue's image; None where there is none that can be believed. Raises no OSError."""
+    return read_path(fs, layout.image_path(queue), queue)
+
+
+def read_path(fs: FileSystem, path: str, queue: str) -> Image | None:
+    """As ``read``, of the file that stands there."""
     try:
-        data = fs.read(layout.image_path(queue))
+        data = fs.read(path)
     except OSError:
         return None
     found = decode(data, queue)
     if found is None:
-        log.warning("the index image of queue %s is damaged: heads are read instead", queue)
+        log.warning("%s, an index image, is damaged: heads are read instead", path)
     return found
 
 
 def encode(queue: str, index: QueueIndex, epoch: int) -> list[bytes]:
     """The image as chunks: prefix, name, and one for each range."""
     special = {entry.seq: _special(entry) for entry in index.unpacked() if not entry.is_plain}
-    sections = [_section(rows, special) for rows in _ranges(index)]
+    return _encode(queue, epoch, [_section(rows, special) for rows in _ranges(index)])
+
+
+def encode_range(queue: str, rows: Sequence[Row], special: Special, epoch: int) -> list[bytes]:
+    """An image of one range, of which ``range_of`` gave these."""
+    return _encode(queue, epoch, [_section(rows, special)])
+
+
+def range_of(index: QueueIndex, number: int) -> tuple[list[Row], Special]:
+    """The messages of a range in the order of their numbers, and what is special about some of them, by number."""
+    packed, entries = index.between(number << RANGE_BITS, (number + 1) << RANGE_BITS)
+    rows = [*packed, *[(entry.seq, entry.message_id, entry.size_bytes) for entry in entries]]
+    return sorted(rows), {entry.seq: _special(entry) for entry in entries if not entry.is_plain}
+
+
+def _encode(queue: str, epoch: int, sections: Sequence[bytes]) -> list[bytes]:
     name = queue.encode()
     prefix = (MAGIC, IMAGE_VERSION, len(name), 0, epoch, len(sections))
     checksum = 0
@@ -199,12 +221,14 @@ def _ranges(index: QueueIndex) -> Iterator[list[Row]]:
         yield sorted(rows)
 
 
-def _section(rows: Sequence[Row], special: Mapping[int, Sequence[Any]]) -> bytes:
-    told = [(place, *special[seq]) for place, (seq, _, _) in enumerate(rows) if seq in special]
+def _section(rows: Sequence[Row], special: Special) -> bytes:
+    told = [(place, *special[seq]) for place, (seq, _, _) in enumerate(rows) if seq in special] if special else ()
     packed: bytes = msgpack.packb(told, use_bin_type=True) if told else b""
-    names = [ROW.pack(seq, message_id) for seq, message_id, _ in rows]
-    sizes = struct.pack(f"<{len(rows)}Q", *[size_bytes for _, _, size_bytes in rows])
-    return b"".join((RANGE.pack(rows[0][0] >> RANGE_BITS, len(rows), len(packed)), *names, sizes, packed))
+    seqs, ids, sizes_bytes = zip(*rows, strict=True)
+    sizes = struct.pack(f"<{len(rows)}Q", *sizes_bytes)
+    return b"".join(
+        (RANGE.pack(seqs[0] >> RANGE_BITS, len(rows), len(packed)), *map(ROW.pack, seqs, ids), sizes, packed)
+    )
 
 
 def _special(entry: Entry) -> tuple[Any, ...]:

@@ -30,12 +30,14 @@ JOURNAL = "journal"
 COUNTERS = "counters"
 """What the owner tells of its cache now and then; nothing depends on it."""
 RESERVE = "reserve"
+TRIES = "tries"
+"""The register of tries; see ``xaqueue.space.register``."""
 OPERATORS = "operators.log"
 """What became of decisions by hand; see ``xaqueue.space.operators``."""
 DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE, BATCHES, STREAMS)
 
 OWN_NAMES = frozenset(
-    {FORMAT, OWNER, QUEUES, JOURNAL, RESERVE, COUNTERS, OPERATORS, ARCHIVE, *DIRECTORIES}
+    {FORMAT, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, ARCHIVE, *DIRECTORIES}
     | {f".{FORMAT}.new", f".{QUEUES}.new"}
 )
 """What a space's directory may hold at its top."""
@@ -55,6 +57,7 @@ MESSAGE_NAME = 49
 _MESSAGE = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{32})")
 _MESSAGE_PATH = re.compile(rf"{COMMITTED}/queue=([^/]+)/range=[0-9a-f]{{13}}/([0-9a-f]{{16}})\.[0-9a-f]{{32}}")
 _RANGE = re.compile(r"range=([0-9a-f]{13})")
+_RANGE_IMAGE = re.compile(r"\.index\.([0-9a-f]{13})")
 _BATCH = re.compile(r"([0-9a-f]{32})\.([0-7][0-9a-f]{15})")
 _BLOCK = re.compile(r"(.+)\.([0-9]{3,}|commit)")
 _WATERMARK = re.compile(rb"([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{8})\n")
@@ -79,6 +82,11 @@ def watermark_path(queue: str) -> str:
 
 def image_path(queue: str) -> str:
     return f"{COMMITTED}/queue={queue}/.index"
+
+
+def range_image_path(queue: str, number: int) -> str:
+    """Of the image of one range."""
+    return f"{COMMITTED}/queue={queue}/.index.{number:013x}"
 
 
 def range_path(queue: str, seq: int) -> str:
@@ -133,9 +141,20 @@ def parse_range(name: str) -> int | None:
     return int(match[1], 16) if match else None
 
 
+def parse_range_image(name: str) -> int | None:
+    """The number of the range of which this is the name of an image."""
+    match = _RANGE_IMAGE.fullmatch(name)
+    return int(match[1], 16) if match else None
+
+
 def parse_message(name: str) -> tuple[int, MessageId] | None:
     match = _MESSAGE.fullmatch(name)
     return (int(match[1], 16), MessageId(bytes.fromhex(match[2]))) if match else None
+
+
+def parse_message_seq(name: str) -> int | None:
+    """The number of the message whose file has this name: ``parse_message`` for those who look at very many."""
+    return int(name[:16], 16) if _MESSAGE.fullmatch(name) else None
 
 
 def is_consumed(name: str, consumed: int) -> bool:

@@ -1,8 +1,9 @@
 """Reads all committed messages into the queues' indexes; what cannot be read is quarantined.
 
-After a clean close an image tells of the messages whose names are there; of all others the head is read. Bodies stay on
-disk. A small file comes whole with its head and is checked bit for bit; a large one is checked for its length here and
-for its checksum when it is dequeued, as are the files of messages that an image tells of.
+After a clean close an image tells of the messages whose names are there, and after a kill those of full ranges do; of
+all others the head is read. Bodies stay on disk. A small file comes whole with its head and is checked bit for bit; a
+large one is checked for its length here and for its checksum when it is dequeued, as are the files of messages that an
+image tells of.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from xaqueue.command import (
 from xaqueue.errors import DamagedBlock
 from xaqueue.index import Entry
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import image, layout, quarantine, stock
+from xaqueue.space import image, layout, quarantine, range_images, stock
 from xaqueue.space.layout import RANGE_BITS
 from xaqueue.space.readers import Readers
 from xaqueue.space.stock import SetAside
@@ -98,6 +99,7 @@ class Load:
             last, when_us = stock.newest(space.fs, queue.name, ranges)
             space.committed_by(when_us)
             queue.found(ranges, last, stock.watermark(space, queue, bool(ranges), set_aside, note))
+            space.range_images.find(space, queue, ranges)
         stock.streams(space, set_aside, note)
 
     def place(self, wanted: Mapping[str, Collection[MessageId]]) -> None:
@@ -185,7 +187,7 @@ class _Loading:
             names = sorted(name for name in listed if not name.startswith("."))
         except FileNotFoundError:
             return 0  # a branch in doubt took the last one
-        section = self._sections.pop(number, None)
+        section = self._sections.pop(number, None) or range_images.read(self._fs, self._queue, number)
         if section is None or not self._add_section(number, section, names):
             told = section.entries(self._queue.name) if section is not None else ()
             known = {(entry.seq, entry.message_id): entry for entry in told}

@@ -8,8 +8,8 @@ hardened with the step that used it. So after a crash the next number is above t
 from __future__ import annotations
 
 import errno
-from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 
 from xaqueue.index import Entry, QueueIndex
 from xaqueue.reservation import Reservation
@@ -37,6 +37,8 @@ class Queue:
         self.published = 0
         self.ranges: dict[int, int] = {}
         """Messages a range directory holds, for each that exists; files of what a stream has consumed do not count."""
+        self.images: set[int] = set()
+        """Ranges beside which an image stands; see ``xaqueue.space.range_images``."""
         self.record: StreamRecord | None = None
         """Of the stream that consumes it, or of the last one that did."""
         self.in_flight: tuple[int, int] | None = None
@@ -45,7 +47,7 @@ class Queue:
         """Up to this number the files of what was consumed are gone."""
         self.in_hand = False
         """Its record is being changed."""
-        self._awaited: Counter[int] = Counter()
+        self._awaited: dict[int, int] = {}
         """Ranges, empty perhaps, into which steps on their way are going to move messages."""
         self._late: set[int] = set()
         """Numbers that a journal has of messages which found no room: nothing from them on is published, since a reader
@@ -141,7 +143,8 @@ class Queue:
         seq = again or self.last + 1
         self._make_range(fs, seq)
         if seq not in self._late:
-            self._awaited[seq >> RANGE_BITS] += 1
+            number = seq >> RANGE_BITS
+            self._awaited[number] = self._awaited.get(number, 0) + 1
         if seq >> RANGE_BITS in self._fresh:
             touched.files[layout.watermark_path(self.name)] = None
             touched.targets[layout.queue_path(self.name)] = None
@@ -153,8 +156,9 @@ class Queue:
     def occupy(self, seq: int) -> None:
         number = seq >> RANGE_BITS
         self.ranges[number] += 1
-        self._awaited[number] -= 1
-        if not self._awaited[number]:
+        if self._awaited[number] > 1:
+            self._awaited[number] -= 1
+        else:
             del self._awaited[number]
 
     def publish(self, entry: Entry) -> None:
@@ -197,6 +201,15 @@ class Queue:
                 raise
         else:
             del self.ranges[number]
+            if number in self.images:
+                self.images.discard(number)
+                with suppress(FileNotFoundError):
+                    fs.unlink(layout.range_image_path(self.name, number))
+
+    def full_ranges(self, least: int) -> list[int]:
+        """Ranges that take no more messages, hold so many at least, and have no image."""
+        full = [number for number, count in self.ranges.items() if count >= least and number not in self.images]
+        return [number for number in full if number < (self.last + 1) >> RANGE_BITS and number not in self._awaited]
 
     @property
     def exists(self) -> bool:

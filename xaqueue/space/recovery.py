@@ -28,7 +28,7 @@ from xaqueue.command import Head, Kind, Listed
 from xaqueue.errors import DamagedBlock, RetryLater
 from xaqueue.index import Entry
 from xaqueue.message import MessageId
-from xaqueue.space import batch_recovery, blocks, heuristic, layout, quarantine, tries
+from xaqueue.space import batch_recovery, blocks, heuristic, layout, quarantine, register, tries
 from xaqueue.space.clearing import filled_archives
 from xaqueue.space.complete import complete
 from xaqueue.space.definitions import QueueDefinition
@@ -92,6 +92,7 @@ class _Recovery:
         answer()
         aside = len(self.report.quarantined)
         messages.rest(progress)
+        register.count(self.space, self._set_aside)
         if len(self.report.quarantined) > aside:
             self._sync_directories(self._every_directory)
         self._publish(messages.highest)

@@ -78,7 +78,9 @@ def with_reserve(fs: FileSystem, reserve_fs: FileSystem) -> tuple[ReservingFileS
     """
     reserve = Reserve(reserve_fs, layout.RESERVE)
     files = ReservingFileSystem(fs, reserve)
-    return files, RoomLimit(files, reserve)
+    limit = RoomLimit(files, reserve)
+    limit.unreserved = fs
+    return files, limit
 
 
 class RoomLimit:
@@ -86,6 +88,8 @@ class RoomLimit:
 
     def __init__(self, fs: FileSystem, reserve: Reserve | None = None) -> None:
         self._fs = fs
+        self.unreserved = fs
+        """For what may be left undone without room."""
         self._reserve = reserve
         self._bytes_left = -1
         self._files_left = -1

@@ -23,6 +23,8 @@ from xaqueue.space.batch_records import BatchMemory
 from xaqueue.space.definitions import Definitions
 from xaqueue.space.load import Progress
 from xaqueue.space.queue import Queue
+from xaqueue.space.range_images import RangeImages
+from xaqueue.space.register import Register
 from xaqueue.space.report import RecoveryReport
 from xaqueue.space.room import RoomLimit, segment_bytes
 from xaqueue.storage.barrier import Barrier, Touched
@@ -76,6 +78,8 @@ class Space:
         self.fs = fs
         self.lag: WriteBehind | None = None
         """With a journal, the directories follow through it."""
+        self.register: Register | None = None
+        """What is remembered of dequeues should this process be killed, where the directories lag."""
         self.room = room or RoomLimit(fs)
         self.definitions = definitions or Definitions()
         self.hardening = hardening
@@ -89,6 +93,7 @@ class Space:
         self.queues: dict[str, Queue] = {}
         self.branches: dict[Xid, Branch] = {}
         self.batches = BatchMemory()
+        self.range_images = RangeImages()
         self._finished: tuple[_Finished, _Finished] = OrderedDict(), OrderedDict()
         """Those of two-phase transactions, and local ones, of which there may be many more."""
         self._dirty: dict[str, Queue] = {}
@@ -133,6 +138,7 @@ class Space:
             if self.barrier.journal is not None:
                 self.lag = WriteBehind(self.fs, self.definitions.cache_bytes)
                 self.lag.again = self.room.again_unless_active
+                self.register = Register(self.room.unreserved, self.lag.flush)
                 self.fs = self.lag
                 self.barrier.use(self.lag)
             self.loaded = True
@@ -199,6 +205,8 @@ class Space:
             self.barrier.perform(covered, entry=lambda: checkpoint_entry(below))
             journal.recycle()
             self.room.restore(self.definitions)
+            if self.register is not None:
+                self.register.make()
         except RetryLater as full:
             log.warning("no checkpoint yet: %s", full)
         except OSError as error:
@@ -303,10 +311,10 @@ class Space:
 
     def remember(self, xid: Xid, outcome: Outcome) -> None:
         """Called with the lock held."""
-        now, finished = time.monotonic(), self._finished[xid.is_local]
+        finished = self._finished[xid.is_local]
         finished.pop(xid, None)
-        finished[xid] = (outcome, now)
-        while len(finished) > FINISHED_LIMIT or next(iter(finished.values()))[1] < now - FINISHED_SECONDS:
+        finished[xid] = (outcome, time.monotonic())
+        while len(finished) > FINISHED_LIMIT:
             finished.popitem(last=False)
 
     def outcome(self, xid: Xid) -> Outcome:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 HELD_BYTES = 64 * 1024
 """What a prepared branch may hold of its blocks in memory; there may be many, and for long."""
+_MOVED = touched((PREPARED,), (ACTIVE,))
 
 
 def prepare(space: Space, branch: Branch) -> None:
@@ -48,8 +49,9 @@ def prepare(space: Space, branch: Branch) -> None:
         blocks.harden_content(space, branch)
         if space.barrier.journal is not None:
             blocks.harden_names(space)
+    record = work.record() if space.barrier.journal is not None else None
     try:
-        space.barrier.perform(work.apply, entry=work.entry, publish=work.publish)
+        space.barrier.perform(work.apply, entry=lambda: record, publish=work.publish)
     except RetryLater as full:
         if work.recorded:
             _take_back(space, branch)
@@ -66,31 +68,33 @@ class _Preparation:
         self.whole = whole
         """The journal is to record the blocks themselves."""
         self.recorded = False
-        suffixes = [written.suffix for written in branch.blocks]
-        self.moves = [(a, a) for a in (*suffixes, FIRST)] if branch.listed else [(suffixes[0], FIRST)]
+        suffixes = [(written.suffix, written.suffix) for written in branch.blocks]
+        suffixes = [*suffixes, (FIRST, FIRST)] if branch.listed else [(suffixes[0][0], FIRST)]
+        name = branch.name
+        self.moves = [(block_path(ACTIVE, name, a), block_path(PREPARED, name, b)) for a, b in suffixes]
 
-    def entry(self) -> segments.Entry:
-        name, redo = self.branch.name, Redo(redo_of.Kind.PREPARE, self.branch.name)
+    def record(self) -> segments.Entry:
+        """What the journal is to say of it. It may read blocks, and so no lock is held."""
+        redo = Redo(redo_of.Kind.PREPARE, self.branch.name)
         if not self.whole:
-            for suffix, becomes in self.moves:
-                redo.move(block_path(ACTIVE, name, suffix), block_path(PREPARED, name, becomes))
+            for source, target in self.moves:
+                redo.move(source, target)
             return redo.entry()
-        for written, (_, becomes) in zip(self.branch.blocks, self.moves, strict=False):
-            redo.put(block_path(PREPARED, name, becomes), *blocks.content_of(self.space, self.branch, written))
+        for written, (_, target) in zip(self.branch.blocks, self.moves, strict=False):
+            redo.put(target, *blocks.content_of(self.space, self.branch, written))
         if self.branch.listed:
-            redo.put(block_path(PREPARED, name, FIRST), *self.branch.list_content)
+            redo.put(self.moves[-1][1], *self.branch.list_content)
         return redo.entry()
 
     def apply(self) -> Touched:
-        name = self.branch.name
         self.recorded = self.space.barrier.journal is not None
         try:
-            move(self.space, [(block_path(ACTIVE, name, a), block_path(PREPARED, name, b)) for a, b in self.moves])
+            move(self.space, self.moves)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
             raise RetryLater(f"no room in {PREPARED}/: {error.strerror}") from error
-        return touched((PREPARED,), (ACTIVE,))
+        return _MOVED
 
     def publish(self) -> None:
         if not self.branch.listed:

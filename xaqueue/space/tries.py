@@ -1,5 +1,6 @@
 """A dequeue that was rolled back is counted in the message itself, so that a poisoned message shows after a restart.
 
+Of those that a killed process had begun tell their blocks in active/, and with a journal ``xaqueue.space.register``.
 The message file is written anew beside it and renamed over it: any crash leaves the old file or the new one. A try
 that is not counted for want of room is only a try not counted, and one whose block a power loss brings back is counted
 twice; the message is safe either way.
@@ -32,6 +33,7 @@ def count(space: Space, branch: Branch, held: Sequence[tuple[str, Entry]]) -> No
         anew = [pair for queue, entry in held if (pair := _write_anew(space, branch, queue, entry))]
         try:
             space.barrier.harden_content([source for source, _ in anew])
+            space.range_images.void(space, held)
         except RetryLater:
             for source, _ in anew:
                 space.fs.unlink(source)
@@ -63,6 +65,7 @@ def _write_anew(space: Space, branch: Branch, queue: str, entry: Entry) -> tuple
         if error.errno not in NO_ROOM:
             raise
         return None
+    entry.size_bytes = len(head) + len(block.body)
     return source, path
 
 

@@ -48,14 +48,15 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
         queue.pending.add(message_id)
         branch.numbers += 1
         number = branch.numbers
+    suffix = numbered(number)
     try:
-        blocks.write(space, branch, [head, body] if body else [head], numbered(number))
+        blocks.write(space, branch, [head, body] if body else [head], suffix)
     except BaseException:
         with space.lock:
             queue.pending.discard(message_id)
         raise
     entry = Entry(0, message_id, properties, len(head) + len(body))
-    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, suffix=numbered(number))
+    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, suffix=suffix)
     written.given = given is not None
     blocks.keep(branch, written, head, body)
     branch.blocks.append(written)

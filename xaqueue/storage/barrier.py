@@ -156,10 +156,10 @@ class Barrier:
         All three are called with the lock held. entry: what the journal records of the step, before it is applied; at
         a level without journal it is not called. Raises what they raise of Error, and ResourceFailed for all else.
         """
-        step = Step(apply, entry, publish)
         if self._never_syncs:
-            self._perform_alone(step)
+            self._perform_alone(apply, publish)
             return
+        step = Step(apply, entry, publish)
         with self._mutex:
             if self.failure is not None:
                 raise self._failed()
@@ -211,15 +211,15 @@ class Barrier:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _perform_alone(self, step: Step) -> None:
+    def _perform_alone(self, apply: Apply, publish: Callable[[], None] | None) -> None:
         """Nothing is ever synced: the caller does it itself, and nobody waits for anybody."""
         with self._lock:
             self.check()
             self.steps += 1
             try:
-                step.apply()
-                if step.publish is not None:
-                    step.publish()
+                apply()
+                if publish is not None:
+                    publish()
                 self._published()
             except Error:
                 raise

@@ -251,8 +251,7 @@ class DirectoryFileSystem:
     def _let_go(self, path: str) -> None:
         """The file of this name is another one now, or none: what was kept open of the old one is closed."""
         for kept in (self._unsynced, self._places):
-            fd = kept.pop(path, None)
-            if fd is not None:
+            if path in kept and (fd := kept.pop(path, None)) is not None:
                 os.close(fd)
 
     def _sync_oldest(self) -> None:

@@ -64,8 +64,6 @@ class WriteBehind:
         self._flushing = threading.Lock()
         self._new: OrderedDict[str, _File] = OrderedDict()
         self._gone: dict[str, None] = {}
-        self._early: dict[str, _File] = {}
-        """Files that are there, and whose next name may wait all the same."""
         self._short: dict[str, Sequence[bytes]] = {}
         self._busy = ""
         """The new file that is being flushed."""
@@ -193,11 +191,6 @@ class WriteBehind:
         if first:
             self.notify()
 
-    def create_now(self, path: str, chunks: Sequence[bytes]) -> None:
-        """As ``create``, for what must be seen after this process is killed, and is in no journal."""
-        self._create(path, chunks)
-        self._early[path] = _File(chunks)
-
     def _create(self, path: str, chunks: Sequence[bytes]) -> None:
         self._flush_gone(path)
         try:
@@ -230,9 +223,6 @@ class WriteBehind:
                 self._settle(source)
                 self._settle(target)
             file = self._new.pop(source, None)
-            if file is None and (file := self._early.pop(source, None)) is not None:
-                self._remove_later(source)
-                self._pending_bytes += file.size
             if file is not None:
                 self._new[target] = file
                 return
@@ -240,7 +230,6 @@ class WriteBehind:
             if replaced is not None:
                 self._pending_bytes -= replaced.size
             self._forget(target)
-            self._early.pop(target, None)
             cached = self._forget(source)
         if source in self._short or source in self._gone or target in self._short:
             self.flush()
@@ -259,16 +248,13 @@ class WriteBehind:
                 return
             if path in self._gone:
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
-            if self._forget(path) is not None or self._early.pop(path, None) is not None:  # so it is there
-                self._remove_later(path)
+            if self._forget(path) is not None:  # so it is there
+                first = not self.pending
+                self._gone[path] = None
+                if first:
+                    self.notify()
                 return
         self.fs.unlink(path)
-
-    def _remove_later(self, path: str) -> None:
-        first = not self.pending
-        self._gone[path] = None
-        if first:
-            self.notify()
 
     def set_modified_ns(self, path: str, when_ns: int) -> None:
         with self._lock:
@@ -279,14 +265,12 @@ class WriteBehind:
                 file.modified_ns = when_ns
                 return
             if path in self._gone:
-                raise FileNotFoundError(2, "No such file or directory", path)
-            if path in self._gone:
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         self.fs.set_modified_ns(path, when_ns)
 
     def read(self, path: str, size: int | None = None) -> bytes:
         with self._lock:
-            file = self._new.get(path) or self._cache.get(path) or self._early.get(path)
+            file = self._new.get(path) or self._cache.get(path)
             if file is not None:
                 self.hits += 1
                 return b"".join(file.chunks)[:size]
@@ -332,12 +316,10 @@ class WriteBehind:
 
     def sync_file(self, path: str) -> None:
         self._be_ready_to_sync(path)
-        self._early.pop(path, None)  # its next name is for what was synced
         self.fs.sync_file(path)
 
     def sync_data(self, path: str) -> None:
         self._be_ready_to_sync(path)
-        self._early.pop(path, None)
         self.fs.sync_data(path)
 
     def sync_dir(self, path: str) -> None:
