@@ -15,6 +15,7 @@ from test_faults import BILLS, RANGE, check_exercise, check_fenced, exercise
 
 from xaqueue.errors import DiskFull, ResourceFailed, RetryLater
 from xaqueue.space import layout
+from xaqueue.space.definitions import Definitions, QueueDefinition
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.segments import name_of
 from xaqueue.xid import Xid
@@ -123,6 +124,22 @@ def test_a_failure_with_a_block_that_outlives_the_lag_fences(bare: BareSpace, ca
     bare.fs.faults.clear()
     bare.reopen()
     assert bare.take("orders") == ([b"first", b"second"] if call == "create" else [b"second"])
+
+
+def test_a_block_that_waits_for_room_keeps_no_journal_from_being_used_again(tmp_path: Path) -> None:
+    """Whoever consumes on a full disk goes on, also where what goes leaves no room."""
+    small = Definitions(default=QueueDefinition(), journal_segment_bytes=SMALLEST_SEGMENT_BYTES)
+    with bare_space(tmp_path, "JOURNAL", definitions=small) as bare:
+        bare.put("orders", *[b"x"] * 600)
+        bare.space.checkpoint()
+        for directory in ("active/", "journal/"):
+            bare.fs.faults["create", directory] = errno.ENOSPC
+        with bare.connect() as connection:
+            while connection.dequeue("orders") is not None:
+                connection.commit()
+        assert {path.partition("/")[0] for _, path in bare.fs.struck} >= {"active", "journal"}
+        bare.reopen()
+        assert bare.take("orders") == []
 
 
 STEP_FAILURES = [

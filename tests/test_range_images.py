@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from bare_space import BareSpace, FaultyFileSystem
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_image import Facts, all_of, entries
 
@@ -115,6 +115,7 @@ def numbers(read: list[str]) -> list[str]:
 # What is written
 
 
+@settings(deadline=None)
 @given(given=st.lists(entries, max_size=60, unique_by=lambda entry: entry.seq), order=st.sampled_from(Order))
 def test_the_image_of_a_range_is_its_part_of_the_whole(given: list[Entry], order: Order) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -245,6 +246,71 @@ def test_a_damaged_one_is_not_believed_and_is_written_anew(space: Space, read: l
         space.put("q", b"more")
         range_images.checkpoint(space.space)
         assert image.decode(path.read_bytes(), "q") is not None
+
+
+def test_one_that_could_not_be_read_is_not_believed_later(space: Space) -> None:
+    space.put("q", *BODIES)
+    range_images.checkpoint(space.space)
+    space.crash()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(image, "read_path", lambda *_: None)
+        space.open()
+    assert space.images() == []
+    space.try_one(b"0")
+    (space.root / layout.TRIES).write_bytes(b"")
+    space.kill()
+    assert space.facts()[0][-2] == 1
+
+
+def test_tries_are_counted_on_from_those_of_the_file_where_a_copy_has_an_older_image(space: Space) -> None:
+    space.put("q", *BODIES)
+    range_images.checkpoint(space.space)
+    (path,) = space.images()
+    older = path.read_bytes()
+    for _ in range(3):
+        space.try_one(b"0")
+    space.crash()
+    path.write_bytes(older)
+    (space.root / layout.TRIES).write_bytes(b"")
+    space.open()
+    space.try_one(b"0")
+    with space.connect() as connection:
+        message = connection.dequeue("q")
+        assert message is not None
+        assert (message.body, message.tries) == (b"0", 4)
+
+
+@pytest.mark.parametrize("call", ["unlink", "hold_dir"])
+def test_one_that_cannot_be_removed_for_want_of_room_costs_a_try_and_no_more(space: Space, call: str) -> None:
+    space.put("q", *BODIES)
+    range_images.checkpoint(space.space)
+
+    def fails(path: str) -> None:
+        raise OSError(errno.ENOSPC, "no room", path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(space.fs, call, fails)
+        space.try_one(b"0")
+    space.try_one(b"0")
+    assert space.images() == []
+    assert space.facts()[0][-2] == 2
+    space.kill()
+    assert space.facts()[0][-2] == 2
+
+
+def test_no_room_to_remove_one_with_its_range_stops_nobody(space: Space) -> None:
+    space.put("q", *BODIES)
+    range_images.checkpoint(space.space)
+    path = layout.range_image_path("q", 0)
+    space.fs.faults["unlink", path] = errno.EDQUOT
+    with space.connect() as connection:
+        for _ in BODIES:
+            assert connection.dequeue("q") is not None
+        connection.commit()
+    assert space.fs.struck == [("unlink", path)]
+    space.fs.faults.clear()
+    space.kill()
+    assert space.images() == []
 
 
 def test_one_under_the_name_of_another_is_not_believed(space: Space, read: list[str]) -> None:

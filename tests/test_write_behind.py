@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xaqueue.errors import RetryLater
 from xaqueue.storage import write_behind
 from xaqueue.storage.fs import DirectoryFileSystem
-from xaqueue.storage.write_behind import Flusher, WriteBehind
+from xaqueue.storage.write_behind import Flusher, Waits, WriteBehind
 from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 
 DIRECTORIES = ("active", "prepared", "committed")
@@ -175,6 +176,33 @@ def test_without_room_it_stays_pending_and_readable() -> None:
     behind.create = create  # type: ignore[method-assign]
     lagging.flush()
     assert behind.read("active/a") == b"x"
+
+
+def test_what_may_wait_for_room_is_in_nobodys_way() -> None:
+    behind = empty()
+    lagging = WriteBehind(behind)
+    for path in ("active/a", "committed/b"):
+        lagging.create(path, [b"x"])
+    create = behind.create
+
+    def nearly_full(path: str, chunks: Sequence[bytes]) -> None:
+        if path == "active/a":
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        create(path, chunks)
+
+    def waits(error: OSError, call: Callable[[str], None], path: str) -> None:
+        raise Waits(error.errno, error.strerror, path)
+
+    behind.create = nearly_full  # type: ignore[method-assign]
+    lagging.again = waits
+    with pytest.raises(Waits):
+        lagging.flush()
+    assert behind.read("committed/b") == b"x"
+    lagging.sync_all()
+    lagging.sync_data("committed/b")
+    with pytest.raises(RetryLater):
+        lagging.sync_data("active/a")
+    assert lagging.read("active/a") == b"x"
 
 
 def test_a_thread_flushes_after_a_moment(tmp_path: Path) -> None:

@@ -145,6 +145,7 @@ class _Loading:
     """One queue's messages: each from the image, or from its file."""
 
     def __init__(self, space: Space, queue: Queue, set_aside: SetAside, readers: Readers) -> None:
+        self._space = space
         self._fs = space.fs
         self._lock = space.lock
         self._queue = queue
@@ -187,7 +188,7 @@ class _Loading:
             names = sorted(name for name in listed if not name.startswith("."))
         except FileNotFoundError:
             return 0  # a branch in doubt took the last one
-        section = self._sections.pop(number, None) or range_images.read(self._fs, self._queue, number)
+        section = self._sections.pop(number, None) or range_images.read(self._space, self._queue, number)
         if section is None or not self._add_section(number, section, names):
             told = section.entries(self._queue.name) if section is not None else ()
             known = {(entry.seq, entry.message_id): entry for entry in told}

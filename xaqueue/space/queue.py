@@ -196,15 +196,14 @@ class Queue:
         """Removes an emptied range directory; it stays with a foreign file in it, or for want of room."""
         try:
             fs.remove_dir(layout.range_path(self.name, number << RANGE_BITS))
-        except OSError as error:
-            if error.errno != errno.ENOTEMPTY and error.errno not in NO_ROOM:
-                raise
-        else:
             del self.ranges[number]
             if number in self.images:
                 self.images.discard(number)
                 with suppress(FileNotFoundError):
                     fs.unlink(layout.range_image_path(self.name, number))
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY and error.errno not in NO_ROOM:
+                raise
 
     def full_ranges(self, least: int) -> list[int]:
         """Ranges that take no more messages, hold so many at least, and have no image."""

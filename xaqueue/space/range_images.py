@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from xaqueue.errors import RetryLater
 from xaqueue.space import image, layout
 from xaqueue.space.layout import RANGE_BITS, RANGE_SIZE
-from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem
 
 if TYPE_CHECKING:
     from xaqueue.index import Entry
@@ -82,17 +83,27 @@ class RangeImages:
             time.sleep(PAUSE_S)
 
     def void(self, space: Space, held: Iterable[tuple[str, Entry]]) -> None:
-        """Before files of these messages are replaced. Raises OSError."""
+        """Before files of these messages are replaced. Raises OSError, and RetryLater without room."""
+        for name, number in {(name, entry.seq >> RANGE_BITS) for name, entry in held}:
+            self.remove(space, space.queues[name], number)
+
+    def remove(self, space: Space, queue: Queue, number: int) -> None:
+        """The image of this range is gone, durably. Raises as ``void`` does."""
         fs = _port(space)
         with self._guard:
-            for name, number in {(name, entry.seq >> RANGE_BITS) for name, entry in held}:
-                self._due.discard((name, number))
-                queue = space.queues[name]
-                if number in queue.images:
-                    with suppress(FileNotFoundError):
-                        fs.unlink(layout.range_image_path(name, number))
-                    fs.sync_dir(layout.queue_path(name))
-                    queue.images.discard(number)
+            self._due.discard((queue.name, number))
+            if number not in queue.images:
+                return
+            try:
+                fs.hold_dir(layout.queue_path(queue.name))
+                with suppress(FileNotFoundError):
+                    fs.unlink(layout.range_image_path(queue.name, number))
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                raise RetryLater(f"no room to remove an image of queue {queue.name} ({error.strerror})") from error
+            fs.sync_dir(layout.queue_path(queue.name))
+            queue.images.discard(number)
 
 
 def checkpoint(space: Space, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -108,15 +119,20 @@ def checkpoint(space: Space, stopped: Callable[[], bool] = lambda: False) -> Non
         images.leave(space, due, stopped)
 
 
-def read(fs: FileSystem, queue: Queue, number: int) -> image.Section | None:
-    """What the image of a range says; None where there is none that can be believed. Raises no OSError."""
+def read(space: Space, queue: Queue, number: int) -> image.Section | None:
+    """What the image of a range says; None where there is none that can be believed. Raises OSError.
+
+    One that cannot be read now may be read later, when it is no longer true: it goes.
+    """
     if number not in queue.images:
         return None
-    found = image.read_path(fs, layout.range_image_path(queue.name, number), queue.name)
-    if found is None or number not in found.sections:
-        queue.images.discard(number)
-        return None
-    return found.sections[number]
+    found = image.read_path(space.fs, layout.range_image_path(queue.name, number), queue.name)
+    if found is not None and number in found.sections:
+        return found.sections[number]
+    if space.read_only is None:
+        with suppress(RetryLater):  # then it is there, and known to be
+            space.range_images.remove(space, queue, number)
+    return None
 
 
 def _write(space: Space, fs: FileSystem, queue: Queue, number: int) -> None:

@@ -20,10 +20,10 @@ from xaqueue.space.definitions import Definitions
 from xaqueue.space.layout import ACTIVE
 from xaqueue.storage.fs import NO_ROOM, FileSystem, Room
 from xaqueue.storage.reserve import FULL, Reserve, ReservingFileSystem
+from xaqueue.storage.write_behind import Waits, WriteBehind
 
 if TYPE_CHECKING:
     from xaqueue.space.space import Space
-    from xaqueue.storage.write_behind import WriteBehind
 
 Create = Callable[[str, Sequence[bytes]], None]
 
@@ -134,7 +134,7 @@ class RoomLimit:
     def again_unless_active(self, error: OSError, call: Callable[[str], None], path: str) -> None:
         """As ``again``, for a file that is flushed. One in active/ was promised to nobody: it waits for room."""
         if path.startswith(ACTIVE):
-            raise error
+            raise Waits(error.errno, error.strerror, path) from error
         self.again(error, call, path)
 
     def restore(self, definitions: Definitions) -> str:

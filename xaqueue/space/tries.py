@@ -50,6 +50,7 @@ def _write_anew(space: Space, branch: Branch, queue: str, entry: Entry) -> tuple
     path = layout.message_path(queue, entry.seq, entry.message_id)
     try:
         block = decode(space.fs.read(path))
+        entry.tries = max(entry.tries, block.properties.tries + 1)  # memory has it of an image, which a copy may mix
     except DamagedBlock:
         return None  # the next dequeue finds it so, and says so
     except OSError as error:

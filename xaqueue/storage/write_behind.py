@@ -40,6 +40,10 @@ class _File:
         self.modified_ns = 0
 
 
+class Waits(OSError):
+    """There is no room for files that may wait for it, in memory; all others that were pending are done."""
+
+
 class Snapshot(NamedTuple):
     """What was pending at one moment."""
 
@@ -58,7 +62,7 @@ class WriteBehind:
         self.notify: Callable[[], None] = lambda: None
         """Called when something is pending after nothing was."""
         self.again: Callable[[OSError, Callable[[str], None], str], None] = _give_up
-        """Does again what found no room, or raises."""
+        """Does again what found no room, or raises: Waits for a file that may wait."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._flushing = threading.Lock()
@@ -92,19 +96,20 @@ class WriteBehind:
             elif snapshot.flushes != self._flushes:
                 return  # a later one was done meanwhile
             self._flushes += 1
+            waits: Waits | None = None
             for path in snapshot.new:
                 try:
-                    self._flush_file(path)
-                except OSError as error:
-                    if error.errno not in NO_ROOM:
-                        raise
-                    self._flush_in_need(path, snapshot.gone)
+                    self._flush_new(path, snapshot.gone)
+                except Waits as lack:
+                    waits = lack
             for path, chunks in snapshot.short.items():
                 self.fs.write_at(path, 0, chunks)
                 with self._lock:
                     if self._short.get(path) is chunks:
                         del self._short[path]
             self._flush_removals(snapshot.gone)
+            if waits is not None:
+                raise waits
 
     def _flush_removals(self, paths: Sequence[str]) -> None:
         for path in paths:
@@ -112,8 +117,15 @@ class WriteBehind:
                 self.fs.unlink(path)
                 del self._gone[path]
 
-    def _flush_in_need(self, path: str, gone: Sequence[str]) -> None:
+    def _flush_new(self, path: str, gone: Sequence[str]) -> None:
         """What goes makes room for what comes, and there may be a reserve. The journal has both, in their order."""
+        try:
+            self._flush_file(path)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+        else:
+            return
         self._flush_removals(gone)
         try:
             self._flush_file(path)
@@ -347,6 +359,8 @@ class WriteBehind:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
+            if isinstance(error, Waits) and path not in self._new:
+                return  # it is not what is to be synced
             raise RetryLater(f"no room for what the directories lack ({error.strerror}): free some") from error
 
     def _see_within(self, directory: str) -> None:
