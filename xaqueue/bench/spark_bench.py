@@ -37,6 +37,8 @@ SAMPLE = 100_000
 SHALLOW = 1_000
 SINK_MESSAGES = 50_000
 CONSUMED_PER_TRIGGER = 10_000
+CONSUMED_SAMPLE = 20_000
+"""Files that binaryFile reads and removes, at most: each batch lists all that are left."""
 ORDER = ("xaqueue", "binary_file", "binary_file_tuned")
 
 Progress = Callable[[str], None]
@@ -80,9 +82,9 @@ def measure(
                 for _ in range(WARM_ROUNDS):
                     run(Source(name, warm, queue), scratch)
             for number, name in product(range(1, rounds + 1), ORDER):
-                progress(f"round {number} of {rounds}: {name}")
                 source = Source(name, space if name == "xaqueue" else sample, queue, per_trigger)
                 taken[name].append(run(source, scratch))
+                progress(f"round {number} of {rounds}: {name}: {taken[name][-1].per_s:,.0f} messages a second")
         more = _more(space, queue, messages, body_bytes, scratch, progress) if whole else {}
         if whole and made:
             taken |= _consumed(space, queue, messages, body_bytes, per_trigger, scratch, progress)
@@ -115,7 +117,7 @@ def _consumed(
         ours = timed(spark, spark_scale.stream(spark, str(space), queue, "delete", per_trigger), scratch)
     progress("binaryFile consumes")
     files = scratch / "files"
-    lay_out(files, queue, min(messages, SAMPLE), body_bytes)
+    lay_out(files, queue, min(messages, CONSUMED_SAMPLE), body_bytes)
     os.sync()
     theirs = spark_sources.measure(Source("binary_file_delete", files, queue, CONSUMED_PER_TRIGGER), scratch)
     return {"xaqueue_delete": [ours], "binary_file_delete": [theirs]}
