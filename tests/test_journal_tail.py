@@ -24,6 +24,8 @@ from journals import (
     write,
 )
 
+from xaqueue.space import layout
+from xaqueue.space.attach import attach, create
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, make_segment
 from xaqueue.storage.segments import (
@@ -216,3 +218,12 @@ def test_a_journal_cut_off_in_its_making_is_made_again() -> None:
             after = tree.open()
             write(started(after), entry(2))
             assert found(after) in ([2], [1, 2])
+
+
+def test_an_open_without_a_journal_cleans_away_what_a_power_loss_brought_back(tmp_path: Path) -> None:
+    create(tmp_path / "space", any_queue=True)
+    attach(tmp_path / "space", sync="JOURNAL", watch=False).close()
+    left = tmp_path / "space" / layout.JOURNAL / "0000000001666600.log.new"
+    left.write_bytes(bytes(4096))
+    attach(tmp_path / "space", sync="FDATASYNC;DSYNC", watch=False).close()
+    assert not left.exists()

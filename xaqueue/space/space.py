@@ -168,6 +168,8 @@ class Space:
             self._remember_all(journal.replay)
         if replayed or self.hardening.journal:
             notes += journal.start()
+        else:
+            journal.tidy()
         if replayed:
             journal.write_checkpoint(journal.position)
             journal.recycle()

@@ -94,6 +94,12 @@ class Journal:
         for segment in self._segments:
             self._sync(self._path(segment.name))
 
+    def tidy(self) -> None:
+        """Removes what a crash has left of segments that were being made or used again. Raises OSError."""
+        for name in self._strays:
+            self._fs.unlink(self._path(name))
+        self._strays = []
+
     def start(self) -> list[str]:
         """Makes it ready for records, once ``replay`` is done with; returns what is worth a note. Raises OSError."""
         fs, notes = self._fs, []
@@ -104,11 +110,10 @@ class Journal:
         if self._tail:
             notes.append(self._archive(self._segments[-1], self._tail))
             self._tail = b""
-        for name in self._strays:
-            fs.unlink(self._path(name))
+        self.tidy()
         for name in self._given_up:
             fs.rename(self._path(name), free_archive(fs, self._path(name)))
-        self._strays = self._given_up = []
+        self._given_up = []
         if not self._segments:
             self._segments = [make_segment(fs, self._directory, Segment(self.position, self._segment_bytes))]
             self.position += SECTOR_BYTES
