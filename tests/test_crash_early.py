@@ -1,6 +1,6 @@
 """A branch that was decided while its space was still opening stays decided, wherever the power goes.
 
-The trees of a crash are the extremes, or a few of them where there is a journal, and it comes before one call in five,
+The trees of a crash are the extremes, or a few of them where there is a journal, and it comes before one call in three,
 by turns (``crash_cases.sample``), but with ``XAQUEUE_CRASH_FULL=1``.
 """
 
@@ -80,7 +80,7 @@ def undone(act: Act, verb: str) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(("name", "level"), CASES, ids=str)
 def test_what_was_decided_before_all_was_loaded_stays_so(name: str, level: Level, verb: str) -> None:
-    jury, turns = Jury(STORIES[name], level), sample(5, name, level, list(VERBS).index(verb))
+    jury, turns = Jury(STORIES[name], level), sample(3, name, level, list(VERBS).index(verb))
     for more in itertools.count(turns.first, turns.every):
         fs, record = play(STORIES[name], level)
         fs.survive_kill(crash_after=fs.calls + more)
@@ -121,7 +121,7 @@ class Listening:
 def test_what_is_listed_before_all_is_loaded_is_true_after_a_power_loss(name: str, level: Level, verb: str) -> None:
     """The process was killed at any call, and what it had done was not synced."""
     jury = Jury(STORIES[name], level)
-    for fs, record in crashes(STORIES[name], level, sample(5, name, level, len(verb))):
+    for fs, record in crashes(STORIES[name], level, sample(3, name, level, len(verb))):
         record.may_be, record.undone, record.openings = list(record.may_be), list(record.undone), 2
         fs.survive_kill()
         open_space(fs, level, Listening(jury, fs, record, verb).listen)

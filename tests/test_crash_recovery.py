@@ -79,7 +79,7 @@ def judge_later(jury: Jury, fs: ForgetfulFileSystem, record: Record) -> bool:
 @pytest.mark.parametrize(("name", "level"), CASES, ids=str)
 def test_recovery_is_cut_off_by_a_power_loss_and_run_again(name: str, level: Level) -> None:
     jury, known = Jury(STORIES[name], level), set()
-    for fs, record in crashes(STORIES[name], level, sample(5, name, level)):
+    for fs, record in crashes(STORIES[name], level, sample(3, name, level)):
         for tree in trees_of(fs, level, EXTREMES, draw=2):
             key = tree.key(), record.key()
             if key in known:
@@ -93,7 +93,7 @@ def test_recovery_is_cut_off_by_a_power_loss_and_run_again(name: str, level: Lev
 @pytest.mark.parametrize(("name", "level"), WIDE_CASES, ids=str)
 def test_the_power_goes_after_a_kill_while_nothing_is_synced_yet(name: str, level: Level) -> None:
     jury = Jury(STORIES[name], level)
-    for killed, record in crashes(STORIES[name], level, sample(5, name, level)):
+    for killed, record in crashes(STORIES[name], level, sample(3, name, level)):
         calls = killed.calls
         killed.survive_kill()
         judge_later(jury, killed, record.copy())
@@ -133,7 +133,7 @@ def go_on(jury: Jury, fs: ForgetfulFileSystem, record: Record, verb: str, end: E
 def test_the_next_owner_goes_on_before_the_power_goes(name: str, level: Level, verb: str, end: End) -> None:
     jury = Jury(STORIES[name], level)
     turn = 0 if verb == "commit" else 2
-    for killed, record in crashes(STORIES[name], level, sample(6, name, level, turn)):
+    for killed, record in crashes(STORIES[name], level, sample(4, name, level, turn)):
         killed.survive_kill()
         go_on(jury, killed, record, verb, end)
 

@@ -2,7 +2,7 @@
 
 ``XAQUEUE_CRASH_FULL=1`` looks at every call of every story at every level, and at up to 16,384 trees a crash instead of
 128, or of a few where there is a journal. Else it is every call of every story of one branch at two levels, and of
-everything else one call in six, by turns (``crash_cases.sample``).
+everything else one call in four, by turns (``crash_cases.sample``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 
 
 WHOLE = (STRICT, JOURNAL)
-EVERY = 6
+EVERY = 4
 
 
 def campaign(levels: list[Level]) -> list[tuple[str, Level]]:
