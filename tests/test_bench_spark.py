@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from xaqueue.bench import spark_bars, spark_sources
+from xaqueue.bench import page_cache, spark_bars, spark_bench, spark_sources
+from xaqueue.bench.environment import IN_MEMORY, mount_of
 from xaqueue.bench.spark_query import Memory, Run
 from xaqueue.bench.spark_sources import Source
 
@@ -26,6 +27,45 @@ def test_a_row_says_what_was_read_and_what_it_took() -> None:
         "checkpoint 2 KB"
     )
     assert rows[1].startswith("binaryFile as shipped: 1,000 messages a second (of a sample: 1,000 of 100,000), 1 batch")
+
+
+def test_what_came_from_disk_is_told_apart() -> None:
+    rows = list(spark_bars.lines(measured(from_disk_per_s={"xaqueue": 29_000.4, "binary_file_tuned": 4_000.0})))
+    assert "from disk, xaqueue, keep: 29,000 messages a second" in rows
+    assert "from disk, binaryFile tuned: 4,000 messages a second" in rows
+
+
+@pytest.mark.parametrize(("ms_a_space", "told"), [(2.34, "2.3 ms a space"), (-0.1, "a space less than runs differ")])
+def test_what_a_message_a_batch_and_a_space_cost(ms_a_space: float, told: str) -> None:
+    scale = {"us_a_message": 9.26, "ms_a_batch": 228.4, "ms_a_space": ms_a_space}
+    assert f"cost: 9.3 us a message, 228 ms a batch, {told}" in spark_bars.lines(measured(scale=scale))
+
+
+def resident(space: Path) -> float:
+    """The part of all messages' pages that is in memory, by the kernel's word."""
+    files = [path for path in space.rglob("committed/queue=orders/*/*") if path.is_file()]
+    held = 0
+    for path in files:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            held += bool(os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT))
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(fd)
+    return held / len(files)
+
+
+def test_files_are_in_memory_or_on_disk_as_is_wanted(tmp_path: Path) -> None:
+    space = tmp_path / "space"
+    spark_bench.lay_out(space, "orders", 300, 5_000)
+    os.sync()
+    page_cache.drop(space, "orders")
+    on_disk = resident(space)
+    page_cache.fill(space, "orders")
+    assert resident(space) > 0.9
+    mounts = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
+    assert on_disk < 0.1 or mount_of(str(tmp_path.resolve()), mounts).file_system in IN_MEMORY
 
 
 @pytest.mark.parametrize(

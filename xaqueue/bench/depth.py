@@ -1,8 +1,8 @@
 """What a message costs in a deep queue, beside the same in a shallow one of the same space, at the same moment.
 
 Both are enqueued to and dequeued from in turns, so that what the machine does meanwhile touches both alike. What is
-dequeued was laid out at about the same time: a file system takes longer for a file that it has not seen for long. A
-transaction is two-phase and moves one message.
+dequeued was laid out at about the same time, and read before: a file system takes longer for a file that it has not
+seen for long. A transaction is two-phase and moves one message.
 """
 
 from __future__ import annotations

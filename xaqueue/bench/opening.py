@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from xaqueue.bench import depth, environment
+from xaqueue.bench import depth, environment, page_cache
 from xaqueue.bench.tables import aligned
 from xaqueue.command import Block, Kind, encode
 from xaqueue.errors import InvalidArgument, OperationalError
@@ -84,6 +84,8 @@ def _at_depth(messages: int, place: Path, report: Report) -> dict[str, Any]:
         lay_out(space, messages, report, shallow)
         laid_out_s = time.perf_counter() - began
         opened = {name: _open_in_child(space, name, messages, report) for name in OPENINGS}
+        for queue in (QUEUE, SHALLOW):
+            page_cache.fill(space, queue, shallow)  # or how long ago a file was written would be measured
         speeds = [row for flags in FLAGS for row in _child(space, report, flags, str(transactions))["speeds"]]
         report("removing the space")
     return {"messages": messages, "shallow": shallow, "laid_out_s": laid_out_s, **opened, "speeds": speeds}

@@ -28,16 +28,16 @@ def lines(measured: Mapping[str, Any]) -> Iterator[str]:
     for key, name in (("ratio", "as shipped"), ("ratio_tuned", "tuned")):
         if key in measured:
             yield f"xaqueue is {measured[key]:.1f} times binaryFile {name}"
+    for key, per_s in measured.get("from_disk_per_s", {}).items():
+        yield f"from disk, {NAMES[key]}: {per_s:,.0f} messages a second"
     for depth, run in measured.get("planning", {}).items():
         yield f"planning with {int(depth):,} waiting: {run['planning_ms']:.1f} ms, at most {run['planning_max_ms']:.1f}"
     if "sink" in measured:
         yield f"sink, JOURNAL: {measured['sink']['messages_per_s']:,.0f} messages a second"
     if "scale" in measured:
-        yield (
-            "cost: {us_a_message:.1f} us a message, {ms_a_batch:.0f} ms a batch, {ms_a_space:.1f} ms a space".format(
-                **measured["scale"]
-            )
-        )
+        cost = measured["scale"]
+        a_space = f"{cost['ms_a_space']:.1f} ms a space" if cost["ms_a_space"] > 0 else "a space less than runs differ"
+        yield f"cost: {cost['us_a_message']:.1f} us a message, {cost['ms_a_batch']:.0f} ms a batch, {a_space}"
     yield from verdicts(measured)
 
 

@@ -1,11 +1,11 @@
 """How fast Spark reads a queue, against what Spark does with the same files by itself, in one run on one machine.
 
 All are streams with the trigger ``availableNow`` into the sink ``noop`` (``spark_query``), each source in a JVM of its
-own (``spark_sources``) that was warmed on a small queue as often as the others. What is laid out is on disk, and in the
-page cache, before anything is timed. Then the sources take turns, ours first. ``binaryFile`` reads the range
-directories, as Spark ships it and tuned: listed by the driver instead of by a task a file. Of many messages it reads a
-sample, since it would take minutes. What consumes is measured last: ours through a server, and ``binaryFile`` tuned,
-with ``cleanSource``, 10,000 files a batch.
+own (``spark_sources``) that was warmed on a small queue as often as the others. The sources take turns, ours first.
+Before each of them its files are read, so that all read from memory; a last round reads from the disk. ``binaryFile``
+reads the range directories, as Spark ships it and tuned: listed by the driver instead of by a task a file. Of many
+messages it reads a sample, since it would take minutes. What consumes is measured last: ours through a server, and
+``binaryFile`` tuned, with ``cleanSource``, 10,000 files a batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from uuid import uuid4
 
 from xaqueue import command
-from xaqueue.bench import spark_scale, spark_sources
+from xaqueue.bench import page_cache, spark_scale, spark_sources
 from xaqueue.bench.spark_query import Run, timed
 from xaqueue.bench.spark_sources import Source, apart
 from xaqueue.errors import InvalidArgument
@@ -81,14 +81,21 @@ def measure(
                 progress(f"warming {name}")
                 for _ in range(WARM_ROUNDS):
                     run(Source(name, warm, queue), scratch)
+            sources = {name: Source(name, space if name == "xaqueue" else sample, queue, per_trigger) for name in ORDER}
             for number, name in product(range(1, rounds + 1), ORDER):
-                source = Source(name, space if name == "xaqueue" else sample, queue, per_trigger)
-                taken[name].append(run(source, scratch))
+                page_cache.fill(sources[name].space, queue)
+                taken[name].append(run(sources[name], scratch))
                 progress(f"round {number} of {rounds}: {name}: {taken[name][-1].per_s:,.0f} messages a second")
+            from_disk: dict[str, float] = {}
+            os.sync()  # what is not on disk yet is not dropped
+            for name in ORDER:
+                page_cache.drop(sources[name].space, queue)
+                from_disk[name] = run(sources[name], scratch).per_s
+                progress(f"from disk: {name}: {from_disk[name]:,.0f} messages a second")
         more = _more(space, queue, messages, body_bytes, scratch, progress) if whole else {}
         if whole and made:
             taken |= _consumed(space, queue, messages, body_bytes, per_trigger, scratch, progress)
-    return _result(taken, body_bytes, in_own_jvm) | more
+    return _result(taken, body_bytes, in_own_jvm) | {"from_disk_per_s": from_disk} | more
 
 
 def _more(space: Path, queue: str, messages: int, body_bytes: int, scratch: Path, progress: Progress) -> dict[str, Any]:
@@ -113,12 +120,14 @@ def _consumed(
     """The sources that remove what they have read. In one session, warm from what was measured before: ours first."""
     spark = spark_sources.session()
     progress("consuming the queue")
+    page_cache.fill(space, queue)
     with spark_scale.served(space):
         ours = timed(spark, spark_scale.stream(spark, str(space), queue, "delete", per_trigger), scratch)
     progress("binaryFile consumes")
     files = scratch / "files"
     lay_out(files, queue, min(messages, CONSUMED_SAMPLE), body_bytes)
     os.sync()
+    page_cache.fill(files, queue)
     theirs = spark_sources.measure(Source("binary_file_delete", files, queue, CONSUMED_PER_TRIGGER), scratch)
     return {"xaqueue_delete": [ours], "binary_file_delete": [theirs]}
 
