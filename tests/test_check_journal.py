@@ -252,3 +252,11 @@ def test_what_looks_damaged_once_is_not(root: Path) -> None:
     told = journal_status(fs, read_owner(root), owned=True)
     assert told is not None
     assert "is damaged" in told.damage
+
+
+def test_a_servers_socket_belongs_to_the_space(tmp_path: Path) -> None:
+    root = tmp_path / "space"
+    xaqueue.connect(root, create=True).close()
+    (root / layout.SOCKET).touch()
+    (root / "notes.txt").touch()
+    assert list(check(root)) == [Finding(Severity.NOTE, "notes.txt", "is no part of a queue space; left alone")]

@@ -88,7 +88,7 @@ def test_opening_is_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reached"),
     [
-        (["spark", "--messages", "5", "--per-trigger", "2", "--sources"], "5 3 2 False"),
+        (["spark", "--messages", "500000", "--per-trigger", "2", "--sources"], "500000 3 2 False"),
         (["--spark"], "100000 3 None True"),
     ],
 )

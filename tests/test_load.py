@@ -25,7 +25,7 @@ MANY = 3 * readers.SLICE + 7
 def disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the disk was waited for, so that threads read what follows."""
     if request.param == "cold":
-        monkeypatch.setattr(readers, "_blocks_read", count().__next__)
+        monkeypatch.setattr(readers, "blocks_read", count().__next__)
 
 
 @pytest.fixture

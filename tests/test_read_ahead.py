@@ -1,108 +1,84 @@
-"""Files that are opened ahead: in order, closed again whatever happens, and as few as there are descriptors."""
+"""Files that are asked of the disk ahead: as long as it is read, in their order, and nothing is held or refused."""
+
+from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from xaqueue.storage.read_ahead import AHEAD, opened
+from xaqueue.bench.environment import IN_MEMORY, look
+from xaqueue.storage import read_ahead
+from xaqueue.storage.read_ahead import AHEAD, ahead, blocks_read
 
 MANY = 2 * AHEAD + 10
+NAMES = [(number, f"{number:04}") for number in range(MANY)]
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[int]:
-    for number in range(MANY):
-        (tmp_path / f"{number:04}").write_bytes(b"%d" % number)
     fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     yield fd
     os.close(fd)
 
 
-NAMES = [(number, f"{number:04}") for number in range(MANY)]
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+    monkeypatch.setattr(read_ahead, "_ask", lambda directory, name: names.append(name))
+    return names
 
 
-def contents(directory: int, found: list[tuple[int, str]] = NAMES) -> list[bytes]:
-    return [os.read(fd, 100) for _, _, fd in opened(directory, found)]
+@pytest.mark.parametrize("many", [0, 1, AHEAD, AHEAD + 1, MANY])
+def test_all_names_come_in_their_order(directory: int, many: int) -> None:
+    assert list(ahead(directory, NAMES[:many])) == NAMES[:many]
 
 
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+def test_a_block_is_asked_for_before_its_first_file_comes(
+    directory: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_ahead, "blocks_read", count().__next__)
+    for position, _ in enumerate(ahead(directory, NAMES)):
+        blocks = position // AHEAD + 1
+        assert asked == [name for _, name in NAMES[: blocks * AHEAD]]
 
 
-def test_all_of_them_in_their_order(directory: int) -> None:
-    assert contents(directory) == [b"%d" % number for number in range(MANY)]
-    assert [(number, name) for number, name, _ in opened(directory, NAMES)] == NAMES
-    assert contents(directory, []) == []
+def test_what_is_in_memory_is_not_asked_for_behind_the_first_block(
+    directory: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_ahead, "blocks_read", lambda: 7)
+    assert list(ahead(directory, NAMES)) == NAMES
+    assert asked == [name for _, name in NAMES[:AHEAD]]
 
 
-def test_what_is_gone_is_left_out(directory: int, tmp_path: Path) -> None:
-    gone = [0, 1, AHEAD - 1, AHEAD, MANY - 1]
-    for number in gone:
-        (tmp_path / f"{number:04}").unlink()
-    assert contents(directory) == [b"%d" % number for number in range(MANY) if number not in gone]
+def test_a_disk_that_is_read_again_is_asked_again(
+    directory: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller's own readings count: in the second block something was not in memory after all."""
+    read = iter([0, 0, 0, 1, 1, 1])
+    monkeypatch.setattr(read_ahead, "blocks_read", read.__next__)
+    assert list(ahead(directory, NAMES)) == NAMES
+    assert asked == [name for _, name in [*NAMES[:AHEAD], *NAMES[2 * AHEAD :]]]
 
 
-def test_no_more_than_so_many_are_open_and_none_afterwards(directory: int) -> None:
-    before = descriptors()
-    files = opened(directory, NAMES)
-    most = max(descriptors() for _ in files)
-    assert before < most <= before + AHEAD
-    assert descriptors() == before
+def test_the_disk_is_read_though_nobody_reads_the_files(directory: int, tmp_path: Path) -> None:
+    for number, name in NAMES:
+        (tmp_path / name).write_bytes(b"%d" % number * 2_000)
+    os.sync()
+    for _, name in NAMES:
+        with (tmp_path / name).open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before = blocks_read()
+    assert list(ahead(directory, NAMES)) == NAMES
+    assert blocks_read() > before or look(tmp_path).file_system in IN_MEMORY
 
 
-def test_whoever_stops_in_between_leaves_none_open(directory: int) -> None:
-    before = descriptors()
-    files = opened(directory, NAMES)
-    next(files)
-    next(files)
-    assert descriptors() > before
-    files.close()
-    assert descriptors() == before
-
-
-def test_where_few_may_be_open_fewer_are(directory: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    top = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
-    resource.setrlimit(resource.RLIMIT_NOFILE, (top + 4, hard))
-    try:
-        read = contents(directory)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert read == [b"%d" % number for number in range(MANY)]
-
-
-def test_an_error_comes_when_all_before_it_were_told(directory: int, tmp_path: Path) -> None:
-    (tmp_path / "0005").unlink()
-    (tmp_path / "0005").symlink_to("0005")
-    files = opened(directory, NAMES)
-    assert [next(files)[0] for _ in range(5)] == [0, 1, 2, 3, 4]
-    with pytest.raises(OSError, match="0005"):
-        next(files)
-
-
-@pytest.mark.parametrize("first", [0, 3])
-def test_files_of_somebody_else_are_read_too(directory: int, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    refused = []
-    open_file = os.open
-
-    def not_the_owner(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if flags & os.O_NOATIME and int(path) >= first:
-            refused.append(path)
-            raise PermissionError(path)
-        return open_file(path, flags, mode, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "open", not_the_owner)
-    assert contents(directory) == [b"%d" % number for number in range(MANY)]
-    assert refused == [f"{first:04}"]
-
-
-def test_what_may_not_be_read_is_an_error(directory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(path: str, flags: int, *, dir_fd: int | None = None) -> int:
-        raise PermissionError(path)
-
-    monkeypatch.setattr(os, "open", refused)
-    with pytest.raises(PermissionError):
-        contents(directory)
+def test_files_that_cannot_be_asked_for_are_the_readers_matter(directory: int, tmp_path: Path) -> None:
+    (tmp_path / "0000").mkdir()
+    (tmp_path / "0001").symlink_to("0001")
+    (tmp_path / "0002").write_bytes(b"2")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert list(ahead(directory, NAMES)) == NAMES
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

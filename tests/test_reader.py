@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.space import layout
 from xaqueue.space.layout import RANGE_SIZE, Watermark
-from xaqueue.space.reader import QueueReader, queues
+from xaqueue.space.reader import QueueReader, queues, read_in
 
 
 @pytest.fixture
@@ -195,3 +196,10 @@ def test_it_writes_nothing(owner: Connection, root: Path) -> None:
     orders = QueueReader(root, "orders")
     everything(orders)
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+
+
+def test_read_in_of_a_file_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    assert (read_in(directory, "file"), read_in(directory, "none")) == (b"x", None)
+    os.close(directory)

@@ -28,7 +28,6 @@ from xaqueue.spark import columns, plan, rows
 from xaqueue.spark import source as source_room
 from xaqueue.spark.source import BatchReader, QueueSource, Range, Share
 from xaqueue.spark.stream import StreamReader
-from xaqueue.storage.read_ahead import READ_BYTES
 
 ALL = ReadAllAvailable()
 SCHEMA = columns.schema()
@@ -281,10 +280,10 @@ def test_record_batches_close_at_rows_and_at_bytes(space: FabricatedSpace, monke
 @pytest.mark.parametrize("over", [-1, 0, 1, 100_000])
 def test_a_file_is_read_to_its_end_however_large(space: FabricatedSpace, over: int) -> None:
     head = space.put("orders", 1, b"").stat().st_size
-    content = os.urandom(READ_BYTES + over - head)
+    content = os.urandom(rows.READ_BYTES + over - head)
     space.put("orders", 1, content)
     space.publish("orders", 1)
-    assert space.path("orders", 1).stat().st_size == READ_BYTES + over
+    assert space.path("orders", 1).stat().st_size == rows.READ_BYTES + over
     assert [batch.column("body").to_pylist() for batch in stream(space).read(share(space, 0, 1))] == [[content]]
 
 

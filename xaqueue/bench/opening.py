@@ -3,8 +3,8 @@
 A space is laid out without the engine, a file a message as its owner would have left it, at several depths. Child
 processes open it: the first without any image, whose head is read of every message, and which ends as if it was killed
 behind a checkpoint; the next one so, by the images of full ranges; then one after a clean close. Their memory is that
-of opening and of nothing before. A last one puts and takes. The page cache is as the layout left it. The
-directory is removed afterwards, also after Ctrl-C.
+of opening and of nothing before; the page cache is as the layout left it. A last one puts and takes, and what it takes
+was read before. The directory is removed afterwards, also after Ctrl-C.
 """
 
 from __future__ import annotations

@@ -25,7 +25,10 @@ def drop(space: Path, queue: str) -> None:
     for number, found in reader.names(0, reader.watermark()):
         directory = space / range_path(queue, number << RANGE_BITS)
         for _, name in found:
-            fd = os.open(directory / name, os.O_RDONLY)
+            try:
+                fd = os.open(directory / name, os.O_RDONLY)
+            except FileNotFoundError:
+                continue  # consumed meanwhile
             try:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:

@@ -23,6 +23,7 @@ from uuid import uuid4
 
 from xaqueue import command
 from xaqueue.bench import page_cache, spark_scale, spark_sources
+from xaqueue.bench.environment import IN_MEMORY, look
 from xaqueue.bench.spark_query import Run, timed
 from xaqueue.bench.spark_sources import Source, apart
 from xaqueue.errors import InvalidArgument
@@ -88,7 +89,7 @@ def measure(
                 progress(f"round {number} of {rounds}: {name}: {taken[name][-1].per_s:,.0f} messages a second")
             from_disk: dict[str, float] = {}
             os.sync()  # what is not on disk yet is not dropped
-            for name in ORDER:
+            for name in ORDER if look(space).file_system not in IN_MEMORY else ():
                 page_cache.drop(sources[name].space, queue)
                 from_disk[name] = run(sources[name], scratch).per_s
                 progress(f"from disk: {name}: {from_disk[name]:,.0f} messages a second")

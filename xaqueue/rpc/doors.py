@@ -25,6 +25,7 @@ from xaqueue.rpc.session import Served
 from xaqueue.rpc.sockets import UNIX_MODE, listen_tcp, listen_unix, remove_unix, unix_peer
 from xaqueue.rpc.tls import names_in, server_context
 from xaqueue.rpc.tls_layer import TlsLayer
+from xaqueue.space.layout import SOCKET
 
 if TYPE_CHECKING:
     from xaqueue.rpc.server import Server
@@ -157,4 +158,4 @@ class Doors:
 
 def with_default(listen: Listen, directory: Path) -> Listen:
     """Where nothing is said of sockets, there is one in the space's directory."""
-    return listen if listen.unix else replace(listen, unix=(directory.absolute() / "socket",))
+    return listen if listen.unix else replace(listen, unix=(directory.absolute() / SOCKET,))

@@ -34,10 +34,12 @@ TRIES = "tries"
 """The register of tries; see ``xaqueue.space.register``."""
 OPERATORS = "operators.log"
 """What became of decisions by hand; see ``xaqueue.space.operators``."""
+SOCKET = "socket"
+"""A server's, where it was told of no other place."""
 DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE, BATCHES, STREAMS)
 
 OWN_NAMES = frozenset(
-    {FORMAT, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, ARCHIVE, *DIRECTORIES}
+    {FORMAT, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, SOCKET, ARCHIVE, *DIRECTORIES}
     | {f".{FORMAT}.new", f".{QUEUES}.new"}
 )
 """What a space's directory may hold at its top."""

@@ -17,7 +17,7 @@ from xaqueue.space import layout
 from xaqueue.space.format import check_recovered, read_format
 from xaqueue.space.stream_records import decode_record
 from xaqueue.storage.fs import read_all
-from xaqueue.storage.read_ahead import opened
+from xaqueue.storage.read_ahead import ahead
 
 WATERMARK_TRIES = 50
 
@@ -108,13 +108,27 @@ class QueueReader:
             except FileNotFoundError:
                 continue
             try:
-                for seq, name, fd in opened(directory, found):
-                    yield seq, MessageId(bytes.fromhex(name[17:])), read_all(fd)
+                for seq, name in ahead(directory, found):
+                    data = read_in(directory, name)
+                    if data is not None:
+                        yield seq, MessageId(bytes.fromhex(name[17:])), data
             finally:
                 os.close(directory)
 
     def _range(self, number: int) -> Path:
         return self.space / layout.range_path(self.queue, number << layout.RANGE_BITS)
+
+
+def read_in(directory: int, name: str) -> bytes | None:
+    """The content of a file in an open directory; None when it is gone, which for a message means consumed."""
+    try:
+        fd = os.open(name, os.O_RDONLY, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    try:
+        return read_all(fd)
+    finally:
+        os.close(fd)
 
 
 def queues(path: str | os.PathLike[str]) -> list[str]:

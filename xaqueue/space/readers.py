@@ -6,11 +6,12 @@ runs: so what a first few cost decides.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
+
+from xaqueue.storage.read_ahead import blocks_read
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -38,10 +39,10 @@ class Readers:
             self._pool.shutdown(cancel_futures=True)
 
     def map(self, read: Callable[[str], T], paths: Sequence[str]) -> Iterator[T]:
-        before = _blocks_read()
+        before = blocks_read()
         first = [read(path) for path in paths[:SLICE]]
         rest = paths[SLICE:]
-        if not rest or _blocks_read() == before:
+        if not rest or blocks_read() == before:
             return chain(first, map(read, rest))
         if self._pool is None:
             from concurrent.futures import ThreadPoolExecutor
@@ -49,8 +50,3 @@ class Readers:
             self._pool = ThreadPoolExecutor(READERS, "xaqueue-load")
         slices = (rest[begin : begin + SLICE] for begin in range(0, len(rest), SLICE))
         return chain(first, chain.from_iterable(self._pool.map(lambda part: [read(path) for path in part], slices)))
-
-
-def _blocks_read() -> int:
-    """How much this thread has read from disks."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock

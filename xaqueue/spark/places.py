@@ -18,9 +18,9 @@ from typing import BinaryIO
 
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.rpc.endpoint import UNIX_PATH_LIMIT_BYTES
+from xaqueue.space.layout import SOCKET
 from xaqueue.spark.java import cache_directory
 
-SOCKET = "socket"
 LOG_BYTES = 1024 * 1024
 """A log that has grown larger is begun anew."""
 TOLD_LINES = 5

@@ -19,31 +19,41 @@ from xaqueue.space.layout import RANGE_BITS, range_path
 from xaqueue.space.reader import QueueReader
 from xaqueue.spark.columns import Columns, Rows
 from xaqueue.storage.fs import read_all
-from xaqueue.storage.read_ahead import READ_BYTES, opened
+from xaqueue.storage.read_ahead import ahead
 
 BATCH_ROWS = 2_000
 BATCH_BYTES = 4 * 1024 * 1024
+READ_BYTES = 64 * 1024
+"""Of a file by one call: it ends where less than that comes, so most files are not asked for their size."""
 
 Found = tuple[int, str, bytes, int]
 """Sequence number, file name, the block's bytes, and when it was committed."""
 
 
 def files(reader: QueueReader, after: int, upto: int, *, times: bool = True) -> Iterator[Found]:
-    """The messages with after < seq <= upto, ascending; what was consumed is left out. ``times``: or else all are 0.
-
-    A file ends where a read gives less than it could: most are not asked for their size.
-    """
+    """The messages with after < seq <= upto, ascending; what was consumed is left out. ``times``: or else all are 0."""
+    flags = os.O_RDONLY | os.O_NOATIME
     for number, found in reader.names(after, upto):
         try:
             directory = os.open(reader.space / range_path(reader.queue, number << RANGE_BITS), os.O_RDONLY)
         except FileNotFoundError:
             continue
         try:
-            for seq, name, fd in opened(directory, found):
-                time_ns = os.fstat(fd).st_mtime_ns if times else 0
-                data = os.read(fd, READ_BYTES)
-                if len(data) == READ_BYTES:
-                    data += read_all(fd)
+            for seq, name in ahead(directory, found):
+                try:
+                    fd = os.open(name, flags, dir_fd=directory)
+                except FileNotFoundError:
+                    continue
+                except PermissionError:  # the files are somebody else's: then each first reading is noted in the inode
+                    flags = os.O_RDONLY
+                    fd = os.open(name, flags, dir_fd=directory)
+                try:
+                    time_ns = os.fstat(fd).st_mtime_ns if times else 0
+                    data = os.read(fd, READ_BYTES)
+                    if len(data) == READ_BYTES:
+                        data += read_all(fd)
+                finally:
+                    os.close(fd)
                 yield seq, name, data, time_ns
         finally:
             os.close(directory)
