@@ -36,6 +36,10 @@ class Stage(IntEnum):
     COMMITTED = 5
 
 
+ENDS = (Stage.PREPARE_SENT, Stage.PREPARED, Stage.COMMIT_SENT, Stage.ONE_PHASE_SENT)
+"""How far the first transactions of the first workers come, where any die: no stage is left to chance."""
+
+
 @dataclass
 class Transaction:
     xid: Xid
@@ -80,7 +84,9 @@ class Worker(threading.Thread):
 
     def _perform(self, client: RawClient, transaction: Transaction) -> bool:
         """Whether the session is still there."""
-        one_phase = self._rng.random() < 0.2
+        end = ENDS[self._number] if self._number < len(ENDS) and transaction is self.transactions[0] else None
+        end = end if self._dies else None
+        one_phase = self._rng.random() < 0.2 if end is None else end is Stage.ONE_PHASE_SENT
         calls: list[tuple[str, Sequence[Any]]] = [
             ("start", [transaction.xid]),
             ("dequeue", ["in"]),
@@ -90,7 +96,7 @@ class Worker(threading.Thread):
             ("commit", [transaction.xid, ONEPHASE if one_phase else 0]),
         ]
         rides = {"start", "enqueue", "end"} if self._rng.random() < 0.5 else set()
-        pipelined = self._rng.random() < 0.5
+        pipelined = self._rng.random() < 0.5 and end is None
         dies = self._rng.random() < self._dies
         frames = [
             (method, msgpack.packb([2, method, params] if method in rides else [0, number, method, params]))
@@ -98,9 +104,11 @@ class Worker(threading.Thread):
         ]
         groups = [frames] if pipelined else [[frame] for frame in frames]
         last = self._rng.randrange(len(groups)) if dies else -1
+        if end is not None:
+            last = len(groups) - (2 if end is Stage.PREPARE_SENT else 1)
         for number, group in enumerate(groups):
             if number == last:
-                self._die(client, transaction, group, one_phase)
+                self._die(client, transaction, group, one_phase, end)
                 return False
             self._send(client, transaction, group, one_phase)
             for method, _ in group:
@@ -119,10 +127,17 @@ class Worker(threading.Thread):
                 client.send(data[start : start + step])
 
     def _die(
-        self, client: RawClient, transaction: Transaction, frames: Sequence[tuple[str, bytes]], one_phase: bool
+        self,
+        client: RawClient,
+        transaction: Transaction,
+        frames: Sequence[tuple[str, bytes]],
+        one_phase: bool,
+        end: Stage | None,
     ) -> None:
         whole = sum(len(data) for _, data in frames)
         cut = self._rng.choice([self._rng.randint(0, whole), whole])
+        if end is not None:
+            cut = 0 if end is Stage.PREPARED else whole
         for method, data in frames:
             part = data[:cut]
             cut -= len(part)
