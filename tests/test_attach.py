@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -347,3 +350,51 @@ def test_a_fenced_space_is_opened_anew_once_its_sessions_are_closed(tmp_path: Pa
     again = attach(tmp_path / "s", watch=False)
     again.start(xaqueue.Xid(1, b"x", b""))
     again.close()
+
+
+@pytest.mark.parametrize("held", ["open", "close"])
+def test_spaces_of_one_process_do_not_wait_for_each_other(
+    tmp_path: Path, held: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes long of one space, its recovery or its last checkpoint, is nothing to those who use another."""
+    slow, quick, new = tmp_path / "slow", tmp_path / "quick", tmp_path / "new"
+    attach(quick, create_missing=True, watch=False).close()
+    served = attach(tmp_path / "served", create_missing=True, watch=False)
+    at_it, go_on = threading.Event(), threading.Event()
+
+    def wait(_: object) -> None:
+        at_it.set()
+        assert go_on.wait(60)
+
+    def use_slow() -> None:
+        session = attach(slow, create_missing=True, watch=False, on_branches=wait if held == "open" else lambda _: None)
+        if held == "close":
+            monkeypatch.setattr(session.space, "checkpoint", lambda: wait(None))
+        session.close()
+
+    with ThreadPoolExecutor(2) as threads:
+        used = threads.submit(use_slow)
+        assert at_it.wait(60)
+        try:
+            for path, create_missing in ((quick, False), (new, True)):
+                call = functools.partial(attach, path, create_missing=create_missing, watch=False)
+                threads.submit(call).result(30).close()
+            threads.submit(attach_room.announce, tmp_path / "served", "unix:///x").result(30)
+            threads.submit(served.close).result(30)
+            assert not used.done()
+        finally:
+            go_on.set()
+        used.result(60)
+
+
+def test_those_who_open_one_space_at_once_share_it(tmp_path: Path) -> None:
+    def use(_: int) -> int:
+        session = attach(tmp_path / "s", create_missing=True, watch=False, sync="NONE")
+        epoch = session.space.epoch
+        session.close()
+        return epoch
+
+    with ThreadPoolExecutor(4) as threads:
+        epochs = list(threads.map(use, range(40)))
+    assert attach_room._attached == {}
+    assert max(epochs) <= 40

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from xaqueue.command import FORMAT_VERSION
 from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, SpaceError, SpaceInUse
@@ -93,7 +94,17 @@ class _Attached:
 
 
 _attached: dict[Path, _Attached] = {}
-_guard = threading.Lock()
+_guards: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
+_guards_guard = threading.Lock()
+
+
+def _guard_of(root: Path) -> threading.Lock:
+    """Held while this one space is opened or closed, which takes as long as its messages are many; others go on."""
+    with _guards_guard:
+        guard = _guards.get(root)
+        if guard is None:
+            guard = _guards[root] = threading.Lock()
+        return guard
 
 
 def create(
@@ -173,14 +184,15 @@ def attach(
     opened now. Closing the last session closes the space.
     Raises SpaceInUse, SpaceError, InvalidArgument.
     """
+    root = Path(os.path.realpath(path))  # which raises nothing, whatever stands there
+    guard = _guard_of(root)
     if create_missing:
-        with _guard:  # several threads may open it for the first time
+        with guard:  # several threads may open it for the first time
             create(path, name=name, sync=sync, any_queue=True)
     found = read_format(path)
     if name is not None and name != found.name:
         raise SpaceError(f"{os.fspath(path)} is queue space {found.name!r}, not {name!r}")
-    root = Path(path).resolve()
-    with _guard:
+    with guard:
         attached = _attached.get(root)
         if attached is not None and attached.space.barrier.failure is not None and not attached.users:
             del _attached[root]
@@ -284,7 +296,7 @@ def _watch(root: Path, space: Space) -> DefinitionsWatch:
 
 
 def _detach(root: Path, attached: _Attached) -> None:
-    with _guard:
+    with _guard_of(root):
         attached.users -= 1
         if attached.users:
             return
@@ -305,8 +317,9 @@ def _detach(root: Path, attached: _Attached) -> None:
 
 def announce(root: Path, endpoint: str) -> None:
     """Where the space, which this process has open, is served: commands that find it in use go there."""
-    with _guard:
-        attached = _attached[root.resolve()]
+    root = root.resolve()
+    with _guard_of(root):
+        attached = _attached[root]
         attached.owner = replace(attached.owner, endpoint=endpoint)
         attached.lock.write(_format_owner(attached.owner))
 
@@ -363,8 +376,9 @@ def write_definitions(path: str | os.PathLike[str], text: str) -> None:
 
 def _after_fork() -> None:
     """The child's copies of the parent's spaces are dead: their locks and files belong to the parent."""
-    global _guard
-    _guard = threading.Lock()
+    global _guards_guard
+    _guards_guard = threading.Lock()
+    _guards.clear()
     for attached in _attached.values():
         attached.space.abandon()
         attached.lock.abandon()
