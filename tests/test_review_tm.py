@@ -216,7 +216,7 @@ def test_a_connection_that_was_interrupted_is_not_used_again() -> None:
     tx = rig.transaction("a").__enter__()
     connection = tx["a"]
     tx._is_expired = lambda: True  # type: ignore[method-assign]
-    tx.cancel_if_expired()
+    tx.interrupt_if_expired()
     tx.rollback()
     with rig.transaction("a") as tx:
         assert tx["a"] is not connection

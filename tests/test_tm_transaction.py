@@ -321,7 +321,7 @@ def test_a_statement_that_hangs_past_the_time_is_interrupted(scene: Scene) -> No
 
     def watch() -> None:
         while not woken.is_set():
-            tx.cancel_if_expired()
+            tx.interrupt_if_expired()
             time.sleep(0.001)
 
     watching = threading.Thread(target=watch, daemon=True)

@@ -7,7 +7,7 @@ touches a branch, so that it never meets one that somebody is working on.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FINISHED_LIMIT = 10_000
 """Finished transactions whose outcome is remembered, at most."""
 PARALLEL_CALLS = 32
-"""Calls of participants that are made side by side, of all transactions together, beside those of their own threads."""
+"""Calls of one participant that are made beside those of their transactions' own threads, at most: each may hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Coordinator:
         self._live: dict[bytes, Transaction] = {}
         self._finished: OrderedDict[bytes, Outcome] = OrderedDict()
         self._pool: ThreadPoolExecutor | None = None
-        self._lent = 0
+        self._lent: Counter[str] = Counter()
         self._quiet = threading.Condition(self._mutex)
         self._closing = False
 
@@ -126,15 +126,15 @@ class Coordinator:
                 return call(name)
             finally:
                 with self._mutex:
-                    self._lent -= 1
+                    self._lent[name] -= 1
 
         with self._mutex:
-            if self._closing or self._lent >= PARALLEL_CALLS or not threading.main_thread().is_alive():
+            if self._closing or self._lent[name] >= PARALLEL_CALLS or not threading.main_thread().is_alive():
                 return None
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="xaqueue-tm")
+                self._pool = ThreadPoolExecutor(PARALLEL_CALLS * len(self.sources), thread_name_prefix="xaqueue-tm")
             future = self._pool.submit(counted)
-            self._lent += 1
+            self._lent[name] += 1
             return future
 
     # What became of it

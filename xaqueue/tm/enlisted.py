@@ -6,8 +6,10 @@ closed and never used again: psycopg's believes itself prepared after a failed p
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from xaqueue.errors import ConnectionLost, Error, ResourceFailed, RolledBack
@@ -19,6 +21,7 @@ from xaqueue.tm.participants import (
     close,
     has_failed,
     heuristic_answer,
+    interruption_of,
     is_a,
     is_unknown_xid,
     xid_on,
@@ -62,6 +65,7 @@ class Enlisted:
         self.is_parallel = source.is_parallel(connection)
         self._tells = can_tell(connection)
         self._sound = True
+        self._interrupted = False
         self._asked = False
         """Whether it may be prepared."""
         self.commits_alone = False
@@ -89,6 +93,9 @@ class Enlisted:
         return self._second_phase(self.connection.tpc_commit)
 
     def rollback(self) -> Answer:
+        if self._interrupted:
+            self.discard()
+            return Answer.DONE
         answer = self._second_phase(self.connection.tpc_rollback)
         if answer is Answer.PENDING and not self._asked:
             self.discard()  # with its session goes what was never prepared
@@ -128,12 +135,25 @@ class Enlisted:
             self._failed(error)
             return Answer.UNKNOWN
 
-    def cancel(self) -> None:
-        """Interrupts what its thread is waiting for, where the driver can."""
-        interrupt = getattr(self.connection, "cancel", None) or getattr(self.connection, "interrupt", None)
-        if callable(interrupt):
-            self._sound = False  # it may arrive late, and is not meant for the next transaction
-            interrupt()
+    def interrupt(self) -> None:
+        """Interrupts what its thread is waiting for, where the driver can; in another thread, since that may hang, too.
+
+        From here on the branch can only be rolled back, and that by the end of its session: an interruption that
+        arrives late is meant neither for the rollback nor for the next transaction.
+        """
+        interruption = interruption_of(self.connection)
+        if interruption is None or not self.source.may_interrupt(self):
+            return
+        self._interrupted, self._sound = True, False
+        name = f"xaqueue-interrupt-{self.name}"
+        threading.Thread(target=self._interrupt, args=(interruption,), name=name, daemon=True).start()
+
+    def _interrupt(self, interruption: Callable[[], object]) -> None:
+        try:
+            with suppress(Exception):  # its statement was over already
+                interruption()
+        finally:
+            self.source.interrupted(self)
 
     def release(self) -> None:
         """The transaction is over for this connection."""
@@ -222,9 +242,11 @@ class LastResource(Enlisted):
 
     def rollback(self) -> Answer:
         try:
-            self.connection.rollback()
+            if not self._interrupted:
+                self.connection.rollback()
         except Exception as error:
             self._failed(error)
+        if not self._sound:
             self.discard()
         return Answer.DONE
 

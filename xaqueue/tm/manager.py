@@ -208,9 +208,9 @@ class TransactionManager:
         for resolver in self._resolvers.values():
             resolver.stop(max(0.0, deadline - time.monotonic()))
         self._upkeep.stop(max(0.0, deadline - time.monotonic()))
-        for source in self._sources.values():
-            source.close()
         self._owned.close()
+        for source in self._sources.values():  # last, since a driver may hang in it
+            source.close()
 
     def __enter__(self) -> Self:
         self._check_open()

@@ -1,8 +1,8 @@
 """A participant is a way to open PEP 249 connections; those that are idle and sound are kept for the next transaction.
 
 Of a driver nothing is used but the two-phase methods and ``close``, and four things where it has them: an ``outcome``
-of a branch and the forgetting of a heuristic one (ours), ``cancel`` of a running statement, and the transaction status
-that tells a failed PostgreSQL transaction, which PREPARE TRANSACTION would quietly roll back.
+of a branch and the forgetting of a heuristic one (ours), what interrupts a statement, and the transaction status that
+tells a failed PostgreSQL transaction, which PREPARE TRANSACTION would quietly roll back.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ SHARED_CONNECTIONS = 2
 """PEP 249's ``threadsafety`` from which on a connection may be handed to another thread."""
 UNDEFINED_OBJECT = "42704"
 """SQLSTATE of PostgreSQL for a prepared transaction that is not there."""
+INTERRUPTION_S = 5.0
+"""An interruption is tried for so long, where the driver takes a limit."""
+INTERRUPTIONS = 16
+"""Interruptions of one participant that are on their way at a time, at most: each has a thread, and may hang."""
 IN_ERROR = 3
 """libpq's PQTRANS_INERROR: a statement has failed, and all that can come is a rollback."""
 
@@ -56,6 +60,7 @@ class Source:
         """Whether it is the last resource: its connections may be tied to their thread, so none is kept."""
         self._mutex = threading.Lock()
         self._idle: list[Any] = []
+        self._interrupting: set[object] = set()
         self._closed = False
 
     def open(self) -> Any:
@@ -93,6 +98,19 @@ class Source:
             dropped, self._idle = self._idle, []
         for connection in dropped:
             close(connection)
+
+    def may_interrupt(self, branch: object) -> bool:
+        """Whether this branch's statement is to be interrupted now: not twice at a time, and not too many."""
+        with self._mutex:
+            if branch in self._interrupting or len(self._interrupting) >= INTERRUPTIONS:
+                return False
+            self._interrupting.add(branch)
+            return True
+
+    def interrupted(self, branch: object) -> None:
+        """The interruption is over."""
+        with self._mutex:
+            self._interrupting.discard(branch)
 
     def close(self) -> None:
         self._closed = True
@@ -138,6 +156,18 @@ def close(connection: Any) -> None:
 def _commits_itself(connection: Any) -> bool:
     """Whether it is a connection of sqlite3 that begins no transaction."""
     return hasattr(connection, "in_transaction") and getattr(connection, "isolation_level", "") is None
+
+
+def interruption_of(connection: Any) -> Callable[[], object] | None:
+    """What interrupts a statement from another thread; None where the driver has nothing.
+
+    psycopg's ``cancel`` holds the interpreter, with all its threads, for as long as the server does not answer.
+    """
+    safe = getattr(connection, "cancel_safe", None)
+    if callable(safe):
+        return lambda: safe(timeout=INTERRUPTION_S)
+    found = getattr(connection, "cancel", None) or getattr(connection, "interrupt", None)
+    return found if callable(found) else None
 
 
 def xid_on(connection: Any, gtrid: bytes, name: str) -> Any:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from enum import Enum
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -98,13 +97,12 @@ class Transaction:
     def is_ending(self) -> bool:
         return self._phase is _Phase.ENDING
 
-    def cancel_if_expired(self) -> None:
+    def interrupt_if_expired(self) -> None:
         """Interrupts what an expired transaction is waiting for; called from another thread, again and again."""
         with self._mutex:  # not while it is being ended: what is decided is never interrupted
             if self._phase is _Phase.ACTIVE and self._is_expired():
                 for enlisted in list(self._enlisted.values()):
-                    with suppress(Exception):  # its statement was over already
-                        enlisted.cancel()
+                    enlisted.interrupt()
 
     def abandon(self) -> None:
         """In a forked child: it and its connections are the parent's."""

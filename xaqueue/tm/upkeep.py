@@ -28,7 +28,7 @@ class Upkeep:
         self._thread.start()
 
     def stop(self, patience_s: float) -> None:
-        """Ends the thread, unless it hangs in the interruption of a statement: then it ends after that."""
+        """Ends the thread, unless it hangs in a call to the disk: then it ends after that."""
         self._stopped.set()
         self._thread.join(patience_s)
 
@@ -36,7 +36,7 @@ class Upkeep:
         failed = False
         while not self._stopped.wait(TICK_S):
             for transaction in self._coordinator.live():
-                transaction.cancel_if_expired()
+                transaction.interrupt_if_expired()
             if not failed and not self._stopped.is_set():
                 failed = not self._look_after_log()
 
