@@ -251,10 +251,17 @@ def test_a_stream_begins_at_a_moment(space: FabricatedSpace) -> None:
 # Options of both vocabularies
 
 
-def test_options_of_a_kafka_connection_are_ignored_and_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    options = parse({"path": "/x", "subscribe": "q", "kafka.bootstrap.servers": "h:1", "groupIdPrefix": "g"})
-    assert options.kafka
-    assert "kafka.bootstrap.servers, groupidprefix" in caplog.text
+def test_options_of_a_kafka_connection_are_told_of_once_a_query(
+    space: FabricatedSpace, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"kafka.bootstrap.servers": "h:1", "groupIdPrefix": "g", "consume": "keep", "startingOffsets": "earliest"}
+    told = "kafka.bootstrap.servers, groupidprefix"
+    for count in (1, 2):  # two queries of one process
+        source = QueueSource({"path": str(space.root), "subscribe": "orders", **given})
+        query = Query(source.streamReader(source.schema()))
+        assert len(query.all()) == 1
+        query.reader.partitions(query.begun, query.offset)
+        assert caplog.text.count(told) == count
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_all_options(tmp_path: Any) -> None:
         ({"path": "/a", "txnappid": ""}, "query '' is refused"),
         ({"path": "/a", "txnversion": "1"}, 'option "txnVersion" needs "txnAppId"'),
         ({"path": "/a", "txnappid": "a"}, 'option "txnAppId" needs "txnVersion"'),
-        ({"path": "/a", "txnappid": "a", "txnversion": "-1"}, "a whole number from 0 is wanted"),
+        ({"path": "/a", "txnappid": "a", "txnversion": "-1"}, "a whole number from 0 is accepted"),
         ({"path": "/a", "txnapid": "1"}, r"unknown to a writer \(did you mean txnAppId\?\): path, server, queue"),
     ],
 )

@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from xaqueue.errors import InvalidArgument
+from xaqueue.spark.option_text import local_path
 from xaqueue.storage.fs import DirectoryFileSystem
 
 METADATA = "metadata"
@@ -95,10 +95,8 @@ def check(checkpoint: Checkpoint, query: str | None, target: Path) -> None:
 
 def local_directory(location: str) -> Path | None:
     """Of a checkpoint; None for one that is no directory of a file system."""
-    parts = urlsplit(location)
-    if parts.scheme not in ("", "file"):
-        return None
-    return Path(unquote(parts.path) if parts.scheme else location)
+    path = local_path(location)
+    return None if path is None else Path(path)
 
 
 def harden_done(location: str, stream: str) -> None:

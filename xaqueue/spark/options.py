@@ -7,57 +7,26 @@ Spark hands options over as text, with names in lower case. ``queue`` asks for t
 from __future__ import annotations
 
 import json
-import logging
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from functools import cache
 from socket import gethostname
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import QUEUE_NAME, check_queue_name
-from xaqueue.space.layout import LAST_SEQ
+from xaqueue.spark.option_text import Given, space_path
 from xaqueue.spark.positions import EARLIEST, LATEST, Positions, parse_positions
 
-NAMES = {
-    "path": "path",
-    "paths": "paths",
-    "queue": "queue",
-    "subscribe": "subscribe",
-    "subscribepattern": "subscribePattern",
-    "startingoffsets": "startingOffsets",
-    "endingoffsets": "endingOffsets",
-    "startingtimestamp": "startingTimestamp",
-    "endingtimestamp": "endingTimestamp",
-    "maxmessagespertrigger": "maxMessagesPerTrigger",
-    "maxoffsetspertrigger": "maxOffsetsPerTrigger",
-    "maxbytespertrigger": "maxBytesPerTrigger",
-    "minpartitions": "minPartitions",
-    "consume": "consume",
-    "server": "server",
-    "failondataloss": "failOnDataLoss",
-    "skipmissingspaces": "skipMissingSpaces",
-    "spacetimeout": "spaceTimeout",
-    "includeheaders": "includeHeaders",
-    "streamname": "streamName",
-    "checkpointlocation": "checkpointLocation",
-}
-"""As Spark hands them over, and as people write them."""
-OF_A_CONNECTION = (
-    "groupidprefix",
-    "kafkaconsumer.polltimeoutms",
-    "fetchoffset.numretries",
-    "fetchoffset.retryintervalms",
+NAMES = (
+    *("path", "paths", "queue", "subscribe", "subscribePattern"),
+    *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+    *("maxMessagesPerTrigger", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions"),
+    *("consume", "server", "failOnDataLoss", "skipMissingSpaces", "spaceTimeout", "includeHeaders"),
+    *("streamName", "checkpointLocation"),
 )
-"""Of a Kafka job, beside ``kafka.*``: there is no connection here that they could be about."""
-
 DELETE, ARCHIVE, KEEP = "delete", "archive", "keep"
 SPACE_TIMEOUT_S = 10.0
 PATTERN = frozenset("*?[")
-
-_log = logging.getLogger("xaqueue.spark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +57,8 @@ class Options:
     stream_name: str = ""
     checkpoint: str = ""
     """Of the query, as it was given to its writer, too; empty where it was not."""
+    ignored: tuple[str, ...] = ()
+    """Options of a Kafka connection."""
 
     @property
     def queue_names(self) -> tuple[str, ...]:
@@ -119,77 +90,61 @@ def is_pattern(text: str) -> bool:
     return not PATTERN.isdisjoint(text)
 
 
-def parse(given: Mapping[str, str]) -> Options:
+def parse(written: Mapping[str, str]) -> Options:
     """The options by their names in any case. Raises InvalidArgument for one that is missing, wrong or unknown."""
-    given = {name.lower(): value for name, value in given.items()}
-    _check_names(given)
+    given = Given(written, NAMES, "a reader")
     kafka, queues, expression = _queues(given)
-    most = {name: _count(given, name) for name in ("maxmessagespertrigger", "maxoffsetspertrigger")}
-    if None not in most.values():
-        raise InvalidArgument('options "maxMessagesPerTrigger" and "maxOffsetsPerTrigger" mean the same: give one')
-    for offsets, timestamp in (("startingoffsets", "startingtimestamp"), ("endingoffsets", "endingtimestamp")):
+    most = given.one_meaning("maxMessagesPerTrigger", "maxOffsetsPerTrigger")
+    for offsets, timestamp in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
         if offsets in given and timestamp in given:
-            raise InvalidArgument(f'options "{NAMES[offsets]}" and "{NAMES[timestamp]}" exclude each other: give one')
+            raise InvalidArgument(f'options "{offsets}" and "{timestamp}" exclude each other: give one')
     return Options(
         paths=_paths(given),
         queues=queues,
         expression=expression,
         kafka=kafka,
-        start=parse_positions("startingOffsets", given.get("startingoffsets"), EARLIEST, kafka=kafka),
-        end=parse_positions("endingOffsets", given.get("endingoffsets"), LATEST, kafka=kafka),
-        start_time_ms=_count(given, "startingtimestamp", 0),
-        end_time_ms=_count(given, "endingtimestamp", 0),
-        most_messages=most["maxmessagespertrigger"] or most["maxoffsetspertrigger"],
-        most_bytes=_count(given, "maxbytespertrigger"),
-        least_partitions=_count(given, "minpartitions"),
-        consume=_one_of(given, "consume", (DELETE, ARCHIVE, KEEP)),
+        start=parse_positions("startingOffsets", given.text("startingOffsets"), EARLIEST, kafka=kafka),
+        end=parse_positions("endingOffsets", given.text("endingOffsets"), LATEST, kafka=kafka),
+        start_time_ms=given.time_ms("startingTimestamp"),
+        end_time_ms=given.time_ms("endingTimestamp"),
+        most_messages=given.count(most) if most else None,
+        most_bytes=given.size_bytes("maxBytesPerTrigger"),
+        least_partitions=given.count("minPartitions"),
+        consume=given.one_of("consume", (DELETE, ARCHIVE, KEEP)),
         server=_server(given),
-        fails_on_loss=_switch(given, "failondataloss", True),
-        skips_missing=_switch(given, "skipmissingspaces", False),
-        space_timeout_s=_seconds(given, "spacetimeout", SPACE_TIMEOUT_S),
-        headers=_switch(given, "includeheaders", not kafka),
+        fails_on_loss=given.switch("failOnDataLoss", True),
+        skips_missing=given.switch("skipMissingSpaces", False),
+        space_timeout_s=given.seconds("spaceTimeout", SPACE_TIMEOUT_S, longest_s=86_400.0),
+        headers=given.switch("includeHeaders", not kafka),
         stream_name=_stream_name(given),
-        checkpoint=given.get("checkpointlocation", "").strip(),
+        checkpoint=(given.text("checkpointLocation") or "").strip(),
+        ignored=given.ignored,
     )
 
 
-def _check_names(given: Mapping[str, str]) -> None:
-    ignored = tuple(name for name in given if name.startswith("kafka.") or name in OF_A_CONNECTION)
-    if ignored:
-        _tell_ignored(ignored)
-    for name in given:
-        if name not in NAMES and name not in ignored:
-            raise InvalidArgument(_unknown(name))
-
-
-@cache
-def _tell_ignored(names: tuple[str, ...]) -> None:
-    _log.warning("options of a Kafka connection mean nothing to a queue and are ignored: %s", ", ".join(names))
-
-
-def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
+def _paths(given: Given) -> tuple[str, ...]:
     """``path`` may name several, and ``load([...])`` gives ``paths`` as JSON."""
-    several = json.loads(given["paths"]) if given.get("paths") else []
-    named = [part.strip() for part in given.get("path", "").split(",") if part.strip()] + several
+    several = json.loads(given.text("paths") or "[]")
+    named = [part.strip() for part in (given.text("path") or "").split(",") if part.strip()] + several
     if not named:
         raise InvalidArgument('option "path" is missing: the directory of the queue space, several, or a pattern')
-    plain = (re.sub(r"^file:(?://)?(?=/)", "", path) for path in named)
-    return tuple(dict.fromkeys(os.path.abspath(path) for path in plain))  # noqa: PTH100
+    return tuple(dict.fromkeys(space_path("path", path) for path in named))
 
 
-def _queues(given: Mapping[str, str]) -> tuple[bool, tuple[str, ...], str | None]:
+def _queues(given: Given) -> tuple[bool, tuple[str, ...], str | None]:
     """Whether Kafka's columns are wanted, names and shell patterns, and a regular expression."""
-    asked = [name for name in ("queue", "subscribe", "subscribepattern") if given.get(name)]
+    asked = [name for name in ("queue", "subscribe", "subscribePattern") if given.text(name)]
     if len(asked) != 1:
-        said = "is missing" if not asked else f'and "{NAMES[asked[1]]}" exclude each other'
+        said = "is missing" if not asked else f'and "{asked[1]}" exclude each other'
         raise InvalidArgument(
-            f'option "{NAMES[asked[0]] if asked else "queue"}" {said}: the name of the queue to read, several, or a '
+            f'option "{asked[0] if asked else "queue"}" {said}: the name of the queue to read, several, or a '
             'pattern ("subscribe" or "subscribePattern" instead gives Kafka\'s columns)'
         )
     (name,) = asked
-    if name == "subscribepattern":
-        return True, (), _expression(given[name])
-    queues = tuple(dict.fromkeys(part.strip() for part in given[name].split(",") if part.strip()))
+    text = given.text(name) or ""
+    if name == "subscribePattern":
+        return True, (), _expression(text)
+    queues = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for queue in queues:
         check_queue_name(queue if name == "subscribe" or not is_pattern(queue) else _plain(queue))
     return name == "subscribe", queues, None
@@ -211,60 +166,22 @@ def _expression(text: str) -> str:
     return text
 
 
-def _count(given: Mapping[str, str], name: str, least: int = 1) -> int | None:
-    value = given.get(name)
-    if value is None:
-        return None
-    if value.isascii() and value.isdigit() and least <= int(value) <= LAST_SEQ:
-        return int(value)
-    unit = "milliseconds since 1970" if name.endswith("timestamp") else f"a whole number from {least}"
-    raise InvalidArgument(f'option "{NAMES[name]}" is {value!r}: {unit} is accepted')
-
-
-def _one_of(given: Mapping[str, str], name: str, accepted: tuple[str, ...]) -> str | None:
-    value = given.get(name)
-    if value is None or value.strip().lower() in accepted:
-        return value.strip().lower() if value else None
-    raise InvalidArgument(f'option "{NAMES[name]}" is {value!r}: {", ".join(accepted)} are accepted')
-
-
-def _switch(given: Mapping[str, str], name: str, default: bool) -> bool:
-    said = _one_of(given, name, ("true", "false"))
-    return default if said is None else said == "true"
-
-
-def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
-    value = given.get(name)
-    if value is None:
-        return default
-    number = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*s?\s*", value)
-    if number is None or not 0 < float(number[1]) <= 86_400:
-        raise InvalidArgument(f'option "{NAMES[name]}" is {value!r}: seconds above 0 and up to 86400 are accepted')
-    return float(number[1])
-
-
-def _server(given: Mapping[str, str]) -> str | Mapping[str, str] | None:
-    text = given.get("server", "").strip()
+def _server(given: Given) -> str | Mapping[str, str] | None:
+    text = (given.text("server") or "").strip()
     if not text.startswith("{"):
         return text or None
     try:
-        return {str(path).rstrip("/"): str(url) for path, url in json.loads(text).items()}
+        return {space_path("server", str(path)): str(url) for path, url in json.loads(text).items()}
     except ValueError as error:
         raise InvalidArgument(
             f'option "server" is no JSON ({error}): a URL is accepted, or {{"/data/space": "xaq://host:port"}}'
         ) from None
 
 
-def _stream_name(given: Mapping[str, str]) -> str:
-    name = given.get("streamname", "").strip() or f"spark@{gethostname()}"[:120]
+def _stream_name(given: Given) -> str:
+    name = (given.text("streamName") or "").strip() or f"spark@{gethostname()}"[:120]
     if len(name) > 120 or not name.isprintable() or "#" in name:
         raise InvalidArgument(
             f'option "streamName" is {name[:60]!r}: 1 to 120 printable characters without # are wanted'
         )
     return name
-
-
-def _unknown(name: str) -> str:
-    near = get_close_matches(name, NAMES, 1)
-    hint = f" (did you mean {NAMES[near[0]]}?)" if near else ""
-    return f'option "{name}" is unknown{hint}: {", ".join(NAMES.values())} are accepted'

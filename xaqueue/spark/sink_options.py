@@ -7,30 +7,18 @@ a batch's decision; ``server`` their servers' URLs, in the same order, for space
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
-from urllib.parse import unquote, urlsplit
 
 from xaqueue.batch import NUMBER_LIMIT, Batch
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import check_queue_name
 from xaqueue.rpc.endpoint import parse as parse_url
 from xaqueue.spark.checkpoint import local_directory
+from xaqueue.spark.option_text import Given, space_path
 
-NAMES = {
-    "path": "path",
-    "server": "server",
-    "queue": "queue",
-    "topic": "topic",
-    "txnappid": "txnAppId",
-    "txnversion": "txnVersion",
-    "checkpointlocation": "checkpointLocation",
-    "queryname": "queryName",
-}
-"""As Spark hands them over, and as people write them."""
-OF_SPARK = ("checkpointlocation", "queryname")
+NAMES = ("path", "server", "queue", "topic", "txnAppId", "txnVersion")
+OF_SPARK = ("checkpointLocation", "queryName")
 """What Spark hands over by itself: options of the query."""
 
 
@@ -57,18 +45,16 @@ class SinkOptions:
     version: int | None = None
     """``txnVersion``: the number of the batch that a batch query writes."""
     checkpoint: str | None = None
+    ignored: tuple[str, ...] = ()
+    """Options of a Kafka connection."""
 
 
 def parse(given: Mapping[str, str], *, stream: bool) -> SinkOptions:
     """Raises InvalidArgument for an option that is missing, wrong or unknown."""
-    given = {name.lower(): value for name, value in given.items()}
-    for name in given:
-        if name not in NAMES:
-            raise InvalidArgument(_unknown(name))
-    if "queue" in given and "topic" in given:
-        raise InvalidArgument('options "queue" and "topic" mean the same: give one of them')
-    queue = given.get("queue", given.get("topic"))
-    application, version = given.get("txnappid"), _version(given.get("txnversion"))
+    options = Given(given, NAMES, "a writer", OF_SPARK)
+    named = options.one_meaning("queue", "topic")
+    queue = options.text(named) if named else None
+    application, version = options.text("txnAppId"), options.count("txnVersion", 0, NUMBER_LIMIT)
     if application is not None:
         Batch(application, 0)
     if stream and version is not None:
@@ -81,11 +67,12 @@ def parse(given: Mapping[str, str], *, stream: bool) -> SinkOptions:
             "else what is written next would be taken for what was written before"
         )
     return SinkOptions(
-        spaces=_spaces(given.get("path"), given.get("server")),
+        spaces=_spaces(options.text("path"), options.text("server")),
         queue=check_queue_name(queue) if queue is not None else None,
         application=application,
         version=version,
-        checkpoint=given.get("checkpointlocation"),
+        checkpoint=options.text("checkpointLocation"),
+        ignored=options.ignored,
     )
 
 
@@ -122,25 +109,4 @@ def _listed(name: str, value: str | None) -> list[str]:
     parts = [part.strip() for part in value.split(",")]
     if not all(parts):
         raise InvalidArgument(f'option "{name}" is {value!r}: one, or several with a comma between them, is wanted')
-    return [os.path.abspath(_local(part)) for part in parts] if name == "path" else parts  # noqa: PTH100
-
-
-def _local(path: str) -> str:
-    """A path, also where it is written as ``file:/...``."""
-    location = urlsplit(path)
-    return unquote(location.path) if location.scheme == "file" else path
-
-
-def _version(value: str | None) -> int | None:
-    if value is None:
-        return None
-    if value.isascii() and value.isdigit() and int(value) <= NUMBER_LIMIT:
-        return int(value)
-    raise InvalidArgument(f'option "txnVersion" is {value!r}: a whole number from 0 is wanted')
-
-
-def _unknown(name: str) -> str:
-    near = get_close_matches(name, NAMES, 1)
-    hint = f" (did you mean {NAMES[near[0]]}?)" if near else ""
-    known = ", ".join(written for name, written in NAMES.items() if name not in OF_SPARK)
-    return f'option "{name}" is unknown to a writer{hint}: {known} are accepted'
+    return [space_path(name, part) for part in parts] if name == "path" else parts

@@ -31,6 +31,7 @@ from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
 from xaqueue.space.reader import QueueReader
 from xaqueue.spark import columns, plan
 from xaqueue.spark.columns import Columns, Rows
+from xaqueue.spark.option_text import log_ignored
 from xaqueue.spark.options import KEEP, Options, parse
 from xaqueue.spark.positions import EARLIEST, LATEST, Position
 from xaqueue.spark.rows import files, record_batches
@@ -107,6 +108,7 @@ class Reader:
         self._options = options
         self._columns = Columns(schema, kafka=options.kafka)
         self._spaces = Spaces(options, opened)
+        self._told_options = False
         view = self._spaces.look()
         if view.missing and not view.spaces:
             raise self._spaces.missing(view)
@@ -162,6 +164,12 @@ class Reader:
         pieces = self._options.least_partitions or _pieces(sum(lane.size for lane in lanes))
         hands = plan.deal(lanes, pieces)
         return [Share(tuple(Range(*key, *span) for key, span in hand), stream) for hand in hands] or [Share((), stream)]
+
+    def _tell_options(self) -> None:
+        """Once a query, whose planning is all done by one of these."""
+        if not self._told_options:
+            log_ignored(self._options.ignored)
+        self._told_options = True
 
     def _position(self, given: Position, queue: Queue) -> int:
         if given == LATEST:
@@ -220,6 +228,7 @@ class BatchReader(Reader, DataSourceReader):
             raise InvalidArgument(f"consume={options.consume} is for spark.readStream: spark.read removes nothing")
 
     def partitions(self) -> list[InputPartition]:
+        self._tell_options()
         view = self._spaces.look()
         self._check_named(view)
         start = self._begin(view)
