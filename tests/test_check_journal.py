@@ -85,6 +85,7 @@ def test_what_the_journal_makes_good_is_no_damage(root: Path) -> None:
 
 
 def test_a_torn_tail_is_a_note(root: Path) -> None:
+    lose_directories(root)
     damage(root, len(STEPS) - 1)
     ((path, problem),) = found(root, Severity.NOTE)
     assert path == f"{PLACE}/{name_of(0)}"
@@ -150,7 +151,8 @@ def test_what_was_given_up_is_kept_by_the_next_open(root: Path) -> None:
     """A crash came between the new segment and the renames."""
     damage(root, 2)
     fs = DirectoryFileSystem(root)
-    fs.create(f"{PLACE}/{name_of(1 << 32)}", [header_of(Segment(1 << 32, SMALLEST_SEGMENT_BYTES, 0, 1 << 32))])
+    header = header_of(Segment(1 << 32, SMALLEST_SEGMENT_BYTES, 0, 1 << 32))
+    fs.create(f"{PLACE}/{name_of(1 << 32)}", [header.ljust(SMALLEST_SEGMENT_BYTES, b"\0")])
     fs.close()
     given_up = [path for path, problem in found(root, Severity.LEFTOVER) if "given up for its damage" in problem]
     assert len(given_up) == 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
@@ -23,6 +25,7 @@ from journals import (
 )
 
 from xaqueue.errors import JournalDamaged, SpaceError
+from xaqueue.storage import segments
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.segments import (
@@ -33,7 +36,7 @@ from xaqueue.storage.segments import (
     SECTOR_BYTES,
     name_of,
 )
-from xaqueue.torture.forgetful import Tree
+from xaqueue.torture.forgetful import Crashed, Tree
 
 FIRST = name_of(0)
 SECOND = name_of(SMALLEST_SEGMENT_BYTES)
@@ -228,3 +231,68 @@ def test_a_newer_format_is_left_alone(fs: FileSystem, damaged_too: bool) -> None
     assert not isinstance(newer.value, JournalDamaged)
     assert "Nothing was changed" in str(newer.value)
     assert content(fs) == before
+
+
+# Segments that were cut short
+
+
+def grown(fs: FileSystem, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A journal of segments that grow by 16 KiB, in the first of which records reach into the third part."""
+    monkeypatch.setattr(segments, "EXTENSION_BYTES", 16_384)
+    journal = started(fs)
+    for number in range(1, 5):
+        write(journal, entry(number, 9000))
+    assert fs.size(f"{PLACE}/{FIRST}") == 3 * 16_384
+    return lsns(fs)
+
+
+def cut(fs: FileSystem, name: str, size: int) -> None:
+    replace_segment(fs, name, fs.read(f"{PLACE}/{name}")[:size])
+
+
+def test_a_segment_is_cut_short_anywhere(fs: FileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Damage where a record ends behind its last whole part; what was lost with whole parts, only others can tell."""
+    starts = grown(fs, monkeypatch)
+    whole = fs.read(f"{PLACE}/{FIRST}")
+    for size in (*range(SECTOR_BYTES, 16_384, 3000), 16_383, 16_384, 20_000, 32_767, 32_768, 40_000):
+        replace_segment(fs, FIRST, whole[:size])
+        assert f"{FIRST} was cut short: it has {size:,} bytes" in damaged(fs)
+    replace_segment(fs, FIRST, whole[: starts[-1]])  # between two records
+    assert "was cut short" in damaged(fs)
+
+
+def test_a_growth_that_was_cut_off_is_no_damage(fs: FileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power loss leaves any part of it; what no record was written to yet is made anew."""
+    grown(fs, monkeypatch)
+    for size in (3 * 16_384 + 1, 3 * 16_384 + 4096, 4 * 16_384 - 512):
+        replace_segment(fs, FIRST, fs.read(f"{PLACE}/{FIRST}").ljust(size, b"\0"))
+        assert found(fs) == [1, 2, 3, 4]
+    journal = started(fs)
+    write(journal, entry(5, 9000), entry(6, 9000))
+    assert fs.size(f"{PLACE}/{FIRST}") == 4 * 16_384
+    assert found(fs) == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_empty_segment_that_was_cut_short_is_made_anew(fs: FileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    grown(fs, monkeypatch)
+    cut(fs, SECOND, SECTOR_BYTES)
+    journal = started(fs)
+    assert fs.size(f"{PLACE}/{SECOND}") == 16_384
+    numbers = fill(journal, 5)
+    assert found(fs) == [1, 2, 3, 4, *numbers]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_crash_while_a_segment_grows_is_damage(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(segments, "EXTENSION_BYTES", 4096)
+    for crash_after in itertools.count(seed, 4):
+        fs, acknowledged = Tree({"journal": None}).open(crash_after), 0
+        with suppress(Crashed):
+            journal = started(fs)
+            for number in range(1, 12):
+                write(journal, entry(number, 2600))
+                acknowledged = number
+        for tree in fs.trees_after_crash(limit=24, seed=crash_after):
+            assert len(found(tree.open())) in (acknowledged, acknowledged + 1)
+        if not fs.crashed:
+            return

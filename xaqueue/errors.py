@@ -235,6 +235,9 @@ class SpaceError(OperationalError):
 class JournalDamaged(SpaceError):
     """The journal lost records that were acknowledged. Nothing was changed; the space can be read and not written."""
 
+    lost_from: int | None = None
+    """Where it was cut short, the LSN from which on nothing is left."""
+
 
 class IntegrityError(DatabaseError):
     """PEP 249's class for broken relations."""

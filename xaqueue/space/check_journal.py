@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.space import redo
+from xaqueue.space.cut_short import check_end
 from xaqueue.space.findings import Finding, Looks, Severity, broken, leftover, note
 from xaqueue.space.layout import JOURNAL
 from xaqueue.storage.fs import FileSystem
@@ -56,6 +57,8 @@ class JournalCheck:
     def _segments(self) -> Iterator[Finding]:
         try:
             found = look(self._fs, JOURNAL, redo.sound, used=self._used)
+            if not self._looks.live:
+                check_end(self._fs, found.records, found.position)
         except JournalDamaged as damage:
             yield broken(JOURNAL, str(damage))
             for gap in read_remains(self._fs, JOURNAL, redo.sound).gaps:

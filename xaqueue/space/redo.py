@@ -89,6 +89,11 @@ def paths_of(record: Record) -> list[str]:
     return [path for operation in operations_of(record) for path in operation[1 : 3 if operation[0] == MOVE else 2]]
 
 
+def targets_of(record: Record) -> list[str]:
+    """Every path at which it puts something."""
+    return [operation[2 if operation[0] == MOVE else 1] for operation in operations_of(record) if operation[0] != DROP]
+
+
 def queues_of(record: Record) -> list[str]:
     """The queues that it adds to or takes from."""
     messages = [layout.parse_message_path(path) for path in paths_of(record)]

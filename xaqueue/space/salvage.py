@@ -22,6 +22,7 @@ from pathlib import Path
 from xaqueue.errors import JournalDamaged, SpaceError, SpaceInUse
 from xaqueue.space import layout, redo
 from xaqueue.space.attach import read_definitions, read_owner
+from xaqueue.space.cut_short import check_end
 from xaqueue.space.format import read_format
 from xaqueue.space.layout import JOURNAL
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
@@ -71,9 +72,10 @@ def find_loss(path: str | os.PathLike[str]) -> Loss | None:
     if damage is None:
         return None
     remains = read_remains(fs, JOURNAL, redo.sound)
-    first = min((gap.start for gap in remains.gaps), default=None)
+    gaps = remains.gaps or ([] if damage.lost_from is None else [Gap(damage.lost_from, None, remains.files[-1])])
+    first = min((gap.start for gap in gaps), default=None)
     steps = [_step(record, first is not None and record.lsn > first) for record in remains.records]
-    return Loss(damage, remains.gaps, steps)
+    return Loss(str(damage), gaps, steps)
 
 
 def salvage(path: str | os.PathLike[str]) -> Salvaged:
@@ -111,12 +113,13 @@ def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
     return Salvaged(len(remains.records), archives, notes)
 
 
-def _damage(fs: FileSystem, path: str | os.PathLike[str]) -> str | None:
+def _damage(fs: FileSystem, path: str | os.PathLike[str]) -> JournalDamaged | None:
     owner = read_owner(path)
     try:
-        look(fs, JOURNAL, redo.sound, used=owner is not None and owner.journalled)
+        found = look(fs, JOURNAL, redo.sound, used=owner is not None and owner.journalled)
+        check_end(fs, found.records, found.position)
     except JournalDamaged as damage:
-        return str(damage)
+        return damage
     return None
 
 

@@ -20,6 +20,7 @@ from xaqueue.errors import JournalDamaged, ResourceFailed, RetryLater, RolledBac
 from xaqueue.index import Entry
 from xaqueue.space import image, layout, read_only, recovery, redo
 from xaqueue.space.batch_records import BatchMemory
+from xaqueue.space.cut_short import check_end
 from xaqueue.space.definitions import Definitions
 from xaqueue.space.load import Progress
 from xaqueue.space.queue import Queue
@@ -159,6 +160,7 @@ class Space:
             return []
         size = segment_bytes(self.definitions, fs.room())
         journal = Journal(fs, layout.JOURNAL, segment_bytes=size, sound=redo.sound, used=used)
+        check_end(fs, journal.replay, journal.position)
         journal.harden()
         notes: list[str] = []
         replayed = len(journal.replay)

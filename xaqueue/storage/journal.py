@@ -31,9 +31,6 @@ from xaqueue.storage.segments import (
 SEGMENT_BYTES = 64 * 1024 * 1024
 """Default size of a segment."""
 SMALLEST_SEGMENT_BYTES = 64 * 1024
-EXTENSION_BYTES = 1024 * 1024
-"""A new segment is filled with zeros by this much at a time, its first time only."""
-_ZEROS = bytes(EXTENSION_BYTES)
 _OWN_BYTES = 2 * (PREFIX_BYTES + LSN.size)
 """Kept free at the end of every segment, for one of each of the journal's own records."""
 
@@ -199,14 +196,15 @@ class Journal:
         return self.position - segment.start + _OWN_BYTES <= segment.allocated
 
     def _extend(self, segment: Segment) -> bool:
-        step = min(len(_ZEROS), segment.size - segment.allocated)
+        step = segment.growth
         path = self._path(segment.name)
         try:
-            self._fs.write_at(path, segment.allocated, [_ZEROS[:step]])
+            self._fs.write_at(path, segment.allocated, [bytes(step)])
         except OSError as error:
             if error.errno not in NO_ROOM and self._fs.size(path) <= segment.allocated:  # not even a part of it
                 raise
             return False
+        self._sync(path)  # a file that ends before one of its records was cut short by somebody, and by no crash
         segment.allocated += step
         return True
 
@@ -302,12 +300,12 @@ class Journal:
 
 def make_segment(fs: FileSystem, directory: str, segment: Segment) -> Segment:
     """Makes the file of a segment, its first part allocated. Raises OSError, and leaves nothing then."""
-    segment.allocated = min(len(_ZEROS), segment.size)
+    segment.allocated = segment.growth
     path = f"{directory}/{segment.name}"
     new = path + NEW
     if fs.exists(new):
         fs.unlink(new)
-    fs.create(new, [header_of(segment), _ZEROS[: segment.allocated - SECTOR_BYTES]])
+    fs.create(new, [header_of(segment), bytes(segment.allocated - SECTOR_BYTES)])
     try:
         fs.sync_file(new)
         fs.rename(new, path)

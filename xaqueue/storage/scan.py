@@ -2,7 +2,8 @@
 
 The records of one round may be torn in any order, so what is bad there is a torn tail. But a good record of a later
 round behind a bad one was written when the bad one was hardened: that is damage, and so is a segment that is missing
-where others say that it was written to.
+where others say that it was written to. A segment grows by whole steps that are on disk before a record is written
+there: one that is shorter than it was made, or ends before one of its records does, was cut short.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def headers(fs: FileSystem, directory: str) -> tuple[list[Segment], list[str], l
                 f"{path} has journal format {newer.args[0]}; this xaqueue reads format {VERSION}: use a newer one. "
                 "Nothing was changed"
             ) from None
-        segment.allocated = fs.size(path)
+        segment.allocated = segment.allocated_of(fs.size(path))
         if segment.start == start:
             segments.append(segment)
         else:
@@ -180,6 +181,8 @@ class _Look:
         found = self.found
         while True:
             segment, placed = chain.pop(0), goods.pop(0)
+            if not segment.allocated or (placed and placed[-1].end > segment.start + segment.allocated):
+                self._cut_short(segment, placed[-1].end if placed else segment.start + SECTOR_BYTES)
             found.segments.append(segment)
             found.position = max(segment.start + SECTOR_BYTES, found.checkpoint)
             for good in placed:
@@ -194,7 +197,7 @@ class _Look:
                 self._damaged(f"segment {name_of(start)} is missing, and it has been written to")
         self._end(segment, [good for placed in (placed, *goods) for good in placed if good.record.lsn > found.position])
         if chain:
-            found.following = chain.pop(0)
+            found.following = chain.pop(0) if chain[0].allocated else None
             found.strays += [other.name for other in chain]
 
     def _end(self, segment: Segment, behind: Sequence[Placed]) -> None:
@@ -208,16 +211,30 @@ class _Look:
                     f"ones follow, from LSN {good.record.lsn:#x} on"
                 )
         data = self.fs.read(f"{self.directory}/{segment.name}")
-        end = found.position
+        end, limit, claimed = found.position, start + segment.allocated, claimed_end(data, start, offset)
+        if claimed is not None and limit < claimed <= segment.end:
+            self._cut_short(segment, found.position)
         if behind:
             end = behind[-1].end
         elif data[offset : offset + PREFIX_BYTES].strip(b"\0"):
-            end = claimed_end(data, start, offset)
+            end = min(claimed or found.position + SECTOR_BYTES, limit)
         found.tail = data[offset : end - start]
 
+    def _cut_short(self, segment: Segment, end: int) -> NoReturn:
+        size = self.fs.size(f"{self.directory}/{segment.name}")
+        what = f"{segment.name} was cut short: it has {size:,} bytes, a size that no crash leaves"
+        raise damage_of(self.directory, what, end)
+
     def _damaged(self, what: str) -> NoReturn:
-        raise JournalDamaged(
-            f"{self.directory}/ is damaged: {what}. Acknowledged steps may stand behind it, so nothing was changed: "
-            f"put the file back from a copy if there is one; `xaqueue check` tells more, and "
-            f"`xaqueue salvage-journal` goes on without what is lost"
-        )
+        raise damage_of(self.directory, what)
+
+
+def damage_of(directory: str, what: str, lost_from: int | None = None) -> JournalDamaged:
+    """The error that says so, and what to do. lost_from: the LSN from which on nothing is left."""
+    damage = JournalDamaged(
+        f"{directory}/ is damaged: {what}. Acknowledged steps may stand behind it, so nothing was changed: "
+        f"put the file back from a copy if there is one; `xaqueue check` tells more, and "
+        f"`xaqueue salvage-journal` goes on without what is lost"
+    )
+    damage.lost_from = lost_from
+    return damage

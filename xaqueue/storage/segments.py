@@ -21,6 +21,8 @@ from zlib import crc32
 
 VERSION = 1
 SECTOR_BYTES = 512
+EXTENSION_BYTES = 1024 * 1024
+"""A new segment is filled with zeros by this much at a time, its first time only, and synced before it is used."""
 MAGIC = b"XAQJ"
 HEADER = struct.Struct("<4sHHQQQ")
 PREFIX = struct.Struct("<4sBxxxIQQQQ")
@@ -85,6 +87,17 @@ class Segment:
     @property
     def name(self) -> str:
         return name_of(self.start)
+
+    @property
+    def growth(self) -> int:
+        """By how much it grows next."""
+        return min(EXTENSION_BYTES, self.size - self.allocated)
+
+    def allocated_of(self, file_bytes: int) -> int:
+        """How much of a file of this size may hold records: whole steps of growth. What is beyond is one that a crash
+        cut off, or that found no room.
+        """
+        return self.size if file_bytes >= self.size else file_bytes // EXTENSION_BYTES * EXTENSION_BYTES
 
 
 class BadHeader(Exception):
@@ -167,11 +180,11 @@ def records_in(data: bytes, start: int) -> Iterator[Placed]:
         offset = data.find(MAGIC, offset + 1)
 
 
-def claimed_end(data: bytes, start: int, offset: int) -> int:
-    """The LSN where the bad record at this offset would end, as far as it can be asked."""
+def claimed_end(data: bytes, start: int, offset: int) -> int | None:
+    """The LSN where the bad record at this offset would end, if its prefix can be asked."""
     if len(data) >= offset + PREFIX_BYTES and data[offset : offset + len(MAGIC)] == MAGIC:
         _, _, meta_bytes, body_bytes, lsn, *_ = PREFIX.unpack_from(data, offset)
         if lsn == start + offset:
             claimed: int = lsn + PREFIX_BYTES + meta_bytes + body_bytes
-            return min(claimed, start + len(data))
-    return min(start + offset + SECTOR_BYTES, start + len(data))
+            return claimed
+    return None

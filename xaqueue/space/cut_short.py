@@ -1,0 +1,53 @@
+"""Whether committed/ has what the journal no longer tells of: a journal whose end was lost looks like one that ended.
+
+A message gets its file only once its record is on disk, and numbers only go up. So where the records name messages of
+a queue, no file of it and no watermark is above the highest of them; what is was acknowledged, and its record is lost.
+A queue of which the records say nothing proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from xaqueue.space import layout, redo
+from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.scan import damage_of
+from xaqueue.storage.segments import Record
+
+
+def check_end(fs: FileSystem, records: Sequence[Record], end: int) -> None:
+    """JournalDamaged where the directories prove that records are lost behind these, which end at that LSN. Changes
+    nothing.
+    """
+    highest: dict[str, int] = {}
+    for record in records:
+        for path in redo.targets_of(record):
+            place = layout.parse_message_path(path)
+            if place is not None:
+                highest[place[0]] = max(highest.get(place[0], 0), place[1])
+    for queue, seq in highest.items():
+        beyond = _highest(fs, queue, seq)
+        if beyond > seq:
+            raise damage_of(
+                layout.JOURNAL,
+                f"it was cut short at LSN {end:#x}: committed/ has message {beyond} of queue {queue}, and the last one "
+                f"that the journal tells of is {seq}",
+                end,
+            )
+
+
+def _highest(fs: FileSystem, queue: str, seq: int) -> int:
+    """The highest number of the queue from this one on, by its watermark and its files."""
+    found = seq
+    with suppress(OSError):
+        watermark = layout.parse_watermark(fs.read(layout.watermark_path(queue)))
+        found = max(found, watermark.published if watermark is not None else 0)
+    with suppress(OSError):
+        for name in fs.list(layout.queue_path(queue)):
+            number = layout.parse_range(name)
+            if number is not None and number >= seq >> layout.RANGE_BITS:
+                with suppress(OSError):
+                    names = fs.list(f"{layout.queue_path(queue)}/{name}")
+                    found = max(found, *(layout.parse_message_seq(name) or 0 for name in names), 0)
+    return found
