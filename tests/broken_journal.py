@@ -67,9 +67,9 @@ def damage(root: Path, *which: int) -> None:
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """All but the owner file, which says who looked."""
+    """All but what says who looked."""
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in root.rglob("*")
-        if path.is_file() and path.name != layout.OWNER
+        if path.is_file() and path.name not in (layout.LOCK, layout.OWNER)
     }

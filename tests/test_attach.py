@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
@@ -22,9 +24,14 @@ import xaqueue
 from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
 from xaqueue.space import attach as attach_room
 from xaqueue.space import layout
-from xaqueue.space.attach import attach, create, is_owned, read_owner
-from xaqueue.space.format import read_format
+from xaqueue.space.attach import announce, attach, create, is_owned, read_definitions, read_owner
+from xaqueue.space.format import read_format, why_behind
+from xaqueue.storage import owner_file
+from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.lock import FileLock
+from xaqueue.storage.owner_file import write_owner_file
+from xaqueue.tm.directory import open_log
+from xaqueue.torture.forgetful import Crashed, Tree
 
 OWNER_PROCESS = """
 import sys, xaqueue
@@ -189,7 +196,44 @@ def test_the_epoch_counts_up_with_every_open(tmp_path: Path) -> None:
     assert epochs == [1, 2, 3]
 
 
-@pytest.mark.parametrize("content", [b"\x00garbage", b"[]", b'{"epoch": 1}', b'{"epoch": "x"}'])
+def test_what_a_later_version_says_of_an_owner_is_passed_over(tmp_path: Path) -> None:
+    attach(tmp_path / "s", create_missing=True, watch=False).close()
+    written = json.loads((tmp_path / "s" / "owner").read_bytes())
+    (tmp_path / "s" / "owner").write_text(json.dumps({**written, "epoch": 7, "journalled": True, "colour": "blue"}))
+    found = read_owner(tmp_path / "s")
+    assert found is not None
+    assert (found.epoch, found.journalled) == (7, True)
+    session = attach(tmp_path / "s", watch=False)
+    assert session.space.epoch == 8
+    session.close()
+
+
+@pytest.mark.parametrize("name", ["owner", "lock"])
+def test_a_link_in_the_place_of_what_says_who_owns_it_is_refused(tmp_path: Path, name: str) -> None:
+    """What it leads to would be overwritten, or locked by others for their own ends."""
+    create(tmp_path / "s")
+    (tmp_path / "precious").write_text("years of work")
+    (tmp_path / "s" / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(SpaceError, match=f"/{name} is a symbolic link: put a file in its place"):
+        attach(tmp_path / "s", watch=False)
+    assert (tmp_path / "precious").read_text() == "years of work"
+    (tmp_path / "s" / name).unlink()
+    attach(tmp_path / "s", watch=False).close()
+
+
+@pytest.mark.parametrize("name", ["owner", "lock"])
+def test_a_pipe_in_the_place_of_what_says_who_owns_it_blocks_nobody(tmp_path: Path, name: str) -> None:
+    create(tmp_path / "s")
+    os.mkfifo(tmp_path / "s" / name)
+    assert read_owner(tmp_path / "s") is None
+    with pytest.raises(SpaceError, match=rf"is no regular file.*/{name}|/{name} is no regular file"):
+        attach(tmp_path / "s", watch=False)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x00garbage", b"[]", b'{"epoch": 1}', b'{"epoch": "x", "host": "h", "pid": 1, "since": "", "sync": ""}'],
+)
 def test_a_damaged_owner_file_does_not_keep_the_space_closed(tmp_path: Path, content: bytes) -> None:
     """Its epoch goes on above every one that can have been used."""
     attach(tmp_path / "s", create_missing=True, watch=False).close()
@@ -202,14 +246,68 @@ def test_a_damaged_owner_file_does_not_keep_the_space_closed(tmp_path: Path, con
 def test_the_lock_is_held_by_one_file_at_a_time(tmp_path: Path) -> None:
     one, two = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
     assert (one.acquire(), two.acquire()) == (True, False)
-    one.write(b"who")
-    assert two.read() == b"who"
     one.release()
     one.release()
     assert two.acquire()
     two.release()
     with pytest.raises(FileNotFoundError):
         FileLock(tmp_path / "none", create=False)
+
+
+def test_a_directory_whose_owner_cannot_be_told_is_not_believed(tmp_path: Path) -> None:
+    """Where there is a journal, which may be ahead of it."""
+    attach(tmp_path / "s", create_missing=True, watch=False).close()
+    (tmp_path / "s" / "owner").write_bytes(b"")
+    assert "cannot be read, and the journal may be ahead" in why_behind(tmp_path / "s")
+    attach(tmp_path / "s", watch=False).close()
+    assert why_behind(tmp_path / "s") == ""
+
+
+def test_a_crash_leaves_one_owner_or_the_other() -> None:
+    """As ``xaqueue.storage.owner_file`` writes it, whole, and one that was known is the least that is known."""
+    for crash_after in itertools.count():
+        fs = Tree({}).open()
+        write_owner_file(fs, b"the first")
+        fs.crash_after = fs.calls + crash_after
+        with suppress(Crashed):
+            write_owner_file(fs, b"the second")
+        allowed = {b"the second"} if not fs.crashed else {b"the first", b"the second"}
+        for tree in (fs.tree_after_kill(), *fs.trees_after_crash()):
+            assert tree.nodes["owner"] in allowed
+            again = tree.open()
+            write_owner_file(again, b"the third")  # whatever the crash has left in its way
+            assert again.read("owner") == b"the third"
+        if not fs.crashed:
+            break
+
+
+def test_the_owner_file_is_written_through_the_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what holds of one write of it holds of all: nothing else ever writes to it."""
+    written: list[bytes] = []
+
+    def write(fs: FileSystem, content: bytes, *, durable: bool = True) -> None:
+        written.append(content)
+        write_owner_file(fs, content, durable=durable)
+
+    monkeypatch.setattr(owner_file, "write_owner_file", write)
+    session = attach(tmp_path / "s", create_missing=True, watch=False)
+    announce(tmp_path / "s", "xaq+unix:///run/x.sock")
+    assert (tmp_path / "s" / "owner").read_bytes() == written[-1]
+    session.close()
+    assert (tmp_path / "s" / "owner").read_bytes() == written[-1]
+    assert [json.loads(content)["state"] for content in written] == ["recovering", "ready", "ready", "ready"]
+    assert (tmp_path / "s" / "lock").read_bytes() == b""
+
+
+def test_two_that_look_at_once_find_no_owner(tmp_path: Path) -> None:
+    """At a space and at a decision log."""
+    attach(tmp_path / "s", create_missing=True, watch=False).close()
+    open_log(tmp_path / "tm").close()
+    for root in (tmp_path / "s", tmp_path / "tm"):
+        looker = FileLock(root / "lock", create=False)
+        assert looker.acquire(shared=True)
+        assert not is_owned(root)
+        looker.release()
 
 
 # What is opened
@@ -300,6 +398,42 @@ def test_create_goes_on_where_a_crash_cut_it_off(tmp_path: Path) -> None:
     (tmp_path / "s" / ".FORMAT.new").write_text("xaq")
     create(tmp_path / "s")
     attach(tmp_path / "s", watch=False).close()
+
+
+@pytest.mark.parametrize("left", ["all", "owner", "journal", "committed", "queues.toml and owner"])
+def test_a_space_without_its_format_is_not_made_anew(tmp_path: Path, left: str) -> None:
+    """Whatever is left of it: a new one would take the definitions and give what there is another id."""
+    root = tmp_path / "s"
+    with xaqueue.connect(root, create=True) as connection:
+        connection.enqueue("orders", b"x")
+        connection.commit()
+    line = (root / "FORMAT").read_text()
+    (root / "queues.toml").write_text("[queues.orders]\norder = 'lifo'\n")
+    (root / "FORMAT").unlink()
+    if left != "all":
+        for path in list(root.iterdir()):
+            if path.name not in left:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before = files_of(root)
+    for makes in (lambda: create(root), lambda: attach(root, create_missing=True), lambda: attach(root)):
+        with pytest.raises(SpaceError, match=r"was a queue space .*FORMAT is missing; nothing was changed") as told:
+            makes()
+        assert (line.strip() in str(told.value)) == (left == "all" or "owner" in left)
+    assert files_of(root) == before
+    if left == "all":
+        (root / "FORMAT").write_text(line)  # as the error says
+        with xaqueue.connect(root) as connection:
+            assert [message.body for message in connection.browse("orders")] == [b"x"]
+
+
+def test_create_leaves_definitions_that_are_there_as_they_are(tmp_path: Path) -> None:
+    """One may write them first; those that a crash of it left are as good."""
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "queues.toml").write_text("[queues.orders]\norder = 'lifo'\n")
+    with pytest.raises(SpaceError, match=r"queues.toml.* is there already and says nothing of sync = \"NONE\""):
+        create(tmp_path / "s", sync="NONE")
+    create(tmp_path / "s")
+    assert list(read_definitions(tmp_path / "s").queues) == ["orders"]
 
 
 def test_only_a_space_made_by_connect_takes_any_queue(tmp_path: Path) -> None:

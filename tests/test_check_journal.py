@@ -198,8 +198,10 @@ def test_an_owner_that_only_reads_says_so_and_so_does_the_check(root: Path) -> N
 
 def test_a_state_that_is_not_told_is_alive(root: Path) -> None:
     with xaqueue.connect(root):
+        written = (root / layout.OWNER).read_bytes()
         (root / layout.OWNER).write_text("{}")
         assert status(root).state == "alive"
+        (root / layout.OWNER).write_bytes(written)
 
 
 def test_a_journal_that_is_written_to_is_never_damaged(tmp_path: Path) -> None:

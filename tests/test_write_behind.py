@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import xaqueue
 from xaqueue.errors import RetryLater
+from xaqueue.space.attach import attach
 from xaqueue.storage import write_behind
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.write_behind import Flusher, Waits, WriteBehind
@@ -284,3 +288,33 @@ def test_work_goes_on_beside_the_thread(tmp_path: Path) -> None:
     assert not list((tmp_path / "active").iterdir())
     assert not list((tmp_path / "prepared").iterdir())
     fs.close()
+
+
+# What somebody removed by hand
+
+
+@pytest.mark.parametrize("then", ["wait", "checkpoint", "drain", "lose the range", "lose the queue"])
+def test_a_message_file_that_was_removed_by_hand_is_gone_and_all_goes_on(tmp_path: Path, then: str) -> None:
+    """Its content is known here, so it is delivered; its file is gone already, which is what was wanted."""
+    session = attach(tmp_path / "s", create_missing=True, watch=False)
+    queue = tmp_path / "s" / "committed" / "queue=orders"
+    with xaqueue.connect(tmp_path / "s") as connection:
+        for number in range(3):
+            connection.enqueue("orders", b"%d" % number)
+        connection.commit()
+        session.space.checkpoint()
+        lost = sorted(queue.glob("range=*/*"))
+        for path in lost[:1] if then in ("wait", "checkpoint") else lost:
+            path.unlink()
+        if then.startswith("lose"):
+            shutil.rmtree(queue if then == "lose the queue" else lost[0].parent)
+        for _ in range(1 if then in ("wait", "checkpoint") else 3):
+            assert connection.dequeue("orders") is not None
+        connection.commit()
+        time.sleep(0 if then == "checkpoint" else 3 * write_behind.LAG_S)
+        session.space.checkpoint()
+        connection.enqueue("orders", b"and on")
+        connection.commit()
+    session.close()
+    with xaqueue.connect(tmp_path / "s") as connection:
+        assert [message.body for message in connection.browse("orders")][-1] == b"and on"

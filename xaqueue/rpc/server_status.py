@@ -114,10 +114,10 @@ def status_of(told: Mapping[str, Any]) -> Status:
     try:
         given = {name: told[name] for name in Status.__dataclass_fields__}
         given["format"] = Format(**given["format"])
-        given["owner"] = Owner(**given["owner"]) if given["owner"] is not None else None
+        given["owner"] = Owner.of(given["owner"]) if given["owner"] is not None else None
         given["queues"] = [_queue_of(queue) for queue in given["queues"]]
         given["journal"] = JournalStatus(**given["journal"]) if given["journal"] is not None else None
         given["cache"] = tuple(given["cache"]) if given["cache"] is not None else None
         return Status(**given)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise MalformedFrame(f"{str(told)[:60]} is no status of a space: {error!r}") from None

@@ -6,19 +6,19 @@ child of a fork does not inherit the space: its copy is fenced before it can tou
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from xaqueue.command import FORMAT_VERSION
@@ -28,7 +28,7 @@ from xaqueue.space import layout
 from xaqueue.space.checkpointer import Checkpointer
 from xaqueue.space.clearing import Clearer
 from xaqueue.space.definitions import Definitions
-from xaqueue.space.format import Format, boot_id, checked_name, read_format
+from xaqueue.space.format import Format, boot_id, check_new, checked_name, read_format
 from xaqueue.space.load import Progress
 from xaqueue.space.room import with_reserve
 from xaqueue.space.session import Session
@@ -36,7 +36,8 @@ from xaqueue.space.space import Space, wall_clock
 from xaqueue.space.watchdog import Watchdog
 from xaqueue.storage.flags import DEFAULT, Hardening
 from xaqueue.storage.fs import DirectoryFileSystem
-from xaqueue.storage.lock import FileLock
+from xaqueue.storage.owner_file import OwnerFile, read_owner_file
+from xaqueue.storage.owner_file import is_owned as is_owned
 from xaqueue.storage.scan import check_version
 from xaqueue.storage.waiting import THREADS, Threads
 from xaqueue.storage.watched import WatchedFileSystem
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from xaqueue.space.watch import DefinitionsWatch
 
 FLAGS_VARIABLE = "XAQUEUE_FLAGS"
-LOCK_TRIES = 5
 RECOVERING, READY, READ_ONLY = "recovering", "ready", "read-only"
 """States of an owner."""
 NEW_QUEUES = """\
@@ -80,12 +80,22 @@ class Owner:
     """Whether there is a journal since the last clean close, without which the directories are not to be trusted."""
     trouble: str = ""
     """Why it is fenced."""
+    space: str = ""
+    """The line of FORMAT, should that get lost."""
+
+    @classmethod
+    def of(cls, given: Any) -> Owner:
+        """From its fields; others, of a later version, are passed over. Raises TypeError, ValueError."""
+        owner = cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
+        if any(type(getattr(owner, name)) is not int for name in ("epoch", "pid")):
+            raise ValueError("epoch and pid are numbers")
+        return owner
 
 
 @dataclass(slots=True)
 class _Attached:
     space: Space
-    lock: FileLock
+    lock: OwnerFile
     watch: DefinitionsWatch | None
     background: list[Background]
     watchdog: Watchdog | None
@@ -117,28 +127,42 @@ def create(
     root = Path(path)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        if (root / layout.FORMAT).exists():
+        if os.path.lexists(root / layout.FORMAT):
             return read_format(root)
+        check_new(root)
         foreign = [child.name for child in root.iterdir() if child.name not in layout.OWN_NAMES]
         if foreign:
             raise SpaceError(f"{root} holds other files ({foreign[0]} ...): choose an empty directory for a space")
         written = Format(FORMAT_VERSION, checked_name(name or root.resolve().name), str(uuid.uuid4()))
         for directory in layout.DIRECTORIES:
             (root / directory).mkdir(exist_ok=True)
-        text = NEW_QUEUES + (ANY_QUEUE if any_queue else "")
-        if sync is not None:
-            text += f'\n[space]\nsync = "{Hardening.parse(sync)}"\n'
-        _write_durably(root, layout.QUEUES, text)
-        _write_durably(root, layout.FORMAT, f"xaqueue {written.version} {written.name} {written.id}\n")
+        _define(root, sync, any_queue)
+        _write_durably(root, layout.FORMAT, f"{written.line}\n")
     except OSError as error:
         raise SpaceError(f"{root} cannot be made a queue space: {error.strerror}") from error
     return written
 
 
+def _define(root: Path, sync: str | None, any_queue: bool) -> None:
+    """Its first queues.toml; one that is there stays."""
+    wanted = Hardening.parse(sync) if sync is not None else None
+    if os.path.lexists(root / layout.QUEUES):
+        if wanted is not None and read_definitions(root).sync != wanted:
+            raise SpaceError(
+                f'{root / layout.QUEUES} is there already and says nothing of sync = "{wanted}": write it into its '
+                "[space] table, or leave the flags out"
+            )
+        return
+    text = NEW_QUEUES + (ANY_QUEUE if any_queue else "")
+    if wanted is not None:
+        text += f'\n[space]\nsync = "{wanted}"\n'
+    _write_durably(root, layout.QUEUES, text)
+
+
 def read_owner(path: str | os.PathLike[str]) -> Owner | None:
     """The space's present or last owner; None where that cannot be told."""
     try:
-        return _parse_owner((Path(path) / layout.OWNER).read_bytes())
+        return _parse_owner(read_owner_file(path))
     except OSError:
         return None
 
@@ -151,18 +175,6 @@ def read_definitions(path: str | os.PathLike[str]) -> Definitions:
         return Definitions()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"queues.toml cannot be read: {error}") from error
-
-
-def is_owned(path: str | os.PathLike[str]) -> bool:
-    """Whether some process has the space open now."""
-    try:
-        lock = FileLock(Path(path) / layout.OWNER, create=False)
-    except OSError:
-        return False
-    try:
-        return not lock.acquire(shared=True)  # two that look at once do not take each other for an owner
-    finally:
-        lock.release()
 
 
 def attach(
@@ -198,7 +210,7 @@ def attach(
             del _attached[root]
             attached = None
         if attached is None:
-            attached = _attached[root] = _open(root, sync, environment, watch, progress, waiting, on_branches)
+            attached = _attached[root] = _open(root, found, sync, environment, watch, progress, waiting, on_branches)
         elif sync is not None and Hardening.parse(sync) != attached.space.hardening:
             raise InvalidArgument(f"the space is open with {attached.space.hardening} in this process, not {sync}")
         attached.users += 1
@@ -207,6 +219,7 @@ def attach(
 
 def _open(
     root: Path,
+    found: Format,
     sync: str | None,
     environment: Mapping[str, str],
     watch: bool,
@@ -218,24 +231,19 @@ def _open(
     asked = sync if sync is not None else environment.get(FLAGS_VARIABLE)
     hardening = Hardening.parse(asked) if asked is not None else definitions.sync or DEFAULT
     try:
-        lock = FileLock(root / layout.OWNER)
+        lock = OwnerFile(root)
     except OSError as error:
-        raise SpaceError(f"{root} cannot be opened for writing: {error.strerror}") from error
+        raise SpaceError(f"{root} cannot be opened for writing: {_reason(error)}") from error
     fs: DirectoryFileSystem | None = None
     try:
-        before = _parse_owner(lock.read())
-        if not _acquire(lock):
-            raise _in_use(root, before)  # noqa: TRY301
-        before = _parse_owner(lock.read())
-        since = datetime.now(UTC).isoformat(timespec="seconds")
-        epoch = before.epoch + 1 if before is not None else max(1, wall_clock() // 1_000_000 if lock.read() else 1)
+        if not lock.acquire():
+            raise _in_use(root, read_owner(root))  # noqa: TRY301
         fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal)
         check_version(fs, layout.JOURNAL)
-        behind = before.boot if before is not None else ""
-        journalled = before is not None and before.journalled
-        owner = Owner(epoch, socket.gethostname(), os.getpid(), since, str(hardening), journalled=journalled)
+        owner = _next_owner(lock.read(), found, hardening, fs.is_dir(layout.JOURNAL))
+        behind, epoch = owner.boot, owner.epoch
         boot = boot_id() if hardening.journal else ""
-        lock.write(_format_owner(replace(owner, state=RECOVERING, boot=behind or boot)))
+        lock.write(fs, _format_owner(replace(owner, boot=behind or boot)))
         watched = WatchedFileSystem(fs)
         files, room = with_reserve(watched, DirectoryFileSystem(root, keep_unsynced=False))
         space = Space(
@@ -244,7 +252,7 @@ def _open(
             hardening=hardening,
             epoch=epoch,
             progress=progress,
-            journalled=journalled,
+            journalled=owner.journalled,
             room=room,
             waiting=waiting,
             on_branches=on_branches,
@@ -259,17 +267,18 @@ def _open(
         else:
             owner = replace(owner, state=READ_ONLY, boot=behind)
         owner = replace(owner, recovery=str(space.report))
-        lock.write(_format_owner(owner))
+        lock.write(fs, _format_owner(owner))
         watching = _watch(root, space) if watch else None
         background = start_background(space)
         if space.read_only is None:
-            watchdog = Watchdog(space, watched, lambda told: _tell_trouble(lock, owner, told))
+            watchdog = Watchdog(space, watched, lambda told: _tell_trouble(root, lock, owner, told))
     except BaseException as error:
         if fs is not None:
             fs.close()
         lock.release()
         if isinstance(error, OSError | ResourceFailed | RetryLater):
-            raise SpaceError(f"{root} cannot be opened as a queue space: {error}") from error
+            reason = _reason(error) if isinstance(error, OSError) and error.errno == errno.ELOOP else error
+            raise SpaceError(f"{root} cannot be opened as a queue space: {reason}") from error
         raise
     if space.read_only is None:
         log.info("space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise)
@@ -308,7 +317,7 @@ def _detach(root: Path, attached: _Attached) -> None:
             thread.stop()
         try:
             if attached.space.close() and attached.owner.boot:
-                attached.lock.write(_format_owner(replace(attached.owner, boot="", journalled=False)))
+                _write_owner(root, attached.lock, replace(attached.owner, boot="", journalled=False))
         finally:
             if attached.watchdog is not None:
                 attached.watchdog.stop()
@@ -321,22 +330,53 @@ def announce(root: Path, endpoint: str) -> None:
     with _guard_of(root):
         attached = _attached[root]
         attached.owner = replace(attached.owner, endpoint=endpoint)
-        attached.lock.write(_format_owner(attached.owner))
+        _write_owner(root, attached.lock, attached.owner)
 
 
-def _tell_trouble(lock: FileLock, owner: Owner, told: str) -> None:
-    """Not durably: the disk may hang."""
-    with suppress(OSError):
-        lock.write(_format_owner(replace(owner, trouble=told)), durable=False)
+def _tell_trouble(root: Path, lock: OwnerFile, owner: Owner, told: str) -> None:
+    """Not durably: the disk may hang. One that a power loss leaves empty is taken for the worst."""
+    with suppress(OSError, ResourceFailed):
+        _write_owner(root, lock, replace(owner, trouble=told), durable=False)
 
 
-def _acquire(lock: FileLock) -> bool:
-    """Tries for a moment: a look at whether the space is owned holds the lock for an instant."""
-    for _ in range(LOCK_TRIES):
-        if lock.acquire():
-            return True
-        time.sleep(0.02)
-    return False
+def _write_owner(root: Path, lock: OwnerFile, owner: Owner, *, durable: bool = True) -> None:
+    """By a port of its own: that of the space may be closed."""
+    fs = DirectoryFileSystem(root, keep_unsynced=durable)
+    try:
+        lock.write(fs, _format_owner(owner), durable=durable)
+    finally:
+        fs.close()
+
+
+def _next_owner(content: bytes | None, found: Format, hardening: Hardening, has_journal: bool) -> Owner:
+    """Who opens the space, after whoever ``content`` names. ``boot``: why the directories may be behind.
+
+    Where that cannot be read, the epoch is above any that can have been used, and the journal is believed to count.
+    """
+    before = _parse_owner(content or b"")
+    if before is not None:
+        epoch, boot, journalled = before.epoch + 1, before.boot, before.journalled
+    elif content is not None or has_journal:
+        epoch, boot, journalled = wall_clock() // 1_000_000, "unknown" if has_journal else "", has_journal
+    else:
+        epoch, boot, journalled = 1, "", False
+    return Owner(
+        epoch,
+        socket.gethostname(),
+        os.getpid(),
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        str(hardening),
+        boot=boot,
+        state=RECOVERING,
+        journalled=journalled,
+        space=found.line,
+    )
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return f"{error.filename} is a symbolic link: put a file in its place"
+    return f"{error.filename} {error.strerror}" if error.errno == errno.EINVAL else error.strerror or str(error)
 
 
 def _in_use(root: Path, owner: Owner | None) -> SpaceInUse:
@@ -346,7 +386,7 @@ def _in_use(root: Path, owner: Owner | None) -> SpaceInUse:
 
 def _parse_owner(content: bytes) -> Owner | None:
     try:
-        return Owner(**json.loads(content))
+        return Owner.of(json.loads(content))
     except (ValueError, TypeError):
         return None
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from xaqueue.command import FORMAT_VERSION
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.space import layout
+from xaqueue.storage.owner_file import read_owner_file
+
+_SIGNS = (layout.OWNER, layout.LOCK, layout.JOURNAL, layout.RESERVE, layout.TRIES, layout.OPERATORS, layout.ARCHIVE)
+"""What an owner makes; a directory that was only begun to be made a space has none of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,11 @@ class Format:
     name: str
     id: str
 
+    @property
+    def line(self) -> str:
+        """As it stands in the file."""
+        return f"xaqueue {self.version} {self.name} {self.id}"
+
 
 def read_format(path: str | os.PathLike[str]) -> Format:
     """What the directory says it is. Raises SpaceError for anything but a space of a known format."""
@@ -28,6 +38,7 @@ def read_format(path: str | os.PathLike[str]) -> Format:
     try:
         text = (root / layout.FORMAT).read_text("utf-8")
     except FileNotFoundError:
+        check_new(root)
         raise SpaceError(f"{root} is no queue space: make it one with `xaqueue init {root}`") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpaceError(f"{root / layout.FORMAT} cannot be read: {error}") from error
@@ -37,6 +48,28 @@ def read_format(path: str | os.PathLike[str]) -> Format:
     if int(words[1]) != FORMAT_VERSION:
         raise SpaceError(f"{root} has format {words[1]}; this xaqueue reads format {FORMAT_VERSION}: use a newer one")
     return Format(int(words[1]), words[2], words[3])
+
+
+def check_new(root: Path) -> None:
+    """SpaceError where a directory without FORMAT was a space, of which a new one would take what is left."""
+    signs = [name for name in _SIGNS if os.path.lexists(root / name)]
+    signs += [name for name in layout.DIRECTORIES if (root / name).is_dir() and any((root / name).iterdir())]
+    if signs:
+        raise SpaceError(
+            f"{root} was a queue space (it has {signs[0]}), and its {layout.FORMAT} is missing; nothing was changed. "
+            f"Put that back from a copy, or write it anew, one line: {_former_line(root)}"
+        )
+
+
+def _former_line(root: Path) -> str:
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        line = json.loads(read_owner_file(root))["space"]
+        if line:
+            return f"{line} (so its last owner says)"
+    return (
+        f"xaqueue {FORMAT_VERSION} NAME ID, where ID was the space's UUID; with a new one, readers that remember how "
+        "far they came take it for another space"
+    )
 
 
 def boot_id() -> str:
@@ -60,16 +93,26 @@ def why_behind(path: str | os.PathLike[str]) -> str:
     They are true as long as the system that saw every change is up, and again once the space was opened; else empty.
     """
     try:
-        owner = json.loads((Path(path) / layout.OWNER).read_bytes())
-        boot, host = owner.get("boot", ""), owner["host"]
-    except (OSError, ValueError, AttributeError, KeyError):
+        content = read_owner_file(path)
+    except OSError:
         return ""
+    try:
+        owner = json.loads(content)
+        boot, host = owner.get("boot", ""), owner["host"]
+    except (ValueError, AttributeError, KeyError):
+        if not (Path(path) / layout.JOURNAL).is_dir():
+            return ""
+        return f"{os.fspath(path)}/{layout.OWNER} cannot be read, and the journal may be ahead: {_open_once(path)}"
     if not boot or host != socket.gethostname() or boot == boot_id():
         return ""
     return (
         f"{os.fspath(path)} was not opened since the machine went down, and its journal is ahead of its "
-        f"directories: open it once, for example with `xaqueue check --repair --space {os.fspath(path)}`"
+        f"directories: {_open_once(path)}"
     )
+
+
+def _open_once(path: str | os.PathLike[str]) -> str:
+    return f"open it once, for example with `xaqueue check --repair --space {os.fspath(path)}`"
 
 
 def checked_name(name: str) -> str:

@@ -12,10 +12,12 @@ from zlib import crc32
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import QUEUE_NAME, MessageId
+from xaqueue.storage import owner_file
 from xaqueue.xid import Xid
 
 FORMAT = "FORMAT"
-OWNER = "owner"
+LOCK = owner_file.LOCK
+OWNER = owner_file.OWNER
 QUEUES = "queues.toml"
 ACTIVE = "active"
 PREPARED = "prepared"
@@ -39,8 +41,8 @@ SOCKET = "socket"
 DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE, BATCHES, STREAMS)
 
 OWN_NAMES = frozenset(
-    {FORMAT, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, SOCKET, ARCHIVE, *DIRECTORIES}
-    | {f".{FORMAT}.new", f".{QUEUES}.new"}
+    {FORMAT, LOCK, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, SOCKET, ARCHIVE, *DIRECTORIES}
+    | {f".{FORMAT}.new", owner_file.NEW_OWNER, f".{QUEUES}.new"}
 )
 """What a space's directory may hold at its top."""
 

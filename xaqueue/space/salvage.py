@@ -27,7 +27,7 @@ from xaqueue.space.format import read_format
 from xaqueue.space.layout import JOURNAL
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import free_archive, make_segment, whole_sectors
-from xaqueue.storage.lock import FileLock
+from xaqueue.storage.owner_file import OwnerFile
 from xaqueue.storage.remains import Gap, read_remains
 from xaqueue.storage.scan import look
 from xaqueue.storage.segments import Record, Segment
@@ -130,7 +130,7 @@ def _step(record: Record, behind: bool) -> StepRead:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    lock = FileLock(root / layout.OWNER)
+    lock = OwnerFile(root)
     try:
         if not lock.acquire():
             raise SpaceInUse(f"{root} is in use: stop its owner first")

@@ -1,7 +1,7 @@
-"""One process owns a directory: an exclusive advisory lock on a file that also says who the owner is.
+"""An exclusive advisory lock on a file, which the kernel drops with the process, however it ends.
 
-The kernel drops the lock with the process, however it ends. Two processes on machines that share a file system are
-kept apart only if that file system supports ``flock`` across them.
+Two processes on machines that share a file system are kept apart only if that file system supports ``flock`` across
+them.
 """
 
 from __future__ import annotations
@@ -9,20 +9,27 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import threading
 from pathlib import Path
 
 from xaqueue.errors import SpaceError
 
+PRIVATE = 0o600
+
 
 class FileLock:
-    """An exclusive lock on ``path``, and the file's content, which only its holder writes. Safe for several threads."""
+    """An exclusive lock on ``path``. Safe for several threads."""
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
+        """create: whether it is made where it is missing; a link in its place is refused then. Raises OSError."""
         self.path = Path(path)
         self._guard = threading.Lock()
-        flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
-        self._fd = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW if create else os.O_RDONLY
+        self._fd = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK, PRIVATE)
+        if create and not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            self.release()
+            raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
 
     def acquire(self, *, shared: bool = False) -> bool:
         """Whether the lock is now held; False when somebody else has it. shared: only to see that nobody has."""
@@ -34,18 +41,9 @@ class FileLock:
             raise SpaceError(f"{self.path} cannot be locked ({error}): use a file system with advisory locks") from None
         return True
 
-    def read(self) -> bytes:
-        return os.pread(self._fd, 1 << 16, 0)
-
-    def write(self, content: bytes, *, durable: bool = True) -> None:
-        """Replaces the content; once the lock is released, nothing."""
-        with self._guard:
-            if self._fd < 0:
-                return
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, content, 0)
-            if durable:
-                os.fsync(self._fd)
+    def stat(self) -> os.stat_result:
+        """Of the file that is locked, which may have lost its name. Raises OSError once it is released."""
+        return os.fstat(self._fd)
 
     def release(self) -> None:
         """Drops the lock by closing the file; a second call does nothing."""

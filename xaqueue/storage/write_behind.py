@@ -12,6 +12,7 @@ import errno
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from xaqueue.errors import RetryLater
@@ -114,7 +115,8 @@ class WriteBehind:
     def _flush_removals(self, paths: Sequence[str]) -> None:
         for path in paths:
             if path in self._gone:
-                self.fs.unlink(path)
+                with suppress(FileNotFoundError):  # somebody was faster: it is gone, which is what was wanted
+                    self.fs.unlink(path)
                 del self._gone[path]
 
     def _flush_new(self, path: str, gone: Sequence[str]) -> None:

@@ -2,7 +2,8 @@
 
     LOGDIR/
       NODE       one line: format version, node id, boot epoch
-      owner      lock file: who has it open, or had it last
+      lock       empty, and locked by whoever has it open
+      owner      who that is, or was last
       journal/   the decisions
 
 Operators may put their commands' ``participants.toml`` there, and these their ``operators.log``.
@@ -15,20 +16,18 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from xaqueue.errors import DecisionLogError, DecisionLogInUse
 from xaqueue.storage.fs import DirectoryFileSystem
-from xaqueue.storage.lock import FileLock
+from xaqueue.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, read_owner_file
+from xaqueue.storage.owner_file import is_owned as is_owned
 from xaqueue.tm.log import JOURNAL, DecisionLog
 from xaqueue.tm.node import NODE
 
-OWNER = "owner"
-LOCK_TRIES = 5
-_OWN = {OWNER, JOURNAL, NODE, f".{NODE}.new", "participants.toml", "operators.log"}
+_OWN = {LOCK, OWNER, NEW_OWNER, JOURNAL, NODE, f".{NODE}.new", "participants.toml", "operators.log"}
 """With the two files of operators."""
 
 
@@ -37,7 +36,7 @@ class OwnedLog:
     """A log, and the lock that makes it this process's."""
 
     log: DecisionLog
-    lock: FileLock
+    lock: OwnerFile
 
     def close(self) -> None:
         try:
@@ -59,31 +58,19 @@ def open_log(path: str | os.PathLike[str]) -> OwnedLog:
     try:
         _make(root)
         _check_own(root)
-        lock = FileLock(root / OWNER)
+        lock = OwnerFile(root)
     except OSError as error:
         raise DecisionLogError(f"{root} cannot be a decision log ({error}): mend that, or choose another") from error
     fs = DirectoryFileSystem(root)
     try:
-        _acquire(lock, root)
+        _take(lock, root)
         log = DecisionLog(fs)
-        lock.write(_owner(log))
+        lock.write(fs, _owner(log.node, log.epoch))
     except BaseException:
         fs.close()
         lock.release()
         raise
     return OwnedLog(log, lock)
-
-
-def is_owned(path: str | os.PathLike[str]) -> bool:
-    """Whether some process has the log open now."""
-    try:
-        lock = FileLock(Path(path) / OWNER, create=False)
-    except OSError:
-        return False
-    try:
-        return not lock.acquire()
-    finally:
-        lock.release()
 
 
 def _make(root: Path) -> None:
@@ -105,24 +92,20 @@ def _check_own(root: Path) -> None:
         raise DecisionLogError(f"{root} holds other files ({min(names - _OWN)} ...): choose an empty directory")
 
 
-def _acquire(lock: FileLock, root: Path) -> None:
-    """Tries for a moment: a look at whether it is owned holds the lock for an instant."""
-    for _ in range(LOCK_TRIES):
-        if lock.acquire():
-            return
-        time.sleep(0.02)
-    raise DecisionLogInUse(f"{root} is in use by {_describe(lock)}: stop it, or give this one a log of its own")
+def _take(lock: OwnerFile, root: Path) -> None:
+    if not lock.acquire():
+        raise DecisionLogInUse(f"{root} is in use by {_describe(root)}: stop it, or give this one a log of its own")
 
 
-def _describe(lock: FileLock) -> str:
+def _describe(root: Path) -> str:
     try:
-        told = json.loads(lock.read())
+        told = json.loads(read_owner_file(root))
         return f"process {told['pid']} on {told['host']} since {told['since']}"
-    except (ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError):
         return "another process"
 
 
-def _owner(log: DecisionLog) -> bytes:
+def _owner(node: str, epoch: int) -> bytes:
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    told = {"node": log.node, "epoch": log.epoch, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
+    told = {"node": node, "epoch": epoch, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
     return json.dumps(told).encode() + b"\n"

@@ -1,0 +1,202 @@
+"""One process owns a directory, by the lock on one file; another file says who that is.
+
+    lock    empty; the owner locks it and never replaces it
+    owner   written new and renamed, so that whoever looks finds one that is whole, after a crash, too
+
+A lock can be lost without a word: its file is replaced, a lock server forgets, a backup is restored over it. So an
+owner looks at both by their paths again and again (``lost``), and whoever takes the directory over writes ``owner``
+before anything else. Of two owners one sees the other then at the latest when it is about to answer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from xaqueue.errors import ResourceFailed
+from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.lock import FileLock
+
+LOCK = "lock"
+OWNER = "owner"
+NEW_OWNER = ".owner.new"
+OWNER_BYTES = 1 << 16
+"""An owner file is never larger."""
+LOCK_TRIES = 5
+_PAUSE_S = 0.02
+_NFS = 0x6969
+"""NFS_SUPER_MAGIC of statfs(2)."""
+
+
+class _Seen(NamedTuple):
+    """A file as a look by its path found it."""
+
+    device: int
+    inode: int
+    changed_ns: int
+
+
+class OwnerFile:
+    """The lock on a directory and the file that says who has it. Safe for several threads."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        """Raises OSError."""
+        self.root = Path(root)
+        self._lock = FileLock(self.root / LOCK)
+        self._guard = threading.Lock()
+        self._paths = os.path.join(root, LOCK), os.path.join(root, OWNER)  # noqa: PTH118
+        self._look = _look_anew if _is_nfs(root) else _look
+        self._content = b""
+        self._seen: tuple[_Seen, _Seen] | None = None
+
+    def acquire(self) -> bool:
+        """Whether this process has the lock now. Tries for a moment: a look at whether it is owned takes an instant.
+
+        Raises OSError, SpaceError.
+        """
+        for _ in range(LOCK_TRIES):
+            if self._lock.acquire():
+                if self._stands():
+                    return True
+                self._lock.release()  # it was replaced meanwhile, and the other one counts
+                self._lock = FileLock(self.root / LOCK)
+            else:
+                time.sleep(_PAUSE_S)
+        return False
+
+    def read(self) -> bytes | None:
+        """What stands in ``owner``; None where there is none. Raises OSError."""
+        try:
+            return read_owner_file(self.root)
+        except FileNotFoundError:
+            return None
+
+    def write(self, fs: FileSystem, content: bytes, *, durable: bool = True) -> None:
+        """Replaces ``owner``; once the lock is released, nothing. ``fs``: a port that was opened on the directory.
+
+        Raises OSError; ResourceFailed where another process is the owner.
+        """
+        with self._guard:
+            if not self._is_held():
+                return
+            reason = self._lost() if self._seen is not None else ""
+            if reason:
+                raise ResourceFailed(reason)
+            write_owner_file(fs, content, durable=durable)
+            self._content = content
+            self._seen = self._looks()
+
+    def lost(self) -> str:
+        """Why this process is the owner no more; empty as long as it is. After the first ``write``.
+
+        One stat of each file, and more only where one is not as it was. A failed look counts as lost.
+        """
+        try:
+            if self._looks() == self._seen:
+                return ""
+        except OSError:
+            pass  # the closer look says which
+        with self._guard:
+            return self._lost()
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def abandon(self) -> None:
+        """In a forked child: closes its copy of the lock, whatever threads of the parent were about to do."""
+        self._guard = threading.Lock()
+        self._lock.abandon()
+
+    def _lost(self) -> str:
+        try:
+            seen = self._looks()
+            if not self._stands():
+                return f"{self._paths[0]} is another file than the one that was locked"
+            if not self._lock.acquire():
+                return f"another process has locked {self._paths[0]}"
+            if self.read() != self._content:
+                return f"{self._paths[1]} names another owner"
+        except OSError as error:
+            return f"{error.filename or self.root} cannot be looked at ({error.strerror})"
+        self._seen = seen
+        return ""
+
+    def _looks(self) -> tuple[_Seen, _Seen]:
+        lock, owner = self._paths
+        return self._look(lock), self._look(owner)
+
+    def _stands(self) -> bool:
+        """Whether the file that is locked is the one of that name."""
+        held = self._lock.stat()
+        return self._look(self._paths[0])[:2] == (held.st_dev, held.st_ino)
+
+    def _is_held(self) -> bool:
+        try:
+            self._lock.stat()
+        except OSError:
+            return False
+        return True
+
+
+def is_owned(root: str | os.PathLike[str]) -> bool:
+    """Whether some process owns the directory now. Two that look at once do not take each other for an owner."""
+    try:
+        lock = FileLock(Path(root) / LOCK, create=False)
+    except OSError:
+        return False
+    try:
+        return not lock.acquire(shared=True)
+    finally:
+        lock.release()
+
+
+def read_owner_file(root: str | os.PathLike[str]) -> bytes:
+    """What stands in a directory's ``owner``. Raises OSError, also for a link or a device."""
+    path = Path(root) / OWNER
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
+        return os.read(fd, OWNER_BYTES)
+    finally:
+        os.close(fd)
+
+
+def write_owner_file(fs: FileSystem, content: bytes, *, durable: bool = True) -> None:
+    """Replaces ``owner`` as a whole. durable: not where the disk may hang, or has failed. Raises OSError."""
+    if fs.exists(NEW_OWNER):
+        fs.unlink(NEW_OWNER)
+    fs.create(NEW_OWNER, [content])
+    if durable:
+        fs.sync_file(NEW_OWNER)
+    fs.rename(NEW_OWNER, OWNER)
+    if durable:
+        fs.sync_dir("")
+
+
+def _look(path: str) -> _Seen:
+    found = os.stat(path, follow_symlinks=False)  # noqa: PTH116
+    return _Seen(found.st_dev, found.st_ino, found.st_ctime_ns)
+
+
+def _look_anew(path: str) -> _Seen:
+    """NFS keeps what a stat says for seconds; an open asks the server."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        found = os.fstat(fd)
+    finally:
+        os.close(fd)
+    return _Seen(found.st_dev, found.st_ino, found.st_ctime_ns)
+
+
+def _is_nfs(root: str | os.PathLike[str]) -> bool:
+    buffer = ctypes.create_string_buffer(256)  # a struct statfs, whose first word is the type
+    if ctypes.CDLL(None).statfs(os.fsencode(root), buffer) != 0:
+        return False
+    return ctypes.c_long.from_buffer(buffer).value == _NFS
