@@ -35,9 +35,10 @@ from xaqueue.space.session import Session
 from xaqueue.space.space import Space, wall_clock
 from xaqueue.space.watchdog import Watchdog
 from xaqueue.storage.flags import DEFAULT, Hardening
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.fs import NO_ROOM, DirectoryFileSystem
 from xaqueue.storage.owner_file import OwnerFile, read_owner_file
 from xaqueue.storage.owner_file import is_owned as is_owned
+from xaqueue.storage.reserve import ReservingFileSystem
 from xaqueue.storage.scan import check_version
 from xaqueue.storage.waiting import THREADS, Threads
 from xaqueue.storage.watched import WatchedFileSystem
@@ -95,6 +96,7 @@ class Owner:
 @dataclass(slots=True)
 class _Attached:
     space: Space
+    files: ReservingFileSystem
     lock: OwnerFile
     watch: DefinitionsWatch | None
     background: list[Background]
@@ -243,9 +245,9 @@ def _open(
         owner = _next_owner(lock.read(), found, hardening, fs.is_dir(layout.JOURNAL))
         behind, epoch = owner.boot, owner.epoch
         boot = boot_id() if hardening.journal else ""
-        lock.write(fs, _format_owner(replace(owner, boot=behind or boot)))
         watched = WatchedFileSystem(fs)
         files, room = with_reserve(watched, DirectoryFileSystem(root, keep_unsynced=False))
+        lock.write(files, _format_owner(replace(owner, boot=behind or boot)))
         space = Space(
             files,
             definitions,
@@ -267,11 +269,11 @@ def _open(
         else:
             owner = replace(owner, state=READ_ONLY, boot=behind)
         owner = replace(owner, recovery=str(space.report))
-        lock.write(fs, _format_owner(owner))
+        _write_owner(files, lock, owner)
         watching = _watch(root, space) if watch else None
         background = start_background(space)
         if space.read_only is None:
-            watchdog = Watchdog(space, watched, lambda told: _tell_trouble(root, lock, owner, told))
+            watchdog = Watchdog(space, watched, lambda told: _tell_trouble(files, lock, owner, told))
     except BaseException as error:
         if fs is not None:
             fs.close()
@@ -282,7 +284,7 @@ def _open(
         raise
     if space.read_only is None:
         log.info("space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise)
-    return _Attached(space, lock, watching, background, watchdog, owner)
+    return _Attached(space, files, lock, watching, background, watchdog, owner)
 
 
 def start_background(space: Space) -> list[Background]:
@@ -317,8 +319,9 @@ def _detach(root: Path, attached: _Attached) -> None:
             thread.stop()
         try:
             if attached.space.close() and attached.owner.boot:
-                _write_owner(root, attached.lock, replace(attached.owner, boot="", journalled=False))
+                _write_owner(attached.files, attached.lock, replace(attached.owner, boot="", journalled=False))
         finally:
+            attached.files.close()
             if attached.watchdog is not None:
                 attached.watchdog.stop()
             attached.lock.release()
@@ -330,22 +333,30 @@ def announce(root: Path, endpoint: str) -> None:
     with _guard_of(root):
         attached = _attached[root]
         attached.owner = replace(attached.owner, endpoint=endpoint)
-        _write_owner(root, attached.lock, attached.owner)
+        _write_owner(attached.files, attached.lock, attached.owner)
 
 
-def _tell_trouble(root: Path, lock: OwnerFile, owner: Owner, told: str) -> None:
+def _tell_trouble(files: ReservingFileSystem, lock: OwnerFile, owner: Owner, told: str) -> None:
     """Not durably: the disk may hang. One that a power loss leaves empty is taken for the worst."""
     with suppress(OSError, ResourceFailed):
-        _write_owner(root, lock, replace(owner, trouble=told), durable=False)
+        _write_owner(files, lock, replace(owner, trouble=told), durable=False)
 
 
-def _write_owner(root: Path, lock: OwnerFile, owner: Owner, *, durable: bool = True) -> None:
-    """By a port of its own: that of the space may be closed."""
-    fs = DirectoryFileSystem(root, keep_unsynced=durable)
+def _write_owner(files: ReservingFileSystem, lock: OwnerFile, owner: Owner, *, durable: bool = True) -> None:
+    """All but the first, which makes it this process's. Without any room it says what it said. Raises OSError."""
+
+    def write() -> None:
+        lock.write(files, _format_owner(owner), durable=durable)
+
     try:
-        lock.write(fs, _format_owner(owner), durable=durable)
-    finally:
-        fs.close()
+        try:
+            write()
+        except OSError as error:
+            files.reserve.again(error, write)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        log.warning("no room to write %s: %s", layout.OWNER, error.strerror)
 
 
 def _next_owner(content: bytes | None, found: Format, hardening: Hardening, has_journal: bool) -> Owner:
