@@ -25,7 +25,7 @@ from xaqueue.demo.progress import Progress
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.space.attach import attach, create
 from xaqueue.space.heuristic import decide
-from xaqueue.space.inspect import in_doubt
+from xaqueue.space.inspect_branches import in_doubt
 from xaqueue.space.reader import QueueReader
 from xaqueue.xid import Xid
 

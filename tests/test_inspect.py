@@ -13,7 +13,8 @@ from xaqueue.errors import SpaceError, UnknownQueue
 from xaqueue.space import layout
 from xaqueue.space.attach import attach, create, write_definitions
 from xaqueue.space.heuristic import decide
-from xaqueue.space.inspect import UNDEFINED, check_known, in_doubt, queue_list, status
+from xaqueue.space.inspect import UNDEFINED, check_known, queue_list, status
+from xaqueue.space.inspect_branches import in_doubt
 from xaqueue.xid import Xid
 
 XID = Xid(7, b"gtrid", b"bqual")

@@ -16,7 +16,7 @@ from xaqueue.cli.spaces import JsonOption, Place, SpaceOption, place_of
 from xaqueue.errors import InvalidArgument, UnknownXid
 from xaqueue.space.foresee import foresee
 from xaqueue.space.heuristic import check_text
-from xaqueue.space.inspect import InDoubt
+from xaqueue.space.inspect_branches import InDoubt
 from xaqueue.xid import Xid
 
 app = typer.Typer(

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from xaqueue.cli.spaces import Place, reached, remote, served_at
-from xaqueue.space import heuristic, inspect, operators
+from xaqueue.space import heuristic, inspect, inspect_branches, operators
 from xaqueue.space.heuristic import Decision
-from xaqueue.space.inspect import InDoubt
+from xaqueue.space.inspect_branches import InDoubt
 from xaqueue.space.operators import Forgotten
 from xaqueue.space.session import Session
 from xaqueue.xid import Xid
@@ -59,7 +59,7 @@ class DirectorySide:
         self._place = place
 
     def in_doubt(self) -> list[InDoubt]:
-        return inspect.in_doubt(self._place.directory)
+        return inspect_branches.in_doubt(self._place.directory)
 
     def depths(self, queues: Iterable[str]) -> dict[str, int]:
         return inspect.depths(self._place.directory, queues)

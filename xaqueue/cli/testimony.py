@@ -17,9 +17,9 @@ from xaqueue.cli.spaces import Place, remote, served_at
 from xaqueue.cli.tm_config import ParticipantConfig, TmConfig, postgres
 from xaqueue.errors import Error, InvalidArgument
 from xaqueue.rpc.operator_client import RemoteOperator
-from xaqueue.space import inspect, operators
+from xaqueue.space import inspect_branches, operators
 from xaqueue.space.format import why_behind
-from xaqueue.space.inspect import InDoubt
+from xaqueue.space.inspect_branches import InDoubt
 from xaqueue.space.operators import Forgotten
 from xaqueue.space.survey import Verdict
 from xaqueue.tm import marker
@@ -93,7 +93,7 @@ def _ask_space(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -
         if behind:
             yield Testimony(participant.name, Says.UNREACHABLE, behind)
             return
-        waiting = inspect.in_doubt(place.directory)
+        waiting = inspect_branches.in_doubt(place.directory)
         seen = _Seen(Outcome.UNKNOWN, waiting, operators.forgotten(place.directory))
     yield _of_branch(participant.name, xid, seen)
     for branch in seen.in_doubt:

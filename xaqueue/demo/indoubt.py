@@ -11,7 +11,7 @@ from xaqueue.demo.producer import LEVEL, batch_of
 from xaqueue.space import layout
 from xaqueue.space.attach import attach
 from xaqueue.space.heuristic import decide
-from xaqueue.space.inspect import InDoubt, in_doubt
+from xaqueue.space.inspect_branches import InDoubt, in_doubt
 from xaqueue.space.survey import Verdict
 
 SHOWN = 3

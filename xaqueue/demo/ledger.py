@@ -33,7 +33,7 @@ from xaqueue.demo.postgres import Server
 from xaqueue.demo.progress import Progress
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.space.attach import create
-from xaqueue.space.inspect import in_doubt
+from xaqueue.space.inspect_branches import in_doubt
 from xaqueue.tm.look import look
 
 ORDERS = 1_000

@@ -11,7 +11,7 @@ from xaqueue.rpc.client import RemoteManager
 from xaqueue.rpc.operator_wire import decision_of, forgotten_of, in_doubt_of
 from xaqueue.rpc.wire import xid_to
 from xaqueue.space.heuristic import Decision
-from xaqueue.space.inspect import InDoubt
+from xaqueue.space.inspect_branches import InDoubt
 from xaqueue.space.operators import Forgotten
 from xaqueue.xid import Xid
 

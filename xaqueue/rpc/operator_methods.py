@@ -14,7 +14,8 @@ from xaqueue.message import check_queue_name
 from xaqueue.rpc.operator_wire import decision_to, forgotten_to, in_doubt_to
 from xaqueue.rpc.wire import xid_of
 from xaqueue.space import heuristic, operators
-from xaqueue.space.inspect import depths_in, in_doubt_in
+from xaqueue.space.inspect import depths_in
+from xaqueue.space.inspect_branches import in_doubt_in
 from xaqueue.storage.fs import FileSystem
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any
 from xaqueue.message import MessageId, check_message_id
 from xaqueue.rpc.wire import MalformedFrame, xid_of, xid_to
 from xaqueue.space.heuristic import Decision
-from xaqueue.space.inspect import Content, InDoubt
+from xaqueue.space.inspect_branches import Content, InDoubt
 from xaqueue.space.operators import Forgotten
 
 

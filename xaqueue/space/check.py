@@ -8,7 +8,7 @@ not find, such as a large body whose checksum is wrong.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,13 @@ from xaqueue.space.check_journal import JournalCheck
 from xaqueue.space.findings import Finding, Looks, Severity, broken, damaged, leftover, note
 from xaqueue.space.format import read_format
 from xaqueue.space.layout import ACTIVE, BATCHES, COMMIT, FIRST, HEURISTIC, PREPARED, QUARANTINE, STREAMS
-from xaqueue.space.load import Progress
+from xaqueue.space.load import Progress, read_head
+from xaqueue.space.redo_view import RedoView, read_journal
 from xaqueue.space.space import Space
 from xaqueue.space.survey import Standing, Verdict
 from xaqueue.storage.barrier import Touched, touched
 from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.segments import Record
 from xaqueue.xid import Xid
 
 
@@ -95,16 +97,25 @@ class _Check:
         self, root: Path, live: bool, progress: Progress | None, committed: CommittedCheck | None = None
     ) -> None:
         self.root = root
-        self.fs = DirectoryFileSystem(root, keep_unsynced=False)
-        self.looks = Looks(live)
-        self.committed = committed or CommittedCheck(self.fs, self.looks, progress)
+        fs = DirectoryFileSystem(root, keep_unsynced=False)
         owner = read_owner(root)
-        self.journal = JournalCheck(self.fs, self.looks, owner is not None and owner.journalled)
+        self.looks = Looks(live, lambda: self.fs.show(self._records()))
+        self.journal = JournalCheck(fs, self.looks, owner is not None and owner.journalled)
+        self.bare, self.owner = fs, owner
+        self.fs = RedoView(fs, (), files_first=True)
+        self.committed = committed or CommittedCheck(self.fs, self.looks, progress)
 
     def run(self) -> Iterator[Finding]:
         yield from self.looks.at(self._top)
         yield from self.journal.run()
+        self.fs.show(self._records())
         yield from map(self.journal.told, self._directories())
+
+    def _records(self) -> Sequence[Record]:
+        try:
+            return read_journal(self.bare, self.owner, self.looks.live).records
+        except SpaceError:
+            return ()  # of a newer version: told of the journal
 
     def _directories(self) -> Iterator[Finding]:
         yield from self.committed.run()
@@ -154,7 +165,7 @@ class _Check:
             place = text if text.startswith(f"{QUARANTINE}/") else f"{PREPARED}/{xid}"
             what = "a block of it" if place == text else text
             yield broken(place, f"branch {xid} is in doubt and lost {what}: decide with `xaqueue indoubt`")
-        for path, reason in standing.leftovers:
+        for path, reason in () if self.looks.live else standing.leftovers:  # an owner at work is at it
             yield leftover(path, reason)
         yield from self._twofold(standing)
 
@@ -163,19 +174,34 @@ class _Check:
             there = self.committed.holds(head.properties.queue, head.message_id)
             if standing.verdict is Verdict.IN_DOUBT and head.kind is Kind.ENQUEUE and there:
                 yield broken(path, "its message is committed already, and its branch is not decided")
-        for path, _ in standing.blocks:
-            twin = path.replace(PREPARED, ACTIVE, 1)
-            if twin != path and self.fs.exists(twin):
-                yield leftover(twin, "stands in prepared/ too: the later state wins, the next open removes it")
 
     def _active(self) -> Iterator[Finding]:
         found, foreign = survey.branches(self.fs, ACTIVE)
         for path in foreign:
             yield damaged(path, "is no command block: its name is not <xid>.<number>")
-        for xid, files in () if self.looks.live else sorted(found.items(), key=lambda item: str(item[0])):
-            if self.fs.exists(layout.block_path(PREPARED, str(xid), COMMIT)):
+        if self.looks.live:
+            return
+        prepared = survey.prepared(self.fs)[0]
+        for xid, files in sorted(found.items(), key=lambda item: str(item[0])):
+            if COMMIT in prepared.get(xid, {}):
                 continue  # committed in one phase: rolled forward from here
-            yield leftover(f"{ACTIVE}/{xid}", f"{len(files)} blocks of a branch never prepared: to be rolled back")
+            if xid in prepared:
+                for path in sorted(files.values()):
+                    yield leftover(path, "stands in prepared/ too: the later state wins, the next open removes it")
+                continue
+            if any(map(self._is_done, files.values())):
+                told = "of a branch that is committed: to be removed"
+            else:
+                told = "of a branch never prepared: to be rolled back"
+            yield leftover(f"{ACTIVE}/{xid}", f"{len(files)} blocks {told}")
+
+    def _is_done(self, path: str) -> bool:
+        """Whether what a block in active/ asks for was done, of which the journal has the record."""
+        try:
+            head = read_head(self.fs, path)
+        except DamagedBlock:
+            return False  # torn by the crash, and promised to nobody
+        return head.kind is Kind.ENQUEUE and self.committed.holds(head.properties.queue, head.message_id)
 
     def _decision(self, name: str) -> Iterator[Finding]:
         path = f"{HEURISTIC}/{name}"

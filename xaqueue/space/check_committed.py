@@ -152,6 +152,8 @@ class CommittedCheck:
                 yield damaged(path, "is no watermark: damaged or foreign")
             elif used and not first:
                 yield broken(path, "is missing or empty, and the queue was used: its numbers go on higher")
+            elif self.looks.live:
+                return  # its owner is at the queue's first commit
             elif used:
                 yield leftover(path, "is missing or empty: the queue's first commit was on its way; made anew")
             else:

@@ -36,8 +36,10 @@ Probe = Callable[[], Iterable[Finding]]
 class Looks:
     """Runs probes. Of a live space only what a probe finds twice is told; a file that vanished has moved on."""
 
-    def __init__(self, live: bool) -> None:
+    def __init__(self, live: bool, look_again: Callable[[], object] = lambda: None) -> None:
+        """look_again: called before a second look."""
         self.live = live
+        self._look_again = look_again
         self.again = False
         """Whether this is a second look, for which nothing may be remembered from the first."""
 
@@ -46,6 +48,7 @@ class Looks:
         if not findings or not self.live:
             return findings
         time.sleep(SECOND_LOOK_S)
+        self._look_again()
         self.again = True
         try:
             return [finding for finding in _found(probe) if finding in findings]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from xaqueue.branch import HEURISTICS
 from xaqueue.errors import DamagedBlock, HeuristicOutcome, ProtocolError
 from xaqueue.space.heuristic import OUTCOMES
-from xaqueue.space.inspect import InDoubt
+from xaqueue.space.inspect_branches import InDoubt
 from xaqueue.space.survey import Verdict
 
 

@@ -1,7 +1,8 @@
 """What a space is and holds can be seen without owning it, also while its owner works in it.
 
-Nothing here writes or locks. What is told of a live space is true of some moment while it was read: files that
-vanish meanwhile have moved on and are left out.
+Nothing here writes or locks. The journal is read, too, where there is one: what it says is so, whether the directories
+have it yet or not. What is told of a live space is true of some moment while it was read: files that vanish meanwhile
+have moved on and are left out.
 """
 
 from __future__ import annotations
@@ -10,28 +11,23 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from xaqueue.command import Kind, decode, unpack_list
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
-from xaqueue.message import MessageId
-from xaqueue.space import heuristic, layout, room, stream_records, survey
-from xaqueue.space.attach import FLAGS_VARIABLE, Owner, is_owned, read_definitions, read_owner
+from xaqueue.space import layout, room, stream_records, survey
+from xaqueue.space.attach import FLAGS_VARIABLE, Owner, read_definitions
 from xaqueue.space.checkpointer import parse_counters
 from xaqueue.space.definitions import Definitions
 from xaqueue.space.format import Format, read_format
-from xaqueue.space.heuristic import Decision
-from xaqueue.space.inspect_journal import JournalStatus, journal_status
-from xaqueue.space.reader import QueueReader, queues
-from xaqueue.space.survey import Holds, Standing, Verdict
+from xaqueue.space.inspect_branches import in_doubt_in
+from xaqueue.space.inspect_journal import JournalStatus, status_of
+from xaqueue.space.redo_view import look_into
+from xaqueue.space.survey import Verdict
 from xaqueue.storage.flags import DEFAULT, Hardening
-from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
-from xaqueue.xid import Xid
+from xaqueue.storage.fs import FileSystem
 
 UNDEFINED = "undefined"
 """Stands for the order of a queue that has messages and no definition."""
-WRITING_S = 0.02
-"""How long an owner may take to write a small file that is seen to be short."""
+WATERMARK_TRIES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,38 +98,15 @@ class Status:
         return self.owner.trouble if self.owner is not None else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """A message that a branch adds or holds. ``size_bytes`` of its file; None where only its name is known."""
-
-    queue: str
-    message_id: MessageId
-    size_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class InDoubt:
-    """A branch that waits for its transaction manager, or that an operator decided and nobody forgot yet."""
-
-    xid: Xid
-    state: str
-    since: int
-    """When it was prepared, or decided; int microseconds UTC, 0 where that is lost."""
-    added: list[Content]
-    held: list[Content]
-    damage: list[str]
-    decision: Decision | None = None
-
-
 def status(path: str | os.PathLike[str], environment: Mapping[str, str] = os.environ) -> Status:
     """What the space is and holds. Raises SpaceError where the directory is none."""
     written = read_format(path)
-    owned, owner = is_owned(path), read_owner(path)
+    looked = look_into(path)
+    owned, owner, fs = looked.owned, looked.owner, looked.fs
     definitions, complaint = _definitions(path)
     hardening = _hardening(owner if owned else None, definitions, environment)
-    fs = _files(path)
     left = fs.room()
-    waiting = in_doubt(path)
+    waiting = in_doubt_in(fs, looked.again)
     doubtful = [branch for branch in waiting if branch.state == Verdict.IN_DOUBT.value]
     aside = survey.listed(fs, layout.QUARANTINE)
     return Status(
@@ -143,8 +116,8 @@ def status(path: str | os.PathLike[str], environment: Mapping[str, str] = os.env
         owned=owned,
         sync=str(hardening),
         promise=hardening.promise,
-        queues=queue_list(path, definitions),
-        active=len(survey.branches(fs, layout.ACTIVE)[0]),
+        queues=queue_list_in(fs, definitions),
+        active=len(survey.unprepared(fs)),
         in_doubt=len(doubtful),
         damaged=sum(1 for branch in doubtful if branch.damage),
         committing=sum(1 for branch in waiting if branch.state == Verdict.COMMITTING.value),
@@ -154,7 +127,7 @@ def status(path: str | os.PathLike[str], environment: Mapping[str, str] = os.env
         free_inodes=left.free_inodes if left.total_inodes else None,
         low=room.refusal(definitions, left),
         complaint=complaint,
-        journal=journal_status(fs, owner, owned),
+        journal=status_of(fs, looked.journal),
         cache=_counters(fs) if owned and hardening.journal else None,
         state=((owner.state if owner is not None else "") or "alive") if owned else "",
     )
@@ -164,14 +137,27 @@ def queue_list(path: str | os.PathLike[str], definitions: Definitions | None = N
     """The queues that are defined or have a directory, sorted. Raises SpaceError."""
     if definitions is None:
         definitions, _ = _definitions(path)
-    fs = _files(path)
+    return queue_list_in(look_into(path).fs, definitions)
+
+
+def queue_list_in(fs: FileSystem, definitions: Definitions) -> list[QueueStatus]:
+    """As ``queue_list``, of the space behind a port."""
     reserved = {queue for name in survey.listed(fs, layout.STREAMS) if (queue := layout.parse_queue_directory(name))}
-    return [_queue(path, fs, name, definitions) for name in sorted({*queues(path), *definitions.queues, *reserved})]
+    return [_queue(fs, name, definitions) for name in sorted({*queues_in(fs), *definitions.queues, *reserved})]
+
+
+def queues_in(fs: FileSystem) -> list[str]:
+    """The queues that have a directory, sorted. Raises SpaceError."""
+    try:
+        names = fs.list(layout.COMMITTED)
+    except FileNotFoundError:
+        raise SpaceError(f"this is no queue space: it has no {layout.COMMITTED}/ directory") from None
+    return sorted(queue for name in names if (queue := layout.parse_queue_directory(name)))
 
 
 def depths(path: str | os.PathLike[str], names: Iterable[str]) -> dict[str, int]:
     """How many messages these queues have, with those that branches hold."""
-    return depths_in(_files(path), names)
+    return depths_in(look_into(path).fs, names)
 
 
 def depths_in(fs: FileSystem, names: Iterable[str]) -> dict[str, int]:
@@ -181,23 +167,9 @@ def depths_in(fs: FileSystem, names: Iterable[str]) -> dict[str, int]:
 
 def check_known(path: str | os.PathLike[str], queue: str) -> str:
     """The queue's name, if it has messages or a definition. Raises UnknownQueue, SpaceError, InvalidArgument."""
-    read_format(path)
-    if queue not in queues(path):
+    if queue not in queues_in(look_into(path).fs):
         read_definitions(path).find(queue)
     return queue
-
-
-def in_doubt(path: str | os.PathLike[str]) -> list[InDoubt]:
-    """Branches in doubt, committing or decided by an operator, the oldest first. Raises SpaceError."""
-    read_format(path)
-    return in_doubt_in(_files(path))
-
-
-def in_doubt_in(fs: FileSystem) -> list[InDoubt]:
-    """As ``in_doubt``, of the space behind a port."""
-    found = {branch.xid: branch for branch in _prepared(fs)}
-    found.update({branch.xid: branch for branch in _decided(fs)})
-    return sorted(found.values(), key=lambda branch: (branch.since, str(branch.xid)))
 
 
 def _counters(fs: FileSystem) -> tuple[int, int] | None:
@@ -205,10 +177,6 @@ def _counters(fs: FileSystem) -> tuple[int, int] | None:
         return parse_counters(fs.read(layout.COUNTERS))
     except OSError:
         return None
-
-
-def _files(path: str | os.PathLike[str]) -> FileSystem:
-    return DirectoryFileSystem(Path(path), keep_unsynced=False)
 
 
 def _definitions(path: str | os.PathLike[str]) -> tuple[Definitions, str]:
@@ -223,12 +191,9 @@ def _hardening(owner: Owner | None, definitions: Definitions, environment: Mappi
     return Hardening.parse(asked) if asked is not None else definitions.sync or DEFAULT
 
 
-def _queue(path: str | os.PathLike[str], fs: FileSystem, name: str, definitions: Definitions) -> QueueStatus:
+def _queue(fs: FileSystem, name: str, definitions: Definitions) -> QueueStatus:
     definition = definitions.queues.get(name) or definitions.default
-    try:
-        watermark: int | None = QueueReader(path, name, even_behind=True).watermark()
-    except SpaceError:
-        watermark = None
+    watermark = watermark_in(fs, name)
     order = definition.order.value if definition is not None else UNDEFINED
     description = definition.description if definition is not None else ""
     depth = len(survey.message_names(fs, name))
@@ -242,69 +207,18 @@ def _queue(path: str | os.PathLike[str], fs: FileSystem, name: str, definitions:
     return QueueStatus(name, order, description, depth, watermark, stream, record.consumed)
 
 
-def _prepared(fs: FileSystem) -> list[InDoubt]:
-    files, _ = survey.prepared(fs)
-    lost = survey.lost_blocks(fs)
-    holds = _holds(fs)
-    told = []
-    for xid in {**files, **lost}:
+def watermark_in(fs: FileSystem, queue: str) -> int | None:
+    """The highest published number of a queue; 0 where there was none yet, None where that cannot be read."""
+    path = layout.watermark_path(queue)
+    for _ in range(WATERMARK_TRIES):
         try:
-            standing = survey.survey(fs, xid, files.get(xid, {}), lost.get(xid, ()), holds)
-            if standing.damage:  # or its owner is writing it just now
-                time.sleep(WRITING_S)
-                standing = survey.survey(fs, xid, files.get(xid, {}), lost.get(xid, ()), _holds(fs))
-        except FileNotFoundError:
-            continue  # its owner is finishing it
-        if standing.verdict in (Verdict.IN_DOUBT, Verdict.COMMITTING) and (standing.blocks or standing.damage):
-            told.append(_told(standing))
-    return told
-
-
-def _told(standing: Standing) -> InDoubt:
-    contents: dict[bool, list[Content]] = {True: [], False: []}
-    for _, head in standing.blocks:
-        held = head.kind is Kind.DEQUEUE
-        size = None if held else head.size_bytes
-        contents[held].append(Content(head.properties.queue, head.message_id, size))
-    return InDoubt(
-        standing.xid,
-        standing.verdict.value,
-        standing.prepared_at,
-        contents[False],
-        contents[True],
-        standing.damage,
-    )
-
-
-def _holds(fs: FileSystem) -> Holds:
-    """A queue is listed once, when the first branch asks for one of its messages."""
-    known: dict[str, frozenset[str]] = {}
-
-    def holds(queue: str, message_id: MessageId) -> bool:
-        if queue not in known:
-            known[queue] = survey.ids_in(fs, queue)
-        return message_id.hex() in known[queue]
-
-    return holds
-
-
-def _decided(fs: FileSystem) -> list[InDoubt]:
-    found = []
-    for name in survey.listed(fs, layout.HEURISTIC):
-        path = f"{layout.HEURISTIC}/{name}"
-        xid = layout.parse_xid(name)
-        if xid is None:
-            continue
-        try:
-            decision = heuristic.read(fs, path)
-            rows = unpack_list(decode(fs.read(path)).body)
-        except FileNotFoundError:
-            continue  # forgotten meanwhile
-        except DamagedBlock as damage:
-            found.append(InDoubt(xid, "decided, and the record is damaged", 0, [], [], [f"{path}: {damage}"]))
-            continue
-        added = [Content(row.queue, row.message_id) for row in rows if row.kind is Kind.ENQUEUE]
-        held = [Content(row.queue, row.message_id) for row in rows if row.kind is Kind.DEQUEUE]
-        state = heuristic.OUTCOMES[decision.outcome].value
-        found.append(InDoubt(xid, state, decision.at, added, held, [], decision))
-    return found
+            data = fs.read(path)
+        except OSError as error:
+            return 0 if isinstance(error, FileNotFoundError) else None
+        watermark = layout.parse_watermark(data)
+        if watermark is not None:
+            return watermark.published
+        if not data and not survey.listed(fs, layout.queue_path(queue)):
+            return 0  # the queue's first message is on its way, or was when the power went
+        time.sleep(0.001)  # half a write was seen
+    return None

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xaqueue.errors import JournalDamaged
-from xaqueue.space import redo
 from xaqueue.space.attach import Owner
 from xaqueue.space.layout import JOURNAL
+from xaqueue.space.redo_view import Seen, read_journal
 from xaqueue.storage.fs import FileSystem
-from xaqueue.storage.scan import look
 from xaqueue.storage.segments import parse_name
-
-TRIES = 3
-"""A segment that is being written, or renamed, may look damaged: what is so is so twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +27,14 @@ class JournalStatus:
 
 def journal_status(fs: FileSystem, owner: Owner | None, owned: bool) -> JournalStatus | None:
     """None where there is no journal. Raises SpaceError for a newer format."""
-    used = owner is not None and owner.journalled
-    if not used and not fs.is_dir(JOURNAL):
-        return None
-    seen = ""
-    for _ in range(TRIES):
-        try:
-            found = look(fs, JOURNAL, redo.sound, used=used)
-            return JournalStatus(found.position, found.checkpoint, *_files(fs), len(found.records))
-        except JournalDamaged as damage:
-            if not owned or str(damage) == seen:
-                return JournalStatus(0, 0, *_files(fs), 0, str(damage))
-            seen = str(damage)
-        except FileNotFoundError:
-            continue
-    return JournalStatus(0, 0, *_files(fs), 0)
+    return status_of(fs, read_journal(fs, owner, owned))
+
+
+def status_of(fs: FileSystem, seen: Seen) -> JournalStatus | None:
+    """The same, of a journal that was read."""
+    if seen.found is not None:
+        return JournalStatus(seen.found.position, seen.found.checkpoint, *_files(fs), len(seen.records))
+    return JournalStatus(0, 0, *_files(fs), 0, seen.damage) if seen.damage else None
 
 
 def _files(fs: FileSystem) -> tuple[int, int]:

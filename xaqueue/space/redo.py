@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -294,3 +294,27 @@ def _reserve(fs: FileSystem, queue: str, seq: int) -> None:
     published, reserved = watermark or (0, 0)
     if reserved < seq:
         fs.write_at(path, 0, [layout.format_watermark(Watermark(published, max(seq, published)))])
+
+
+class Last(NamedTuple):
+    """What a path is in the end, for those who look at a journal."""
+
+    chunks: tuple[bytes, memoryview] | None
+    """Its content; None where the records have only its name."""
+    places: tuple[str, ...]
+    """Where it was before, the last place first."""
+    when_us: int
+
+
+def last_states(records: Iterable[Record]) -> tuple[dict[str, Last | None], dict[str, int]]:
+    """What each path is in the end, None where it is gone, and the highest number given out in each queue."""
+    wanted, highest = _final(records)
+    return {path: _last(want) for path, want in wanted.items()}, highest
+
+
+def _last(want: _Content | _Moved | None) -> Last | None:
+    if want is None:
+        return None
+    if isinstance(want, _Moved):
+        return Last(None, want.places, want.when_us)
+    return Last((want.head, want.body), (), want.when_us)

@@ -90,6 +90,18 @@ def prepared(fs: FileSystem) -> tuple[dict[Xid, dict[str, str]], list[str]]:
     return found, foreign
 
 
+def files_of(fs: FileSystem, xid: Xid) -> dict[str, str]:
+    """The paths of one branch's blocks by suffix, as ``prepared`` has them."""
+    return prepared(fs)[0].get(xid, {})
+
+
+def unprepared(fs: FileSystem) -> dict[Xid, dict[str, str]]:
+    """The blocks in ``active/`` of branches that have none in ``prepared/``."""
+    found, _ = branches(fs, layout.ACTIVE)
+    prepared_too = {parsed[0] for name in listed(fs, layout.PREPARED) if (parsed := layout.parse_block(name))}
+    return {xid: files for xid, files in found.items() if xid not in prepared_too}
+
+
 def message_names(fs: FileSystem, queue: str) -> list[str]:
     """The names of a queue's message files, those of foreign files among them, and of none that is consumed."""
     directory = layout.queue_path(queue)
