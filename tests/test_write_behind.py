@@ -318,3 +318,20 @@ def test_a_message_file_that_was_removed_by_hand_is_gone_and_all_goes_on(tmp_pat
     session.close()
     with xaqueue.connect(tmp_path / "s") as connection:
         assert [message.body for message in connection.browse("orders")][-1] == b"and on"
+
+
+def test_a_flush_follows_a_file_that_is_renamed_meanwhile() -> None:
+    class Renaming(ForgetfulFileSystem):
+        def create(self, path: str, chunks: Sequence[bytes]) -> None:
+            if path == "prepared/a":
+                lagging.rename("prepared/b", "committed/b")
+                lagging.unlink("prepared/c")
+            super().create(path, chunks)
+
+    behind = Renaming(None, Tree(dict.fromkeys(DIRECTORIES)))
+    lagging = WriteBehind(behind)
+    for name in "abc":
+        lagging.create(f"prepared/{name}", [name.encode()])
+    lagging.sync_all()
+    assert not lagging.pending
+    assert [behind.list(directory) for directory in DIRECTORIES] == [[], ["a"], ["b"]]

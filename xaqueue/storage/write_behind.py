@@ -4,6 +4,10 @@ For use with a journal, which has recorded what is pending here. Small new files
 kept in memory; ``flush`` does them, and so does every call that must see or harden them. New files come first, in the
 order of their last rename; then overwrites at the start of a file, so that a watermark never tells of a file that is
 not there; removals come last. What was flushed stays for a while as a cache: a reader that keeps up reads no file.
+
+A flush follows files, not paths: one that is renamed meanwhile is made under its new name by this flush, since a
+checkpoint behind it covers the record that alone has its content. One that is removed meanwhile needs no making: that
+was recorded before it was done.
 """
 
 from __future__ import annotations
@@ -31,11 +35,12 @@ RETRY_S = 1.0
 
 
 class _File:
-    """A new file, or one that was: its content, and its modification time where that was set."""
+    """A new file, or one that was: its path, its content, and its modification time where that was set."""
 
-    __slots__ = ("chunks", "modified_ns", "size")
+    __slots__ = ("chunks", "modified_ns", "path", "size")
 
-    def __init__(self, chunks: Sequence[bytes]) -> None:
+    def __init__(self, path: str, chunks: Sequence[bytes]) -> None:
+        self.path = path
         self.chunks = chunks
         self.size = sum(map(len, chunks))
         self.modified_ns = 0
@@ -48,7 +53,7 @@ class Waits(OSError):
 class Snapshot(NamedTuple):
     """What was pending at one moment."""
 
-    new: Sequence[str]
+    new: Sequence[_File]
     short: Mapping[str, Sequence[bytes]]
     gone: Sequence[str]
     flushes: int
@@ -84,7 +89,7 @@ class WriteBehind:
     def snapshot(self) -> Snapshot:
         """What is pending now."""
         with self._lock:
-            return Snapshot(list(self._new), dict(self._short), list(self._gone), self._flushes)
+            return Snapshot(list(self._new.values()), dict(self._short), list(self._gone), self._flushes)
 
     def flush(self, snapshot: Snapshot | None = None) -> None:
         """Does everything that was pending when it was called, or of an earlier moment what still is.
@@ -98,9 +103,9 @@ class WriteBehind:
                 return  # a later one was done meanwhile
             self._flushes += 1
             waits: Waits | None = None
-            for path in snapshot.new:
+            for file in snapshot.new:
                 try:
-                    self._flush_new(path, snapshot.gone)
+                    self._flush_new(file, snapshot.gone)
                 except Waits as lack:
                     waits = lack
             for path, chunks in snapshot.short.items():
@@ -119,10 +124,10 @@ class WriteBehind:
                     self.fs.unlink(path)
                 del self._gone[path]
 
-    def _flush_new(self, path: str, gone: Sequence[str]) -> None:
+    def _flush_new(self, file: _File, gone: Sequence[str]) -> None:
         """What goes makes room for what comes, and there may be a reserve. The journal has both, in their order."""
         try:
-            self._flush_file(path)
+            self._flush_file(file)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -130,35 +135,39 @@ class WriteBehind:
             return
         self._flush_removals(gone)
         try:
-            self._flush_file(path)
+            self._flush_file(file)
         except OSError as error:
-            self.again(error, self._flush_file, path)
+            self.again(error, lambda _: self._flush_file(file), file.path)
 
-    def _flush_file(self, path: str) -> None:
+    def _flush_file(self, file: _File) -> None:
         with self._lock:
-            file = self._new.get(path)
-            if file is None:
-                return  # it moved on, or is gone already
+            path = file.path
+            if self._new.get(path) is not file:
+                return  # it is removed or replaced, or was flushed when an earlier try found no room
             self._busy = path
+        done = False
         try:
             self.fs.create(path, file.chunks)
             if file.modified_ns:
                 self.fs.set_modified_ns(path, file.modified_ns)
-        except BaseException:
-            file = None
-            raise
+            done = True
         finally:
             with self._lock:
-                if file is not None:
-                    del self._new[path]
-                    self._pending_bytes -= file.size
+                if done:
+                    self._drop_new(path)
                     self._remember(path, file)
                 self._busy = ""
                 self._changed.notify_all()
 
-    def _settle(self, path: str) -> None:
-        """Waits until nobody is flushing this path. Called with the lock held."""
-        while path == self._busy:
+    def _drop_new(self, path: str) -> None:
+        """The file waits no more. Called with the lock held."""
+        file = self._new.pop(path, None)
+        if file is not None:
+            self._pending_bytes -= file.size
+
+    def _settle(self, *paths: str) -> None:
+        """Waits until nobody is flushing one of these. Called with the lock held."""
+        while self._busy in paths:
             self._changed.wait()
 
     @property
@@ -189,7 +198,7 @@ class WriteBehind:
     # The port
 
     def create(self, path: str, chunks: Sequence[bytes]) -> None:
-        file = _File(chunks)
+        file = _File(path, chunks)
         if file.size > LARGE_BYTES:
             self._create(path, chunks)
             return
@@ -232,21 +241,17 @@ class WriteBehind:
 
     def rename(self, source: str, target: str) -> None:
         self._flush_gone(target)
+        if source in self._short or source in self._gone or target in self._short or target in self._new:
+            self.flush()  # so that no other flush finds neither the file that is replaced nor its successor
         with self._lock:
-            if self._busy:
-                self._settle(source)
-                self._settle(target)
+            self._settle(source, target)
             file = self._new.pop(source, None)
             if file is not None:
+                file.path = target
                 self._new[target] = file
                 return
-            replaced = self._new.pop(target, None)
-            if replaced is not None:
-                self._pending_bytes -= replaced.size
             self._forget(target)
             cached = self._forget(source)
-        if source in self._short or source in self._gone or target in self._short:
-            self.flush()
         self.fs.rename(source, target)
         if cached is not None:
             with self._lock:
@@ -254,11 +259,9 @@ class WriteBehind:
 
     def unlink(self, path: str) -> None:
         with self._lock:
-            if self._busy:
-                self._settle(path)
-            file = self._new.pop(path, None)
-            if file is not None:
-                self._pending_bytes -= file.size
+            self._settle(path)
+            if path in self._new:
+                self._drop_new(path)
                 return
             if path in self._gone:
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
@@ -272,8 +275,7 @@ class WriteBehind:
 
     def set_modified_ns(self, path: str, when_ns: int) -> None:
         with self._lock:
-            if self._busy:
-                self._settle(path)
+            self._settle(path)
             file = self._new.get(path)
             if file is not None:
                 file.modified_ns = when_ns
