@@ -241,7 +241,7 @@ class Flicker(DirectoryFileSystem):
 
     def read(self, path: str, size: int | None = None) -> bytes:
         data = super().read(path, size)
-        if self.bad and size is None and path.endswith(name_of(0)):
+        if self.bad and size != SECTOR_BYTES and path.endswith(name_of(0)):
             self.bad -= 1
             data = data[:SECTOR_BYTES] + b"old" + data[SECTOR_BYTES + 3 :]
         return data

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from xaqueue.storage import fs as fs_room
-from xaqueue.storage.fs import NO_ROOM, DirectoryFileSystem, FileSystem, read_all
+from xaqueue.storage.fs import NO_ROOM, DirectoryFileSystem, FileSystem
+from xaqueue.storage.regular import read_up_to
 
 
 @pytest.fixture
@@ -163,13 +164,13 @@ def test_read_whole_and_in_part(fs: DirectoryFileSystem) -> None:
         fs.read("none")
 
 
-def test_read_all_of_a_file_that_reads_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_up_to_of_a_file_that_reads_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = bytes(range(256)) * 10
     (tmp_path / "file").write_bytes(content)
     real = os.read
     monkeypatch.setattr(os, "read", lambda fd, size: real(fd, min(size, 100)))
     fd = os.open(tmp_path / "file", os.O_RDONLY)
-    assert read_all(fd) == content
+    assert read_up_to(fd, len(content) + 1) == content
     os.close(fd)
 
 

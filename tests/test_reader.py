@@ -14,8 +14,9 @@ from xaqueue.command import decode
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.space import layout
+from xaqueue.space.block_files import read_message
 from xaqueue.space.layout import RANGE_SIZE, Watermark
-from xaqueue.space.reader import QueueReader, queues, read_in
+from xaqueue.space.reader import QueueReader, queues
 
 
 @pytest.fixture
@@ -198,8 +199,10 @@ def test_it_writes_nothing(owner: Connection, root: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
 
 
-def test_read_in_of_a_file_that_is_gone(tmp_path: Path) -> None:
+def test_a_message_whose_file_is_gone_is_none_and_what_is_no_file_is_empty(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("file")
     directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    assert (read_in(directory, "file"), read_in(directory, "none")) == (b"x", None)
+    found = [read_message(directory, name) for name in ("file", "none", "link")]
+    assert [read and read[0] for read in found] == [b"x", None, b""]
     os.close(directory)

@@ -24,6 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, ReadMaxRows
 from pyspark.sql.types import StructField, StructType
 
+from xaqueue.command import HEAD_READ_BYTES
 from xaqueue.spark import columns, plan, rows
 from xaqueue.spark import source as source_room
 from xaqueue.spark.source import BatchReader, QueueSource, Range, Share
@@ -280,10 +281,10 @@ def test_record_batches_close_at_rows_and_at_bytes(space: FabricatedSpace, monke
 @pytest.mark.parametrize("over", [-1, 0, 1, 100_000])
 def test_a_file_is_read_to_its_end_however_large(space: FabricatedSpace, over: int) -> None:
     head = space.put("orders", 1, b"").stat().st_size
-    content = os.urandom(rows.READ_BYTES + over - head)
+    content = os.urandom(HEAD_READ_BYTES + over - head)
     space.put("orders", 1, content)
     space.publish("orders", 1)
-    assert space.path("orders", 1).stat().st_size == rows.READ_BYTES + over
+    assert space.path("orders", 1).stat().st_size == HEAD_READ_BYTES + over
     assert [batch.column("body").to_pylist() for batch in stream(space).read(share(space, 0, 1))] == [[content]]
 
 

@@ -176,6 +176,14 @@ def decode_head(data: bytes) -> Head:
     )
 
 
+def told_bytes(data: bytes) -> int:
+    """How large a file is that begins like this, by its head; where that is none, no larger than what is there."""
+    try:
+        return decode_head(data).size_bytes
+    except DamagedBlock:
+        return len(data)
+
+
 def decode(data: bytes) -> Block:
     """The whole block, its checksum verified. Raises DamagedBlock."""
     head = decode_head(data)

@@ -46,7 +46,7 @@ def init(
         typer.echo(f"{directory} is queue space {written.name} already: left as it is")
         return
     if default is not None:
-        text = (directory / layout.QUEUES).read_text("utf-8")
+        text = definitions.read(directory)
         attach.write_definitions(directory, definitions.with_default(text, default.value))
     hardening = Hardening.parse(sync) if sync is not None else DEFAULT
     typer.echo(f"{directory} is queue space {written.name} now")
@@ -70,7 +70,7 @@ def define(
     options = {"order": order.value if order else None, "description": description}
     given = {key: value for key, value in options.items() if value is not None}
     path = directory / layout.QUEUES
-    text = path.read_text("utf-8") if path.exists() else ""
+    text = definitions.read(directory) if path.exists() else ""
     changed = definitions.with_queue(text, queue, given)
     if changed != text:
         attach.write_definitions(directory, changed)

@@ -172,7 +172,7 @@ def read_owner(path: str | os.PathLike[str]) -> Owner | None:
 def read_definitions(path: str | os.PathLike[str]) -> Definitions:
     """The definitions in the directory's queues.toml. Raises InvalidArgument; a missing file defines nothing."""
     try:
-        return definitions_of.parse((Path(path) / layout.QUEUES).read_text("utf-8"))
+        return definitions_of.parse(definitions_of.read(path))
     except FileNotFoundError:
         return Definitions()
     except (OSError, UnicodeDecodeError) as error:

@@ -18,8 +18,8 @@ from xaqueue.command import UNLIMITED, Block, Kind, decode, encode_with_checksum
 from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.message import Properties
 from xaqueue.space import layout
+from xaqueue.space.block_files import damage_of, read_block
 from xaqueue.space.blocks import NO_MESSAGE
-from xaqueue.space.load import damage_of
 from xaqueue.storage.fs import FileSystem
 from xaqueue.xid import Xid
 
@@ -64,7 +64,7 @@ def content(decision: Decision, epoch: int) -> tuple[bytes, bytes]:
 def read(fs: FileSystem, path: str) -> Decision:
     """The decision recorded in a file. Raises DamagedBlock, and FileNotFoundError where there is none."""
     try:
-        block = decode(fs.read(path))
+        block = decode(read_block(fs, path))
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -18,6 +18,7 @@ from xaqueue.space import batch_records, batch_steps, batch_sweep, layout
 from xaqueue.space.batch_claim import of_batch
 from xaqueue.space.layout import BATCHES, FIRST, HEURISTIC
 from xaqueue.space.load import read_head
+from xaqueue.storage.fs import discard
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def find(space: Space, set_aside: SetAside) -> None:
     for name in space.batches.found(space.fs.list(BATCHES)):
         path = f"{BATCHES}/{name}"
         if name.startswith("."):
-            space.fs.unlink(path)
+            discard(space.fs, path)
         else:
             set_aside(path, "no record of a batch: its name is not <key>.<number>")
     space.batches.found_lost(space.fs.list(layout.QUARANTINE))

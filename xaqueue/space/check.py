@@ -54,7 +54,7 @@ def check(
     without it. committed: what checks the messages instead.
     """
     root = Path(path)
-    if not (root / layout.FORMAT).exists():
+    if not os.path.lexists(root / layout.FORMAT):
         read_format(root)
     live = is_owned(root) if live is None else live
     if live:
@@ -245,7 +245,7 @@ class _Check:
 
     def _reason(self, name: str) -> str:
         try:
-            text = self.fs.read(f"{QUARANTINE}/{name}.reason").decode("utf-8", "replace")
+            text = self.fs.read(f"{QUARANTINE}/{name}.reason", 4096).decode("utf-8", "replace")
         except OSError:
             return "in quarantine, without a reason beside it"
         return f"in quarantine: {text.partition(chr(10))[0]}"

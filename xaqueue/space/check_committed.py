@@ -10,11 +10,12 @@ from functools import partial
 
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
-from xaqueue.space import layout, quarantine, stream_records, survey
+from xaqueue.space import layout, stream_records, survey
 from xaqueue.space.findings import Finding, Looks, broken, damaged, leftover, note
 from xaqueue.space.layout import COMMITTED, RANGE_BITS, RANGE_SIZE, Watermark
 from xaqueue.space.load import Progress, check_message
 from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.regular import DAMAGE
 
 _SEQ_BITS = 63
 
@@ -138,7 +139,7 @@ class CommittedCheck:
         except FileNotFoundError:
             return None if self.fs.exists(path) else b""
         except OSError as error:
-            if error.errno not in quarantine.DAMAGE:
+            if error.errno not in DAMAGE:
                 raise
             return None
 

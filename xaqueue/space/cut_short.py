@@ -41,7 +41,7 @@ def _highest(fs: FileSystem, queue: str, seq: int) -> int:
     """The highest number of the queue from this one on, by its watermark and its files."""
     found = seq
     with suppress(OSError):
-        watermark = layout.parse_watermark(fs.read(layout.watermark_path(queue)))
+        watermark = layout.parse_watermark(fs.read(layout.watermark_path(queue), layout.WATERMARK_BYTES))
         found = max(found, watermark.published if watermark is not None else 0)
     with suppress(OSError):
         for name in fs.list(layout.queue_path(queue)):

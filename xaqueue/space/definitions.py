@@ -20,6 +20,7 @@ transact = true
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,8 +31,12 @@ from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.index import Order
 from xaqueue.message import check_queue_name
 from xaqueue.rpc.access import AS_A_WHOLE, NO_TABLE, ON_QUEUES, Policy, Role
+from xaqueue.space.layout import QUEUES
 from xaqueue.storage.flags import Hardening
 from xaqueue.storage.journal import SEGMENT_BYTES, SMALLEST_SEGMENT_BYTES
+from xaqueue.storage.regular import FOLLOW, read_at_most
+
+TEXT_LIMIT_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,11 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     """``: did you mean 'orders'?`` for a near miss, else an empty string."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f": did you mean {near[0]!r}?" if near else ""
+
+
+def read(space: str | os.PathLike[str]) -> str:
+    """The text of a space's queues.toml, which may be a link to one. Raises OSError, UnicodeDecodeError."""
+    return read_at_most(os.path.join(space, QUEUES), TEXT_LIMIT_BYTES, FOLLOW).decode()  # noqa: PTH118
 
 
 def parse(text: str) -> Definitions:

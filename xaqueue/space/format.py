@@ -13,7 +13,9 @@ from xaqueue.command import FORMAT_VERSION
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.space import layout
 from xaqueue.storage.owner_file import read_owner_file
+from xaqueue.storage.regular import FOLLOW, read_at_most
 
+FORMAT_BYTES = 4096
 _SIGNS = (layout.OWNER, layout.LOCK, layout.JOURNAL, layout.RESERVE, layout.TRIES, layout.OPERATORS, layout.ARCHIVE)
 """What an owner makes; a directory that was only begun to be made a space has none of it."""
 
@@ -36,7 +38,7 @@ def read_format(path: str | os.PathLike[str]) -> Format:
     """What the directory says it is. Raises SpaceError for anything but a space of a known format."""
     root = Path(path)
     try:
-        text = (root / layout.FORMAT).read_text("utf-8")
+        text = read_at_most(str(root / layout.FORMAT), FORMAT_BYTES, FOLLOW).decode()
     except FileNotFoundError:
         check_new(root)
         raise SpaceError(f"{root} is no queue space: make it one with `xaqueue init {root}`") from None

@@ -17,8 +17,8 @@ from xaqueue.errors import DamagedBlock, HeuristicOutcome, InvalidArgument, Prot
 from xaqueue.message import Properties
 from xaqueue.space import blocks, steps
 from xaqueue.space import redo as redo_of
+from xaqueue.space.block_files import damage_of, read_block
 from xaqueue.space.layout import ACTIVE, FIRST, HEURISTIC, block_path
-from xaqueue.space.load import damage_of
 from xaqueue.space.redo import Redo
 from xaqueue.storage.barrier import Touched, touched
 from xaqueue.storage.fs import NO_ROOM, FileSystem
@@ -60,7 +60,7 @@ def check_text(name: str, text: str) -> str:
 def read(fs: FileSystem, path: str) -> Decision:
     """The decision recorded in a file. Raises DamagedBlock."""
     try:
-        block = decode(fs.read(path))
+        block = decode(read_block(fs, path))
     except OSError as error:
         raise damage_of(fs, path, error) from error
     told = block.properties.headers

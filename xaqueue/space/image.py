@@ -31,12 +31,14 @@ from zlib import crc32
 
 import msgpack
 
+from xaqueue.command import PROPERTIES_LIMIT_BYTES
 from xaqueue.index import Entry, QueueIndex
 from xaqueue.message import Properties
 from xaqueue.packed import Row
 from xaqueue.space import layout
-from xaqueue.space.layout import RANGE_BITS
+from xaqueue.space.layout import RANGE_BITS, RANGE_SIZE
 from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import discard as discard_file
 
 if TYPE_CHECKING:
     from xaqueue.space.space import Space
@@ -48,6 +50,7 @@ RANGE = struct.Struct("<QII")
 ROW = struct.Struct(">Q16s")
 SIZE_BYTES = 8
 NAME_LENGTH = 49
+RANGE_LIMIT_BYTES = RANGE.size + RANGE_SIZE * (ROW.size + SIZE_BYTES + PROPERTIES_LIMIT_BYTES)
 WORTH = 1000
 """Messages below which a queue is opened as fast without an image."""
 
@@ -138,8 +141,7 @@ def write(fs: FileSystem, queue: str, index: QueueIndex, epoch: int) -> None:
 
 def discard(fs: FileSystem, queue: str) -> None:
     """The image goes, if there is one."""
-    with suppress(FileNotFoundError):
-        fs.unlink(layout.image_path(queue))
+    discard_file(fs, layout.image_path(queue))
 
 
 def read(fs: FileSystem, queue: str) -> Image | None:
@@ -150,7 +152,8 @@ def read(fs: FileSystem, queue: str) -> Image | None:
 def read_path(fs: FileSystem, path: str, queue: str) -> Image | None:
     """As ``read``, of the file that stands there."""
     try:
-        data = fs.read(path)
+        most_bytes = _most_bytes(fs.read(path, PREFIX.size))
+        data = fs.read(path) if fs.size(path) <= most_bytes else b""
     except OSError:
         return None
     found = decode(data, queue)
@@ -208,6 +211,15 @@ def decode(data: bytes, queue: str) -> Image | None:
     except struct.error:
         return None
     return Image(epoch, sections) if end == len(data) else None
+
+
+def _most_bytes(prefix: bytes) -> int:
+    """How large an image can be that begins like this."""
+    if len(prefix) < PREFIX.size or not prefix.startswith(MAGIC):
+        return 0
+    _, _, length, _, _, ranges, _ = PREFIX.unpack(prefix)
+    most: int = PREFIX.size + length + ranges * RANGE_LIMIT_BYTES
+    return most
 
 
 def _ranges(index: QueueIndex) -> Iterator[list[Row]]:

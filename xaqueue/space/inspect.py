@@ -174,7 +174,7 @@ def check_known(path: str | os.PathLike[str], queue: str) -> str:
 
 def _counters(fs: FileSystem) -> tuple[int, int] | None:
     try:
-        return parse_counters(fs.read(layout.COUNTERS))
+        return parse_counters(fs.read(layout.COUNTERS, 4096))
     except OSError:
         return None
 
@@ -212,7 +212,7 @@ def watermark_in(fs: FileSystem, queue: str) -> int | None:
     path = layout.watermark_path(queue)
     for _ in range(WATERMARK_TRIES):
         try:
-            data = fs.read(path)
+            data = fs.read(path, layout.WATERMARK_BYTES)
         except OSError as error:
             return 0 if isinstance(error, FileNotFoundError) else None
         watermark = layout.parse_watermark(data)

@@ -13,6 +13,7 @@ from xaqueue.command import Kind, decode, unpack_list
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
 from xaqueue.space import heuristic, layout, survey
+from xaqueue.space.block_files import read_block
 from xaqueue.space.heuristic import Decision
 from xaqueue.space.redo_view import look_into
 from xaqueue.space.survey import Holds, Standing, Verdict
@@ -153,7 +154,7 @@ def _decided(fs: FileSystem) -> Iterator[InDoubt]:
             continue
         try:
             decision = heuristic.read(fs, path)
-            rows = unpack_list(decode(fs.read(path)).body)
+            rows = unpack_list(decode(read_block(fs, path)).body)
         except FileNotFoundError:
             continue  # forgotten meanwhile
         except DamagedBlock as damage:

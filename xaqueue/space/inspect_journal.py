@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
 from xaqueue.space.attach import Owner
 from xaqueue.space.layout import JOURNAL
 from xaqueue.space.redo_view import Seen, read_journal
 from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.regular import NO_FILE
 from xaqueue.storage.segments import parse_name
 
 
@@ -44,6 +46,7 @@ def _files(fs: FileSystem) -> tuple[int, int]:
         if parse_name(name) is not None:
             try:
                 sizes.append(fs.size(f"{JOURNAL}/{name}"))
-            except FileNotFoundError:
-                continue
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, *NO_FILE):
+                    raise
     return len(sizes), sum(sizes)

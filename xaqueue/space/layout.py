@@ -64,6 +64,8 @@ _RANGE = re.compile(r"range=([0-9a-f]{13})")
 _RANGE_IMAGE = re.compile(r"\.index\.([0-9a-f]{13})")
 _BATCH = re.compile(r"([0-9a-f]{32})\.([0-7][0-9a-f]{15})")
 _BLOCK = re.compile(r"(.+)\.([0-9]{3,}|commit)")
+WATERMARK_BYTES = 4096
+"""More than the file of a watermark ever has."""
 _WATERMARK = re.compile(rb"([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{8})\n")
 
 

@@ -27,7 +27,8 @@ from xaqueue.command import (
 from xaqueue.errors import DamagedBlock
 from xaqueue.index import Entry
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import image, layout, quarantine, range_images, stock
+from xaqueue.space import image, layout, range_images, stock
+from xaqueue.space.block_files import damage_of, read_block
 from xaqueue.space.layout import RANGE_BITS
 from xaqueue.space.readers import Readers
 from xaqueue.space.stock import SetAside
@@ -66,16 +67,9 @@ def read_head(fs: FileSystem, path: str) -> Head:
 def read_list(fs: FileSystem, path: str) -> list[Listed]:
     """What a branch block lists. Raises DamagedBlock as ``read_head`` does."""
     try:
-        return unpack_list(decode(fs.read(path)).body)
+        return unpack_list(decode(read_block(fs, path)).body)
     except OSError as error:
         raise damage_of(fs, path, error) from error
-
-
-def damage_of(fs: FileSystem, path: str, error: OSError) -> Exception:
-    """The DamagedBlock that a failed read of this one file is, or the error itself where it concerns the space."""
-    if quarantine.is_damage(fs, path, error):
-        return DamagedBlock(f"cannot be read: {error.strerror}")
-    return error
 
 
 class Load:

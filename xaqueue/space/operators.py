@@ -21,6 +21,7 @@ from xaqueue.space.layout import HEURISTIC, OPERATORS
 from xaqueue.storage import lines
 from xaqueue.storage.barrier import Touched
 from xaqueue.storage.fs import NO_ROOM, DirectoryFileSystem, FileSystem
+from xaqueue.storage.regular import NO_FILE
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
@@ -94,9 +95,9 @@ def _append(space: Space, line: bytes) -> None:
         try:
             lines.append(space.fs, OPERATORS, line)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in NO_ROOM | NO_FILE:
                 raise
-            raise RetryLater(f"no room in {OPERATORS} ({error.strerror}): nothing was forgotten") from error
+            raise RetryLater(f"{OPERATORS} cannot be written ({error.strerror}): nothing was forgotten") from error
         return Touched(files={OPERATORS: None}, targets={"": None})
 
     space.barrier.perform(apply)

@@ -7,7 +7,6 @@ full disk does, where the reason is logged instead: the space must start there, 
 
 from __future__ import annotations
 
-import errno
 import logging
 from datetime import UTC, datetime
 from zlib import crc32
@@ -20,14 +19,6 @@ _NAME_LIMIT = 240
 _RESOLVED = "resolved."
 
 log = logging.getLogger("xaqueue")
-
-DAMAGE = frozenset({errno.EIO, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EUCLEAN, errno.ELOOP})
-"""Errors of a read that concern this one file; any other (no descriptors, no memory) concerns the whole space."""
-
-
-def is_damage(fs: FileSystem, path: str, error: OSError) -> bool:
-    """Whether a failed read means that this one file is damaged; a name that is there and leads nowhere is, too."""
-    return error.errno in DAMAGE or (error.errno == errno.ENOENT and fs.exists(path))
 
 
 def move(fs: FileSystem, path: str, reason: str, now_us: int) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from xaqueue.errors import RetryLater
 from xaqueue.space import image, layout
 from xaqueue.space.layout import RANGE_BITS, RANGE_SIZE
-from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem, discard
 
 if TYPE_CHECKING:
     from xaqueue.index import Entry
@@ -53,7 +53,7 @@ class RangeImages:
             wanted = set(ranges) if space.hardening.journal else set()
             gone = queue.images - wanted
             for number in gone:
-                space.fs.unlink(layout.range_image_path(queue.name, number))
+                discard(space.fs, layout.range_image_path(queue.name, number))
             if gone and not space.hardening.journal:
                 space.fs.sync_dir(layout.queue_path(queue.name))
             queue.images &= wanted
@@ -96,8 +96,7 @@ class RangeImages:
                 return
             try:
                 fs.hold_dir(layout.queue_path(queue.name))
-                with suppress(FileNotFoundError):
-                    fs.unlink(layout.range_image_path(queue.name, number))
+                discard(fs, layout.range_image_path(queue.name, number))
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise

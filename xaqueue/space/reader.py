@@ -13,11 +13,12 @@ from pathlib import Path
 
 from xaqueue.errors import DamagedBlock, SpaceError
 from xaqueue.message import MessageId, check_queue_name
-from xaqueue.space import layout
+from xaqueue.space import layout, stream_records
+from xaqueue.space.block_files import read_message
 from xaqueue.space.format import check_recovered, read_format
-from xaqueue.space.stream_records import decode_record
-from xaqueue.storage.fs import read_all
+from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.read_ahead import ahead
+from xaqueue.storage.regular import NO_DIRECTORY, NO_FILE, read_at_most
 
 WATERMARK_TRIES = 50
 
@@ -45,9 +46,13 @@ class QueueReader:
         path = self.space / layout.watermark_path(self.queue)
         for _ in range(WATERMARK_TRIES):
             try:
-                data = path.read_bytes()
+                data = read_at_most(str(path), layout.WATERMARK_BYTES)
             except FileNotFoundError:
                 return 0
+            except OSError as error:
+                if error.errno not in NO_FILE | NO_DIRECTORY:
+                    raise
+                break
             if not data and not self.ranges():  # the queue's first message is on its way, or was when the power went
                 return 0
             watermark = layout.parse_watermark(data)
@@ -61,22 +66,17 @@ class QueueReader:
 
         Raises SpaceError when the stream's record is damaged.
         """
-        path = self.space / layout.stream_path(self.queue)
         try:
-            return decode_record(path.read_bytes(), self.queue).consumed
-        except FileNotFoundError:
-            return 0
+            record = stream_records.read(DirectoryFileSystem(self.space, keep_unsynced=False), self.queue)
         except (DamagedBlock, OSError) as error:
+            path = self.space / layout.stream_path(self.queue)
             told = f"{path} cannot be read ({error}), and what is consumed is not known"
             raise SpaceError(f"{told}: run `xaqueue check --space {self.space}`") from error
+        return record.consumed if record is not None else 0
 
     def ranges(self) -> list[int]:
         """The numbers of the range directories there are now, ascending; range r holds seq with seq >> 12 == r."""
-        try:
-            names = os.listdir(self._directory)  # noqa: PTH208
-        except FileNotFoundError:
-            return []
-        return sorted(number for name in names if (number := layout.parse_range(name)) is not None)
+        return sorted(number for name in _listed(self._directory) if (number := layout.parse_range(name)) is not None)
 
     def names(self, after: int, upto: int) -> Iterator[tuple[int, list[tuple[int, str]]]]:
         """Per range directory, ascending: its number and the (seq, file name) with after < seq <= upto, ascending.
@@ -88,10 +88,7 @@ class QueueReader:
             if number < (after + 1) >> layout.RANGE_BITS or number > upto >> layout.RANGE_BITS:
                 continue
             low, high = f"{after:016x}.~", f"{upto:016x}.~"
-            try:
-                listed = os.listdir(self._range(number))  # noqa: PTH208
-            except FileNotFoundError:
-                continue  # emptied and cleaned up since
+            listed = _listed(self._range(number))
             taken = sorted(name for name in listed if low < name <= high)
             found = [(seq, name) for name in taken if (seq := layout.parse_message_seq(name)) is not None]
             if found:
@@ -109,26 +106,14 @@ class QueueReader:
                 continue
             try:
                 for seq, name in ahead(directory, found):
-                    data = read_in(directory, name)
-                    if data is not None:
-                        yield seq, MessageId(bytes.fromhex(name[17:])), data
+                    read = read_message(directory, name)
+                    if read is not None:
+                        yield seq, MessageId(bytes.fromhex(name[17:])), read[0]
             finally:
                 os.close(directory)
 
     def _range(self, number: int) -> Path:
         return self.space / layout.range_path(self.queue, number << layout.RANGE_BITS)
-
-
-def read_in(directory: int, name: str) -> bytes | None:
-    """The content of a file in an open directory; None when it is gone, which for a message means consumed."""
-    try:
-        fd = os.open(name, os.O_RDONLY, dir_fd=directory)
-    except FileNotFoundError:
-        return None
-    try:
-        return read_all(fd)
-    finally:
-        os.close(fd)
 
 
 def queues(path: str | os.PathLike[str]) -> list[str]:
@@ -138,3 +123,13 @@ def queues(path: str | os.PathLike[str]) -> list[str]:
     except FileNotFoundError:
         raise SpaceError(f"{os.fspath(path)} is no queue space: it has no {layout.COMMITTED}/ directory") from None
     return sorted(queue for name in names if (queue := layout.parse_queue_directory(name)))
+
+
+def _listed(directory: Path) -> list[str]:
+    """The names in a directory; none where it was emptied and cleaned up since, or is none."""
+    try:
+        return os.listdir(directory)  # noqa: PTH208
+    except OSError as error:
+        if error.errno not in NO_DIRECTORY:
+            raise
+        return []

@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -37,6 +36,7 @@ from xaqueue.space.load import Load, Progress, read_head, read_list
 from xaqueue.space.named import named, stands_at
 from xaqueue.space.report import RecoveryReport
 from xaqueue.storage.barrier import touched
+from xaqueue.storage.regular import DAMAGE, NO_FILE
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -370,7 +370,7 @@ class _Recovery:
         self.space.barrier.perform(lambda: touched(directories()))
 
     def _paths(self, xid: Xid, branch: Branch) -> list[str]:
-        suffixes = [FIRST, *(numbered(written.number) for written in branch.blocks)]
+        suffixes = dict.fromkeys([FIRST, *(written.suffix for written in branch.blocks)])
         return [path for suffix in suffixes if self.fs.exists(path := block_path(PREPARED, str(xid), suffix))]
 
     def _head(self, path: str, item: Listed | None = None) -> Head | None:
@@ -385,15 +385,17 @@ class _Recovery:
         return head
 
     def _remove(self, paths: Iterable[str]) -> None:
-        """The files of a branch that is over; a directory of such a name was never a block."""
+        """The files of a branch that is over; what is no file was never a block."""
         for path in paths:
             try:
-                with suppress(FileNotFoundError):
-                    self.fs.unlink(path)
+                self.fs.size(path)
+                self.fs.unlink(path)
+            except FileNotFoundError:
+                continue
             except OSError as error:
-                if error.errno not in quarantine.DAMAGE or not self.fs.is_dir(path):
+                if error.errno not in NO_FILE:
                     raise
-                self._set_aside(path, "a directory where a block's file should be")
+                self._set_aside(path, f"no block: {error.strerror}")
 
     def _remember(self, xid: Xid) -> None:
         if not xid.is_local:
@@ -403,7 +405,7 @@ class _Recovery:
         try:
             target = quarantine.move(self.fs, path, reason, self.space.now_us())
         except OSError as error:
-            if error.errno not in quarantine.DAMAGE:
+            if error.errno not in DAMAGE:
                 raise
             self._note(f"{path} is damaged ({reason}) and cannot be moved: {error.strerror}; it is left alone")
             return

@@ -24,6 +24,7 @@ import msgpack
 from xaqueue.command import PREFIX, decode_head, is_sound
 from xaqueue.errors import DamagedBlock
 from xaqueue.space import layout
+from xaqueue.space.block_files import read_block
 from xaqueue.space.layout import Watermark
 from xaqueue.space.stream_records import StreamRecord, decode_record
 from xaqueue.storage.fs import FileSystem
@@ -275,7 +276,7 @@ def _is_that(fs: FileSystem, place: str, path: str) -> bool:
 
 def _read(fs: FileSystem, path: str) -> bytes:
     try:
-        return fs.read(path)
+        return read_block(fs, path)
     except OSError:
         return b""
 

@@ -22,9 +22,10 @@ from zlib import crc32
 from xaqueue.branch import Branch
 from xaqueue.index import Entry
 from xaqueue.message import MessageId
-from xaqueue.space import layout, quarantine, tries
+from xaqueue.space import layout, tries
 from xaqueue.space.stock import SetAside
 from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.regular import DAMAGE
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 if TYPE_CHECKING:
@@ -118,11 +119,11 @@ def decode(data: bytes) -> dict[Taken, int]:
 def count(space: Space, set_aside: SetAside) -> None:
     """Counts the tries that an earlier owner had begun when it was killed. Raises OSError, ResourceFailed."""
     try:
-        data = space.fs.read(layout.TRIES)
+        data = space.fs.read(layout.TRIES, SIZE_BYTES)
     except FileNotFoundError:
         return
     except OSError as error:
-        if error.errno not in quarantine.DAMAGE:
+        if error.errno not in DAMAGE:
             raise
         set_aside(layout.TRIES, f"the register of tries cannot be read ({error.strerror}): some may not be counted")
         return

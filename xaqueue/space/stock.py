@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from xaqueue.errors import DamagedBlock
-from xaqueue.space import layout, quarantine, stream_records
+from xaqueue.space import layout, stream_records
 from xaqueue.space.layout import COMMITTED, RANGE_BITS, STREAMS, Watermark
 from xaqueue.space.stream_records import StreamRecord
-from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import FileSystem, is_damage
 
 if TYPE_CHECKING:
     from xaqueue.space.queue import Queue
@@ -51,7 +51,7 @@ def streams(space: Space, set_aside: SetAside, note: Callable[[str], None]) -> N
         except DamagedBlock as damage:
             record = StreamRecord(queue_name, "", damage=str(damage))
         except OSError as error:
-            if not quarantine.is_damage(space.fs, path, error):
+            if not is_damage(space.fs, path, error):
                 raise
             record = StreamRecord(queue_name, "", damage=f"cannot be read: {error.strerror}")
         if record is not None:
@@ -89,7 +89,7 @@ def _modified_us(fs: FileSystem, path: str) -> int:
     try:
         return fs.modified_ns(path) // 1000
     except OSError as error:
-        if not quarantine.is_damage(fs, path, error):
+        if not is_damage(fs, path, error):
             raise
         return 0
 
@@ -104,7 +104,7 @@ def watermark(
         data = space.fs.read(path, 4096)
     except OSError as error:
         missing = not space.fs.exists(path)
-        if not missing and not quarantine.is_damage(space.fs, path, error):
+        if not missing and not is_damage(space.fs, path, error):
             raise
         data = b"" if missing else None
     watermark = layout.parse_watermark(data) if data else None

@@ -7,6 +7,7 @@ these are the body, a line each. A record is replaced as a whole, and stays for 
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -14,6 +15,7 @@ from xaqueue.command import UNLIMITED, Block, Kind, decode, encode_with_checksum
 from xaqueue.errors import DamagedBlock, QueueReserved
 from xaqueue.message import MessageId, Properties
 from xaqueue.space import layout
+from xaqueue.space.block_files import damage_of, read_block
 from xaqueue.storage.fs import FileSystem
 
 FORMER = 100
@@ -78,10 +80,13 @@ def decode_record(data: bytes, queue: str) -> StreamRecord:
 
 def read(fs: FileSystem, queue: str) -> StreamRecord | None:
     """The queue's record; None without one. Raises DamagedBlock, OSError."""
+    path = layout.stream_path(queue)
     try:
-        data = fs.read(layout.stream_path(queue))
-    except FileNotFoundError:
-        return None
+        data = read_block(fs, path)
+    except OSError as error:
+        if error.errno == errno.ENOENT and not fs.exists(path):
+            return None
+        raise damage_of(fs, path, error) from error
     return decode_record(data, queue)
 
 

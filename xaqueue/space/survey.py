@@ -14,11 +14,13 @@ from xaqueue.command import HEAD_READ_BYTES, Head, Kind, Listed, decode, unpack_
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
 from xaqueue.space import batch_records, layout, quarantine
+from xaqueue.space.block_files import read_block
 from xaqueue.space.blocks import NOTHING
 from xaqueue.space.layout import COMMIT, FIRST, numbered
 from xaqueue.space.load import read_head
 from xaqueue.space.stream_records import consumed_in
 from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.regular import DAMAGE, NO_DIRECTORY
 from xaqueue.xid import Xid
 
 Holds = Callable[[str, MessageId], bool]
@@ -62,7 +64,9 @@ def listed(fs: FileSystem, path: str) -> list[str]:
     """The names in a directory, sorted, without those that start with a dot; none where it is gone."""
     try:
         return sorted(name for name in fs.list(path) if not name.startswith("."))
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in NO_DIRECTORY:
+            raise
         return []
 
 
@@ -121,9 +125,9 @@ def read_whole(fs: FileSystem, path: str) -> Head:
     head = read_head(fs, path)
     if head.size_bytes >= HEAD_READ_BYTES:
         try:
-            data = fs.read(path)
+            data = read_block(fs, path)
         except OSError as error:
-            if error.errno not in quarantine.DAMAGE:
+            if error.errno not in DAMAGE:
                 raise
             raise DamagedBlock(f"cannot be read: {error.strerror}") from error
         verify(head, data)
@@ -239,7 +243,7 @@ class _Survey:
     def _rows(self, standing: Standing, path: str) -> list[Listed] | None:
         try:
             self.read(self.fs, path)
-            return unpack_list(decode(self.fs.read(path)).body)
+            return unpack_list(decode(read_block(self.fs, path)).body)
         except DamagedBlock as damage:
             standing.broken.append((path, str(damage)))
             return None

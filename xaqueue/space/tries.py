@@ -17,9 +17,11 @@ from xaqueue.branch import Branch
 from xaqueue.command import UNLIMITED, decode, encode_with_checksum
 from xaqueue.errors import DamagedBlock, RetryLater
 from xaqueue.index import Entry
-from xaqueue.space import layout, quarantine
+from xaqueue.space import layout
+from xaqueue.space.block_files import read_block
 from xaqueue.space.layout import ACTIVE, block_path, numbered
 from xaqueue.storage.fs import NO_ROOM
+from xaqueue.storage.regular import DAMAGE
 
 if TYPE_CHECKING:
     from xaqueue.space.space import Space
@@ -49,12 +51,12 @@ def _write_anew(space: Space, branch: Branch, queue: str, entry: Entry) -> tuple
     entry.tries += 1
     path = layout.message_path(queue, entry.seq, entry.message_id)
     try:
-        block = decode(space.fs.read(path))
+        block = decode(read_block(space.fs, path))
         entry.tries = max(entry.tries, block.properties.tries + 1)  # memory has it of an image, which a copy may mix
     except DamagedBlock:
         return None  # the next dequeue finds it so, and says so
     except OSError as error:
-        if error.errno in NO_ROOM or error.errno == errno.ENOENT or error.errno in quarantine.DAMAGE:
+        if error.errno in NO_ROOM or error.errno == errno.ENOENT or error.errno in DAMAGE:
             return None
         raise
     counted = replace(block, properties=replace(block.properties, tries=entry.tries))

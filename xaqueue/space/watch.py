@@ -53,8 +53,7 @@ class DefinitionsWatch(FileSystemEventHandler):
     def reload(self) -> None:
         """Reads queues.toml now."""
         try:
-            text = self._path.read_text("utf-8")
-            parsed = definitions.parse(text)
+            parsed = definitions.parse(definitions.read(self._path.parent))
         except (OSError, InvalidArgument, UnicodeDecodeError) as error:
             self.complaint = str(error)
             log.warning("queues.toml is not taken, the old definitions hold: %s", error)

@@ -16,14 +16,16 @@ from xaqueue.errors import DamagedBlock, InvalidArgument, RetryLater, RolledBack
 from xaqueue.index import Entry
 from xaqueue.message import EnqueueOptions, Message, MessageId, check_message_id, properties_of
 from xaqueue.space import blocks, layout, quarantine
+from xaqueue.space.block_files import read_block
 from xaqueue.space.layout import numbered
 from xaqueue.space.load import check_message
 from xaqueue.space.queue import Queue
 from xaqueue.space.space import Space, log
 from xaqueue.space.stream_records import refusal
 from xaqueue.storage.barrier import Touched, touched
-from xaqueue.storage.fs import NO_ROOM
+from xaqueue.storage.fs import NO_ROOM, is_damage
 from xaqueue.storage.ids import fresh_id
+from xaqueue.storage.regular import DAMAGE
 from xaqueue.xa import Code
 
 LOOK_S = 0.5
@@ -111,11 +113,11 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
             return
         path = layout.message_path(name, entry.seq, entry.message_id)
         try:
-            message = message_of(name, entry.seq, entry.message_id, space.fs.read(path))
+            message = message_of(name, entry.seq, entry.message_id, read_block(space.fs, path))
         except (FileNotFoundError, DamagedBlock):
             continue  # consumed meanwhile, or for the next dequeue to set aside
         except OSError as error:
-            if error.errno in quarantine.DAMAGE:
+            if error.errno in DAMAGE:
                 continue
             raise _unread(space, path, error) from error
         shown += 1
@@ -172,11 +174,11 @@ def _fetch(space: Space, branch: Branch, written: Written) -> Message | None:
     assert entry is not None
     path = layout.message_path(written.queue, entry.seq, entry.message_id)
     try:
-        return message_of(written.queue, entry.seq, entry.message_id, space.fs.read(path))
+        return message_of(written.queue, entry.seq, entry.message_id, read_block(space.fs, path))
     except DamagedBlock as damage:
         _set_aside(space, path, str(damage))
     except OSError as error:
-        if quarantine.is_damage(space.fs, path, error):
+        if is_damage(space.fs, path, error):
             _set_aside(space, path, f"cannot be read: {error.strerror}")
         elif error.errno == errno.ENOENT:
             log.error("message file %s is gone: something else removed it", path)

@@ -15,16 +15,15 @@ import pyarrow as pa
 
 from xaqueue.command import split_message, stored_in
 from xaqueue.errors import DamagedBlock
+from xaqueue.space.block_files import read_message
 from xaqueue.space.layout import RANGE_BITS, range_path
 from xaqueue.space.reader import QueueReader
 from xaqueue.spark.columns import Columns, Rows
-from xaqueue.storage.fs import read_all
 from xaqueue.storage.read_ahead import ahead
+from xaqueue.storage.regular import READ
 
 BATCH_ROWS = 2_000
 BATCH_BYTES = 4 * 1024 * 1024
-READ_BYTES = 64 * 1024
-"""Of a file by one call: it ends where less than that comes, so most files are not asked for their size."""
 
 Found = tuple[int, str, bytes, int]
 """Sequence number, file name, the block's bytes, and when it was committed."""
@@ -32,7 +31,7 @@ Found = tuple[int, str, bytes, int]
 
 def files(reader: QueueReader, after: int, upto: int, *, times: bool = True) -> Iterator[Found]:
     """The messages with after < seq <= upto, ascending; what was consumed is left out. ``times``: or else all are 0."""
-    flags = os.O_RDONLY | os.O_NOATIME
+    flags = READ | os.O_NOATIME
     for number, found in reader.names(after, upto):
         try:
             directory = os.open(reader.space / range_path(reader.queue, number << RANGE_BITS), os.O_RDONLY)
@@ -41,20 +40,12 @@ def files(reader: QueueReader, after: int, upto: int, *, times: bool = True) -> 
         try:
             for seq, name in ahead(directory, found):
                 try:
-                    fd = os.open(name, flags, dir_fd=directory)
-                except FileNotFoundError:
-                    continue
+                    read = read_message(directory, name, flags)
                 except PermissionError:  # the files are somebody else's: then each first reading is noted in the inode
-                    flags = os.O_RDONLY
-                    fd = os.open(name, flags, dir_fd=directory)
-                try:
-                    time_ns = os.fstat(fd).st_mtime_ns if times else 0
-                    data = os.read(fd, READ_BYTES)
-                    if len(data) == READ_BYTES:
-                        data += read_all(fd)
-                finally:
-                    os.close(fd)
-                yield seq, name, data, time_ns
+                    flags = READ
+                    read = read_message(directory, name, flags)
+                if read is not None:
+                    yield seq, name, read[0], read[1] if times else 0
         finally:
             os.close(directory)
 

@@ -86,7 +86,7 @@ def sizes(reader: QueueReader, after: int, upto: int) -> Iterator[tuple[int, int
         try:
             for seq, name in found:
                 try:
-                    yield seq, os.stat(name, dir_fd=directory).st_size
+                    yield seq, os.stat(name, dir_fd=directory, follow_symlinks=False).st_size
                 except FileNotFoundError:
                     continue  # consumed
         finally:

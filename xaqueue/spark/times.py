@@ -69,6 +69,7 @@ def _names(reader: QueueReader, number: int, upto: int) -> list[tuple[int, str]]
 
 def _time(reader: QueueReader, number: int, name: str) -> int | None:
     try:
-        return os.stat(reader.space / range_path(reader.queue, number << RANGE_BITS) / name).st_mtime_ns  # noqa: PTH116
+        path = reader.space / range_path(reader.queue, number << RANGE_BITS) / name
+        return os.stat(path, follow_symlinks=False).st_mtime_ns  # noqa: PTH116
     except FileNotFoundError:
         return None

@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError, UnknownQueue
-from xaqueue.space.definitions import Definitions, suggestion
-from xaqueue.space.definitions import parse as parse_definitions
+from xaqueue.space import stream_records
+from xaqueue.space.attach import read_definitions
+from xaqueue.space.definitions import suggestion
 from xaqueue.space.format import check_recovered, read_format, why_behind
-from xaqueue.space.layout import FORMAT, QUEUES, stream_path
+from xaqueue.space.layout import FORMAT, stream_path
 from xaqueue.space.reader import QueueReader, queues
-from xaqueue.space.stream_records import StreamRecord, decode_record
+from xaqueue.space.stream_records import StreamRecord
 from xaqueue.spark.asking import Asker
 from xaqueue.spark.options import Options, is_pattern
+from xaqueue.storage.fs import DirectoryFileSystem
 
 ID_DIGITS = 8
 """Of a space's id that an offset keeps: enough to tell another one."""
@@ -119,7 +121,7 @@ class Spaces:
             return
         known: set[str] = set()
         for path in view.spaces:
-            defined = _definitions(path)
+            defined = read_definitions(path)
             if defined.default is not None:
                 return
             known.update(queues(path), defined.queues)
@@ -189,12 +191,10 @@ class Spaces:
 
 def reserved(reader: QueueReader) -> StreamRecord | None:
     """Which stream the queue is reserved for, and what it has consumed; None where it never was."""
-    path = reader.space / stream_path(reader.queue)
     try:
-        return decode_record(path.read_bytes(), reader.queue)
-    except FileNotFoundError:
-        return None
+        return stream_records.read(DirectoryFileSystem(reader.space, keep_unsynced=False), reader.queue)
     except DamagedBlock as damage:
+        path = reader.space / stream_path(reader.queue)
         raise DamagedBlock(f"{path}: {damage}: run `xaqueue release {reader.queue} --space {reader.space}`") from None
 
 
@@ -212,8 +212,3 @@ def _check_distinct(places: Mapping[str, tuple[int, int]]) -> None:
 
 def _spaces_like(pattern: str) -> list[str]:
     return [path for path in sorted(glob.glob(pattern)) if os.path.isfile(os.path.join(path, FORMAT))]  # noqa: PTH113,PTH118,PTH207
-
-
-def _definitions(path: str) -> Definitions:
-    written = Path(path) / QUEUES
-    return parse_definitions(written.read_text()) if written.is_file() else Definitions()

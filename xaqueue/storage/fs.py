@@ -14,7 +14,10 @@ import os
 import stat
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol
+
+from xaqueue.storage.regular import DAMAGE, WRITE, open_regular, read_up_to, stat_regular
 
 OPEN_FILES = 384
 """Descriptors kept for files not yet synced; beyond them the oldest is synced early, which is only sooner."""
@@ -49,7 +52,7 @@ class FileSystem(Protocol):
         """Overwrites part of a file in place with the chunks, creating it where it is missing."""
 
     def read(self, path: str, size: int | None = None) -> bytes:
-        """The whole file, or its first ``size`` bytes."""
+        """The whole file, or its first ``size`` bytes. Raises one of ``NO_FILE`` for what is no regular file."""
 
     def size(self, path: str) -> int: ...
 
@@ -93,6 +96,17 @@ class FileSystem(Protocol):
     def close(self) -> None: ...
 
 
+def is_damage(fs: FileSystem, path: str, error: OSError) -> bool:
+    """Whether a failed read means that this one file is damaged; a name that is there and leads nowhere is, too."""
+    return error.errno in DAMAGE or (error.errno == errno.ENOENT and fs.exists(path))
+
+
+def discard(fs: FileSystem, path: str) -> None:
+    """A file that can be made again goes, if it is there; a directory of that name stays. Raises OSError."""
+    with suppress(FileNotFoundError, IsADirectoryError):
+        fs.unlink(path)
+
+
 class DirectoryFileSystem:
     """The port over a real directory. Safe for several threads, as long as no two use one path at a time."""
 
@@ -131,7 +145,7 @@ class DirectoryFileSystem:
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         fd = self._places.pop(path, None)
         if fd is None:
-            fd = os.open(self._prefix + path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd, _ = open_regular(self._prefix + path, WRITE | os.O_CREAT)
         try:
             for first in range(0, len(chunks), WRITE_VECTORS):
                 vector = chunks[first : first + WRITE_VECTORS]
@@ -145,17 +159,17 @@ class DirectoryFileSystem:
             self._remember(self._places, path, fd)
 
     def read(self, path: str, size: int | None = None) -> bytes:
-        fd = os.open(self._prefix + path, os.O_RDONLY | os.O_CLOEXEC)
+        fd, found = open_regular(self._prefix + path)
         try:
-            return read_all(fd) if size is None else os.read(fd, size)
+            return read_up_to(fd, min(size, found.st_size) if size is not None else found.st_size)
         finally:
             os.close(fd)
 
     def size(self, path: str) -> int:
-        return os.stat(self._prefix + path).st_size
+        return stat_regular(self._prefix + path).st_size
 
     def modified_ns(self, path: str) -> int:
-        return os.stat(self._prefix + path).st_mtime_ns
+        return stat_regular(self._prefix + path).st_mtime_ns
 
     def set_modified_ns(self, path: str, when_ns: int) -> None:
         os.utime(self._prefix + path, ns=(when_ns, when_ns))
@@ -242,7 +256,7 @@ class DirectoryFileSystem:
             return
         fd = self._unsynced.pop(path, None)
         if fd is None:
-            fd = os.open(self._prefix + path, os.O_RDONLY | os.O_CLOEXEC)
+            fd, _ = open_regular(self._prefix + path)
         try:
             sync(fd)
         finally:
@@ -278,18 +292,6 @@ class DirectoryFileSystem:
 
 class Sync(Protocol):
     def __call__(self, fd: int, /) -> None: ...
-
-
-def read_all(fd: int) -> bytes:
-    """What is left of an open file. Bodies of up to a gigabyte come in one call, larger ones in several."""
-    size = os.fstat(fd).st_size
-    data = os.read(fd, size + 1)
-    if len(data) == size:
-        return data
-    chunks = [data]
-    while chunk := os.read(fd, 1 << 20):
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 def _write_all(fd: int, chunks: Sequence[bytes]) -> None:

@@ -11,7 +11,7 @@ import errno
 import threading
 from collections.abc import Callable, Sequence
 
-from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem, discard
 from xaqueue.storage.scan import ARCHIVE, NEW, look
 from xaqueue.storage.segments import (
     CHECKPOINT,
@@ -94,7 +94,7 @@ class Journal:
     def tidy(self) -> None:
         """Removes what a crash has left of segments that were being made or used again. Raises OSError."""
         for name in self._strays:
-            self._fs.unlink(self._path(name))
+            discard(self._fs, self._path(name))
         self._strays = []
 
     def start(self) -> list[str]:

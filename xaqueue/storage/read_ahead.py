@@ -11,6 +11,8 @@ import resource
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from xaqueue.storage.regular import READ
+
 AHEAD = 128
 """Files a block."""
 ASKED_BYTES = 64 * 1024
@@ -37,7 +39,7 @@ def blocks_read() -> int:
 
 def _ask(directory: int, name: str) -> None:
     with suppress(OSError):  # only a hint: whoever reads the file meets what is wrong
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+        fd = os.open(name, READ, dir_fd=directory)
         try:
             os.posix_fadvise(fd, 0, ASKED_BYTES, os.POSIX_FADV_WILLNEED)
         finally:

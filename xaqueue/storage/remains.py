@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.regular import NO_FILE
 from xaqueue.storage.scan import ARCHIVE, NEW, good_records, headers
 from xaqueue.storage.segments import (
     CHECKPOINT,
@@ -21,6 +22,9 @@ from xaqueue.storage.segments import (
 
 _FRESH_BYTES = 1 << 32
 """A new journal begins at a multiple of this, above all that the old one can have used."""
+
+LARGEST_BYTES = 1 << 30
+"""Of a segment whose size stood in a header that is damaged, so much is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,8 @@ def read_remains(fs: FileSystem, directory: str, sound: Sound) -> Remains:
     for name in damaged:
         start = parse_name(name)
         assert start is not None
-        segments.append(Segment(start, fs.size(f"{directory}/{name}")))
+        largest = max((segment.size for segment in segments), default=LARGEST_BYTES)
+        segments.append(Segment(start, min(_size(fs, f"{directory}/{name}"), largest)))
     segments.sort(key=lambda segment: segment.start)
     for segment, behind in pairwise(segments):
         if segment.name in damaged:  # its size was in its header
@@ -108,4 +113,13 @@ def _gaps(segments: list[Segment], goods: list[list[Placed]], checkpoint: int) -
 def _highest(fs: FileSystem, directory: str, name: str) -> int:
     """At least the highest LSN that a file can hold, by its name and size."""
     start = parse_name(name.partition(ARCHIVE)[0].removesuffix(NEW))
-    return start + fs.size(f"{directory}/{name}") if start is not None else 0
+    return start + _size(fs, f"{directory}/{name}") if start is not None else 0
+
+
+def _size(fs: FileSystem, path: str) -> int:
+    try:
+        return fs.size(path)
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
+        return 0

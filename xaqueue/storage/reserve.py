@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import FileSystem, discard
+from xaqueue.storage.regular import NO_FILE
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors against which a piece helps."""
@@ -46,8 +47,15 @@ class Reserve:
         if not self._fs.is_dir(self._directory):
             return []
         wanted = {self._name(number) for number in range(1, self.pieces + 1)}
-        sizes = {name: self._fs.size(self._path(name)) for name in self._fs.list(self._directory) if name in wanted}
-        return [name for name, size in sizes.items() if size == self.piece_bytes]
+        return [name for name in self._fs.list(self._directory) if name in wanted and self._is_piece(name)]
+
+    def _is_piece(self, name: str) -> bool:
+        try:
+            return self._fs.size(self._path(name)) == self.piece_bytes
+        except OSError as error:
+            if error.errno not in NO_FILE:
+                raise
+            return False
 
     @property
     def missing(self) -> int:
@@ -63,10 +71,10 @@ class Reserve:
             for number in range(1, self.pieces + 1):
                 name = self._name(number)
                 if name not in self._names:
-                    with suppress(FileNotFoundError):
-                        self._fs.unlink(self._path(name))  # one that was cut short
-                    self._fs.create(self._path(name), [content])
-                    self._names.append(name)
+                    discard(self._fs, self._path(name))  # one that was cut short
+                    with suppress(FileExistsError):  # a directory, which somebody has put there
+                        self._fs.create(self._path(name), [content])
+                        self._names.append(name)
 
     def give_up(self) -> bool:
         """Removes a piece, for a call that found no room; False when there is none left."""

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.regular import NO_FILE
 from xaqueue.storage.segments import (
     CHECKPOINT,
     PREFIX_BYTES,
@@ -87,7 +88,13 @@ def headers(fs: FileSystem, directory: str) -> tuple[list[Segment], list[str], l
         path = f"{directory}/{name}"
         try:
             segment = parse_header(fs.read(path, SECTOR_BYTES))
+            segment.allocated = segment.allocated_of(fs.size(path))
         except BadHeader:
+            damaged.append(name)
+            continue
+        except OSError as error:
+            if error.errno not in NO_FILE:
+                raise
             damaged.append(name)
             continue
         except NewerHeader as newer:
@@ -95,12 +102,21 @@ def headers(fs: FileSystem, directory: str) -> tuple[list[Segment], list[str], l
                 f"{path} has journal format {newer.args[0]}; this xaqueue reads format {VERSION}: use a newer one. "
                 "Nothing was changed"
             ) from None
-        segment.allocated = segment.allocated_of(fs.size(path))
         if segment.start == start:
             segments.append(segment)
         else:
             strays.append(name)  # a crash cut its recycling off
     return segments, strays, damaged
+
+
+def content(fs: FileSystem, directory: str, segment: Segment) -> bytes:
+    """What is in a segment, whatever follows it in its file; nothing where that is no file. Raises OSError."""
+    try:
+        return fs.read(f"{directory}/{segment.name}", segment.size)
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
+        return b""
 
 
 def good_records(
@@ -115,7 +131,7 @@ def good_records(
     goods, epoch = [], 0
     for segment in segments:
         placed = []
-        for good in records_in(fs.read(f"{directory}/{segment.name}"), segment.start):
+        for good in records_in(content(fs, directory, segment), segment.start):
             if good.epoch >= epoch:
                 placed.append(good)
                 epoch = good.epoch
@@ -210,7 +226,7 @@ class _Look:
                     f"the record at LSN {found.position:#x} ({segment.name}, byte {offset:,}) is damaged, and good "
                     f"ones follow, from LSN {good.record.lsn:#x} on"
                 )
-        data = self.fs.read(f"{self.directory}/{segment.name}")
+        data = content(self.fs, self.directory, segment)
         end, limit, claimed = found.position, start + segment.allocated, claimed_end(data, start, offset)
         if claimed is not None and limit < claimed <= segment.end:
             self._cut_short(segment, found.position)

@@ -18,7 +18,7 @@ _VERSION = "1"
 def read_node(fs: FileSystem) -> tuple[str, int]:
     """Node id and epoch; "" and 0 where there was never a log. Raises DecisionLogDamaged, DecisionLogError, OSError."""
     try:
-        line = fs.read(NODE).decode("ascii", "replace")
+        line = fs.read(NODE, 4096).decode("ascii", "replace")
     except FileNotFoundError:
         return "", 0
     words = line.split()
