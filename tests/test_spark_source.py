@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -164,7 +165,7 @@ def test_nothing_above_the_watermark_is_read_even_where_files_are(space: Fabrica
 
 def test_the_default_limit_is_the_option(space: FabricatedSpace) -> None:
     space.fill("orders", [1])
-    assert stream(space).getDefaultReadLimit() == ReadAllAvailable()
+    assert stream(space).getDefaultReadLimit() == ReadMaxRows(sys.maxsize)  # ReadAllAvailable is for one batch alone
     assert stream(space, maxmessagespertrigger=7).getDefaultReadLimit() == ReadMaxRows(7)
 
 

@@ -46,8 +46,8 @@ class Options:
     most_messages: int | None = None
     most_bytes: int | None = None
     least_partitions: int | None = None
-    consume: str | None = None
-    """delete, archive or keep; None where it was not said."""
+    consume: str = KEEP
+    """delete, archive or keep: what becomes of messages that were read. Who wants them gone says so."""
     server: str | Mapping[str, str] | None = None
     """A URL, or several by the spaces' paths."""
     fails_on_loss: bool = True
@@ -110,7 +110,7 @@ def parse(written: Mapping[str, str]) -> Options:
         most_messages=given.count(most) if most else None,
         most_bytes=given.size_bytes("maxBytesPerTrigger"),
         least_partitions=given.count("minPartitions"),
-        consume=given.one_of("consume", (DELETE, ARCHIVE, KEEP)),
+        consume=given.one_of("consume", (DELETE, ARCHIVE, KEEP)) or KEEP,
         server=_server(given),
         fails_on_loss=given.switch("failOnDataLoss", True),
         skips_missing=given.switch("skipMissingSpaces", False),

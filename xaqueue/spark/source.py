@@ -224,7 +224,7 @@ class BatchReader(Reader, DataSourceReader):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options, schema)
-        if options.consume not in (None, KEEP):
+        if options.consume != KEEP:
             raise InvalidArgument(f"consume={options.consume} is for spark.readStream: spark.read removes nothing")
 
     def partitions(self) -> list[InputPartition]:
