@@ -33,7 +33,7 @@ from xaqueue.spark import columns, plan
 from xaqueue.spark.columns import Columns, Rows
 from xaqueue.spark.option_text import log_ignored
 from xaqueue.spark.options import KEEP, Options, parse
-from xaqueue.spark.positions import EARLIEST, LATEST, Position
+from xaqueue.spark.positions import EARLIEST, LATEST, Moment, Position, Positions
 from xaqueue.spark.rows import files, record_batches
 from xaqueue.spark.times import last_before
 from xaqueue.spark.view import Queue, Spaces, View, reserved
@@ -66,7 +66,7 @@ class QueueSource(DataSource):
     def streamReader(self, schema: StructType) -> StreamReader:
         from xaqueue.spark.stream import StreamReader
 
-        return StreamReader(parse(self.options), schema)
+        return StreamReader(parse(self.options, stream=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from xaqueue.spark import sink
@@ -161,7 +161,10 @@ class Reader:
         _log.warning("%s: messages may be missing", what)
 
     def _shares(self, lanes: list[plan.Lane[tuple[str, int, str]]], stream: str = "") -> list[InputPartition]:
-        pieces = self._options.least_partitions or _pieces(sum(lane.size for lane in lanes))
+        messages = sum(lane.size for lane in lanes)
+        pieces = self._options.least_partitions or _pieces(messages)
+        if self._options.most_of_partition is not None:
+            pieces = max(pieces, ceil(messages / self._options.most_of_partition))
         hands = plan.deal(lanes, pieces)
         return [Share(tuple(Range(*key, *span) for key, span in hand), stream) for hand in hands] or [Share((), stream)]
 
@@ -172,6 +175,8 @@ class Reader:
         self._told_options = True
 
     def _position(self, given: Position, queue: Queue) -> int:
+        if isinstance(given, Moment):
+            return last_before(queue.reader, given.ms, queue.watermark)
         if given == LATEST:
             return queue.watermark
         return queue.consumed if given == EARLIEST else int(given)
@@ -184,21 +189,25 @@ class Reader:
 
     def _begin(self, view: View) -> dict[str, dict[str, int]]:
         """Where a new query begins, of all queues there are. Raises SpaceError for a number ahead of its queue."""
-        return self._resolve(view, "startingOffsets", self._options.start.of, self._options.start_time_ms)
+        return self._resolve(view, self._options.start, needs_message=self._options.needs_message_from_start)
 
-    def _resolve(self, view: View, name: str, given: Any, time_ms: int | None) -> dict[str, dict[str, int]]:
+    def _resolve(self, view: View, positions: Positions, *, needs_message: bool = False) -> dict[str, dict[str, int]]:
+        name = positions.option
         found: dict[str, dict[str, int]] = {}
         for number, (path, queues) in enumerate(view.spaces.items()):
             found[path] = {}
             for queue, state in queues.items():
-                if time_ms is not None:
-                    position = last_before(state.reader, time_ms, state.watermark)
-                else:
-                    position = self._position(given(path, number, queue), state)
+                given = positions.of(path, number, queue)
+                position = self._position(given, state)
+                if needs_message and isinstance(given, Moment) and position == state.watermark:
+                    raise InvalidArgument(
+                        f"no message of queue {queue!r} in {path} was committed at {given.ms} of {name} or later: give "
+                        "an earlier time, or begin with what comes with startingOffsetsByTimestampStrategy=latest"
+                    )
                 if position > state.watermark:
                     raise self._ahead(f"{name} {position}", path, queue, state)
                 if position < state.consumed:
-                    if time_ms is None:
+                    if not isinstance(given, Moment):
                         self._lost(
                             f"{name} {position} of queue {queue!r} in {path} lies below {state.consumed}, up to which "
                             "it was consumed"
@@ -209,12 +218,13 @@ class Reader:
 
     def _check_named(self, view: View) -> None:
         """InvalidArgument for a queue or space that only the positions name: a slip of the pen."""
-        for name, positions in (("startingOffsets", self._options.start), ("endingOffsets", self._options.end)):
+        for positions in (self._options.start, self._options.end):
             for place, queue in positions.named:
                 spaces = {**view.spaces, **{str(number): view.spaces[p] for number, p in enumerate(view.spaces)}}
                 if not any(queue in queues for path, queues in spaces.items() if place in ("", path)):
                     raise InvalidArgument(
-                        f"option {name!r} names queue {queue!r}{place and f' of {place}'}, which is not read here: "
+                        f"option {positions.option!r} names queue {queue!r}{place and f' of {place}'}, which is not "
+                        "read here: "
                         f"{', '.join(sorted({q for queues in view.spaces.values() for q in queues})) or 'none'} are"
                     )
 
@@ -232,7 +242,7 @@ class BatchReader(Reader, DataSourceReader):
         view = self._spaces.look()
         self._check_named(view)
         start = self._begin(view)
-        end = self._resolve(view, "endingOffsets", self._options.end.of, self._options.end_time_ms)
+        end = self._resolve(view, self._options.end)
         lanes = []
         for number, (path, queues) in enumerate(view.spaces.items()):
             for queue, state in queues.items():

@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from math import inf
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -50,10 +52,12 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._keeper = Keeper(options, lambda path, server: keeping.reach_owner(path, server))
         self._removes = options.consume in (DELETE, ARCHIVE)
         super().__init__(options, schema, self._keeper.opened if self._removes else None)
-        if options.end != Positions(LATEST) or options.end_time_ms is not None:
-            raise InvalidArgument('option "endingOffsets" is for spark.read: a stream ends where its trigger says')
+        if options.end != Positions(LATEST):
+            name = options.end.option
+            raise InvalidArgument(f'option "{name}" is for spark.read: a stream ends where its trigger says')
         self._initial: Document | None = None
         self._is_tried = True
+        self._latest_batch = -inf
         self._target: Mapping[str, Mapping[str, Queue]] | None = None
         self._view: View | None = None
         self._identity = ""
@@ -67,7 +71,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_tried = False
             view = self._spaces.look()
             self._check_named(view)
-            behind = self._options.start != Positions(EARLIEST) or self._options.start_time_ms is not None
+            behind = self._options.start != Positions(EARLIEST)
             begun = Offsets(self._new_stream(), self._begin(view), initial=True, behind=behind, ids=view.ids)
             self._initial = begun.document()
         return self._initial
@@ -95,6 +99,9 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         lanes = self._reachable(lanes, view)
         if self._is_to_be_tried(limit):
             return start
+        if self._is_delayed(sum(one.size for one in lanes), limit):
+            self._catch_up(begun)
+            return start
         ends = self._admit(lanes, limit, sum(seq for queues in begun.spaces.values() for seq in queues.values()))
         if not ends:
             self._catch_up(begun)
@@ -111,6 +118,17 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         is_to_be, self._is_tried = not self._is_tried and self._removes, True
         return is_to_be and not isinstance(limit, ReadAllAvailable)
+
+    def _is_delayed(self, messages: int, limit: ReadLimit) -> bool:
+        """Whether the batch waits for more messages: not the first, nor where a trigger wants what there is."""
+        options, now = self._options, monotonic()
+        wants_all = self._target is not None or isinstance(limit, ReadAllAvailable)
+        if options.least_messages is None or wants_all or not messages:
+            return False
+        if messages < options.least_messages and now - self._latest_batch < options.most_delay_s:
+            return True
+        self._latest_batch = now
+        return False
 
     def reportLatestOffset(self) -> Document:
         """For ``latestOffset`` in the query's progress: the lag is the difference to its ``endOffset``."""

@@ -159,7 +159,7 @@ class Spaces:
         check_recovered(path)
         names = set(known)
         if not only_known:
-            names.update(self._options.queue_names)
+            names.update(self._options.names_in(path))
             if self._options.has_pattern:
                 names.update(filter(self._wanted, queues(path)))
         found = {name: self._queue(path, name) for name in sorted(names)}
