@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import runpy
+import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 import pyarrow as pa
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 from spark_reading import Query, rows, stream
@@ -446,3 +450,31 @@ def test_decode_sees_damage(space: FabricatedSpace) -> None:
 
 def test_the_module_that_spark_looks_for_gives_the_source() -> None:
     assert default_source.DefaultSource is QueueSource
+
+
+class Broken:
+    """A module in which nothing can be found."""
+
+    def __init__(self, failure: BaseException) -> None:
+        self.failure = failure
+
+    def __getattr__(self, name: str) -> Any:
+        raise self.failure
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [ImportError("no module x"), RuntimeError("broken"), OSError(28, "full"), SyntaxError("bad"), KeyError("k")],
+)
+def test_whatever_fails_while_the_format_is_registered_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    """Spark imports the module when any query looks for a format, and asks it for its name."""
+    monkeypatch.setitem(sys.modules, "xaqueue.spark.source", Broken(failure))
+    made = runpy.run_path(str(default_source.__file__))["DefaultSource"]
+    assert issubclass(made, DataSource)
+    assert made.name() == "xaqueue"
+    written = StructType(), False
+    for use in (made({}).schema, partial(made({}).writer, *written), partial(made({}).streamWriter, *written)):
+        with pytest.raises(ImportError, match=f"xaqueue cannot be used here: .*{failure.args[-1]}"):
+            use()

@@ -17,6 +17,7 @@ from xaqueue.errors import InvalidArgument
 from xaqueue.message import QUEUE_NAME, check_queue_name
 from xaqueue.space.layout import LAST_SEQ
 from xaqueue.spark.option_text import Given, space_path
+from xaqueue.spark.plan import Tasks
 from xaqueue.spark.positions import EARLIEST, LATEST, Positions, json_object, positions
 
 NAMES = (
@@ -72,6 +73,7 @@ class Options:
     stream_name: str = ""
     checkpoint: str = ""
     """Of the query, as it was given to its writer, too; empty where it was not."""
+    tasks: Tasks = field(default_factory=Tasks)
     ignored: tuple[str, ...] = ()
     """Options of a Kafka connection."""
 

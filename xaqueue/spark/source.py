@@ -10,9 +10,8 @@ one is pickled to the executors for ``read``, which so may use only what the con
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
@@ -41,16 +40,13 @@ from xaqueue.spark.view import Queue, Spaces, View, reserved
 if TYPE_CHECKING:
     from xaqueue.spark.stream import StreamReader
 
-LEAST_MESSAGES = 5_000
-MOST_MESSAGES = 100_000
-"""Of a partition, where ``minPartitions`` doesn't say otherwise: a task costs as much as reading some 7,000 messages,
-so one a core is best, as long as a retry does not repeat too much."""
-
 _log = logging.getLogger("xaqueue.spark")
 
 
 class QueueSource(DataSource):
     """The format ``xaqueue``. Options: see ``options.py`` for reading, and ``sink.py`` for writing."""
+
+    tasks = plan.Tasks()
 
     @classmethod
     def name(cls) -> str:
@@ -61,12 +57,15 @@ class QueueSource(DataSource):
         return columns.schema(kafka=options.kafka, headers=options.headers)
 
     def reader(self, schema: StructType) -> BatchReader:
-        return BatchReader(parse(self.options), schema)
+        return BatchReader(self._options(), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         from xaqueue.spark.stream import StreamReader
 
-        return StreamReader(parse(self.options, stream=True), schema)
+        return StreamReader(self._options(stream=True), schema)
+
+    def _options(self, *, stream: bool = False) -> Options:
+        return replace(parse(self.options, stream=stream), tasks=self.tasks)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from xaqueue.spark import sink
@@ -108,11 +107,11 @@ class Reader:
         self._options = options
         self._columns = Columns(schema, kafka=options.kafka)
         self._spaces = Spaces(options, opened)
-        self._told_options = False
+        self._is_told = False
         view = self._spaces.look()
         if view.missing and not view.spaces:
             raise self._spaces.missing(view)
-        self._spaces.check_queues(view)
+        self._unknown = self._spaces.check_queues(view)
 
     def __getstate__(self) -> dict[str, Any]:
         """What ``read`` needs: the rest is threads and caches of the driver."""
@@ -162,17 +161,19 @@ class Reader:
 
     def _shares(self, lanes: list[plan.Lane[tuple[str, int, str]]], stream: str = "") -> list[InputPartition]:
         messages = sum(lane.size for lane in lanes)
-        pieces = self._options.least_partitions or _pieces(messages)
+        pieces = self._options.least_partitions or self._options.tasks.of(messages)
         if self._options.most_of_partition is not None:
             pieces = max(pieces, ceil(messages / self._options.most_of_partition))
         hands = plan.deal(lanes, pieces)
         return [Share(tuple(Range(*key, *span) for key, span in hand), stream) for hand in hands] or [Share((), stream)]
 
-    def _tell_options(self) -> None:
-        """Once a query, whose planning is all done by one of these."""
-        if not self._told_options:
+    def _tell_once(self) -> None:
+        """What there is to say of the options, once a query: its planning is all done by one of these."""
+        if not self._is_told:
             log_ignored(self._options.ignored)
-        self._told_options = True
+            for unknown in self._unknown:
+                _log.warning("%s", unknown)
+        self._is_told = True
 
     def _position(self, given: Position, queue: Queue) -> int:
         if isinstance(given, Moment):
@@ -238,7 +239,7 @@ class BatchReader(Reader, DataSourceReader):
             raise InvalidArgument(f"consume={options.consume} is for spark.readStream: spark.read removes nothing")
 
     def partitions(self) -> list[InputPartition]:
-        self._tell_options()
+        self._tell_once()
         view = self._spaces.look()
         self._check_named(view)
         start = self._begin(view)
@@ -259,7 +260,3 @@ class BatchReader(Reader, DataSourceReader):
 def lane(reader: QueueReader, key: tuple[str, int, str], after: int, upto: int) -> plan.Lane[tuple[str, int, str]]:
     """What is to be read of a queue, with the directories there are now."""
     return plan.Lane(key, after, upto, plan.spans(reader.ranges(), after, upto) if upto > after else ())
-
-
-def _pieces(messages: int) -> int:
-    return max(min(os.cpu_count() or 1, ceil(messages / LEAST_MESSAGES)), ceil(messages / MOST_MESSAGES))

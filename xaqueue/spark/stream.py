@@ -91,7 +91,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Document, limit: ReadLimit) -> Document:
         """The end of the next batch: all there is, or as much as ``limit`` and the options admit, from all queues."""
-        self._tell_options()
+        self._tell_once()
         begun = read(start, self._options.alone)
         view = self._view = self._spaces.look(begun.spaces)
         begun.check_spaces(view.ids)
@@ -142,7 +142,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Document, end: Document) -> list[InputPartition]:
         """The batch that Spark has written down: the same messages, however often it is asked."""
-        self._tell_options()
+        self._tell_once()
         ended = read(end, self._options.alone)
         parts = list(between(read(start, self._options.alone), ended))
         known: dict[str, list[str]] = {}
