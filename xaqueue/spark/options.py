@@ -27,7 +27,8 @@ NAMES = (
     *("maxMessagesPerTrigger", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
     *("minMessagesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
     *("minPartitions", "maxRecordsPerPartition"),
-    *("consume", "server", "failOnDataLoss", "skipMissingSpaces", "spaceTimeout", "includeHeaders"),
+    *("consume", "server", "failOnDataLoss", "skipMissingSpaces", "spaceTimeout"),
+    *("includeHeaders", "includeAll"),
     *("streamName", "checkpointLocation"),
 )
 DELETE, ARCHIVE, KEEP = "delete", "archive", "keep"
@@ -70,6 +71,8 @@ class Options:
     skips_missing: bool = False
     space_timeout_s: float = SPACE_TIMEOUT_S
     headers: bool = True
+    everything: bool = False
+    """A column for each property."""
     stream_name: str = ""
     checkpoint: str = ""
     """Of the query, as it was given to its writer, too; empty where it was not."""
@@ -121,6 +124,7 @@ def parse(written: Mapping[str, str], *, stream: bool = False) -> Options:
     most_messages, least_messages = given.count(most) if most else None, given.count(least) if least else None
     if (least_messages or 0) > (most_messages or LAST_SEQ):
         raise InvalidArgument(f'option "{least}" is {least_messages}, more than {most_messages} of "{most}"')
+    everything = given.switch("includeAll", False)
     strategy = given.one_of("startingOffsetsByTimestampStrategy", (ERROR, LATEST))
     return Options(
         paths=paths,
@@ -142,7 +146,8 @@ def parse(written: Mapping[str, str], *, stream: bool = False) -> Options:
         fails_on_loss=given.switch("failOnDataLoss", True),
         skips_missing=given.switch("skipMissingSpaces", False),
         space_timeout_s=given.seconds("spaceTimeout", SPACE_TIMEOUT_S, longest_s=86_400.0),
-        headers=given.switch("includeHeaders", not kafka),
+        headers=given.switch("includeHeaders", not kafka or everything),
+        everything=everything,
         stream_name=_stream_name(given),
         checkpoint=(given.text("checkpointLocation") or "").strip(),
         ignored=given.ignored,

@@ -54,7 +54,7 @@ class QueueSource(DataSource):
 
     def schema(self) -> StructType:
         options = parse(self.options)
-        return columns.schema(kafka=options.kafka, headers=options.headers)
+        return columns.schema(kafka=options.kafka, headers=options.headers, everything=options.everything)
 
     def reader(self, schema: StructType) -> BatchReader:
         return BatchReader(self._options(), schema)
