@@ -288,10 +288,10 @@ def hung(spaces: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Ev
     """Space b does not answer until the event is set."""
     answers = threading.Event()
 
-    def read_format(path: str) -> object:
+    def read_format(path: str, *, is_expected: bool) -> object:
         if path.endswith("/b"):
             answers.wait()
-        return format_of_space(path)
+        return format_of_space(path, is_expected=is_expected)
 
     monkeypatch.setattr("xaqueue.spark.view.read_format", read_format)
     yield answers

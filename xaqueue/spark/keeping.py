@@ -19,7 +19,6 @@ from xaqueue.spark.asking import Asker
 from xaqueue.spark.checkpoint import harden_done
 from xaqueue.spark.offsets import Numbers
 from xaqueue.spark.options import ARCHIVE, Options
-from xaqueue.spark.view import read_known
 
 PATIENCE_S = 150.0
 """For how long an owner is waited for, who may have a large space to open first."""
@@ -43,8 +42,6 @@ def reach_owner(path: str, server: str | None) -> Owner:
     """A session with the owner of the space, who is started where there is none."""
     from xaqueue.spark import owner
 
-    if not server:
-        read_known(path)
     session: Any = owner.reach(path, server)
     checked: Owner = session
     return checked

@@ -20,7 +20,7 @@ from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError, UnknownQue
 from xaqueue.space import stream_records
 from xaqueue.space.attach import read_definitions
 from xaqueue.space.definitions import suggestion
-from xaqueue.space.format import Format, check_recovered, read_format, why_behind
+from xaqueue.space.format import check_recovered, read_format, why_behind
 from xaqueue.space.layout import FORMAT, stream_path
 from xaqueue.space.reader import QueueReader, queues
 from xaqueue.space.stream_records import StreamRecord
@@ -161,7 +161,7 @@ class Spaces:
         }
 
     def _look_at(self, path: str, known: Collection[str], only_known: bool) -> _Found:
-        space_id = read_known(path).id
+        space_id = read_format(path, is_expected=True).id
         if self._opened is not None and why_behind(path):
             self._opened(path)
         check_recovered(path)
@@ -171,7 +171,8 @@ class Spaces:
             if self._options.has_pattern:
                 names.update(filter(self._wanted, queues(path)))
         found = {name: self._queue(path, name) for name in sorted(names)}
-        if read_known(path).id != space_id:  # what vanished meanwhile looked like a space without messages
+        # what vanished meanwhile looked like a space without messages
+        if read_format(path, is_expected=True).id != space_id:
             raise SpaceError(f"{path} became another space while it was looked at: look again")
         status = os.stat(path)  # noqa: PTH116
         return _Found(found, space_id, (status.st_dev, status.st_ino))
@@ -204,16 +205,6 @@ def reserved(reader: QueueReader) -> StreamRecord | None:
     except DamagedBlock as damage:
         path = reader.space / stream_path(reader.queue)
         raise DamagedBlock(f"{path}: {damage}: run `xaqueue release {reader.queue} --space {reader.space}`") from None
-
-
-def read_known(path: str) -> Format:
-    """What the space is. To who reads it a new one in its place is of no use, so its error does not speak of that."""
-    try:
-        return read_format(path)
-    except SpaceError:
-        if os.path.lexists(os.path.join(path, FORMAT)):  # noqa: PTH118
-            raise
-        raise SpaceError(f"{path} is no queue space: mend the path, or bring back the disk that it is on") from None
 
 
 def _check_distinct(places: Mapping[str, tuple[int, int]]) -> None:
