@@ -65,6 +65,7 @@ class Space:
         now_us: Callable[[], int] = wall_clock,
         progress: Progress | None = None,
         journalled: bool = False,
+        suspect: bool = False,
         room: RoomLimit | None = None,
         waiting: Threads = THREADS,
         on_branches: Callable[[Space], object] = lambda _: None,
@@ -72,9 +73,11 @@ class Space:
         """Opens the directories behind ``fs``, which must exist, and recovers; for reading only where the journal is
         damaged.
 
-        journalled: whether a journal is known to hold what the directories may lack. on_branches: called in the middle,
-        once the branches are recovered: from then on sessions may use the verbs for those that are prepared or decided,
-        while whoever adds, takes or browses waits for the messages. Raises OSError, SpaceError.
+        journalled: whether a journal is known to hold what the directories may lack. suspect: whether what is read may
+        be in memory only, since a sync of it failed in this boot or may have; then it is written anew. on_branches:
+        called in the middle, once the branches are recovered: from then on sessions may use the verbs for those that
+        are prepared or decided, while whoever adds, takes or browses waits for the messages.
+        Raises OSError, SpaceError.
         """
         self.fs = fs
         self.lag: WriteBehind | None = None
@@ -85,6 +88,7 @@ class Space:
         self.definitions = definitions or Definitions()
         self.hardening = hardening
         self.epoch = epoch
+        self.suspect = suspect
         self.now_us = now_us
         self.lock = threading.Lock()
         self.waiting = waiting
@@ -165,16 +169,17 @@ class Space:
         notes: list[str] = []
         replayed = len(journal.replay)
         if replayed:
-            notes += redo.replay(fs, journal.replay)
+            notes += redo.replay(fs, journal.replay, anew=self.suspect)
             fs.sync_all()
             self._remember_all(journal.replay)
-        if replayed or self.hardening.journal:
-            notes += journal.start()
+        if replayed or self.suspect or self.hardening.journal:
+            notes += journal.start([] if self.suspect else None)
         else:
             journal.tidy()
-        if replayed:
+        if replayed or self.suspect:
             journal.write_checkpoint(journal.position)
             journal.recycle()
+        if replayed:
             log.info("%d records of the journal were done again", replayed)
         if self.hardening.journal:
             self.barrier.journal = journal

@@ -76,10 +76,16 @@ class DecisionLog:
     """Safe for threads. ``table`` is read and changed with ``lock`` held."""
 
     def __init__(
-        self, fs: FileSystem, *, segment_bytes: int = SEGMENT_BYTES, now_us: Callable[[], int] = wall_clock
+        self,
+        fs: FileSystem,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        now_us: Callable[[], int] = wall_clock,
+        suspect: bool = False,
     ) -> None:
         """Opens the log behind ``fs``, which this process owns, and makes one where there is none.
 
+        suspect: what is read may be in memory only, since a sync failed in this boot or may have: it is written anew.
         Raises DecisionLogDamaged, DecisionLogError.
         """
         self._fs = fs
@@ -91,7 +97,8 @@ class DecisionLog:
             found = read(fs)
             self._journal = Journal(fs, JOURNAL, segment_bytes=segment_bytes, used=bool(found.node))
             self._journal.harden()
-            for note in self._journal.start():
+            dangling = records.carried(found.table.open.values(), found.table.heuristics.values())
+            for note in self._journal.start(list(dangling) if suspect else None):
                 log.warning("decision log: %s", note)
             self.node = found.node or fresh_id()[:8].hex()
             self.epoch = found.epoch + 1
@@ -252,9 +259,10 @@ class DecisionLog:
         """How often it hardened something: fewer than there were decisions where some came together."""
         return self._journal.syncs
 
-    def close(self) -> None:
-        """Flushes, and ends the use of the directory; a second call does nothing."""
-        if self._barrier.failure is None:
+    def close(self) -> bool:
+        """Flushes, and ends the use of the directory; a second call does nothing. Returns whether it had not failed."""
+        is_well = self._barrier.failure is None
+        if is_well:
             try:
                 self.flush()
             except RetryLater as full:
@@ -262,6 +270,7 @@ class DecisionLog:
         self._barrier.fail(DecisionLogError("the decision log is closed: open its transaction manager again"))
         self._barrier.close()
         self._fs.close()
+        return is_well
 
     def abandon(self) -> None:
         """In a forked child: nothing here may write any more."""
