@@ -262,6 +262,7 @@ def _open(
             room=room,
             waiting=waiting,
             on_branches=on_branches,
+            lost=lock.lost,
         )
         files.recovering = False
         watchdog = None

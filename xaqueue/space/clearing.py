@@ -75,6 +75,7 @@ def clear_queue(space: Space, queue: Queue, stopped: Stopped = never) -> bool:
 
 
 def _remove_spent(space: Space, queue: Queue, ranges: Sequence[int]) -> None:
+    space.check_owner()
     with space.lock:
         space.barrier.check()
         try:
@@ -101,6 +102,7 @@ def _clear_range(space: Space, record: StreamRecord, number: int, stopped: Stopp
         for piece in _pieces(names):
             if stopped():
                 return False
+            space.check_owner()
             _clear_files(space, record, number, piece)
     except FileNotFoundError:
         return True  # its directory is gone

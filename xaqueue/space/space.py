@@ -69,6 +69,7 @@ class Space:
         room: RoomLimit | None = None,
         waiting: Threads = THREADS,
         on_branches: Callable[[Space], object] = lambda _: None,
+        lost: Callable[[], str] = lambda: "",
     ) -> None:
         """Opens the directories behind ``fs``, which must exist, and recovers; for reading only where the journal is
         damaged.
@@ -76,8 +77,8 @@ class Space:
         journalled: whether a journal is known to hold what the directories may lack. suspect: whether what is read may
         be in memory only, since a sync of it failed in this boot or may have; then it is written anew. on_branches:
         called in the middle, once the branches are recovered: from then on sessions may use the verbs for those that
-        are prepared or decided, while whoever adds, takes or browses waits for the messages.
-        Raises OSError, SpaceError.
+        are prepared or decided, while whoever adds, takes or browses waits for the messages. lost:
+        why this process is not the owner of the directories any more, where it is not. Raises OSError, SpaceError.
         """
         self.fs = fs
         self.lag: WriteBehind | None = None
@@ -94,7 +95,9 @@ class Space:
         self.waiting = waiting
         self.settled = waiting.condition(self.lock)
         """Some branch is no longer busy, or the messages are loaded."""
+        self._lost = lost
         self.barrier = Barrier(fs, hardening, self.lock, self._published, waiting)
+        self.barrier.check_owner = self.check_owner
         self.queues: dict[str, Queue] = {}
         self.branches: dict[Xid, Branch] = {}
         self.batches = BatchMemory()
@@ -143,6 +146,7 @@ class Space:
             if self.barrier.journal is not None:
                 self.lag = WriteBehind(self.fs, self.definitions.cache_bytes)
                 self.lag.again = self.room.again_unless_active
+                self.lag.check_owner = self.check_owner
                 self.register = Register(self.room.unreserved, self.lag.flush)
                 self.fs = self.lag
                 self.barrier.use(self.lag)
@@ -274,6 +278,22 @@ class Space:
                 Code.XA_RBTRANSIENT,
             )
 
+    def check_owner(self) -> None:
+        """Fences, and raises ResourceFailed, where another process may own the directories. Costs two calls of stat.
+
+        What a step of the other one does by then is not seen here, and what is done here would overwrite it.
+        """
+        reason = self._lost()
+        if reason:
+            self.barrier.check()
+            failed = ResourceFailed(
+                f"the space is fenced: this process owns it no more: {reason}. What was being committed is uncertain; "
+                "find out who else has the space open and why its lock was lost, then connect again"
+            )
+            self.barrier.fail(failed)
+            log.critical("%s", failed)
+            raise failed
+
     def fence(self, error: BaseException) -> ResourceFailed:
         """Nothing is acknowledged any more. Returns the error to raise."""
         self.barrier.fail(error)
@@ -348,6 +368,7 @@ class Space:
         failed = self.barrier.failure is not None
         if not failed:
             with suppress(ResourceFailed):  # then it is fenced, and the next open replays
+                self.check_owner()
                 self.checkpoint()
         with self.lock:
             if self.closed:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from xaqueue.errors import DecisionLogError, DecisionLogInUse
+from xaqueue.errors import DecisionLogError, DecisionLogInUse, ResourceFailed
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, boot_to_close, read_owner_file
 from xaqueue.storage.owner_file import is_owned as is_owned
@@ -42,7 +42,7 @@ class OwnedLog:
     def close(self) -> None:
         try:
             if self.log.close():
-                with suppress(OSError):  # then the next one writes it anew, as after a crash
+                with suppress(OSError, ResourceFailed):  # then the next one writes it anew, as after a crash
                     _write(self.lock, _owner(self.log.node, self.log.epoch, ""))
         finally:
             self.lock.release()
@@ -67,15 +67,24 @@ def open_log(path: str | os.PathLike[str]) -> OwnedLog:
     fs = DirectoryFileSystem(root)
     try:
         _take(lock, root)
-        suspect = _is_suspect(root)
-        _write(lock, _owner("", 0, boot_to_close()))  # should it fail to open, the next one is to know
-        log = DecisionLog(fs, suspect=suspect)
-        _write(lock, _owner(log.node, log.epoch, boot_to_close()))
-    except BaseException:
+        log = _open(lock, root, fs)
+    except BaseException as error:
         fs.close()
         lock.release()
+        if isinstance(error, OSError):
+            raise DecisionLogError(f"{root} cannot be a decision log ({error}): mend that") from error
         raise
     return OwnedLog(log, lock)
+
+
+def _open(lock: OwnerFile, root: Path, fs: DirectoryFileSystem) -> DecisionLog:
+    """Says who the owner is before anything is changed, and again once it is known which node that is."""
+    lock.read()  # which refuses a link
+    suspect = _is_suspect(root)
+    _write(lock, _owner("", 0, boot_to_close()))  # should it fail to open, the next one is to know
+    log = DecisionLog(fs, suspect=suspect, lost=lock.lost)
+    _write(lock, _owner(log.node, log.epoch, boot_to_close()))
+    return log
 
 
 def _make(root: Path) -> None:

@@ -82,13 +82,15 @@ class DecisionLog:
         segment_bytes: int = SEGMENT_BYTES,
         now_us: Callable[[], int] = wall_clock,
         suspect: bool = False,
+        lost: Callable[[], str] = lambda: "",
     ) -> None:
         """Opens the log behind ``fs``, which this process owns, and makes one where there is none.
 
         suspect: what is read may be in memory only, since a sync failed in this boot or may have: it is written anew.
-        Raises DecisionLogDamaged, DecisionLogError.
+        lost: why this process owns it no more, where it does not. Raises DecisionLogDamaged, DecisionLogError.
         """
         self._fs = fs
+        self._lost = lost
         self.now_us = now_us
         self.lock = threading.Lock()
         self._over: list[bytes] = []
@@ -115,6 +117,7 @@ class DecisionLog:
         self._barrier = Barrier(fs, JOURNALLED, self.lock)
         self._barrier.journal = self._journal
         self._barrier.relieve = self._relieve
+        self._barrier.check_owner = self._check_owner
 
     # Decisions
 
@@ -285,6 +288,17 @@ class DecisionLog:
             self._barrier.perform(apply, entry=entry)
         except ResourceFailed as error:
             raise self._failed(error.__cause__ or error) from error
+
+    def _check_owner(self) -> None:
+        """A second transaction manager of this name would decide otherwise."""
+        reason = self._lost()
+        if reason:
+            failed = DecisionLogError(
+                f"this process owns the decision log no more: {reason}. Whether the last decisions stand is uncertain: "
+                "find out who else has the log open and why its lock was lost. What is prepared stays so until then"
+            )
+            log.critical("%s", failed)
+            raise failed
 
     def _recycle(self) -> None:
         try:
