@@ -34,13 +34,18 @@ class Format:
         return f"xaqueue {self.version} {self.name} {self.id}"
 
 
-def read_format(path: str | os.PathLike[str]) -> Format:
-    """What the directory says it is. Raises SpaceError for anything but a space of a known format."""
+def read_format(path: str | os.PathLike[str], *, is_expected: bool = False) -> Format:
+    """What the directory says it is. Raises SpaceError for anything but a space of a known format.
+
+    is_expected: to who asks a new one in its place is of no use, so the error does not speak of that.
+    """
     root = Path(path)
     try:
         text = read_at_most(str(root / layout.FORMAT), FORMAT_BYTES, FOLLOW).decode()
     except FileNotFoundError:
         check_new(root)
+        if is_expected:
+            raise SpaceError(f"{root} is no queue space: mend the path, or bring back the disk that it is on") from None
         raise SpaceError(f"{root} is no queue space: make it one with `xaqueue init {root}`") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpaceError(f"{root / layout.FORMAT} cannot be read: {error}") from error
