@@ -106,7 +106,9 @@ class Space:
         """Those of two-phase transactions, and local ones, of which there may be many more."""
         self._dirty: dict[str, Queue] = {}
         self.has_consumed: Callable[[], None] = lambda: None
-        """Files of what a stream has consumed are to be cleared."""
+        """Files of what a stream has consumed, or of what has expired, are to be cleared."""
+        self.has_expiring: Callable[[], None] = lambda: None
+        """A message that may expire was published."""
         self.remembers_local = False
         """Whoever commits a local transaction may lose the answer and ask again."""
         self._last_commit_us = 0
@@ -317,6 +319,8 @@ class Space:
         for queue, entry in arrived:
             queue.publish(entry)
             self._dirty[queue.name] = queue
+            if entry.expires_at is not None:
+                self.has_expiring()
         for queue, entry in consumed:
             queue.consumed(self.fs, entry)
 
