@@ -333,6 +333,14 @@ def test_a_second_stream_is_refused_and_one_that_keeps_reads_what_is_left(root: 
         second.batch()
     first.batch()
     assert numbers(Query(stream(root, consume="keep")).all()) == list(range(5, 11))
+    first.all()
+    with pytest.raises(QueueReserved, match="first#"):  # also where there is nothing to read
+        Query(stream(root, streamName="second")).batch()
+    owner = attach.attach(root)
+    owner.release("orders")
+    owner.close()
+    put(shop, 1)
+    assert numbers(Query(stream(root, streamName="third")).all()) == [11]
 
 
 def test_a_batch_is_replayed_whole_after_a_crash(root: Path, shop: Connection) -> None:

@@ -30,6 +30,7 @@ from pyspark.sql.types import StructType
 
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.space.reader import QueueReader
+from xaqueue.space.stream_records import refusal
 from xaqueue.spark import keeping, plan
 from xaqueue.spark.keeping import Keeper
 from xaqueue.spark.offsets import Offsets, between, read
@@ -37,7 +38,7 @@ from xaqueue.spark.options import ARCHIVE, DELETE, Options
 from xaqueue.spark.positions import EARLIEST, LATEST, Positions
 from xaqueue.spark.sizes import admitted
 from xaqueue.spark.source import Reader, lane
-from xaqueue.spark.view import Queue, View
+from xaqueue.spark.view import Queue, View, reserved
 
 _log = logging.getLogger("xaqueue.spark")
 
@@ -98,6 +99,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         lanes, joined = self._lanes(begun, view)
         lanes = self._reachable(lanes, view)
         if self._is_to_be_tried(limit):
+            self._check_free(view)
             return start
         if self._is_delayed(sum(one.size for one in lanes), limit):
             self._catch_up(begun)
@@ -118,6 +120,14 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         is_to_be, self._is_tried = not self._is_tried and self._removes, True
         return is_to_be and not isinstance(limit, ReadAllAvailable)
+
+    def _check_free(self, view: View) -> None:
+        """QueueReserved for what another stream consumes: a new one is told so before there is a message to read."""
+        for queues in view.spaces.values():
+            for state in queues.values():
+                record = reserved(state.reader)
+                if record is not None and not record.released:
+                    raise refusal(record)
 
     def _is_delayed(self, messages: int, limit: ReadLimit) -> bool:
         """Whether the batch waits for more messages: not the first, nor where a trigger wants what there is."""
