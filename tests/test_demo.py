@@ -18,10 +18,11 @@ from xaqueue.command import decode
 from xaqueue.demo import answer, kills, records
 from xaqueue.demo.child import Child
 from xaqueue.demo.decisions import COMMIT, ROLLBACK, DecisionLog, committed
-from xaqueue.demo.indoubt import BY, commit, show
-from xaqueue.demo.kills import KILLS, Job, Sight, enqueue_under_fire
-from xaqueue.demo.producer import LEVEL, QUEUE, Resolved, batch_of, enqueue, main, xid_of
+from xaqueue.demo.flights import _remove
+from xaqueue.demo.kills import BY, KILLS, Job, Toll, _look_at_what_is_left, enqueue_under_fire, outcome_of
+from xaqueue.demo.producer import QUEUE, Resolved, batch_of, enqueue, main, xid_of
 from xaqueue.demo.progress import Progress
+from xaqueue.demo.stages import COMMITTED, PREPARED, Stages, batches_at
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.space.attach import attach, create
 from xaqueue.space.heuristic import decide
@@ -53,7 +54,8 @@ def job(tmp_path: Path) -> Job:
 
 def start(job: Job) -> None:
     """The producer's process, in this one."""
-    main([str(job.space), str(job.decisions), "--flights", str(job.flights), "--batch", str(job.batch)])
+    arguments = [str(job.space), str(job.decisions), "--stages", str(job.stages), "--flights", str(job.flights)]
+    main([*arguments, "--batch", str(job.batch)])
 
 
 def messages(job: Job) -> list[tuple[int, bytes]]:
@@ -77,7 +79,7 @@ def check_complete(job: Job) -> None:
 
 def leave_in_doubt(job: Job, batch: int, *, decided: bool) -> None:
     """What a producer leaves that was killed after prepare: before its decision, or after it."""
-    with xaqueue.connect(job.space, sync=str(LEVEL)) as connection:
+    with xaqueue.connect(job.space) as connection:
         connection.tpc_begin(xid_of(batch))
         for number, row in list(enumerate(records.rows(FLIGHTS)))[batch * SIZE :][:SIZE]:
             connection.enqueue(QUEUE, records.body(row), correlation_id=str(number))
@@ -139,7 +141,7 @@ def test_an_operators_decision_is_taken_over_and_forgotten(
 
 
 def test_branches_of_others_are_left_alone(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    with xaqueue.connect(job.space, sync=str(LEVEL)) as connection:
+    with xaqueue.connect(job.space) as connection:
         connection.tpc_begin(Xid(1, b"flights-000002", b"elsewhere"))
         connection.enqueue(QUEUE, b"theirs")
         connection.tpc_prepare()
@@ -153,10 +155,12 @@ def test_a_batch_is_decided_between_its_two_phases(job: Job) -> None:
     class Told(DecisionLog):
         def record(self, batch: int, outcome: str) -> None:
             assert [branch.state for branch in in_doubt(job.space)] == ["in doubt"]
+            assert batches_at(job.stages, PREPARED) == [0]
             super().record(batch, outcome)
 
-    with Told(job.decisions) as log, xaqueue.connect(job.space, sync=str(LEVEL)) as connection:
-        enqueue(connection, log, 0, 0, list(records.rows(SIZE)))
+    with Told(job.decisions) as log, xaqueue.connect(job.space) as connection, closing(Stages(job.stages)) as stages:
+        enqueue(connection, log, stages, 0, 0, list(records.rows(SIZE)))
+    assert batches_at(job.stages, COMMITTED) == [0]
     assert len(messages(job)) == SIZE
     assert committed(job.decisions) == {0}
 
@@ -209,39 +213,53 @@ def test_the_producer_survives_its_kills(tmp_path: Path) -> None:
     job = Job(tmp_path, 900, 30)
     create(job.space, any_queue=True)
     lines: list[str] = []
-    toll = enqueue_under_fire(job, Progress(lines.append), lines.append)
-    assert toll.kills == len(KILLS) == 3, lines
+    toll = enqueue_under_fire(job, Progress(lines.append))
+    assert len(toll.kills) == len(toll.recoveries) == len(KILLS) == 3, lines
     check_complete(job)
-    assert sum(line.startswith("kill ") for line in lines) == 3
-    assert toll.in_doubt >= toll.decided_by_operator
+    told = [line for line in lines if line.startswith("kill ")]
+    assert len(told) == 3, "a sentence each"
+    assert all("SIGKILL in the middle of the commit of batch" in line and line.endswith(".") for line in told)
+    assert toll.committed[-1][1] == job.flights
+    assert toll.committed == sorted(toll.committed)
 
 
-def test_a_kill_needs_something_to_hit() -> None:
-    nothing, doubtful, moving, both = Sight(0, 0), Sight(1, 0), Sight(0, 1), Sight(1, 1)
-    assert [sight.worth_a_kill(0.0) for sight in (nothing, doubtful, moving, both)] == [False, False, False, True]
-    assert [sight.worth_a_kill(0.06) for sight in (nothing, doubtful, moving, both)] == [False, True, False, True]
-    assert [sight.worth_a_kill(0.5) for sight in (nothing, doubtful, moving, both)] == [False, True, True, True]
-
-
-def test_the_operator_sees_a_branch_in_full_and_commits_it(job: Job) -> None:
+def test_the_operator_commits_a_branch_in_doubt_by_hand(job: Job) -> None:
     leave_in_doubt(job, 2, decided=False)
-    lines: list[str] = []
-    (branch,) = show(job.space, set(), lines.append)
-    shown = "\n".join(lines)
-    for part in (str(xid_of(2)), "flights-000002", "nothing decided", "4 messages", "... and 1 more"):
-        assert part in shown
-    assert "commit, not carried out yet" in "\n".join(lines_of(job, {2}))
-    commit(job.space, branch, lines.append)
+    toll = Toll()
+    _look_at_what_is_left(job, 2, toll)
+    assert toll.story == (
+        "kill 1: SIGKILL in the middle of the commit of batch 2; 1 branch is in doubt (4 messages), "
+        "the operator commits one"
+    )
     (decided,) = in_doubt(job.space)
     assert decided.decision is not None
     assert (decided.decision.outcome, decided.decision.by) == ("commit", BY)
     assert len(messages(job)) == SIZE
+    _look_at_what_is_left(job, 2, toll)
+    assert toll.story.endswith("none is in doubt, since it was on disk"), (
+        "once is enough, and what is decided is in doubt no more"
+    )
 
 
-def lines_of(job: Job, decided: set[int]) -> list[str]:
+def test_what_a_restart_did_is_a_sentence() -> None:
+    nothing = dict.fromkeys(("committed", "rolled_back", "operator_committed", "operator_rolled_back"), 0)
+    assert outcome_of(nothing) == "started again, the producer found nothing left to do."
+    assert outcome_of(nothing | {"committed": 1, "rolled_back": 2}) == (
+        "started again, the producer committed 1 that it had decided, "
+        "rolled back 2 that it had not, to enqueue it again."
+    )
+
+
+def test_what_is_removed_goes_as_a_whole_and_may_be_interrupted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(job)
     lines: list[str] = []
-    show(job.space, decided, lines.append)
-    return lines
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        _remove(job.directory, Progress(lines.append))
+    assert lines == [f"What is left is in {job.directory}: remove it with rm -r"]
+    assert len(messages(job)) == FLIGHTS
+    _remove(job.directory, Progress(silent))
+    assert not job.directory.exists()
 
 
 @pytest.fixture
@@ -288,7 +306,8 @@ def test_a_child_that_has_ended_cannot_be_frozen(tmp_path: Path) -> None:
 
 
 def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
-    with Child("xaqueue.demo.producer", [str(tmp_path / "none"), str(tmp_path / "log")], tmp_path / "said") as child:
+    arguments = [str(tmp_path / "none"), str(tmp_path / "log"), "--stages", str(tmp_path / "stages")]
+    with Child("xaqueue.demo.producer", arguments, tmp_path / "said") as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(OperationalError, match=r"ended with code 1:(.|\n)*is no queue space"):
             child.ended()
@@ -298,7 +317,7 @@ def test_a_stuck_producer_is_noticed(job: Job, sleeper: Child, monkeypatch: pyte
     monkeypatch.setattr(kills, "PATIENCE_S", 0.0)
     monkeypatch.setattr(kills, "Child", lambda *_: sleeper)
     with pytest.raises(OperationalError, match="decided nothing"):
-        enqueue_under_fire(job, Progress(silent), silent)
+        enqueue_under_fire(job, Progress(silent))
 
 
 def test_the_check_finds_what_is_wrong() -> None:
@@ -344,14 +363,15 @@ class TestWhole:
 
         lines: list[str] = []
         directory = tmp_path / "demo"
-        assert run(3000, directory, lines.append), lines
-        assert lines[-1] == "PASSED"
+        chart = tmp_path / "chart.png"
+        assert run(3000, directory, lines.append, chart=chart), lines
+        assert lines[-3:] == ["PASSED", f"The chart is {chart}", f"Everything else is in {directory}"]
         assert sum(line.startswith("kill ") for line in lines) == 3
         assert "  ok     3,000 messages were read, 3,000 records went in" in lines
-        assert (directory / "delays.png").read_bytes().startswith(b"\x89PNG")
+        assert chart.read_bytes().startswith(b"\x89PNG")
         assert spark.read.parquet(str(directory / "flights.parquet")).count() == 3000
         with pytest.raises(InvalidArgument, match="is not empty"):
-            run(3000, directory, silent)
+            run(3000, directory, silent, chart=chart)
 
     @pytest.mark.parametrize("flights", [0, 149, 400_000])
     def test_numbers_that_cannot_be_are_refused(self, flights: int, tmp_path: Path) -> None:

@@ -1,48 +1,46 @@
 """The producer is killed three times in the middle of a commit, and started again until all flights are in.
 
-When enough is in, ``prepared/`` is watched. Once it shows a commit under way the producer is frozen, looked at again,
-and killed if it is still there, else let go on. So no kill is wasted, and one that never came is told, not hidden.
+When enough is in, the stages of its batches are watched. Once one shows a commit under way the producer is frozen,
+looked at again, and killed if it is still there, else let go on. So no kill is wasted, and one that never came is told,
+not hidden. After the first kill an operator commits a branch in doubt by hand; all others are the producer's to finish.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xaqueue.demo.child import Child
 from xaqueue.demo.decisions import committed
-from xaqueue.demo.indoubt import commit, show
 from xaqueue.demo.progress import Progress
+from xaqueue.demo.stages import DECIDED, PREPARED, batches_at
 from xaqueue.errors import OperationalError
-from xaqueue.space import layout
-from xaqueue.space.attach import read_owner
+from xaqueue.space.attach import attach
+from xaqueue.space.heuristic import decide
+from xaqueue.space.inspect_branches import InDoubt, in_doubt
+from xaqueue.space.survey import Verdict
 
 LOOK_S = 0.05
-"""Between two looks at the progress; also for how long prepared/ is watched at a stretch."""
+"""Between two looks at the progress; also for how long the stages are watched at a stretch."""
 PATIENCE_S = 180.0
 """A producer that decides nothing for so long is stuck."""
-KILLS = (0.05, 0.2, 0.4)
-"""The shares of the batches that are decided before each kill."""
-PICKY = 0.05
 LENIENT = 0.1
-"""Shares of the batches after which a kill does without the better sights."""
+"""The share of the batches after which a kill does with either stage."""
+BY = "the demo's operator"
 
 
-class Sight(NamedTuple):
-    """Branches in ``prepared/``: those that are in doubt, and those past their commit point but not through."""
+class Kill(NamedTuple):
+    """share: of the batches that are decided before. stage: at which the one is that is killed."""
 
-    prepared: int
-    committing: int
+    share: float
+    stage: bytes
 
-    def worth_a_kill(self, waited: float) -> bool:
-        """``waited``: the share of the batches that was let pass. First both, then one in doubt, then either."""
-        if waited >= LENIENT:
-            return bool(self.prepared or self.committing)
-        return self.prepared > 0 and (waited >= PICKY or self.committing > 0)
+
+KILLS = (Kill(0.05, PREPARED), Kill(0.2, DECIDED), Kill(0.4, PREPARED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,112 +60,135 @@ class Job:
         return self.directory / "decisions.log"
 
     @property
+    def stages(self) -> Path:
+        return self.directory / "stages"
+
+    @property
     def batches(self) -> int:
         return -(-self.flights // self.batch)
 
 
 @dataclass(slots=True)
 class Toll:
-    """What happened on the way."""
+    """What happened on the way. Times are seconds since the start."""
 
-    kills: int = 0
+    began: float = field(default_factory=time.monotonic)
+    kills: list[float] = field(default_factory=list)
+    recoveries: list[float] = field(default_factory=list)
+    """When a producer that was started after a kill had finished what that one left."""
+    committed: list[tuple[float, int]] = field(default_factory=list)
+    """How many flights were decided to be committed at some times."""
     in_doubt: int = 0
-    decided_by_operator: int = 0
-    inspection_s: float = 0.0
+    by_operator: bool = False
+    """Whether the operator has committed a branch."""
+    story: str = ""
+    """Of the last kill, as far as it is known."""
+
+    def now(self) -> float:
+        return time.monotonic() - self.began
 
 
-def look(space: Path) -> Sight:
-    """What stands in ``prepared/`` now."""
-    with os.scandir(space / layout.PREPARED) as entries:
-        names = [entry.name for entry in entries]
-    return Sight(
-        sum(name.endswith(f".{layout.FIRST}") for name in names),
-        sum(name.endswith(f".{layout.COMMIT}") for name in names),
-    )
-
-
-def enqueue_under_fire(job: Job, progress: Progress, report: Callable[[str], None]) -> Toll:
+def enqueue_under_fire(job: Job, progress: Progress) -> Toll:
     """Runs the producer to its end through all kills. Raises OperationalError where it fails or is stuck."""
     toll = Toll()
     with progress.task("enqueueing", job.flights) as advance:
         for run, kill in enumerate((*KILLS, None), 1):
             with _start(job, run) as child:
-                killed = _run(child, job, kill, advance, report)
-            if not killed:
+                killed_at = _run(child, job, kill, toll, advance, progress.report)
+            if killed_at is None:
                 break
-            _after_kill(job, child, toll, report)
+            _look_at_what_is_left(job, killed_at, toll)
     return toll
 
 
 def _start(job: Job, run: int) -> Child:
     arguments = [str(job.space), str(job.decisions), "--flights", str(job.flights), "--batch", str(job.batch)]
+    arguments += ["--stages", str(job.stages)]
     return Child("xaqueue.demo.producer", arguments, job.directory / f"producer-{run}.log")
 
 
 def _run(
-    child: Child, job: Job, kill: float | None, advance: Callable[[int], None], report: Callable[[str], None]
-) -> bool:
-    """Until the child is killed. False: it came to its end before."""
+    child: Child,
+    job: Job,
+    kill: Kill | None,
+    toll: Toll,
+    advance: Callable[[int], None],
+    report: Callable[[str], None],
+) -> int | None:
+    """Until the child is killed; returns the batch that this hit, None where it came to its end before."""
     told = False
-    decided, since = 0, time.monotonic()
+    decided, since = -1, time.monotonic()
     while True:
         ended = child.ended()
         now = len(committed(job.decisions))
         if now != decided:
             decided, since = now, time.monotonic()
-            advance(min(decided * job.batch, job.flights))
+            done = min(decided * job.batch, job.flights)
+            toll.committed.append((toll.now(), done))
+            advance(done)
         elif time.monotonic() - since > PATIENCE_S:
             raise OperationalError(f"the producer has decided nothing for {PATIENCE_S:.0f} s: see {child.output}")
         if not told and (recovered := child.said("recovered")) is not None:
             told = True
-            _report_recovered(job, recovered, report)
+            if toll.story:
+                toll.recoveries.append(toll.now())
+                report(f"{toll.story}; {outcome_of(recovered)}")
         if ended:
-            return False
-        if kill is None or not told or decided < kill * job.batches:
+            return None
+        if kill is None or not told or decided < kill.share * job.batches:
             time.sleep(LOOK_S)
-        elif _strike(child, job, decided / job.batches - kill):
-            return True
+        elif (hit := _strike(child, job, kill, decided / job.batches - kill.share)) is not None:
+            return hit
 
 
-def _strike(child: Child, job: Job, waited: float) -> bool:
-    """Watches for a moment, and kills the child if that shows a commit under way."""
+def _strike(child: Child, job: Job, kill: Kill, waited: float) -> int | None:
+    """Watches for a moment, and kills the child if that shows a commit under way; returns its batch."""
+    stages = {kill.stage} if waited < LENIENT else {PREPARED, DECIDED}
     until = time.monotonic() + LOOK_S
     while time.monotonic() < until:
-        if not look(job.space).worth_a_kill(waited):
+        if not any(batches_at(job.stages, stage) for stage in stages):
             continue
         if not child.freeze():
-            return False
-        if look(job.space).worth_a_kill(waited):
-            child.kill()
-            return True
+            return None
+        for stage in sorted(stages):
+            for batch in batches_at(job.stages, stage):
+                child.kill()
+                return batch
         child.thaw()
-    return False
+    return None
 
 
-def _report_recovered(job: Job, recovered: dict[str, int], report: Callable[[str], None]) -> None:
-    owner = read_owner(job.space)
-    if not recovered["done"] or owner is None:
-        return
-    parts = [f"committed {recovered['committed']}", f"rolled back {recovered['rolled_back']}"]
-    if recovered["operator_committed"]:
-        parts.append(f"heard of {recovered['operator_committed']} committed by the operator (XA_HEURCOM) and forgot it")
-    report(f"  producer opens the space: {owner.recovery}")
-    report(f"  producer: {', '.join(parts)}; {recovered['done']:,} batches are done")
-
-
-def _after_kill(job: Job, child: Child, toll: Toll, report: Callable[[str], None]) -> None:
-    started = time.monotonic()
-    decided = committed(job.decisions)
-    toll.kills += 1
-    report(
-        f"kill {toll.kills}: process {child.pid} got SIGKILL in the middle of a commit, "
-        f"with {len(decided):,} of {job.batches:,} batches decided"
-    )
-    sight = look(job.space)
-    report(f"  prepared/: in doubt {sight.prepared}, past the commit point {sight.committing}")
-    doubtful = show(job.space, decided, report)
+def _look_at_what_is_left(job: Job, hit: int, toll: Toll) -> None:
+    """What an operator sees, and, the first time, does. Opening the space for it recovers the space."""
+    toll.kills.append(toll.now())
+    doubtful = [branch for branch in in_doubt(job.space) if branch.state == Verdict.IN_DOUBT.value]
     toll.in_doubt += len(doubtful)
-    if doubtful and not toll.decided_by_operator:
-        commit(job.space, doubtful[0], report)
-        toll.decided_by_operator = 1
-    toll.inspection_s += time.monotonic() - started
+    toll.story = f"kill {len(toll.kills)}: SIGKILL in the middle of the commit of batch {hit}; {_in_doubt(doubtful)}"
+    if doubtful and not toll.by_operator:
+        with closing(attach(job.space, watch=False)) as session:
+            decide(session.space, doubtful[0].xid, True, BY)
+        toll.by_operator = True
+        toll.story += ", the operator commits one"
+
+
+def _in_doubt(branches: list[InDoubt]) -> str:
+    messages = sum(len(branch.added) for branch in branches)
+    found = {0: "none is in doubt, since it was on disk", 1: "1 branch is in doubt"}.get(
+        len(branches), f"{len(branches)} are in doubt"
+    )
+    return f"{found} ({messages:,} messages)" if branches else found
+
+
+def outcome_of(recovered: dict[str, Any]) -> str:
+    """What a producer that was started again has done, in words."""
+    done = [
+        f"{verb} {recovered[key]} {why}"
+        for key, verb, why in (
+            ("operator_committed", "heard of", "that the operator has committed"),
+            ("operator_rolled_back", "heard of", "that the operator has rolled back"),
+            ("committed", "committed", "that it had decided"),
+            ("rolled_back", "rolled back", "that it had not, to enqueue it again"),
+        )
+        if recovered[key]
+    ]
+    return "started again, the producer " + (", ".join(done) if done else "found nothing left to do") + "."

@@ -1,6 +1,6 @@
 """The producer enqueues the flights in two-phase branches, and may be killed at any moment and started again.
 
-    python -m xaqueue.demo.producer SPACE DECISIONS --flights N --batch N --threads N
+    python -m xaqueue.demo.producer SPACE DECISIONS --stages FILE --flights N --batch N --threads N
 
 It is a transaction manager with one participant: prepare, decide durably, commit. The name of a batch's branch is
 derived from the number of the batch, so a restart knows each batch again:
@@ -23,24 +23,23 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import xaqueue
 from xaqueue.demo import records
 from xaqueue.demo.decisions import COMMIT, ROLLBACK, DecisionLog
+from xaqueue.demo.stages import COMMITTED, DECIDED, PREPARED, Stages
 from xaqueue.errors import HeuristicOutcome
-from xaqueue.storage.flags import Hardening
+from xaqueue.storage.flags import DEFAULT
 from xaqueue.xa import Code
 from xaqueue.xid import Xid
 
 QUEUE = "flights"
 FORMAT_ID = 1
-LEVEL = Hardening.parse("FDATASYNC;DSYNC")
-"""Whose directories show a branch as soon as it is prepared: the demo watches them. With a journal they lag."""
 THREADS = 3
-"""While one waits for the disk another writes. Beyond three, the files of their branches outnumber the descriptors that
-the space keeps, and are synced one by one again."""
+"""While one waits for the disk another writes."""
 
 _GTRID = re.compile(rb"flights-(\d{6,})")
 
@@ -110,7 +109,12 @@ def _take_over(
 
 
 def enqueue(
-    connection: xaqueue.Connection, decisions: DecisionLog, batch: int, first: int, rows: Sequence[dict[str, str]]
+    connection: xaqueue.Connection,
+    decisions: DecisionLog,
+    stages: Stages,
+    batch: int,
+    first: int,
+    rows: Sequence[dict[str, str]],
 ) -> None:
     """One batch, in two phases. ``first``: the number of its first flight."""
     connection.tpc_begin(xid_of(batch))
@@ -118,8 +122,11 @@ def enqueue(
         body = records.body(row)
         connection.enqueue(QUEUE, body, correlation_id=str(number), content_type="application/json")
     connection.tpc_prepare()  # killed from here on, the branch is in doubt
+    stages.reached(batch, PREPARED)
     decisions.record(batch, COMMIT)  # killed from here on, it is to be committed
+    stages.reached(batch, DECIDED)
     connection.tpc_commit()
+    stages.reached(batch, COMMITTED)
 
 
 class Work:
@@ -141,28 +148,30 @@ class Work:
                 yield batch, batch * size, rows
 
 
-def produce(space: Path, decisions: DecisionLog, flights: int, size: int, threads: int = THREADS) -> Resolved:
+def produce(
+    space: Path, decisions: DecisionLog, stages: Stages, flights: int, size: int, threads: int = THREADS
+) -> Resolved:
     """Recovers, then enqueues every batch that is not done. Returns what recovery did."""
     with _connect(space) as connection:
         resolved = recover(connection, decisions)
         _say(recovered=asdict(resolved))
         work = Work(decisions, flights, size)
         with ThreadPoolExecutor(threads, thread_name_prefix="producer") as pool:
-            for finished in [pool.submit(_enqueue_all, space, decisions, work) for _ in range(threads)]:
+            for finished in [pool.submit(_enqueue_all, space, decisions, stages, work) for _ in range(threads)]:
                 finished.result()
     _say(finished=decisions.count())
     return resolved
 
 
-def _enqueue_all(space: Path, decisions: DecisionLog, work: Work) -> None:
+def _enqueue_all(space: Path, decisions: DecisionLog, stages: Stages, work: Work) -> None:
     with _connect(space) as connection:
         while (batch := work.take()) is not None:
-            enqueue(connection, decisions, *batch)
+            enqueue(connection, decisions, stages, *batch)
 
 
 def _connect(space: Path) -> xaqueue.Connection:
     """Durable whatever XAQUEUE_FLAGS says: a decision log promises nothing over a queue that may forget."""
-    return xaqueue.connect(space, sync=str(LEVEL))
+    return xaqueue.connect(space, sync=str(DEFAULT))
 
 
 def _say(**what: object) -> None:
@@ -175,12 +184,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m xaqueue.demo.producer", description="enqueues the flights")
     parser.add_argument("space", type=Path)
     parser.add_argument("decisions", type=Path)
+    parser.add_argument("--stages", type=Path, required=True)
     parser.add_argument("--flights", type=int, default=records.TOTAL)
     parser.add_argument("--batch", type=int, default=200)
     parser.add_argument("--threads", type=int, default=THREADS)
     given = parser.parse_args(arguments)
-    with DecisionLog(given.decisions) as decisions:
-        produce(given.space, decisions, given.flights, given.batch, given.threads)
+    with DecisionLog(given.decisions) as decisions, closing(Stages(given.stages)) as stages:
+        produce(given.space, decisions, stages, given.flights, given.batch, given.threads)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,16 @@ class Progress:
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
+        self._bar: Bar | None = None
+
+    def report(self, line: str) -> None:
+        """Reports a line; a bar makes way for it."""
+        if self._bar is None:
+            self._report(line)
+            return
+        self._bar.stop()
+        self._report(line)
+        self._bar.start()
 
     @contextmanager
     def task(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -27,8 +37,12 @@ class Progress:
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+            self._bar = bar
             task = bar.add_task(what, total=total)
-            yield lambda done: bar.update(task, completed=done)
+            try:
+                yield lambda done: bar.update(task, completed=done)
+            finally:
+                self._bar = None
 
     def _lines(self, what: str, total: int) -> Callable[[int], None]:
         reported = 0
