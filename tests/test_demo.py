@@ -228,8 +228,7 @@ def test_the_operator_commits_a_branch_in_doubt_by_hand(job: Job) -> None:
     toll = Toll()
     _look_at_what_is_left(job, 2, toll)
     assert toll.story == (
-        "kill 1: SIGKILL in the middle of the commit of batch 2; 1 branch is in doubt (4 messages), "
-        "the operator commits one"
+        "kill 1: SIGKILL in the middle of the commit of batch 2; 1 is in doubt (4 messages), the operator commits one"
     )
     (decided,) = in_doubt(job.space)
     assert decided.decision is not None

@@ -172,11 +172,10 @@ def _look_at_what_is_left(job: Job, hit: int, toll: Toll) -> None:
 
 
 def _in_doubt(branches: list[InDoubt]) -> str:
+    if not branches:
+        return "none is in doubt, since it was on disk"
     messages = sum(len(branch.added) for branch in branches)
-    found = {0: "none is in doubt, since it was on disk", 1: "1 branch is in doubt"}.get(
-        len(branches), f"{len(branches)} are in doubt"
-    )
-    return f"{found} ({messages:,} messages)" if branches else found
+    return f"{len(branches)} {'is' if len(branches) == 1 else 'are'} in doubt ({messages:,} messages)"
 
 
 def outcome_of(recovered: dict[str, Any]) -> str:
