@@ -153,6 +153,18 @@ def test_a_wrong_queue_fails_before_the_query_runs(spark: SparkSession, space: F
         reader.load(str(space.root)).count()
 
 
+def test_in_sql_a_queue_is_a_view_and_no_table(spark: SparkSession, space: FabricatedSpace) -> None:
+    from pyspark.errors import PySparkException
+
+    space.fill("orders", [1, 2, 3])
+    using = f"USING xaqueue OPTIONS (path '{space.root}', queue 'orders')"
+    with pytest.raises(PySparkException, match="use CREATE TEMPORARY VIEW name USING xaqueue"):
+        spark.sql(f"CREATE TABLE orders_table {using}")
+    spark.sql(f"CREATE TEMPORARY VIEW orders_view {using}")
+    assert spark.sql("SELECT count(*) FROM orders_view WHERE seq > 1").collect()[0][0] == 2
+    spark.catalog.dropTempView("orders_view")
+
+
 def test_a_session_that_runs_is_returned_as_it_is(spark: SparkSession) -> None:
     from xaqueue.spark import session
 
