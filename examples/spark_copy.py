@@ -1,6 +1,7 @@
 """A stream moves messages from one space to another, each exactly once, however it is killed: python spark_copy.py
 
-Reading consumes: the queue is reserved for this stream, and a message goes once its batch is committed at the far end.
+With consume=delete the queue is reserved for this stream, and a message goes once its batch is committed at the far
+end. Without it a stream only reads.
 Writing is one transaction a batch, remembered in the far space: a batch that is tried again is not written twice.
 The checkpoint is what the two go on from, so keep it.
 
@@ -25,6 +26,7 @@ def copy(spark: SparkSession, source: Path, target: Path, checkpoint: Path) -> i
         spark.readStream.format("xaqueue")
         .option("path", str(source))
         .option("queue", "orders")
+        .option("consume", "delete")
         .option("checkpointLocation", str(checkpoint))  # is synced before a message is removed
         .load()
     )

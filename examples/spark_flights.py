@@ -44,6 +44,7 @@ def main(directory: Path, count: int) -> bool:
     queue = spark.readStream.format("xaqueue").option("path", str(directory / "space")).option("queue", "flights")
     query = (
         queue.option("maxMessagesPerTrigger", count // 3 + 1)
+        .option("consume", "keep")  # as without it: the flights stay in their queue
         .load()
         .selectExpr(FLIGHT)
         .groupBy("flight.carrier")

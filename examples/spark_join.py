@@ -34,6 +34,7 @@ def main(directory: Path) -> None:
     spark = session("join")
     prices = spark.read.parquet(str(directory / "prices"))
     orders = spark.readStream.format("xaqueue").option("path", str(directory / "shop")).option("queue", "orders")
+    orders = orders.option("consume", "keep")  # as without it: the orders stay in their queue
     order = "from_json(string(body), 'fruit STRING, count INT') AS order"
     bills = (
         orders.load()

@@ -86,7 +86,14 @@ def follow(space: Space, level: Level, verb: str) -> None:
 def open_space(fs: ForgetfulFileSystem, level: Level, on_branches: Callable[[Space], object] = lambda _: None) -> Space:
     definitions = Definitions(default=QueueDefinition(), journal_segment_bytes=level.segment_bytes)
     with mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024):
-        space = Space(fs, definitions, hardening=level.hardening, now_us=lambda: NOON_US, on_branches=on_branches)
+        space = Space(
+            fs,
+            definitions,
+            hardening=level.hardening,
+            suspect=fs.calls > 0,  # in the same boot, and nothing in a story is closed well
+            now_us=lambda: NOON_US,
+            on_branches=on_branches,
+        )
     assert space.read_only is None, f"a mere crash damages no journal: {space.read_only}"
     return space
 

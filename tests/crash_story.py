@@ -148,9 +148,12 @@ def body_of(message: int) -> bytes:
     return b"body of %d" % message
 
 
-def play(story: Story, level: Level, crash_after: int | None = None) -> tuple[ForgetfulFileSystem, Record]:
-    """Plays it until the crash, or to its end and a clean close."""
+def play(
+    story: Story, level: Level, crash_after: int | None = None, fail_after: int | None = None
+) -> tuple[ForgetfulFileSystem, Record]:
+    """Plays it until the crash, the fence of a sync that failed, or to its end and a clean close."""
     fs, record = ready(story.start, level).open(crash_after), Record()
+    fs.fail_after = fail_after
     try:
         space = open_space(fs, level)
         record.first_call = fs.calls
@@ -159,7 +162,7 @@ def play(story: Story, level: Level, crash_after: int | None = None) -> tuple[Fo
             perform(space, record, story.xid(position), act, level)
         space.close()
     except (Crashed, ResourceFailed):
-        if not fs.crashed:
+        if not (fs.crashed or fs.failed):
             raise
     taken = {(work.queue, work.message) for act in story.acts for work in act.work if isinstance(work, Take)}
     record.shown = {place: seq for place, seq in shown(fs.tree_after_kill()).items() if place not in taken}

@@ -25,7 +25,7 @@ def main(source: str, sinks: str, checkpoint: str, most: str, master: str) -> No
     spark = session("crash matrix", cores=2, **settings(master, scratch))
     orders = (
         spark.readStream.format("xaqueue")
-        .options(path=source, queue="orders", maxMessagesPerTrigger=most, minPartitions=4)
+        .options(path=source, queue="orders", consume="delete", maxMessagesPerTrigger=most, minPartitions=4)
         .load()
     )
     query = (

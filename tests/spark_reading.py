@@ -34,12 +34,17 @@ class Query:
         self.reader = reader
         self.begun: Offset = through_json(reader.initialOffset()) if offset is None else offset
         self.offset = self.begun
+        self.is_new = offset is None
 
     def batch(self, limit: ReadLimit | None = None) -> list[dict[str, Any]] | None:
         """The rows of the next batch; None where there is nothing new."""
         if limit is None:
             limit = self.reader.getDefaultReadLimit()
         end = through_json(self.reader.latestOffset(self.offset, limit))
+        if end == self.offset and self.is_new:  # the first batch is run in any case
+            assert rows(self.reader, self.reader.partitions(self.offset, end)) == []
+            end = through_json(self.reader.latestOffset(self.offset, limit))
+        self.is_new = False
         if end == self.offset:
             return None
         if self.offset is not self.begun:

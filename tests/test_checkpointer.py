@@ -14,10 +14,10 @@ from xaqueue.errors import SpaceError
 from xaqueue.space import inspect, layout
 from xaqueue.space.attach import attach
 from xaqueue.space.checkpointer import Checkpointer, format_counters, parse_counters
-from xaqueue.space.format import boot_id
 from xaqueue.space.reader import QueueReader
 from xaqueue.space.session import Session
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
+from xaqueue.storage.owner_file import boot_id
 
 SMALL = f'[default]\n[space]\nsync = "JOURNAL"\njournal_segment_bytes = {SMALLEST_SEGMENT_BYTES}\n'
 

@@ -55,7 +55,7 @@ LONG = "put decided_commit, take forgotten_rollback, take two_phase"
 
 NOTICED: dict[str, tuple[Way, Level, str]] = {
     "write: content segment": (power_loss, LAGGING, "put: one_phase"),
-    "write_checkpoint: content segment": (kill_then_power_loss, SWITCHING, "put one_phase, take two_phase"),
+    "write_checkpoint: content segment": (opened_again, SWITCHING, "put one_phase, take two_phase"),
     "_make_room: content segment": (power_loss, SWITCHING, "put one_phase, take two_phase"),
     "make_segment: content new segment": (power_loss, FILLING, LONG),
     "make_segment: names journal": (power_loss, FILLING, LONG),
@@ -85,6 +85,7 @@ REDUNDANT = {
     "_archive: content archive": "a torn tail is kept for people: nothing reads it",
     "_archive: names journal": "a torn tail is kept for people: nothing reads it",
     "_archive: content segment": "the next record's sync covers it; until then a tail that is back is cut off again",
+    "_begin_anew: names journal": "a gap between old segments would only have one of them kept as .archive",
     "_publish: content watermark": SYNCED,
     "_sync_directories: target active": SYNCED,
     "_sync_directories: target heuristic": SYNCED,

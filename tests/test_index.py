@@ -170,6 +170,36 @@ def test_an_expired_message_is_set_aside_and_not_delivered(way: str) -> None:
     assert [one.seq for one in index.entries(10)] == [2]
 
 
+def test_what_expired_is_found_without_a_reader_a_piece_at_a_time() -> None:
+    lasting = [entry(number) for number in range(10, 12)]
+    index = filled(*[entry(number, expires_at=number) for number in range(1, 6)], *lasting, entry(12, expires_at=99))
+    held = index.take(0)
+    assert held is not None
+    index.find_expired(5, 2)
+    assert [one.seq for one in index.expired] == [2, 3]
+    index.find_expired(5, 100)
+    assert [one.seq for one in index.expired] == [2, 3, 4, 5]
+    index.release(held)
+    index.find_expired(5, 100)
+    assert [one.seq for one in index.expired] == [2, 3, 4, 5, 1]
+    for one in index.expired:
+        index.remove(one)
+    index.expired.clear()
+    index.find_expired(5, 100)
+    assert index.expired == []
+    assert len(index) == 3
+
+
+def test_what_is_gone_before_it_expires_takes_no_memory() -> None:
+    index = filled()
+    for number in range(1, 10_000):
+        index.add(entry(number, expires_at=1 << 60))
+        taken = index.take(0)
+        assert taken is not None
+        index.remove(taken)
+    assert len(index._expiring) < 2_000
+
+
 def test_a_message_that_expires_at_its_due_time_is_never_seen() -> None:
     index = filled(entry(1, not_before=10, expires_at=10))
     assert index.take(9) is None
@@ -273,6 +303,12 @@ class IndexAgainstList(RuleBasedStateMachine):
             del self.known[one.seq]
             self.index.remove(one)
         self.index.expired.clear()
+
+    @rule(limit=st.integers(0, 5))
+    def sweep(self, limit: int) -> None:
+        self.index.find_expired(self.now, limit)
+        assert len(self.index.expired) <= limit
+        self.bury()
 
     def note(self, taken: Entry | None) -> int | None:
         """The sequence number of what was taken, whose entry is the one to be given back."""

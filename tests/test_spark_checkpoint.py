@@ -84,7 +84,8 @@ def test_that_a_batch_is_done_is_on_disk_before_its_messages_are_removed(
     """In this order: the batch's offsets without its commit run it again, the commit without its offsets the one
     before, whose messages are gone."""
     spark = SparksDirectory(tmp_path / "a checkpoint")
-    query = Query(stream(space.root, maxMessagesPerTrigger=4, checkpointLocation=f"file:{tmp_path}/a%20checkpoint"))
+    location = f"file:{tmp_path}/a%20checkpoint"
+    query = Query(stream(space.root, consume="delete", maxMessagesPerTrigger=4, checkpointLocation=location))
     for number in range(3):
         query.batch()
         spark.plan(number, query.offset)
@@ -111,7 +112,7 @@ def test_a_query_of_several_sources_has_their_offsets_in_one_file(
     space: FabricatedSpace, tmp_path: Path, told: Told
 ) -> None:
     spark = SparksDirectory(tmp_path / "checkpoint")
-    query = Query(stream(space.root, streamName='to the "Küche"', checkpointLocation=spark.path))
+    query = Query(stream(space.root, consume="delete", streamName='to the "Küche"', checkpointLocation=spark.path))
     query.batch()
     spark.plan(0, query.offset, other='{"logOffset":3}')
     spark.commit(0)
@@ -121,7 +122,7 @@ def test_a_query_of_several_sources_has_their_offsets_in_one_file(
 
 def test_the_checkpoint_of_another_query_is_refused(space: FabricatedSpace, tmp_path: Path, told: Told) -> None:
     spark = SparksDirectory(tmp_path / "checkpoint")
-    query = Query(stream(space.root, checkpointLocation=spark.path))
+    query = Query(stream(space.root, consume="delete", checkpointLocation=spark.path))
     query.batch()
     with pytest.raises(InvalidArgument, match=r"not the checkpoint of stream spark@.*checkpointLocation"):
         query.reader.commit(query.offset)
@@ -136,7 +137,7 @@ def test_the_checkpoint_of_another_query_is_refused(space: FabricatedSpace, tmp_
 def test_a_checkpoint_that_is_elsewhere_is_left_to_those_who_keep_it(
     space: FabricatedSpace, told: Told, location: str
 ) -> None:
-    query = Query(stream(space.root, checkpointLocation=location))
+    query = Query(stream(space.root, consume="delete", checkpointLocation=location))
     query.all()
     assert told.order == ["consumed 10"]
 
@@ -170,7 +171,7 @@ class Shop:
         shutil.copytree(source, target)
 
     def query(self, offset: Offset | None = None, **options: Any) -> Query:
-        return Query(stream(self.root, maxMessagesPerTrigger=4, **options), offset)
+        return Query(stream(self.root, maxMessagesPerTrigger=4, **{"consume": "delete"} | options), offset)
 
 
 @pytest.fixture

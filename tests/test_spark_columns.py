@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import runpy
+import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +22,14 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 import pyarrow as pa
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 from spark_reading import Query, rows, stream
 
 from xaqueue.spark import columns, decoding, default_source
 from xaqueue.spark import rows as rows_room
+from xaqueue.spark import stream as stream_room
 from xaqueue.spark.columns import Columns
 from xaqueue.spark.options import parse
 from xaqueue.spark.positions import EARLIEST, LATEST, parse_positions
@@ -60,7 +66,7 @@ def space(tmp_path: Path) -> FabricatedSpace:
 
 def batch(space: FabricatedSpace, schema: str | StructType | None = None, **options: object) -> list[dict[str, Any]]:
     given = {"path": str(space.root)} | {name: str(value) for name, value in options.items()}
-    if "subscribe" not in options and "subscribePattern" not in options:
+    if not {"subscribe", "subscribePattern", "assign"} & set(options):
         given.setdefault("queue", "orders")
     source = QueueSource(given)
     reader = source.reader(schema if isinstance(schema, StructType) else source.schema())
@@ -98,7 +104,7 @@ def test_kafkas_columns_come_with_kafkas_option(space: FabricatedSpace) -> None:
 def test_the_partition_is_the_number_of_the_space_and_stays(tmp_path: Path) -> None:
     for name in ("b", "c"):
         FabricatedSpace(tmp_path / name).fill("orders", [1])
-    source = QueueSource({"path": str(tmp_path / "*"), "subscribe": "orders", "consume": "keep"})
+    source = QueueSource({"path": str(tmp_path / "*"), "subscribe": "orders", "startingOffsets": "earliest"})
     query = Query(source.streamReader(source.schema()))
     assert [[row["partition"] for row in found] for found in query.all()] == [[0, 1]]
     FabricatedSpace(tmp_path / "a").fill("orders", [1])
@@ -175,7 +181,7 @@ def test_arrow_schemas_are_those_that_spark_compares_with(kafka: bool) -> None:
     ],
 )
 def test_positions_as_people_say_them(text: str, kafka: bool, expected: int | str) -> None:
-    assert parse_positions("startingOffsets", text, EARLIEST, kafka=kafka).of("/data/one", 0, "orders") == expected
+    assert parse_positions("startingOffsets", text, kafka=kafka).of("/data/one", 0, "orders") == expected
 
 
 @pytest.mark.parametrize(
@@ -192,7 +198,7 @@ def test_positions_as_people_say_them(text: str, kafka: bool, expected: int | st
 )
 def test_positions_that_mean_nothing_are_refused_with_an_example(text: str, kafka: bool) -> None:
     with pytest.raises(InvalidArgument, match=r'"startingOffsets".*\{"orders": '):
-        parse_positions("startingOffsets", text, EARLIEST, kafka=kafka)
+        parse_positions("startingOffsets", text, kafka=kafka)
 
 
 def test_a_batch_begins_and_ends_where_each_queue_is_told_to(space: FabricatedSpace) -> None:
@@ -248,6 +254,107 @@ def test_a_stream_begins_at_a_moment(space: FabricatedSpace) -> None:
         stream(space.root, consume="keep", endingTimestamp=5)
 
 
+# As a job that reads Kafka says it
+
+
+def kafka(space: FabricatedSpace, **options: object) -> Query:
+    source = QueueSource({"path": str(space.root)} | {name: str(value) for name, value in options.items()})
+    return Query(source.streamReader(source.schema()))
+
+
+def offsets(batches: list[list[dict[str, Any]]]) -> list[list[int]]:
+    return [[row["offset"] for row in found] for found in batches]
+
+
+WAYS = [{"subscribe": "orders"}, {"subscribePattern": "ord.*"}, {"assign": '{"orders": [0]}'}]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stream_begins_at_the_latest_and_a_batch_at_the_earliest(space: FabricatedSpace, way: dict[str, str]) -> None:
+    query = kafka(space, **way)
+    assert query.all() == []
+    space.fill("orders", [3])
+    assert offsets(query.all()) == [[3]]
+    assert [row["offset"] for row in batch(space, **way)] == [1, 2, 3]
+    assert offsets(kafka(space, **way, startingOffsets="earliest").all()) == [[1, 2, 3]]
+    assert len(Query(stream(space.root, consume="keep")).all()) == 1  # in the house's words: from the earliest
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_offsets_by_timestamp(space: FabricatedSpace, way: dict[str, str]) -> None:
+    after_first, late = milliseconds(5), milliseconds(60)
+    by_time = {"startingOffsetsByTimestamp": f'{{"orders": {{"0": {after_first}}}}}'}
+    assert [row["offset"] for row in batch(space, **way, **by_time)] == [2]
+    assert offsets(kafka(space, **way, **by_time, startingOffsets="latest").all()) == [[2]]  # goes before, as Kafka's
+    end = {"endingOffsetsByTimestamp": '{"orders": {"0": "2026-01-02T03:04:10Z"}}'}
+    assert [row["offset"] for row in batch(space, **way, **end)] == [1]
+    for options in ({"startingTimestamp": late}, {"startingOffsetsByTimestamp": f'{{"orders": {{"0": {late}}}}}'}):
+        with pytest.raises(InvalidArgument, match=r"or later: .*startingOffsetsByTimestampStrategy=latest"):
+            kafka(space, **way, **options)
+    query = kafka(space, **way, **options, startingOffsetsByTimestampStrategy="latest")
+    assert query.all() == []
+    space.fill("orders", [3])
+    assert offsets(query.all()) == [[3]]
+
+
+def test_offsets_by_timestamp_in_the_houses_words(space: FabricatedSpace) -> None:
+    after_first = milliseconds(5)
+    for text in (f'{{"orders": {after_first}}}', f'{{"file:{space.root}": {{"orders": {after_first}}}}}'):
+        assert [row["seq"] for row in batch(space, startingOffsetsByTimestamp=text)] == [2]
+    with pytest.raises(InvalidArgument, match="exclude each other"):
+        batch(space, startingOffsetsByTimestamp='{"orders": 5}', startingOffsets="earliest")
+    with pytest.raises(InvalidArgument, match="'startingOffsetsByTimestamp' names queue 'bills', which is not read"):
+        batch(space, startingOffsetsByTimestamp='{"bills": 5}')
+
+
+def test_assigned_partitions_are_spaces_in_the_order_of_their_paths(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        FabricatedSpace(tmp_path / name, name).fill("orders", [1])
+    given = {"path": f"{tmp_path}/b,{tmp_path}/a", "startingOffsets": "earliest"}
+    for numbers in ([1], [0], [0, 1]):
+        source = QueueSource(given | {"assign": json.dumps({"orders": numbers})})
+        reader = source.reader(source.schema())
+        assert [row["partition"] for row in rows(reader, reader.partitions())] == numbers
+        (found,) = Query(source.streamReader(source.schema())).all()
+        assert [row["partition"] for row in found] == numbers
+
+
+def test_a_batch_waits_for_its_least_messages_and_no_longer_than_it_may(
+    space: FabricatedSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(stream_room, "monotonic", lambda: now[0])
+    query = kafka(space, subscribe="orders", startingOffsets="earliest", minOffsetsPerTrigger=3, maxTriggerDelay="60s")
+    assert offsets(query.all()) == [[1, 2]]  # the first does not wait
+    space.fill("orders", [3, 4])
+    assert query.all() == []
+    now[0] += 59
+    assert query.all() == []
+    now[0] += 1
+    assert offsets(query.all()) == [[3, 4]]
+    space.fill("orders", [5, 6, 7])
+    assert offsets(query.all()) == [[5, 6, 7]]
+    space.fill("orders", [8])
+    assert query.all() == []
+    now[0] += 3600
+    assert offsets(query.all()) == [[8]]
+    space.fill("orders", [9])
+    query.reader.prepareForTriggerAvailableNow()
+    assert offsets(query.all()) == [[9]]  # all that is there now is wanted
+
+
+@pytest.mark.parametrize("most", [1, 3, 7, 100])
+def test_no_partition_has_more_records_than_it_may(tmp_path: Path, most: int) -> None:
+    space = FabricatedSpace(tmp_path / "space")
+    space.fill("orders", range(1, 24))
+    source = QueueSource({"path": str(space.root), "subscribe": "orders", "maxRecordsPerPartition": str(most)})
+    reader = source.reader(source.schema())
+    sizes = [len(rows(reader, [share])) for share in reader.partitions()]
+    assert sum(sizes) == 23
+    assert max(sizes) <= most
+    assert len(sizes) == -(-23 // most)
+
+
 # Options of both vocabularies
 
 
@@ -275,6 +382,18 @@ def test_options_of_a_kafka_connection_are_told_of_once_a_query(
         ({"queue": "a", "maxMessagesPerTrigger": "1", "maxOffsetsPerTrigger": "1"}, "mean the same"),
         ({"queue": "a", "startingOffsets": "1", "startingTimestamp": "1"}, "exclude each other"),
         ({"queue": "a", "startingTimestamp": "now"}, "milliseconds since 1970"),
+        ({"assign": "orders"}, 'assign" is no JSON'),
+        ({"assign": "[]"}, r'assign" is .* accepted'),
+        ({"assign": '{"orders": [1]}'}, "numbers of spaces, 0 to 0 here"),
+        ({"assign": '{"orders": 0}'}, "is refused"),
+        ({"assign": '{"a b": [0]}'}, "queue name"),
+        ({"assign": '{"orders": [0]}', "path": "/x/*"}, "one by one"),
+        ({"assign": '{"orders": [0]}', "subscribe": "orders"}, "exclude each other"),
+        ({"subscribe": "a", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "more than 8"),
+        ({"subscribe": "a", "startingOffsetsByTimestampStrategy": "earliest"}, "error, latest are accepted"),
+        ({"subscribe": "a", "startingOffsetsByTimestamp": "5"}, "is accepted"),
+        ({"subscribe": "a", "startingOffsetsByTimestamp": '{"a": {"0": "today"}}'}, "milliseconds since 1970"),
+        ({"subscribe": "a", "maxTriggerDelay": "soon"}, "milliseconds above 0"),
         ({"queue": "a", "consume": "drop"}, "delete, archive, keep are accepted"),
         ({"queue": "a", "failOnDataLoss": "yes"}, "true, false are accepted"),
         ({"queue": "a", "spaceTimeout": "0"}, "seconds above 0"),
@@ -284,7 +403,7 @@ def test_options_of_a_kafka_connection_are_told_of_once_a_query(
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
-        parse({"path": "/x", **options})
+        parse({"path": "/x"} | options)
 
 
 def test_a_batch_removes_nothing(space: FabricatedSpace) -> None:
@@ -331,3 +450,31 @@ def test_decode_sees_damage(space: FabricatedSpace) -> None:
 
 def test_the_module_that_spark_looks_for_gives_the_source() -> None:
     assert default_source.DefaultSource is QueueSource
+
+
+class Broken:
+    """A module in which nothing can be found."""
+
+    def __init__(self, failure: BaseException) -> None:
+        self.failure = failure
+
+    def __getattr__(self, name: str) -> Any:
+        raise self.failure
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [ImportError("no module x"), RuntimeError("broken"), OSError(28, "full"), SyntaxError("bad"), KeyError("k")],
+)
+def test_whatever_fails_while_the_format_is_registered_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    """Spark imports the module when any query looks for a format, and asks it for its name."""
+    monkeypatch.setitem(sys.modules, "xaqueue.spark.source", Broken(failure))
+    made = runpy.run_path(str(default_source.__file__))["DefaultSource"]
+    assert issubclass(made, DataSource)
+    assert made.name() == "xaqueue"
+    written = StructType(), False
+    for use in (made({}).schema, partial(made({}).writer, *written), partial(made({}).streamWriter, *written)):
+        with pytest.raises(ImportError, match=f"xaqueue cannot be used here: .*{failure.args[-1]}"):
+            use()

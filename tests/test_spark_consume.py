@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -23,9 +24,17 @@ from xaqueue.space.session import Session
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from spark_reading import ALL, Query, places, rows, stream
+import spark_reading
+from spark_reading import ALL, Query, places, rows
 
+from xaqueue.cli import ingest_verb
 from xaqueue.spark import keeping
+from xaqueue.spark.source import QueueSource
+from xaqueue.spark.stream import StreamReader
+
+
+def stream(path: object, consume: str = "delete", **options: object) -> StreamReader:
+    return spark_reading.stream(path, "orders", consume=consume, **options)
 
 
 class RecordingOwner:
@@ -91,6 +100,49 @@ def test_the_last_batch_is_consumed_when_there_is_nothing_new(space: FabricatedS
     assert owner.asked == [("reserve", "one", "orders", 0, 10), ("consume", "one", "orders", 10)]
     query.all()
     assert len(owner.asked) == 2
+
+
+@pytest.mark.parametrize("queue", [{"queue": "orders"}, {"subscribe": "orders"}, {"subscribePattern": "o.*"}])
+def test_nothing_is_removed_or_reserved_by_who_does_not_say_so(
+    space: FabricatedSpace, owner: RecordingOwner, queue: dict[str, str]
+) -> None:
+    source = QueueSource({"path": str(space.root), "startingOffsets": "earliest", **queue})
+    query = Query(source.streamReader(source.schema()))
+    assert len(query.all()) == 1
+    query.reader.commit(query.offset)
+    Query(query.reader, query.offset).all()
+    assert owner.asked == []
+    assert list(source.reader(source.schema()).partitions())
+    default = inspect.signature(ingest_verb.ingest).parameters["consume"].default
+    assert default is ingest_verb.Consume.keep
+
+
+def test_the_first_batch_of_a_new_query_has_no_messages_and_reserves_nothing(
+    space: FabricatedSpace, owner: RecordingOwner
+) -> None:
+    """A sink that fails in it, whatever its kind, fails before anything is reserved; and it comes once."""
+    reader = stream(space.root)
+    begun = reader.initialOffset()
+    limit = reader.getDefaultReadLimit()
+    end = reader.latestOffset(begun, limit)
+    assert (end, rows(reader, reader.partitions(begun, end))) == (begun, [])
+    assert owner.asked == []
+    after = reader.latestOffset(end, limit)
+    reader.commit(end)
+    assert len(rows(reader, reader.partitions(end, after))) == 10
+    assert owner.asked == [("reserve", "one", "orders", 0, 10)]
+    owner.asked.clear()
+    restarted = stream(space.root)  # and the checkpoint has that first batch
+    after = restarted.latestOffset(end, limit)
+    assert (len(rows(restarted, restarted.partitions(end, after))), len(owner.asked)) == (10, 1)
+
+
+def test_a_query_that_has_one_batch_only_has_its_messages_in_it(space: FabricatedSpace, owner: RecordingOwner) -> None:
+    """Trigger.Once: Spark admits everything, which it does at no other time."""
+    reader = stream(space.root)
+    begun = reader.initialOffset()
+    assert reader.getDefaultReadLimit() != ALL
+    assert len(rows(reader, reader.partitions(begun, reader.latestOffset(begun, ALL)))) == 10
 
 
 def test_a_restarted_query_consumes_what_it_did_not_come_to(space: FabricatedSpace, owner: RecordingOwner) -> None:
@@ -281,6 +333,14 @@ def test_a_second_stream_is_refused_and_one_that_keeps_reads_what_is_left(root: 
         second.batch()
     first.batch()
     assert numbers(Query(stream(root, consume="keep")).all()) == list(range(5, 11))
+    first.all()
+    with pytest.raises(QueueReserved, match="first#"):  # also where there is nothing to read
+        Query(stream(root, streamName="second")).batch()
+    owner = attach.attach(root)
+    owner.release("orders")
+    owner.close()
+    put(shop, 1)
+    assert numbers(Query(stream(root, streamName="third")).all()) == [11]
 
 
 def test_a_batch_is_replayed_whole_after_a_crash(root: Path, shop: Connection) -> None:

@@ -96,6 +96,7 @@ def test_a_queue_is_consumed_by_a_job_that_starts_its_own_server(
     def run() -> list[int]:
         query = (
             queue(spark, served)
+            .option("consume", "delete")
             .option("maxMessagesPerTrigger", 12)
             .load()
             .writeStream.format("parquet")
@@ -118,6 +119,34 @@ def test_a_queue_is_consumed_by_a_job_that_starts_its_own_server(
         with pytest.raises(xaqueue.QueueReserved, match="spark@"):
             shop.dequeue("orders")
     assert run() == list(range(1, 32))
+
+
+def test_a_start_that_fails_in_its_sink_leaves_the_queue_as_it_was(
+    spark: SparkSession, served: Path, tmp_path: Path
+) -> None:
+    """Another start, with another checkpoint, is not refused; nor is one of whose batches Spark runs only one."""
+    from pyspark.errors import StreamingQueryException
+
+    def start(name: str, sink: str, target: Path, **trigger: bool) -> StreamingQuery:
+        frame = queue(spark, served).option("consume", "delete").load().select("body")
+        writer = frame.writeStream.format(sink).option("checkpointLocation", str(tmp_path / name))
+        return writer.option("path", str(target)).trigger(**trigger).start()
+
+    def ends(query: StreamingQuery) -> None:
+        assert query.awaitTermination(WITHIN_S)
+
+    with pytest.raises(StreamingQueryException, match="no queue space"):
+        ends(start("one", "xaqueue", tmp_path / "nowhere", availableNow=True))
+    assert reservation_of(served) is None
+    ends(start("two", "parquet", tmp_path / "rows", once=True))
+    assert reservation_of(served) is not None
+    assert spark.read.parquet(str(tmp_path / "rows")).count() == 30
+
+
+def reservation_of(space: Path) -> object:
+    from xaqueue.spark.view import reserved
+
+    return reserved(QueueReader(space, "orders"))
 
 
 def test_a_kafka_job_ports_by_its_format_in_a_session_that_was_told_nothing(

@@ -7,16 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 from shlex import quote
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from spark_space import FabricatedSpace
 
 from xaqueue.errors import OperationalError
+from xaqueue.space.reader import QueueReader
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
+from pyspark import cloudpickle
+from pyspark.errors import PySparkAttributeError
+
 from xaqueue import spark as spark_room
 from xaqueue.spark import java, python
+from xaqueue.spark.plan import MOST_ON_ALL_CORES, Tasks
 
 FAKE = """#!/bin/sh
 case "$*" in *incubator.vector*) exit {without_vector};; esac
@@ -151,6 +159,53 @@ def test_an_old_pyspark_is_refused_with_what_to_do(version: str) -> None:
 @pytest.mark.parametrize("version", ["4.2.0", "4.3.0.dev1", "5.0.0"])
 def test_a_newer_pyspark_is_taken(version: str) -> None:
     spark_room._check_version(version)
+
+
+class Session:
+    """What is asked of a session that a format is registered with."""
+
+    def __init__(self, master: str, cores: int) -> None:
+        self.sparkContext = SimpleNamespace(master=master, defaultParallelism=cores)
+        self.dataSource = self
+        self.registered: Any = None
+
+    def register(self, source: type) -> None:
+        """As it goes to planning and to executors."""
+        self.registered = cloudpickle.loads(cloudpickle.dumps(source))  # type: ignore[no-untyped-call]
+
+
+class Client(Session):
+    """Of a server: it has no context."""
+
+    def __init__(self) -> None:
+        super().__init__("", 0)
+        del self.sparkContext
+
+    def __getattr__(self, name: str) -> object:
+        raise PySparkAttributeError(name)
+
+
+@pytest.mark.parametrize(
+    ("spark", "expected"),
+    [
+        (Session("local[6]", 6), Tasks(6, MOST_ON_ALL_CORES)),
+        (Session("spark://h:7077", 200), Tasks(200)),
+        (Session("yarn", 2), Tasks(2)),
+        (Client(), Tasks()),
+    ],
+)
+def test_tasks_go_by_the_cores_of_the_cluster_and_not_of_the_driver(
+    spark: Any, expected: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    spark_room.register(spark)
+    space = FabricatedSpace(tmp_path / "space")
+    space.put("orders", 60_000)
+    space.publish("orders", 60_000)
+    monkeypatch.setattr(QueueReader, "ranges", lambda _: range(15))  # as if there were some 60,000
+    for options in ({}, {"minPartitions": "3"}):
+        source = spark.registered({"path": str(space.root), "queue": "orders"} | options)
+        assert len(source.reader(source.schema()).partitions()) == (3 if options else expected.of(60_000))
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+from spark_space import FabricatedSpace
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -24,10 +27,11 @@ from pyspark.sql.types import (
 )
 
 from xaqueue.errors import InvalidArgument
-from xaqueue.message import EnqueueOptions
+from xaqueue.message import EnqueueOptions, Properties
 from xaqueue.spark import columns, sink_columns
 from xaqueue.spark.sink_columns import KINDS, SinkColumns
 from xaqueue.spark.sink_options import SinkOptions, Space, parse, query_in
+from xaqueue.spark.source import QueueSource
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 NOON_US = int(NOON.timestamp()) * 1_000_000
@@ -116,6 +120,42 @@ def test_slices_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_source_gives_needs_no_select(kafka: bool) -> None:
     SinkColumns(columns.schema(kafka=kafka), "copy")
     SinkColumns(StructType([*columns.schema(kafka=kafka)]).add("expires_at", "timestamp"), "copy")
+
+
+COPIED: dict[str, Any] = {
+    "queue": "orders",
+    "correlation_id": b"\xffc",
+    "reply_queue": "replies",
+    "failure_queue": "failed",
+    "priority": 9,
+    "not_before": NOON_US,
+    "expires_at": NOON_US + 1,
+    "group": "g",
+    "dedup_key": b"\xffd",
+    "content_type": "text/plain",
+    "headers": {"k": "v", "ü": ""},
+    "traceparent": "t",
+}
+MADE_ANEW = {"enqueued_at", "tries", "origin", "unknown"}
+"""Of a copy, as of any message that is enqueued; nobody can say what is in the last."""
+
+
+@pytest.mark.parametrize("way", [{"queue": "orders"}, {"subscribe": "orders"}])
+def test_a_copy_loses_no_property(way: dict[str, str], tmp_path: Path) -> None:
+    """Source to sink without a select. A property that is new has to be there, too."""
+    assert {field.name for field in dataclasses.fields(Properties)} == {*COPIED, *MADE_ANEW}
+    space = FabricatedSpace(tmp_path / "space")
+    space.put("orders", 1, b"\xffbody", **{name: value for name, value in COPIED.items() if name != "queue"})
+    space.put("orders", 2)
+    space.publish("orders", 2)
+    source = QueueSource({"path": str(space.root), "includeAll": "true", **way})
+    schema = source.schema()
+    reader, sink = source.reader(schema), SinkColumns(schema, None)
+    read = [batch for share in reader.partitions() for batch in reader.read(share)]
+    assert [name for name in columns.MORE if name not in schema.names] == []
+    first, second = (row for batch in read for row in sink.rows(batch))
+    assert (first.body, {"queue": first.queue, **first.options}) == (b"\xffbody", COPIED)
+    assert {name: value for name, value in second.options.items() if value} == {"priority": 4}
 
 
 def test_all_columns_that_the_source_knows_are_known_here() -> None:

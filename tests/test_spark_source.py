@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +27,6 @@ from pyspark.sql.types import StructField, StructType
 
 from xaqueue.command import HEAD_READ_BYTES
 from xaqueue.spark import columns, plan, rows
-from xaqueue.spark import source as source_room
 from xaqueue.spark.source import BatchReader, QueueSource, Range, Share
 from xaqueue.spark.stream import StreamReader
 
@@ -164,7 +164,7 @@ def test_nothing_above_the_watermark_is_read_even_where_files_are(space: Fabrica
 
 def test_the_default_limit_is_the_option(space: FabricatedSpace) -> None:
     space.fill("orders", [1])
-    assert stream(space).getDefaultReadLimit() == ReadAllAvailable()
+    assert stream(space).getDefaultReadLimit() == ReadMaxRows(sys.maxsize)  # ReadAllAvailable is for one batch alone
     assert stream(space, maxmessagespertrigger=7).getDefaultReadLimit() == ReadMaxRows(7)
 
 
@@ -260,14 +260,11 @@ def test_a_few_messages_are_one_partition_by_default(space: FabricatedSpace) -> 
 
 def test_many_messages_are_a_partition_a_core_and_none_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert [source_room._pieces(messages) for messages in (0, 1, 5_001, 50_000, 400_000, 1_000_000)] == [
-        0,
-        1,
-        2,
-        4,
-        4,
-        10,
-    ]
+    sizes = (0, 1, 5_001, 50_000, 400_000, 1_000_000)
+    local, cluster, unknown = plan.Tasks(4, plan.MOST_ON_ALL_CORES), plan.Tasks(200), plan.Tasks()
+    assert [local.of(messages) for messages in sizes] == [0, 1, 2, 4, 4, 10]
+    assert [cluster.of(messages) for messages in sizes] == [0, 1, 2, 10, 80, 200]
+    assert [unknown.of(messages) for messages in sizes] == [0, 1, 2, 4, 20, 50]
 
 
 def test_record_batches_close_at_rows_and_at_bytes(space: FabricatedSpace, monkeypatch: pytest.MonkeyPatch) -> None:

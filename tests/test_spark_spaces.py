@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,8 @@ from spark_reading import ALL, Query, places, rows, stream
 
 from xaqueue.spark import plan
 from xaqueue.spark.asking import THREADS, Asker
+from xaqueue.spark.keeping import Keeper
+from xaqueue.spark.options import parse
 from xaqueue.spark.source import QueueSource, Share
 
 
@@ -141,6 +144,45 @@ def test_a_queue_that_one_of_the_spaces_has_is_enough(spaces: Path) -> None:
     assert places(found) == BILLS
 
 
+def test_a_queue_that_may_be_a_slip_of_the_pen_is_told_of_once(
+    spaces: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any queue may come where there is a default: then the stream waits."""
+    (spaces / "a" / layout.QUEUES).write_text("[default]\n[queues.planned]\n")
+    query = Query(stream(spaces / "*", "ordrs,planned,orders"))
+    assert len(query.all()) == 1
+    query.all()
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "queue 'ordrs' of" in told
+    assert "has never had a message: did you mean 'orders'?" in told
+    caplog.clear()
+    for _ in Query(stream(spaces / "a", "orders,planned")).all():
+        pass
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("consume", ["keep", "delete"])
+def test_a_space_that_has_gone_is_not_to_be_made_anew(
+    spaces: Path, monkeypatch: pytest.MonkeyPatch, consume: str
+) -> None:
+    """Its disk may be away: a new space in its place would begin at number one, and know of nothing."""
+    query = Query(stream(spaces / "a", consume=consume))
+    with monkeypatch.context() as patch:
+        patch.setattr(Keeper, "connect", lambda *_: {})
+        end = query.reader.latestOffset(query.offset, ALL)
+    shutil.rmtree(spaces / "a")
+    wanted = {str(spaces / "a"): {"orders": (0, 1)}}
+    for step in (
+        lambda: stream(spaces / "a", consume=consume),
+        lambda: query.reader.latestOffset(end, ALL),
+        lambda: query.reader.partitions(query.offset, end),
+        lambda: Keeper(parse({"path": str(spaces / "a"), "queue": "orders"})).reserve("s#1", wanted),
+    ):
+        with pytest.raises(SpaceError, match="no queue space: mend the path, or bring back") as raised:
+            step()
+        assert "init" not in str(raised.value)
+
+
 def test_a_new_space_and_a_new_queue_join_from_their_beginning(spaces: Path) -> None:
     query = kept(spaces / "*", "*", startingOffsets="latest")
     assert query.all() == []
@@ -216,7 +258,8 @@ def test_what_is_missing_is_told_once(spaces: Path, caplog: pytest.LogCaptureFix
     for _ in range(5):
         assert query.batch() is None
     assert [record.getMessage() for record in caplog.records if "left out" in record.getMessage()] == [
-        f"left out until they are back: {spaces}/b is no queue space: make it one with `xaqueue init {spaces}/b`"
+        f"left out until they are back: {spaces}/b is no queue space: mend the path, or bring back the disk that it is "
+        "on"
     ]
 
 
@@ -245,10 +288,10 @@ def hung(spaces: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Ev
     """Space b does not answer until the event is set."""
     answers = threading.Event()
 
-    def read_format(path: str) -> object:
+    def read_format(path: str, *, is_expected: bool) -> object:
         if path.endswith("/b"):
             answers.wait()
-        return format_of_space(path)
+        return format_of_space(path, is_expected=is_expected)
 
     monkeypatch.setattr("xaqueue.spark.view.read_format", read_format)
     yield answers

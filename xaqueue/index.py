@@ -84,7 +84,7 @@ class QueueIndex:
     def __init__(self, order: Order = Order.FIFO) -> None:
         self.locked = 0
         self.expired: list[Entry] = []
-        """Found expired and locked for it; the owner of the files removes them and then calls ``remove``."""
+        """Found expired and locked for it; whoever removes the files takes them from here and then calls ``remove``."""
         self._seqs: dict[bytes, int] = {}
         self._packed = PackedRows(newest_first=False)
         self._entries: dict[int, Entry] = {}
@@ -97,6 +97,8 @@ class QueueIndex:
         self._by_correlation: dict[bytes, list[int]] = {}
         self._ready: list[int] = []
         self._delayed: list[tuple[int, int]] = []
+        self._expiring: list[tuple[int, int]] = []
+        """A heap of (when it expires, its number), of some that are gone or locked, too."""
         entries, self._entries = self._entries, {}
         for entry in entries.values():
             entry.queued = False
@@ -149,6 +151,18 @@ class QueueIndex:
             self.locked += 1
         return entry
 
+    def find_expired(self, now: int, limit: int) -> None:
+        """Adds to ``expired`` what nobody was going to find so, until it holds ``limit``."""
+        while self._expiring and self._expiring[0][0] <= now and len(self.expired) < limit:
+            entry = self._entries.get(heappop(self._expiring)[1])
+            if entry is not None:
+                self._due(entry, now)
+
+    @property
+    def may_expire(self) -> bool:
+        """Whether ``find_expired`` may find something, now or later."""
+        return bool(self._expiring)
+
     def lock(self, message_id: bytes) -> Entry | None:
         """Locks a message for a branch that was found prepared. None when it is not here."""
         entry = self.find(message_id)
@@ -161,6 +175,8 @@ class QueueIndex:
         """A locked message is back where it was."""
         entry.locked = False
         self.locked -= 1
+        if entry.expires_at is not None:
+            heappush(self._expiring, (entry.expires_at, entry.seq))
         self._queue(entry)
 
     def remove(self, entry: Entry) -> None:
@@ -201,7 +217,7 @@ class QueueIndex:
                 del self._by_correlation[correlation_id]
 
     def _compact_if_worth(self) -> None:
-        if len(self._ready) + len(self._delayed) > 2 * len(self._entries) + 1024:
+        if len(self._ready) + len(self._delayed) + len(self._expiring) > 3 * len(self._entries) + 1024:
             self._compact()
 
     def _compact(self) -> None:
@@ -210,6 +226,8 @@ class QueueIndex:
         heapify(self._ready)
         self._delayed = [pair for pair in self._delayed if self._seq(pair[1]) in self._entries]
         heapify(self._delayed)
+        self._expiring = [pair for pair in set(self._expiring) if pair[1] in self._entries]
+        heapify(self._expiring)
 
     def find(self, message_id: bytes) -> Entry | None:
         """The entry of a message. It stays one, so that what is changed in it holds."""
@@ -279,6 +297,8 @@ class QueueIndex:
         self._entries[entry.seq] = entry
         if entry.correlation_id is not None:
             insort(self._by_correlation.setdefault(entry.correlation_id, []), self._key_of(entry))
+        if entry.expires_at is not None:
+            heappush(self._expiring, (entry.expires_at, entry.seq))
         self._queue(entry)
 
     def _queue(self, entry: Entry) -> None:

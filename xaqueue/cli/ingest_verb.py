@@ -59,7 +59,7 @@ def ingest(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when all is in that was there at the start.")] = False,
     every: Annotated[float, typer.Option(metavar="S", min=0, help="Seconds between the starts of two batches.")] = 10.0,
-    consume: Annotated[Consume, typer.Option(help="What becomes of messages that are in the target.")] = Consume.delete,
+    consume: Annotated[Consume, typer.Option(help="What becomes of messages that are in the target.")] = Consume.keep,
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Spark's checkpoint; TARGET/_checkpoint without it.")
     ] = None,

@@ -28,7 +28,7 @@ from xaqueue.space import layout
 from xaqueue.space.checkpointer import Checkpointer
 from xaqueue.space.clearing import Clearer
 from xaqueue.space.definitions import Definitions
-from xaqueue.space.format import Format, boot_id, check_new, checked_name, read_format
+from xaqueue.space.format import Format, check_new, checked_name, read_format
 from xaqueue.space.load import Progress
 from xaqueue.space.room import with_reserve
 from xaqueue.space.session import Session
@@ -36,7 +36,7 @@ from xaqueue.space.space import Space, wall_clock
 from xaqueue.space.watchdog import Watchdog
 from xaqueue.storage.flags import DEFAULT, Hardening
 from xaqueue.storage.fs import NO_ROOM, DirectoryFileSystem
-from xaqueue.storage.owner_file import OwnerFile, read_owner_file
+from xaqueue.storage.owner_file import OwnerFile, boot_id, boot_to_close, read_owner_file
 from xaqueue.storage.owner_file import is_owned as is_owned
 from xaqueue.storage.reserve import ReservingFileSystem
 from xaqueue.storage.scan import check_version
@@ -83,6 +83,8 @@ class Owner:
     """Why it is fenced."""
     space: str = ""
     """The line of FORMAT, should that get lost."""
+    unclosed: str = ""
+    """The boot in which it was opened, until it is closed well; see ``boot_to_close``."""
 
     @classmethod
     def of(cls, given: Any) -> Owner:
@@ -242,7 +244,8 @@ def _open(
             raise _in_use(root, read_owner(root))  # noqa: TRY301
         fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal)
         check_version(fs, layout.JOURNAL)
-        owner = _next_owner(lock.read(), found, hardening, fs.is_dir(layout.JOURNAL))
+        content, has_journal = lock.read(), fs.is_dir(layout.JOURNAL)
+        owner, suspect = _next_owner(content, found, hardening, has_journal), _is_suspect(content, has_journal)
         behind, epoch = owner.boot, owner.epoch
         boot = boot_id() if hardening.journal else ""
         watched = WatchedFileSystem(fs)
@@ -255,9 +258,11 @@ def _open(
             epoch=epoch,
             progress=progress,
             journalled=owner.journalled,
+            suspect=suspect,
             room=room,
             waiting=waiting,
             on_branches=on_branches,
+            lost=lock.lost,
         )
         files.recovering = False
         watchdog = None
@@ -318,8 +323,9 @@ def _detach(root: Path, attached: _Attached) -> None:
         for thread in attached.background:
             thread.stop()
         try:
-            if attached.space.close() and attached.owner.boot:
-                _write_owner(attached.files, attached.lock, replace(attached.owner, boot="", journalled=False))
+            if attached.space.close():
+                closed = replace(attached.owner, boot="", journalled=False, unclosed="")
+                _write_owner(attached.files, attached.lock, closed)
         finally:
             attached.files.close()
             if attached.watchdog is not None:
@@ -381,7 +387,16 @@ def _next_owner(content: bytes | None, found: Format, hardening: Hardening, has_
         state=RECOVERING,
         journalled=journalled,
         space=found.line,
+        unclosed=boot_to_close(),
     )
+
+
+def _is_suspect(content: bytes | None, has_journal: bool) -> bool:
+    """Whether what is read of the space may be in memory only; where nobody tells, it may."""
+    before = _parse_owner(content or b"")
+    if before is None:
+        return content is not None or has_journal
+    return before.unclosed == boot_to_close()
 
 
 def _reason(error: OSError) -> str:

@@ -1,12 +1,15 @@
-"""What streams have consumed leaves the directories afterwards, in small pieces, and nobody waits for it.
+"""What streams have consumed, and what has expired, leaves the directories afterwards, in small pieces, and nobody
+waits for it.
 
 A crash in between loses nothing: the record in ``streams/`` says what is consumed, and the next owner goes on. Files
 are removed in the order of their names, which is that of their making, and range directories with the last of them.
-What is to be kept is renamed into ``archive/`` instead, under the same names.
+What is to be kept is renamed into ``archive/`` instead, under the same names. What has expired and comes back by a
+crash has expired still.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -14,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from xaqueue.errors import ResourceFailed, RetryLater
+from xaqueue.index import Entry
 from xaqueue.space import layout
 from xaqueue.space.layout import MESSAGE_NAME, RANGE_BITS
 from xaqueue.space.queue import Queue
@@ -29,6 +33,7 @@ PIECE = 256
 RETRY_S = 1.0
 """After it found no room in the archive."""
 
+log = logging.getLogger("xaqueue")
 Stopped = Callable[[], bool]
 
 
@@ -55,6 +60,56 @@ def clear(space: Space, stopped: Stopped = never) -> bool:
     return True
 
 
+def expire(space: Space, stopped: Stopped = never) -> bool:
+    """Removes the messages that nobody took in time; False where it was stopped before. Raises as ``clear`` does.
+
+    Those of a queue that is reserved for a stream stay until that has consumed them.
+    """
+    with space.lock:
+        queues = list(space.queues.values())
+    for queue in queues:
+        count = 0
+        while piece := _expired(space, queue):
+            _remove_expired(space, queue, piece)
+            count += len(piece)
+            if stopped():
+                return False
+        if count:
+            log.info("%d expired messages left queue %s", count, queue.name)
+    return True
+
+
+def _expired(space: Space, queue: Queue) -> list[Entry]:
+    """Some that are expired, and nobody else's any more."""
+    with space.lock:
+        space.barrier.check()
+        if queue.keeper is not None:
+            return []
+        index = queue.index
+        index.find_expired(space.now_us(), PIECE)
+        piece = index.expired[-PIECE:]
+        del index.expired[-PIECE:]
+        return piece
+
+
+def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
+    paths = [layout.message_path(queue.name, entry.seq, entry.message_id) for entry in piece]
+    try:
+        space.waiting.run(partial(_unlink, space.fs, paths))
+        for number in {entry.seq >> RANGE_BITS for entry in piece}:
+            if queue.ranges[number] <= len(piece):  # the directory may go, and what is pending in it goes before
+                space.fs.list(layout.range_path(queue.name, number << RANGE_BITS))
+        with space.lock:
+            for entry in piece:
+                queue.consumed(space.fs, entry)
+    except OSError as error:
+        with space.lock:
+            queue.index.expired += piece
+        if error.errno in NO_ROOM:
+            raise RetryLater(f"no room to remove what expired ({error.strerror}): free some") from error
+        raise space.fence(error) from error
+
+
 def clear_queue(space: Space, queue: Queue, stopped: Stopped = never) -> bool:
     """As ``clear``, of one queue."""
     with space.lock:
@@ -75,6 +130,7 @@ def clear_queue(space: Space, queue: Queue, stopped: Stopped = never) -> bool:
 
 
 def _remove_spent(space: Space, queue: Queue, ranges: Sequence[int]) -> None:
+    space.check_owner()
     with space.lock:
         space.barrier.check()
         try:
@@ -101,6 +157,7 @@ def _clear_range(space: Space, record: StreamRecord, number: int, stopped: Stopp
         for piece in _pieces(names):
             if stopped():
                 return False
+            space.check_owner()
             _clear_files(space, record, number, piece)
     except FileNotFoundError:
         return True  # its directory is gone
@@ -189,7 +246,10 @@ def make_dirs(fs: FileSystem, directory: str) -> None:
 
 
 class Clearer:
-    """A thread that clears whenever something was consumed, until ``stop`` or until the space fails."""
+    """A thread that clears whenever something was consumed or found expired, until ``stop`` or until the space fails.
+
+    Where messages may expire, it looks for those that have every ``cleanup_interval_s``, and when the space is opened.
+    """
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -199,7 +259,8 @@ class Clearer:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         space.has_consumed = self._wake
-        if any(queue.consumed_through for queue in space.queues.values()):
+        space.has_expiring = self._begin
+        if any(queue.consumed_through or queue.index.may_expire for queue in space.queues.values()):
             self._wake()
 
     def stop(self) -> None:
@@ -213,6 +274,11 @@ class Clearer:
     def _wake(self) -> None:
         """Begins the thread with the first that there is to do."""
         self._due.set()
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._thread is not None:
+            return
         with self._starting:
             if self._thread is None and not self._stopped:
                 self._thread = threading.Thread(target=self._run, name="xaqueue-clear", daemon=True)
@@ -220,12 +286,16 @@ class Clearer:
 
     def _run(self) -> None:
         while not self._stopped:
-            self._due.wait()
+            self._due.wait(self._space.definitions.cleanup_interval_s)
             self._due.clear()
             try:
-                clear(self._space, lambda: self._stopped or self._space.closed)
+                clear(self._space, self._is_over)
+                expire(self._space, self._is_over)
             except ResourceFailed:
                 return  # the space says so itself
             except RetryLater:
                 self._pause.wait(RETRY_S)
                 self._due.set()
+
+    def _is_over(self) -> bool:
+        return self._stopped or self._space.closed

@@ -70,6 +70,8 @@ class Definitions:
     """Branches of a batch that was never decided are rolled back when they were prepared so long ago."""
     forget_after_s: int = 30 * 24 * 3600
     """What a query has decided is forgotten when it has decided nothing for so long."""
+    cleanup_interval_s: int = 1800
+    """What has expired is looked for so often."""
     access: Policy = NO_TABLE
 
     def find(self, name: str) -> QueueDefinition:
@@ -129,6 +131,7 @@ _NUMBERS = {
     "io_deadline_s": (1, "seconds"),
     "sweep_after_s": (1, "seconds"),
     "forget_after_s": (1, "seconds"),
+    "cleanup_interval_s": (1, "seconds"),
 }
 """Keys of [space] that take a number: from which, and of what."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from xaqueue.command import FORMAT_VERSION
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.space import layout
-from xaqueue.storage.owner_file import read_owner_file
+from xaqueue.storage.owner_file import boot_id, read_owner_file
 from xaqueue.storage.regular import FOLLOW, read_at_most
 
 FORMAT_BYTES = 4096
@@ -34,13 +34,18 @@ class Format:
         return f"xaqueue {self.version} {self.name} {self.id}"
 
 
-def read_format(path: str | os.PathLike[str]) -> Format:
-    """What the directory says it is. Raises SpaceError for anything but a space of a known format."""
+def read_format(path: str | os.PathLike[str], *, is_expected: bool = False) -> Format:
+    """What the directory says it is. Raises SpaceError for anything but a space of a known format.
+
+    is_expected: to who asks a new one in its place is of no use, so the error does not speak of that.
+    """
     root = Path(path)
     try:
         text = read_at_most(str(root / layout.FORMAT), FORMAT_BYTES, FOLLOW).decode()
     except FileNotFoundError:
         check_new(root)
+        if is_expected:
+            raise SpaceError(f"{root} is no queue space: mend the path, or bring back the disk that it is on") from None
         raise SpaceError(f"{root} is no queue space: make it one with `xaqueue init {root}`") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpaceError(f"{root / layout.FORMAT} cannot be read: {error}") from error
@@ -72,14 +77,6 @@ def _former_line(root: Path) -> str:
         f"xaqueue {FORMAT_VERSION} NAME ID, where ID was the space's UUID; with a new one, readers that remember how "
         "far they came take it for another space"
     )
-
-
-def boot_id() -> str:
-    """Names this boot of the host; empty where the system does not tell."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return ""
 
 
 def check_recovered(path: str | os.PathLike[str]) -> None:

@@ -77,6 +77,12 @@ class Queue:
         """Of the stream for which it is reserved; None where anybody may take its messages."""
         return self.record if self.record is not None and not self.record.released else None
 
+    def keep_expired(self) -> None:
+        """What was found expired stays: a stream takes that, too."""
+        for entry in self.index.expired:
+            self.index.release(entry)
+        self.index.expired.clear()
+
     @property
     def consumed_through(self) -> int:
         """What is at or below this number is no message any more, wherever its file is."""

@@ -27,7 +27,7 @@ from xaqueue.command import Head, Kind, Listed
 from xaqueue.errors import DamagedBlock, RetryLater
 from xaqueue.index import Entry
 from xaqueue.message import MessageId
-from xaqueue.space import batch_recovery, blocks, heuristic, layout, quarantine, register, tries
+from xaqueue.space import batch_recovery, blocks, heuristic, layout, quarantine, redo, register, tries
 from xaqueue.space.clearing import filled_archives
 from xaqueue.space.complete import complete
 from xaqueue.space.definitions import QueueDefinition
@@ -340,6 +340,9 @@ class _Recovery:
         paths = [path for xid, branch in branches for path in self._paths(xid, branch)]
         records = [queue.record for queue in self.space.queues.values() if queue.record is not None]
         paths += [layout.stream_path(record.queue) for record in records if not record.damage]
+        if self.space.suspect and self.space.barrier.journal is None:  # else they were replayed, or checked off before
+            for path in paths:
+                redo.write_anew(self.fs, path, [self.fs.read(path)])
         self.space.barrier.harden_content(paths)
         self._sync_directories(self._every_directory)
 

@@ -13,7 +13,7 @@ then it is found in one of the places that it moved through since.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -132,10 +132,11 @@ class _Moved:
     when_us: int
 
 
-def replay(fs: FileSystem, records: Iterable[Record]) -> list[str]:
+def replay(fs: FileSystem, records: Iterable[Record], *, anew: bool = False) -> list[str]:
     """Makes the directories what the records say; the caller syncs it all. Returns what is worth a note.
 
-    Raises OSError.
+    anew: content is written again where it stands already, which may be in memory only, whatever a sync says. Raises
+    OSError.
     """
     wanted, highest = _final(records)
     _keep_further_streams(fs, wanted)
@@ -147,7 +148,7 @@ def replay(fs: FileSystem, records: Iterable[Record]) -> list[str]:
     notes = [note for path, want in wanted.items() if isinstance(want, _Moved) and (note := _move(fs, path, want))]
     for path, want in wanted.items():
         if isinstance(want, _Content):
-            _make(fs, path, want)
+            _make(fs, path, want, anew)
     for path, want in wanted.items():
         if want is None:
             with suppress(FileNotFoundError):
@@ -249,14 +250,20 @@ def _move(fs: FileSystem, path: str, want: _Moved) -> str:
     return ""
 
 
-def _make(fs: FileSystem, path: str, content: _Content) -> None:
+def _make(fs: FileSystem, path: str, content: _Content, anew: bool) -> None:
     """Puts the content there, unless it is there; a message whose tries were counted since stays as it is."""
-    if not _stands(fs, path, content):
-        making = f"{layout.ACTIVE}/{_MAKING}"
-        fs.create(making, [content.head, bytes(content.body)])
-        fs.rename(making, path)
+    stands = _stands(fs, path, content)
+    if anew or not stands:
+        write_anew(fs, path, [fs.read(path)] if stands else [content.head, bytes(content.body)])
     if content.when_us:
         fs.set_modified_ns(path, content.when_us * 1000)
+
+
+def write_anew(fs: FileSystem, path: str, chunks: Sequence[bytes]) -> None:
+    """Puts a new file in the place of whatever stands there, elsewhere on the disk."""
+    making = f"{layout.ACTIVE}/{_MAKING}"
+    fs.create(making, chunks)
+    fs.rename(making, path)
 
 
 def _stands(fs: FileSystem, path: str, content: _Content | None = None) -> bool:

@@ -100,7 +100,7 @@ def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
     for name in (*layout.DIRECTORIES, JOURNAL):
         if not fs.is_dir(name):
             fs.make_dir(name)
-    notes = redo.replay(fs, remains.records)
+    notes = redo.replay(fs, remains.records, anew=True)
     fs.sync_all()
     for name in remains.unused:
         fs.unlink(f"{JOURNAL}/{name}")

@@ -65,16 +65,20 @@ class Space:
         now_us: Callable[[], int] = wall_clock,
         progress: Progress | None = None,
         journalled: bool = False,
+        suspect: bool = False,
         room: RoomLimit | None = None,
         waiting: Threads = THREADS,
         on_branches: Callable[[Space], object] = lambda _: None,
+        lost: Callable[[], str] = lambda: "",
     ) -> None:
         """Opens the directories behind ``fs``, which must exist, and recovers; for reading only where the journal is
         damaged.
 
-        journalled: whether a journal is known to hold what the directories may lack. on_branches: called in the middle,
-        once the branches are recovered: from then on sessions may use the verbs for those that are prepared or decided,
-        while whoever adds, takes or browses waits for the messages. Raises OSError, SpaceError.
+        journalled: whether a journal is known to hold what the directories may lack. suspect: whether what is read may
+        be in memory only, since a sync of it failed in this boot or may have; then it is written anew. on_branches:
+        called in the middle, once the branches are recovered: from then on sessions may use the verbs for those that
+        are prepared or decided, while whoever adds, takes or browses waits for the messages. lost:
+        why this process is not the owner of the directories any more, where it is not. Raises OSError, SpaceError.
         """
         self.fs = fs
         self.lag: WriteBehind | None = None
@@ -85,12 +89,15 @@ class Space:
         self.definitions = definitions or Definitions()
         self.hardening = hardening
         self.epoch = epoch
+        self.suspect = suspect
         self.now_us = now_us
         self.lock = threading.Lock()
         self.waiting = waiting
         self.settled = waiting.condition(self.lock)
         """Some branch is no longer busy, or the messages are loaded."""
+        self._lost = lost
         self.barrier = Barrier(fs, hardening, self.lock, self._published, waiting)
+        self.barrier.check_owner = self.check_owner
         self.queues: dict[str, Queue] = {}
         self.branches: dict[Xid, Branch] = {}
         self.batches = BatchMemory()
@@ -99,7 +106,9 @@ class Space:
         """Those of two-phase transactions, and local ones, of which there may be many more."""
         self._dirty: dict[str, Queue] = {}
         self.has_consumed: Callable[[], None] = lambda: None
-        """Files of what a stream has consumed are to be cleared."""
+        """Files of what a stream has consumed, or of what has expired, are to be cleared."""
+        self.has_expiring: Callable[[], None] = lambda: None
+        """A message that may expire was published."""
         self.remembers_local = False
         """Whoever commits a local transaction may lose the answer and ask again."""
         self._last_commit_us = 0
@@ -139,6 +148,7 @@ class Space:
             if self.barrier.journal is not None:
                 self.lag = WriteBehind(self.fs, self.definitions.cache_bytes)
                 self.lag.again = self.room.again_unless_active
+                self.lag.check_owner = self.check_owner
                 self.register = Register(self.room.unreserved, self.lag.flush)
                 self.fs = self.lag
                 self.barrier.use(self.lag)
@@ -165,16 +175,17 @@ class Space:
         notes: list[str] = []
         replayed = len(journal.replay)
         if replayed:
-            notes += redo.replay(fs, journal.replay)
+            notes += redo.replay(fs, journal.replay, anew=self.suspect)
             fs.sync_all()
             self._remember_all(journal.replay)
-        if replayed or self.hardening.journal:
-            notes += journal.start()
+        if replayed or self.suspect or self.hardening.journal:
+            notes += journal.start([] if self.suspect else None)
         else:
             journal.tidy()
-        if replayed:
+        if replayed or self.suspect:
             journal.write_checkpoint(journal.position)
             journal.recycle()
+        if replayed:
             log.info("%d records of the journal were done again", replayed)
         if self.hardening.journal:
             self.barrier.journal = journal
@@ -269,6 +280,22 @@ class Space:
                 Code.XA_RBTRANSIENT,
             )
 
+    def check_owner(self) -> None:
+        """Fences, and raises ResourceFailed, where another process may own the directories. Costs two calls of stat.
+
+        What a step of the other one does by then is not seen here, and what is done here would overwrite it.
+        """
+        reason = self._lost()
+        if reason:
+            self.barrier.check()
+            failed = ResourceFailed(
+                f"the space is fenced: this process owns it no more: {reason}. What was being committed is uncertain; "
+                "find out who else has the space open and why its lock was lost, then connect again"
+            )
+            self.barrier.fail(failed)
+            log.critical("%s", failed)
+            raise failed
+
     def fence(self, error: BaseException) -> ResourceFailed:
         """Nothing is acknowledged any more. Returns the error to raise."""
         self.barrier.fail(error)
@@ -292,6 +319,8 @@ class Space:
         for queue, entry in arrived:
             queue.publish(entry)
             self._dirty[queue.name] = queue
+            if entry.expires_at is not None:
+                self.has_expiring()
         for queue, entry in consumed:
             queue.consumed(self.fs, entry)
 
@@ -343,6 +372,7 @@ class Space:
         failed = self.barrier.failure is not None
         if not failed:
             with suppress(ResourceFailed):  # then it is fenced, and the next open replays
+                self.check_owner()
                 self.checkpoint()
         with self.lock:
             if self.closed:

@@ -42,6 +42,7 @@ def reserve(space: Space, name: str, stream: str, after: int, upto: int) -> Rese
         before, record = queue.record, _record_for(space, queue, stream)
         if record is not before:
             with space.lock:
+                queue.keep_expired()
                 _check_unlocked(space, queue)
                 queue.record = record  # from here on nobody locks a message
                 queue.arrived.notify_all()

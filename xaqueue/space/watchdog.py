@@ -1,4 +1,5 @@
-"""A thread that sees a write, a rename or a sync take too long, and fences the space for everybody else.
+"""A thread that sees a write, a rename or a sync take too long, or that another process has taken the space over, and
+fences the space for everybody else.
 
 Whoever waits for others to harden a step is told at once. The thread that hangs in the kernel is told when its call
 returns, and so is who needs the space's lock meanwhile, where the call is one that is made with it held.
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from xaqueue.errors import ResourceFailed
 from xaqueue.storage.watched import WatchedFileSystem
 
 if TYPE_CHECKING:
@@ -43,6 +46,11 @@ class Watchdog:
             slow = self._files.slow(limit_s)
             if slow and space.barrier.failure is None:
                 space.fence(TimeoutError(f"{slow}, and io_deadline_s is {limit_s:g}"))
+                self._wake()
+            if space.barrier.failure is None:
+                with suppress(ResourceFailed):  # who only waits looks at nothing
+                    space.check_owner()
+                    continue
                 self._wake()
             failure = space.barrier.failure
             if failure is not None:

@@ -19,7 +19,6 @@ from xaqueue.space import blocks, layout, quarantine
 from xaqueue.space.block_files import read_block
 from xaqueue.space.layout import numbered
 from xaqueue.space.load import check_message
-from xaqueue.space.queue import Queue
 from xaqueue.space.space import Space, log
 from xaqueue.space.stream_records import refusal
 from xaqueue.storage.barrier import Touched, touched
@@ -152,7 +151,7 @@ def _take(
             now = space.now_us()
             entry = queue.index.take(now, message_id=message_id, correlation_id=correlation_id)
             if queue.index.expired:
-                _drop_expired(space, queue)
+                space.has_consumed()  # a dequeue only passes them over
             if entry is not None:
                 branch.numbers += 1
                 number = branch.numbers
@@ -215,17 +214,3 @@ def _set_aside(space: Space, path: str, reason: str) -> None:
         return touched((layout.QUARANTINE,), (path.rpartition("/")[0],))
 
     space.barrier.perform(apply)
-
-
-def _drop_expired(space: Space, queue: Queue) -> None:
-    """Removes messages that nobody took in time. If a crash brings one back it is expired still. Lock held."""
-    for entry in queue.index.expired:
-        try:
-            space.fs.unlink(layout.message_path(queue.name, entry.seq, entry.message_id))
-        except FileNotFoundError:
-            log.warning("expired message %s was gone already", entry.message_id.hex())
-        except OSError as error:
-            raise space.fence(error) from error
-        queue.consumed(space.fs, entry)
-    log.info("%d expired messages left queue %s", len(queue.index.expired), queue.name)
-    queue.index.expired.clear()

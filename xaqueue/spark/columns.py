@@ -154,7 +154,7 @@ MORE = {
     "traceparent": Column(StringType(), _optional("traceparent"), needs=_STORED),
     "origin": Column(StringType(), _optional("origin"), needs=_STORED),
 }
-"""What ``.schema(...)`` may name beside."""
+"""What ``.schema(...)`` may name beside, and ``includeAll`` brings."""
 
 KAFKA = {
     "key": Column(BinaryType(), _optional("correlation_id"), needs=_STORED),
@@ -167,11 +167,16 @@ KAFKA = {
     "headers": Column(_HEADER_ARRAY, _header_array, needs=_STORED),
 }
 """Kafka's names and types: the correlation id is the key, the queue the topic, the commit sequence the offset."""
+SAME_AS_KAFKAS = frozenset({"correlation_id", "body", "queue", "seq", "committed_at", "headers"})
+"""What Kafka's columns say already, so that ``includeAll`` does not say it twice."""
 
 
-def schema(*, kafka: bool = False, headers: bool = True) -> StructType:
-    """The columns that come unless the query says which it wants."""
+def schema(*, kafka: bool = False, headers: bool = True, everything: bool = False) -> StructType:
+    """The columns that come unless the query says which it wants. everything: each property of a message."""
     columns = KAFKA if kafka else HOUSE
+    if everything:
+        others = {**HOUSE, **MORE}
+        columns = {**columns, **{name: others[name] for name in others if not kafka or name not in SAME_AS_KAFKAS}}
     return StructType(
         [
             StructField(name, column.kind, column.nullable)

@@ -170,7 +170,7 @@ class _Ingest:
                 return
             self._told.rows += placed.rows
             self._told.dead_letters += placed.dead_letters
-            self._told.batches += 1
+            self._told.batches += placed != Placed(0, 0)  # the first of a stream that consumes has no messages
 
     def _written(self, messages: DataFrame, number: int) -> Placed | None:
         """None for a batch that is in place already."""

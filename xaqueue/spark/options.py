@@ -1,7 +1,8 @@
 """Options are checked once, before anything is planned, and a wrong one says what is right.
 
-Spark hands options over as text, with names in lower case. ``queue`` asks for the house's columns and ``subscribe`` or
-``subscribePattern`` for Kafka's, with Kafka's meaning of offsets; all other options mean the same with both.
+Spark hands options over as text, with names in lower case. ``queue`` asks for the house's columns and ``subscribe``,
+``subscribePattern`` or ``assign`` for Kafka's, with Kafka's meaning of offsets and its defaults of where to begin; all
+other options mean the same with both.
 """
 
 from __future__ import annotations
@@ -14,19 +15,29 @@ from socket import gethostname
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import QUEUE_NAME, check_queue_name
+from xaqueue.space.layout import LAST_SEQ
 from xaqueue.spark.option_text import Given, space_path
-from xaqueue.spark.positions import EARLIEST, LATEST, Positions, parse_positions
+from xaqueue.spark.plan import Tasks
+from xaqueue.spark.positions import EARLIEST, LATEST, Positions, json_object, positions
 
 NAMES = (
-    *("path", "paths", "queue", "subscribe", "subscribePattern"),
-    *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
-    *("maxMessagesPerTrigger", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions"),
-    *("consume", "server", "failOnDataLoss", "skipMissingSpaces", "spaceTimeout", "includeHeaders"),
+    *("path", "paths", "queue", "subscribe", "subscribePattern", "assign"),
+    *("startingOffsets", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "startingTimestamp"),
+    *("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"),
+    *("maxMessagesPerTrigger", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
+    *("minMessagesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
+    *("minPartitions", "maxRecordsPerPartition"),
+    *("consume", "server", "failOnDataLoss", "skipMissingSpaces", "spaceTimeout"),
+    *("includeHeaders", "includeAll"),
     *("streamName", "checkpointLocation"),
 )
 DELETE, ARCHIVE, KEEP = "delete", "archive", "keep"
 SPACE_TIMEOUT_S = 10.0
+MOST_DELAY_S = 15 * 60.0
+"""For how long ``minOffsetsPerTrigger`` may hold a batch up, as Kafka's."""
+ERROR = "error"
 PATTERN = frozenset("*?[")
+ASSIGN = '{"orders": [0]}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +52,31 @@ class Options:
     """Columns and offsets are Kafka's."""
     start: Positions = field(default_factory=lambda: Positions(EARLIEST))
     end: Positions = field(default_factory=lambda: Positions(LATEST))
-    start_time_ms: int | None = None
-    end_time_ms: int | None = None
+    needs_message_from_start: bool = False
+    """A moment to begin at after which there is no message is an error, and not the end of the queue."""
+    assigned: Mapping[str, frozenset[str]] | None = None
+    """In which spaces a queue is read, where it isn't all of them."""
     most_messages: int | None = None
     most_bytes: int | None = None
+    least_messages: int | None = None
+    """A batch waits for so many, but no longer than ``most_delay_s``."""
+    most_delay_s: float = MOST_DELAY_S
     least_partitions: int | None = None
-    consume: str | None = None
-    """delete, archive or keep; None where it was not said."""
+    most_of_partition: int | None = None
+    consume: str = KEEP
+    """delete, archive or keep: what becomes of messages that were read. Who wants them gone says so."""
     server: str | Mapping[str, str] | None = None
     """A URL, or several by the spaces' paths."""
     fails_on_loss: bool = True
     skips_missing: bool = False
     space_timeout_s: float = SPACE_TIMEOUT_S
     headers: bool = True
+    everything: bool = False
+    """A column for each property."""
     stream_name: str = ""
     checkpoint: str = ""
     """Of the query, as it was given to its writer, too; empty where it was not."""
+    tasks: Tasks = field(default_factory=Tasks)
     ignored: tuple[str, ...] = ()
     """Options of a Kafka connection."""
 
@@ -64,6 +84,10 @@ class Options:
     def queue_names(self) -> tuple[str, ...]:
         """Those that are named, and no patterns."""
         return tuple(queue for queue in self.queues if not is_pattern(queue))
+
+    def names_in(self, path: str) -> tuple[str, ...]:
+        """The same, of those that are read in this space."""
+        return tuple(name for name in self.queue_names if self.assigned is None or path in self.assigned[name])
 
     @property
     def has_pattern(self) -> bool:
@@ -90,32 +114,40 @@ def is_pattern(text: str) -> bool:
     return not PATTERN.isdisjoint(text)
 
 
-def parse(written: Mapping[str, str]) -> Options:
+def parse(written: Mapping[str, str], *, stream: bool = False) -> Options:
     """The options by their names in any case. Raises InvalidArgument for one that is missing, wrong or unknown."""
     given = Given(written, NAMES, "a reader")
     kafka, queues, expression = _queues(given)
+    paths = _paths(given)
     most = given.one_meaning("maxMessagesPerTrigger", "maxOffsetsPerTrigger")
-    for offsets, timestamp in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
-        if offsets in given and timestamp in given:
-            raise InvalidArgument(f'options "{offsets}" and "{timestamp}" exclude each other: give one')
+    least = given.one_meaning("minMessagesPerTrigger", "minOffsetsPerTrigger")
+    most_messages, least_messages = given.count(most) if most else None, given.count(least) if least else None
+    if (least_messages or 0) > (most_messages or LAST_SEQ):
+        raise InvalidArgument(f'option "{least}" is {least_messages}, more than {most_messages} of "{most}"')
+    everything = given.switch("includeAll", False)
+    strategy = given.one_of("startingOffsetsByTimestampStrategy", (ERROR, LATEST))
     return Options(
-        paths=_paths(given),
+        paths=paths,
         queues=queues,
         expression=expression,
         kafka=kafka,
-        start=parse_positions("startingOffsets", given.text("startingOffsets"), EARLIEST, kafka=kafka),
-        end=parse_positions("endingOffsets", given.text("endingOffsets"), LATEST, kafka=kafka),
-        start_time_ms=given.time_ms("startingTimestamp"),
-        end_time_ms=given.time_ms("endingTimestamp"),
-        most_messages=given.count(most) if most else None,
+        start=positions(given, "starting", LATEST if kafka and stream else EARLIEST, kafka=kafka),
+        end=positions(given, "ending", LATEST, kafka=kafka),
+        needs_message_from_start=(strategy or (ERROR if kafka else LATEST)) == ERROR,
+        assigned=_assigned(given, paths) if "assign" in given else None,
+        most_messages=most_messages,
         most_bytes=given.size_bytes("maxBytesPerTrigger"),
+        least_messages=least_messages,
+        most_delay_s=given.seconds("maxTriggerDelay", MOST_DELAY_S, bare_s=0.001),
         least_partitions=given.count("minPartitions"),
-        consume=given.one_of("consume", (DELETE, ARCHIVE, KEEP)),
+        most_of_partition=given.count("maxRecordsPerPartition"),
+        consume=given.one_of("consume", (DELETE, ARCHIVE, KEEP)) or KEEP,
         server=_server(given),
         fails_on_loss=given.switch("failOnDataLoss", True),
         skips_missing=given.switch("skipMissingSpaces", False),
         space_timeout_s=given.seconds("spaceTimeout", SPACE_TIMEOUT_S, longest_s=86_400.0),
-        headers=given.switch("includeHeaders", not kafka),
+        headers=given.switch("includeHeaders", not kafka or everything),
+        everything=everything,
         stream_name=_stream_name(given),
         checkpoint=(given.text("checkpointLocation") or "").strip(),
         ignored=given.ignored,
@@ -133,7 +165,7 @@ def _paths(given: Given) -> tuple[str, ...]:
 
 def _queues(given: Given) -> tuple[bool, tuple[str, ...], str | None]:
     """Whether Kafka's columns are wanted, names and shell patterns, and a regular expression."""
-    asked = [name for name in ("queue", "subscribe", "subscribePattern") if given.text(name)]
+    asked = [name for name in ("queue", "subscribe", "subscribePattern", "assign") if given.text(name)]
     if len(asked) != 1:
         said = "is missing" if not asked else f'and "{asked[1]}" exclude each other'
         raise InvalidArgument(
@@ -144,10 +176,28 @@ def _queues(given: Given) -> tuple[bool, tuple[str, ...], str | None]:
     text = given.text(name) or ""
     if name == "subscribePattern":
         return True, (), _expression(text)
+    if name == "assign":
+        text = ",".join(json_object(name, text, ASSIGN))
     queues = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for queue in queues:
-        check_queue_name(queue if name == "subscribe" or not is_pattern(queue) else _plain(queue))
-    return name == "subscribe", queues, None
+        check_queue_name(queue if name != "queue" or not is_pattern(queue) else _plain(queue))
+    return name != "queue", queues, None
+
+
+def _assigned(given: Given, paths: tuple[str, ...]) -> dict[str, frozenset[str]]:
+    """A partition is the number of a space, in the order of their paths; so all spaces have to be named."""
+    if any(map(is_pattern, paths)):
+        raise InvalidArgument('option "assign" numbers the spaces of "path": name them one by one there, no pattern')
+    ordered = sorted(paths)
+    found = {}
+    for queue, numbers in json_object("assign", given.text("assign") or "", ASSIGN).items():
+        if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < len(paths) for n in numbers):
+            raise InvalidArgument(
+                f'option "assign": {queue!r}: {numbers!r} is refused: {ASSIGN} is accepted, with numbers of spaces, '
+                f"0 to {len(paths) - 1} here"
+            )
+        found[queue] = frozenset(ordered[number] for number in numbers)
+    return found
 
 
 def _plain(pattern: str) -> str:

@@ -48,7 +48,7 @@ def reach(path: str | os.PathLike[str], server: str | None = None, *, patience_s
     if server:
         return dial.manager(server, connect_s=patience_s)
     root = Path(path).absolute()
-    read_format(root)
+    read_format(root, is_expected=True)
     found = _Finder(root)
     return RemoteManager(found.dial, connect_s=patience_s, hello=found.hello)
 

@@ -6,12 +6,35 @@ A batch that is planned again after messages were consumed may be cut up differe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil
 from typing import Generic, NamedTuple, TypeVar
 
 from xaqueue.space.layout import RANGE_BITS, RANGE_SIZE
 
 Key = TypeVar("Key")
+
+LEAST_MESSAGES = 5_000
+"""Of a task: it costs as much as reading some 7,000, so one a core is best where that is not too few."""
+MOST_MESSAGES = 20_000
+"""Where there may be more cores than are known."""
+MOST_ON_ALL_CORES = 100_000
+"""Where all cores are known: a retry reads so many again at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """How many tasks share a batch. Spark's planning process is told nothing of the cluster, so the session tells."""
+
+    cores: int | None = None
+    """At least so many; None: as many as this machine has."""
+    most_messages: int = MOST_MESSAGES
+
+    def of(self, messages: int) -> int:
+        cores = self.cores or os.cpu_count() or 1
+        return max(min(cores, ceil(messages / LEAST_MESSAGES)), ceil(messages / self.most_messages))
 
 
 class Span(NamedTuple):

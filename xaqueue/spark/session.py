@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from xaqueue.spark.java import java_home
+from xaqueue.spark.plan import MOST_ON_ALL_CORES, Tasks
 from xaqueue.spark.python import worker_python
 from xaqueue.spark.source import QueueSource
 
@@ -36,8 +38,26 @@ def session(app_name: str = "xaqueue", *, cores: int = 2, **config: object) -> S
 
 
 def register(spark: SparkSession) -> None:
-    """Makes ``spark.read.format("xaqueue")`` and ``spark.readStream.format("xaqueue")`` known to a session."""
-    spark.dataSource.register(QueueSource)
+    """Makes ``spark.read.format("xaqueue")`` and ``spark.readStream.format("xaqueue")`` known to a session.
+
+    They are without it, where the package is installed; but Spark tells a source nothing of the cluster, and this does.
+    """
+
+    class SizedSource(QueueSource):
+        tasks = _tasks(spark)
+
+    spark.dataSource.register(SizedSource)
+
+
+def _tasks(spark: SparkSession) -> Tasks:
+    """By the cores that there are now; a cluster may get more. The client of a server knows nothing of them."""
+    try:
+        context = spark.sparkContext
+    except PySparkException:
+        return Tasks()
+    if str(context.master).startswith("local"):
+        return Tasks(context.defaultParallelism, MOST_ON_ALL_CORES)
+    return Tasks(context.defaultParallelism)
 
 
 def _start(app_name: str, config: Mapping[str, object]) -> SparkSession:

@@ -10,9 +10,8 @@ one is pickled to the executors for ``read``, which so may use only what the con
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from xaqueue.spark import columns, plan
 from xaqueue.spark.columns import Columns, Rows
 from xaqueue.spark.option_text import log_ignored
 from xaqueue.spark.options import KEEP, Options, parse
-from xaqueue.spark.positions import EARLIEST, LATEST, Position
+from xaqueue.spark.positions import EARLIEST, LATEST, Moment, Position, Positions
 from xaqueue.spark.rows import files, record_batches
 from xaqueue.spark.times import last_before
 from xaqueue.spark.view import Queue, Spaces, View, reserved
@@ -41,16 +40,13 @@ from xaqueue.spark.view import Queue, Spaces, View, reserved
 if TYPE_CHECKING:
     from xaqueue.spark.stream import StreamReader
 
-LEAST_MESSAGES = 5_000
-MOST_MESSAGES = 100_000
-"""Of a partition, where ``minPartitions`` doesn't say otherwise: a task costs as much as reading some 7,000 messages,
-so one a core is best, as long as a retry does not repeat too much."""
-
 _log = logging.getLogger("xaqueue.spark")
 
 
 class QueueSource(DataSource):
     """The format ``xaqueue``. Options: see ``options.py`` for reading, and ``sink.py`` for writing."""
+
+    tasks = plan.Tasks()
 
     @classmethod
     def name(cls) -> str:
@@ -58,15 +54,18 @@ class QueueSource(DataSource):
 
     def schema(self) -> StructType:
         options = parse(self.options)
-        return columns.schema(kafka=options.kafka, headers=options.headers)
+        return columns.schema(kafka=options.kafka, headers=options.headers, everything=options.everything)
 
     def reader(self, schema: StructType) -> BatchReader:
-        return BatchReader(parse(self.options), schema)
+        return BatchReader(self._options(), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         from xaqueue.spark.stream import StreamReader
 
-        return StreamReader(parse(self.options), schema)
+        return StreamReader(self._options(stream=True), schema)
+
+    def _options(self, *, stream: bool = False) -> Options:
+        return replace(parse(self.options, stream=stream), tasks=self.tasks)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from xaqueue.spark import sink
@@ -108,11 +107,11 @@ class Reader:
         self._options = options
         self._columns = Columns(schema, kafka=options.kafka)
         self._spaces = Spaces(options, opened)
-        self._told_options = False
+        self._is_told = False
         view = self._spaces.look()
         if view.missing and not view.spaces:
             raise self._spaces.missing(view)
-        self._spaces.check_queues(view)
+        self._unknown = self._spaces.check_queues(view)
 
     def __getstate__(self) -> dict[str, Any]:
         """What ``read`` needs: the rest is threads and caches of the driver."""
@@ -161,17 +160,24 @@ class Reader:
         _log.warning("%s: messages may be missing", what)
 
     def _shares(self, lanes: list[plan.Lane[tuple[str, int, str]]], stream: str = "") -> list[InputPartition]:
-        pieces = self._options.least_partitions or _pieces(sum(lane.size for lane in lanes))
+        messages = sum(lane.size for lane in lanes)
+        pieces = self._options.least_partitions or self._options.tasks.of(messages)
+        if self._options.most_of_partition is not None:
+            pieces = max(pieces, ceil(messages / self._options.most_of_partition))
         hands = plan.deal(lanes, pieces)
         return [Share(tuple(Range(*key, *span) for key, span in hand), stream) for hand in hands] or [Share((), stream)]
 
-    def _tell_options(self) -> None:
-        """Once a query, whose planning is all done by one of these."""
-        if not self._told_options:
+    def _tell_once(self) -> None:
+        """What there is to say of the options, once a query: its planning is all done by one of these."""
+        if not self._is_told:
             log_ignored(self._options.ignored)
-        self._told_options = True
+            for unknown in self._unknown:
+                _log.warning("%s", unknown)
+        self._is_told = True
 
     def _position(self, given: Position, queue: Queue) -> int:
+        if isinstance(given, Moment):
+            return last_before(queue.reader, given.ms, queue.watermark)
         if given == LATEST:
             return queue.watermark
         return queue.consumed if given == EARLIEST else int(given)
@@ -184,21 +190,25 @@ class Reader:
 
     def _begin(self, view: View) -> dict[str, dict[str, int]]:
         """Where a new query begins, of all queues there are. Raises SpaceError for a number ahead of its queue."""
-        return self._resolve(view, "startingOffsets", self._options.start.of, self._options.start_time_ms)
+        return self._resolve(view, self._options.start, needs_message=self._options.needs_message_from_start)
 
-    def _resolve(self, view: View, name: str, given: Any, time_ms: int | None) -> dict[str, dict[str, int]]:
+    def _resolve(self, view: View, positions: Positions, *, needs_message: bool = False) -> dict[str, dict[str, int]]:
+        name = positions.option
         found: dict[str, dict[str, int]] = {}
         for number, (path, queues) in enumerate(view.spaces.items()):
             found[path] = {}
             for queue, state in queues.items():
-                if time_ms is not None:
-                    position = last_before(state.reader, time_ms, state.watermark)
-                else:
-                    position = self._position(given(path, number, queue), state)
+                given = positions.of(path, number, queue)
+                position = self._position(given, state)
+                if needs_message and isinstance(given, Moment) and position == state.watermark:
+                    raise InvalidArgument(
+                        f"no message of queue {queue!r} in {path} was committed at {given.ms} of {name} or later: give "
+                        "an earlier time, or begin with what comes with startingOffsetsByTimestampStrategy=latest"
+                    )
                 if position > state.watermark:
                     raise self._ahead(f"{name} {position}", path, queue, state)
                 if position < state.consumed:
-                    if time_ms is None:
+                    if not isinstance(given, Moment):
                         self._lost(
                             f"{name} {position} of queue {queue!r} in {path} lies below {state.consumed}, up to which "
                             "it was consumed"
@@ -209,12 +219,13 @@ class Reader:
 
     def _check_named(self, view: View) -> None:
         """InvalidArgument for a queue or space that only the positions name: a slip of the pen."""
-        for name, positions in (("startingOffsets", self._options.start), ("endingOffsets", self._options.end)):
+        for positions in (self._options.start, self._options.end):
             for place, queue in positions.named:
                 spaces = {**view.spaces, **{str(number): view.spaces[p] for number, p in enumerate(view.spaces)}}
                 if not any(queue in queues for path, queues in spaces.items() if place in ("", path)):
                     raise InvalidArgument(
-                        f"option {name!r} names queue {queue!r}{place and f' of {place}'}, which is not read here: "
+                        f"option {positions.option!r} names queue {queue!r}{place and f' of {place}'}, which is not "
+                        "read here: "
                         f"{', '.join(sorted({q for queues in view.spaces.values() for q in queues})) or 'none'} are"
                     )
 
@@ -224,15 +235,15 @@ class BatchReader(Reader, DataSourceReader):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options, schema)
-        if options.consume not in (None, KEEP):
+        if options.consume != KEEP:
             raise InvalidArgument(f"consume={options.consume} is for spark.readStream: spark.read removes nothing")
 
     def partitions(self) -> list[InputPartition]:
-        self._tell_options()
+        self._tell_once()
         view = self._spaces.look()
         self._check_named(view)
         start = self._begin(view)
-        end = self._resolve(view, "endingOffsets", self._options.end.of, self._options.end_time_ms)
+        end = self._resolve(view, self._options.end)
         lanes = []
         for number, (path, queues) in enumerate(view.spaces.items()):
             for queue, state in queues.items():
@@ -249,7 +260,3 @@ class BatchReader(Reader, DataSourceReader):
 def lane(reader: QueueReader, key: tuple[str, int, str], after: int, upto: int) -> plan.Lane[tuple[str, int, str]]:
     """What is to be read of a queue, with the directories there are now."""
     return plan.Lane(key, after, upto, plan.spans(reader.ranges(), after, upto) if upto > after else ())
-
-
-def _pieces(messages: int) -> int:
-    return max(min(os.cpu_count() or 1, ceil(messages / LEAST_MESSAGES)), ceil(messages / MOST_MESSAGES))

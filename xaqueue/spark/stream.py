@@ -4,6 +4,8 @@ Nothing here waits for messages, and a space that does not answer is missing: a 
 for ever. What is kept in memory is a cache only: any method may be the first call after a restart, and a batch that
 Spark has written down is planned again from its offsets alone. Spark calls ``commit`` for a batch when the next one is
 written down, so the last batch is removed when there is nothing new: its commit is durable by then.
+
+A query that ends in its first batch leaves no reservation: see ``_is_to_be_tried``.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from math import inf
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -26,14 +30,15 @@ from pyspark.sql.types import StructType
 
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.space.reader import QueueReader
+from xaqueue.space.stream_records import refusal
 from xaqueue.spark import keeping, plan
 from xaqueue.spark.keeping import Keeper
 from xaqueue.spark.offsets import Offsets, between, read
-from xaqueue.spark.options import DELETE, KEEP, Options
+from xaqueue.spark.options import ARCHIVE, DELETE, Options
 from xaqueue.spark.positions import EARLIEST, LATEST, Positions
 from xaqueue.spark.sizes import admitted
 from xaqueue.spark.source import Reader, lane
-from xaqueue.spark.view import Queue, View
+from xaqueue.spark.view import Queue, View, reserved
 
 _log = logging.getLogger("xaqueue.spark")
 
@@ -46,11 +51,14 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._keeper = Keeper(options, lambda path, server: keeping.reach_owner(path, server))
-        self._removes = (options.consume or DELETE) != KEEP
+        self._removes = options.consume in (DELETE, ARCHIVE)
         super().__init__(options, schema, self._keeper.opened if self._removes else None)
-        if options.end != Positions(LATEST) or options.end_time_ms is not None:
-            raise InvalidArgument('option "endingOffsets" is for spark.read: a stream ends where its trigger says')
+        if options.end != Positions(LATEST):
+            name = options.end.option
+            raise InvalidArgument(f'option "{name}" is for spark.read: a stream ends where its trigger says')
         self._initial: Document | None = None
+        self._is_tried = True
+        self._latest_batch = -inf
         self._target: Mapping[str, Mapping[str, Queue]] | None = None
         self._view: View | None = None
         self._identity = ""
@@ -61,31 +69,41 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Document:
         """Where a new query begins. Spark asks twice and is told the same."""
         if self._initial is None:
+            self._is_tried = False
             view = self._spaces.look()
             self._check_named(view)
-            behind = self._options.start != Positions(EARLIEST) or self._options.start_time_ms is not None
+            behind = self._options.start != Positions(EARLIEST)
             begun = Offsets(self._new_stream(), self._begin(view), initial=True, behind=behind, ids=view.ids)
             self._initial = begun.document()
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """One of the two limits: Spark has no word for both, so ``latestOffset`` looks at the options as well."""
+        """One of the two limits: Spark has no word for both, so ``latestOffset`` looks at the options as well.
+
+        All there is, is a number of messages, too: Spark says the other only where one batch is all that it will run.
+        """
         options = self._options
-        if options.most_messages is not None:
-            return ReadMaxRows(options.most_messages)
-        return ReadAllAvailable() if options.most_bytes is None else ReadMaxBytes(options.most_bytes)
+        if options.most_messages is None and options.most_bytes is not None:
+            return ReadMaxBytes(options.most_bytes)
+        return ReadMaxRows(options.most_messages or sys.maxsize)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._spaces.look().spaces
 
     def latestOffset(self, start: Document, limit: ReadLimit) -> Document:
         """The end of the next batch: all there is, or as much as ``limit`` and the options admit, from all queues."""
-        self._tell_options()
+        self._tell_once()
         begun = read(start, self._options.alone)
         view = self._view = self._spaces.look(begun.spaces)
         begun.check_spaces(view.ids)
         lanes, joined = self._lanes(begun, view)
         lanes = self._reachable(lanes, view)
+        if self._is_to_be_tried(limit):
+            self._check_free(view)
+            return start
+        if self._is_delayed(sum(one.size for one in lanes), limit):
+            self._catch_up(begun)
+            return start
         ends = self._admit(lanes, limit, sum(seq for queues in begun.spaces.values() for seq in queues.values()))
         if not ends:
             self._catch_up(begun)
@@ -93,6 +111,34 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins = {key: after for key, after in joined.items() if key in ends}
         stream = begun.stream or self._new_stream()
         return begun.advanced(stream, _nested(ends), _nested(begins), view.ids, _consumed(view)).document()
+
+    def _is_to_be_tried(self, limit: ReadLimit) -> bool:
+        """Once in a new query that consumes: its first batch has no messages, and so reserves nothing.
+
+        Spark runs a query's first batch although nothing is new. Where its sink is not there or refuses what it is
+        given, that fails, and leaves the queues as they were; when the next batch is planned, Spark knows it done.
+        """
+        is_to_be, self._is_tried = not self._is_tried and self._removes, True
+        return is_to_be and not isinstance(limit, ReadAllAvailable)
+
+    def _check_free(self, view: View) -> None:
+        """QueueReserved for what another stream consumes: a new one is told so before there is a message to read."""
+        for queues in view.spaces.values():
+            for state in queues.values():
+                record = reserved(state.reader)
+                if record is not None and not record.released:
+                    raise refusal(record)
+
+    def _is_delayed(self, messages: int, limit: ReadLimit) -> bool:
+        """Whether the batch waits for more messages: not the first, nor where a trigger wants what there is."""
+        options, now = self._options, monotonic()
+        wants_all = self._target is not None or isinstance(limit, ReadAllAvailable)
+        if options.least_messages is None or wants_all or not messages:
+            return False
+        if messages < options.least_messages and now - self._latest_batch < options.most_delay_s:
+            return True
+        self._latest_batch = now
+        return False
 
     def reportLatestOffset(self) -> Document:
         """For ``latestOffset`` in the query's progress: the lag is the difference to its ``endOffset``."""
@@ -106,7 +152,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Document, end: Document) -> list[InputPartition]:
         """The batch that Spark has written down: the same messages, however often it is asked."""
-        self._tell_options()
+        self._tell_once()
         ended = read(end, self._options.alone)
         parts = list(between(read(start, self._options.alone), ended))
         known: dict[str, list[str]] = {}
@@ -131,7 +177,7 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Document) -> None:
         """Everything up to here is consumed. Spark says so late, or not at all: it holds for all before, too."""
         ended = read(end, self._options.alone)
-        if self._removes and ended.stream:
+        if self._removes and ended.stream and not ended.initial:
             self._consume(ended)
 
     def _tell(self, missing: Mapping[str, str]) -> None:
@@ -242,8 +288,8 @@ class StreamReader(Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
         if after > state.consumed and next(state.reader.names(state.consumed, after), None):
             raise InvalidArgument(
                 f"the stream is to begin behind {after} of queue {queue!r} in {path}, where there are messages "
-                "before: consuming would remove them unread. Begin at the earliest, with a new checkpoint, or read "
-                "with consume=keep"
+                "before: consuming would remove them unread. Begin with startingOffsets=earliest and a new checkpoint, "
+                "or read with consume=keep"
             )
         self._looked_at.add((path, queue))
 

@@ -114,23 +114,31 @@ class Spaces:
             )
         return SpaceError(f"{self._what()}: {told}{more}{hint}")
 
-    def check_queues(self, view: View) -> None:
-        """UnknownQueue for a name that no space has had a message of and that none defines."""
+    def check_queues(self, view: View) -> list[str]:
+        """What is to be said of names that no space has had a message of and that none defines: nobody may ever write
+        to what is a slip of the pen. UnknownQueue where no space lets a queue of such a name come.
+        """
         names = [name for name in self._options.queue_names if not self._has_had(view, name)]
         if not names or not view.spaces:
-            return
+            return []
         known: set[str] = set()
+        may_come = False
         for path in view.spaces:
             defined = read_definitions(path)
-            if defined.default is not None:
-                return
+            may_come = may_come or defined.default is not None
             known.update(queues(path), defined.queues)
-        for name in names:
-            if name not in known:
-                raise UnknownQueue(
-                    f"{', '.join(list(view.spaces)[:TOLD])} has no queue {name!r}{suggestion(name, sorted(known))}; "
-                    f"its queues are {', '.join(sorted(known)) or 'none yet'}"
-                )
+        unknown = [name for name in names if name not in known]
+        spaces = ", ".join(list(view.spaces)[:TOLD])
+        if unknown and not may_come:
+            raise UnknownQueue(
+                f"{spaces} has no queue {unknown[0]!r}{suggestion(unknown[0], sorted(known))}; "
+                f"its queues are {', '.join(sorted(known)) or 'none yet'}"
+            )
+        return [
+            f"queue {name!r} of {spaces} is not defined and has never had a message"
+            f"{suggestion(name, sorted(known))}; until it has one, nothing is read of it"
+            for name in unknown
+        ]
 
     def _has_had(self, view: View, name: str) -> bool:
         return any(name in found and found[name].watermark for found in view.spaces.values())
@@ -153,17 +161,18 @@ class Spaces:
         }
 
     def _look_at(self, path: str, known: Collection[str], only_known: bool) -> _Found:
-        space_id = read_format(path).id
+        space_id = read_format(path, is_expected=True).id
         if self._opened is not None and why_behind(path):
             self._opened(path)
         check_recovered(path)
         names = set(known)
         if not only_known:
-            names.update(self._options.queue_names)
+            names.update(self._options.names_in(path))
             if self._options.has_pattern:
                 names.update(filter(self._wanted, queues(path)))
         found = {name: self._queue(path, name) for name in sorted(names)}
-        if read_format(path).id != space_id:  # what vanished meanwhile looked like a space without messages
+        # what vanished meanwhile looked like a space without messages
+        if read_format(path, is_expected=True).id != space_id:
             raise SpaceError(f"{path} became another space while it was looked at: look again")
         status = os.stat(path)  # noqa: PTH116
         return _Found(found, space_id, (status.st_dev, status.st_ino))

@@ -104,6 +104,9 @@ class Barrier:
         """Where steps are recorded; None until it is ready, and at every other level."""
         self.relieve: Callable[[int], None] = lambda _: None
         """Makes room in the journal, of whose records those below this LSN are applied; called by the leader."""
+        self.check_owner: Callable[[], None] = lambda: None
+        """Called behind the syncs of every round and before its answers: raises where this process is not the owner of
+        the directory any more. What was hardened is uncertain then, since nobody else may ever read it."""
         self.use(fs)
         self._never_syncs = not hardening.content and not hardening.directories
         self._mutex = threading.Lock()
@@ -218,6 +221,7 @@ class Barrier:
             self.steps += 1
             try:
                 apply()
+                self.check_owner()
                 if publish is not None:
                     publish()
                 self._published()
@@ -282,6 +286,7 @@ class Barrier:
         if len(recorded) < len(group):
             self._sync_all([step for step in group if step.touched is not None])
         self.check()  # it may have hung until somebody fenced the space, and those who waited were told
+        self.check_owner()
         with self._lock:
             for step in recorded:
                 if step.error is None:

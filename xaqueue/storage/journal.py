@@ -97,8 +97,13 @@ class Journal:
             discard(self._fs, self._path(name))
         self._strays = []
 
-    def start(self) -> list[str]:
-        """Makes it ready for records, once ``replay`` is done with; returns what is worth a note. Raises OSError."""
+    def start(self, carried: Sequence[Entry] | None = None) -> list[str]:
+        """Makes it ready for records, once ``replay`` is done with; returns what is worth a note. Raises OSError.
+
+        carried: what was read may be in memory only, whatever a sync says, and nothing is written behind it: it goes on
+        in a new segment, of which these are the first records, and all others go. Everything else that ``replay`` had
+        is on disk elsewhere.
+        """
         fs, notes = self._fs, []
         if not fs.is_dir(self._directory):
             fs.make_dir(self._directory)
@@ -111,12 +116,13 @@ class Journal:
         for name in self._given_up:
             fs.rename(self._path(name), free_archive(fs, self._path(name)))
         self._given_up = []
+        if carried is not None and self._segments:
+            notes += self._begin_anew(carried)
         if not self._segments:
             self._segments = [make_segment(fs, self._directory, Segment(self.position, self._segment_bytes))]
             self.position += SECTOR_BYTES
         if self._following is not None and self._following.size != self._segment_bytes:
-            fs.unlink(self._path(self._following.name))
-            self._following = None
+            self._unlink_following()
         try:
             self._ensure_following()
         except OSError as error:
@@ -124,6 +130,34 @@ class Journal:
                 raise
             notes.append(f"no room for the journal's next segment ({error.strerror})")
         return notes
+
+    def _begin_anew(self, carried: Sequence[Entry]) -> list[str]:
+        """The header of the new segment covers the others: from the moment of its name on they are strays."""
+        fs, old, start = self._fs, self._segments, self._segments[-1].end
+        self._unlink_following()
+        records: list[bytes] = []
+        position = start + SECTOR_BYTES
+        for entry in carried:
+            records += record_of(entry, position, position, self._epoch)
+            position += entry.size_bytes
+        needed = whole_sectors(position - start + _OWN_BYTES + SECTOR_BYTES)
+        segment = Segment(start, max(self._segment_bytes, needed), checkpoint=start)
+        try:
+            self._segments = [make_segment(fs, self._directory, segment, records)]
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return [f"no room for a new journal ({error.strerror}): it goes on in the old one"]
+        self.position, self.checkpoint = position, start
+        for segment in old:  # one by one: a gap between them would pass for a journal that was given up
+            fs.unlink(self._path(segment.name))
+            fs.sync_dir(self._directory)
+        return []
+
+    def _unlink_following(self) -> None:
+        if self._following is not None:
+            self._fs.unlink(self._path(self._following.name))
+            self._following = None
 
     def _archive(self, segment: Segment, tail: bytes) -> str:
         """Keeps a torn tail beside its segment, and cuts it off."""
@@ -298,14 +332,19 @@ class Journal:
         return f"{self._directory}/{name}"
 
 
-def make_segment(fs: FileSystem, directory: str, segment: Segment) -> Segment:
-    """Makes the file of a segment, its first part allocated. Raises OSError, and leaves nothing then."""
+def make_segment(fs: FileSystem, directory: str, segment: Segment, records: Sequence[bytes] = ()) -> Segment:
+    """Makes the file of a segment, its first part allocated, or as much as the records need. Raises OSError, and
+    leaves nothing then.
+    """
+    used = SECTOR_BYTES + sum(map(len, records))
     segment.allocated = segment.growth
+    while segment.allocated < used + _OWN_BYTES:
+        segment.allocated += segment.growth
     path = f"{directory}/{segment.name}"
     new = path + NEW
     if fs.exists(new):
         fs.unlink(new)
-    fs.create(new, [header_of(segment), bytes(segment.allocated - SECTOR_BYTES)])
+    fs.create(new, [header_of(segment), *records, bytes(segment.allocated - used)])
     try:
         fs.sync_file(new)
         fs.rename(new, path)

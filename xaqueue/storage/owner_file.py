@@ -200,3 +200,21 @@ def _is_nfs(root: str | os.PathLike[str]) -> bool:
     if ctypes.CDLL(None).statfs(os.fsencode(root), buffer) != 0:
         return False
     return ctypes.c_long.from_buffer(buffer).value == _NFS
+
+
+def boot_id() -> str:
+    """Names this boot of the host; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
+
+
+def boot_to_close() -> str:
+    """What an owner says until it has closed well: this boot.
+
+    Whoever opens the directory next in this boot cannot trust what it reads back. A sync may have failed, and then the
+    kernel counts the pages as written and shows them until the power goes; the owner may have been killed before it
+    knew, and whoever asks again is told that all is well. After another boot what is read is what is on disk.
+    """
+    return boot_id() or "unknown"

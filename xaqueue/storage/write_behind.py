@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from xaqueue.errors import RetryLater
+from xaqueue.errors import ResourceFailed, RetryLater
 from xaqueue.storage.fs import NO_ROOM, FileSystem, Room
 
 LARGE_BYTES = 64 * 1024
@@ -69,6 +69,8 @@ class WriteBehind:
         """Called when something is pending after nothing was."""
         self.again: Callable[[OSError, Callable[[str], None], str], None] = _give_up
         """Does again what found no room, or raises: Waits for a file that may wait."""
+        self.check_owner: Callable[[], None] = lambda: None
+        """Called before anything is flushed: raises where this process is not the owner of the directories any more."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._flushing = threading.Lock()
@@ -101,6 +103,7 @@ class WriteBehind:
                 snapshot = self.snapshot()
             elif snapshot.flushes != self._flushes:
                 return  # a later one was done meanwhile
+            self.check_owner()
             self._flushes += 1
             waits: Waits | None = None
             for file in snapshot.new:
@@ -410,6 +413,8 @@ class Flusher:
                 self._stopped.wait(LAG_S)
                 try:
                     self._files.flush(snapshot)
+                except ResourceFailed:
+                    return  # whoever raised it has fenced the space
                 except OSError as error:
                     if error.errno not in NO_ROOM:
                         self._failed(error)

@@ -16,13 +16,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from xaqueue.errors import DecisionLogError, DecisionLogInUse
+from xaqueue.errors import DecisionLogError, DecisionLogInUse, ResourceFailed
 from xaqueue.storage.fs import DirectoryFileSystem
-from xaqueue.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, read_owner_file
+from xaqueue.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, boot_to_close, read_owner_file
 from xaqueue.storage.owner_file import is_owned as is_owned
 from xaqueue.tm.log import JOURNAL, DecisionLog
 from xaqueue.tm.node import NODE
@@ -40,7 +41,9 @@ class OwnedLog:
 
     def close(self) -> None:
         try:
-            self.log.close()
+            if self.log.close():
+                with suppress(OSError, ResourceFailed):  # then the next one writes it anew, as after a crash
+                    _write(self.lock, _owner(self.log.node, self.log.epoch, ""))
         finally:
             self.lock.release()
 
@@ -64,13 +67,24 @@ def open_log(path: str | os.PathLike[str]) -> OwnedLog:
     fs = DirectoryFileSystem(root)
     try:
         _take(lock, root)
-        log = DecisionLog(fs)
-        lock.write(fs, _owner(log.node, log.epoch))
-    except BaseException:
+        log = _open(lock, root, fs)
+    except BaseException as error:
         fs.close()
         lock.release()
+        if isinstance(error, OSError):
+            raise DecisionLogError(f"{root} cannot be a decision log ({error}): mend that") from error
         raise
     return OwnedLog(log, lock)
+
+
+def _open(lock: OwnerFile, root: Path, fs: DirectoryFileSystem) -> DecisionLog:
+    """Says who the owner is before anything is changed, and again once it is known which node that is."""
+    lock.read()  # which refuses a link
+    suspect = _is_suspect(root)
+    _write(lock, _owner("", 0, boot_to_close()))  # should it fail to open, the next one is to know
+    log = DecisionLog(fs, suspect=suspect, lost=lock.lost)
+    _write(lock, _owner(log.node, log.epoch, boot_to_close()))
+    return log
 
 
 def _make(root: Path) -> None:
@@ -97,6 +111,22 @@ def _take(lock: OwnerFile, root: Path) -> None:
         raise DecisionLogInUse(f"{root} is in use by {_describe(root)}: stop it, or give this one a log of its own")
 
 
+def _write(lock: OwnerFile, content: bytes) -> None:
+    fs = DirectoryFileSystem(lock.root)
+    try:
+        lock.write(fs, content)
+    finally:
+        fs.close()
+
+
+def _is_suspect(root: Path) -> bool:
+    """Whether what is read of the log may be in memory only; where nobody tells, it may."""
+    try:
+        return bool(json.loads(read_owner_file(root))["unclosed"] == boot_to_close())
+    except (OSError, ValueError, TypeError, KeyError):
+        return True
+
+
 def _describe(root: Path) -> str:
     try:
         told = json.loads(read_owner_file(root))
@@ -105,7 +135,7 @@ def _describe(root: Path) -> str:
         return "another process"
 
 
-def _owner(node: str, epoch: int) -> bytes:
+def _owner(node: str, epoch: int, unclosed: str) -> bytes:
     since = datetime.now(UTC).isoformat(timespec="seconds")
     told = {"node": node, "epoch": epoch, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
-    return json.dumps(told).encode() + b"\n"
+    return json.dumps(told | {"unclosed": unclosed}).encode() + b"\n"

@@ -76,13 +76,21 @@ class DecisionLog:
     """Safe for threads. ``table`` is read and changed with ``lock`` held."""
 
     def __init__(
-        self, fs: FileSystem, *, segment_bytes: int = SEGMENT_BYTES, now_us: Callable[[], int] = wall_clock
+        self,
+        fs: FileSystem,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        now_us: Callable[[], int] = wall_clock,
+        suspect: bool = False,
+        lost: Callable[[], str] = lambda: "",
     ) -> None:
         """Opens the log behind ``fs``, which this process owns, and makes one where there is none.
 
-        Raises DecisionLogDamaged, DecisionLogError.
+        suspect: what is read may be in memory only, since a sync failed in this boot or may have: it is written anew.
+        lost: why this process owns it no more, where it does not. Raises DecisionLogDamaged, DecisionLogError.
         """
         self._fs = fs
+        self._lost = lost
         self.now_us = now_us
         self.lock = threading.Lock()
         self._over: list[bytes] = []
@@ -91,7 +99,8 @@ class DecisionLog:
             found = read(fs)
             self._journal = Journal(fs, JOURNAL, segment_bytes=segment_bytes, used=bool(found.node))
             self._journal.harden()
-            for note in self._journal.start():
+            dangling = records.carried(found.table.open.values(), found.table.heuristics.values())
+            for note in self._journal.start(list(dangling) if suspect else None):
                 log.warning("decision log: %s", note)
             self.node = found.node or fresh_id()[:8].hex()
             self.epoch = found.epoch + 1
@@ -108,6 +117,7 @@ class DecisionLog:
         self._barrier = Barrier(fs, JOURNALLED, self.lock)
         self._barrier.journal = self._journal
         self._barrier.relieve = self._relieve
+        self._barrier.check_owner = self._check_owner
 
     # Decisions
 
@@ -252,9 +262,10 @@ class DecisionLog:
         """How often it hardened something: fewer than there were decisions where some came together."""
         return self._journal.syncs
 
-    def close(self) -> None:
-        """Flushes, and ends the use of the directory; a second call does nothing."""
-        if self._barrier.failure is None:
+    def close(self) -> bool:
+        """Flushes, and ends the use of the directory; a second call does nothing. Returns whether it had not failed."""
+        is_well = self._barrier.failure is None
+        if is_well:
             try:
                 self.flush()
             except RetryLater as full:
@@ -262,6 +273,7 @@ class DecisionLog:
         self._barrier.fail(DecisionLogError("the decision log is closed: open its transaction manager again"))
         self._barrier.close()
         self._fs.close()
+        return is_well
 
     def abandon(self) -> None:
         """In a forked child: nothing here may write any more."""
@@ -276,6 +288,17 @@ class DecisionLog:
             self._barrier.perform(apply, entry=entry)
         except ResourceFailed as error:
             raise self._failed(error.__cause__ or error) from error
+
+    def _check_owner(self) -> None:
+        """A second transaction manager of this name would decide otherwise."""
+        reason = self._lost()
+        if reason:
+            failed = DecisionLogError(
+                f"this process owns the decision log no more: {reason}. Whether the last decisions stand is uncertain: "
+                "find out who else has the log open and why its lock was lost. What is prepared stays so until then"
+            )
+            log.critical("%s", failed)
+            raise failed
 
     def _recycle(self) -> None:
         try:

@@ -46,6 +46,8 @@ class Content:
     _writes: list[_Write] = field(default_factory=list)
     _cut: bytes | None = None
     """A new file that ends in the middle."""
+    _lost: set[int] = field(default_factory=set)
+    """Sectors that a failed sync has dropped and nobody has written since: no later sync writes them."""
 
     @classmethod
     def durable(cls, data: bytes) -> Content:
@@ -67,6 +69,7 @@ class Content:
         after = {}
         for sector in range(min(first, len(old) // SECTOR_BYTES), end):
             versions = self._versions.setdefault(sector, [_sector(old, sector) or None])
+            self._lost.discard(sector)
             if (written := _sector(self.now, sector)) != versions[-1]:
                 versions.append(written)
             after[sector] = len(versions) - 1
@@ -74,10 +77,19 @@ class Content:
         self._forget()
 
     def sync(self) -> None:
-        self._synced, self._cut = self.now, None
-        self._versions.clear()
-        self._writes.clear()
+        synced, lost = self.now, dict[int, int]()
+        if self._lost:
+            newest = self._moment(len(self._writes))
+            lost = {sector: newest[sector] for sector in self._lost}
+            synced = self._chosen(newest | dict.fromkeys(lost, 0))
+        self._synced, self._cut = synced, None
+        self._versions = {sector: self._versions[sector] for sector in lost}
+        self._writes = [_Write(lost)] if lost else []
         self._forget()
+
+    def lose(self) -> None:
+        """A sync failed: of what was to be written there may be anything, and it counts as written."""
+        self._lost.update(self._versions)
 
     @cached_property
     def variants(self) -> list[bytes]:

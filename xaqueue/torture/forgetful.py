@@ -10,6 +10,9 @@ It is the other side of ``xaqueue.storage.fs.FileSystem``. What a crash may leav
   it settles the loss and promises nothing about the new name.
 - The content of a new file may be whole, empty, short, or zeros. Every sector that is overwritten, of a file old or
   new, has any of the contents that it had since the last sync, whatever became of the others (``content``).
+- A sync that fails (``fail_after``) drops what it was to write: the pages count as clean, so that later syncs pass over
+  them, and reads show them as long as the power stays on. What is written there anew is synced as ever. Names are not
+  dropped: a file system that cannot write its own journal goes down as a whole.
 - A file that is in two places after a crash is one file with two names: what is written by one is read by the other,
   and its rename to its own other name does nothing.
 
@@ -47,6 +50,9 @@ class ForgetfulFileSystem:
         self.crash_after = crash_after
         self.calls = 0
         self.crashed = False
+        self.fail_after: int | None = None
+        """The first sync behind so many calls fails, once."""
+        self.failed = False
         self._nodes: dict[int, Node] = {ROOT: Node(None)}
         self._names: Names = {ROOT: {}}
         self._durable: Names = {ROOT: {}}
@@ -117,6 +123,7 @@ class ForgetfulFileSystem:
         self._call()
         file = self._node(path).file
         assert file is not None
+        self._fail(path, file)
         file.sync()
 
     def sync_data(self, path: str) -> None:
@@ -125,6 +132,7 @@ class ForgetfulFileSystem:
     def sync_dir(self, path: str) -> None:
         self._call()
         directory = self._directory(path)
+        self._fail(path)
         for change in self._pending:
             if change.directory == directory:
                 apply(self._durable, change)
@@ -132,9 +140,10 @@ class ForgetfulFileSystem:
 
     def sync_all(self) -> None:
         self._call()
-        for node in self._nodes.values():
-            if node.file is not None:
-                node.file.sync()
+        files = [node.file for node in self._nodes.values() if node.file is not None]
+        self._fail("", *files)
+        for file in files:
+            file.sync()
         for change in self._pending:
             apply(self._durable, change)
         self._pending.clear()
@@ -209,6 +218,13 @@ class ForgetfulFileSystem:
             self.crashed = True
             raise Crashed(f"before call {self.calls + 1}")
         self.calls += 1
+
+    def _fail(self, path: str, *files: Content) -> None:
+        if self.fail_after is not None and self.calls > self.fail_after:
+            self.fail_after, self.failed = None, True
+            for file in files:
+                file.lose()
+            raise OSError(errno.EIO, "sync failed", path)
 
     def _look(self) -> None:
         if self.crashed:

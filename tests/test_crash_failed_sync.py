@@ -1,0 +1,108 @@
+"""A sync fails, the space is fenced and opened again in the same boot, work goes on, and then the power goes.
+
+The kernel counts the pages of a failed sync as written, and reads show them until the power is gone. So whoever opens
+the space again must not build on them: all that was acknowledged before and after is there, nothing refused is half.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+
+import pytest
+from crash_cases import FULL, ONE_BRANCH, STORIES
+from crash_jury import Jury
+from crash_level import CHECKPOINTS, CYCLING, JOURNAL, LAGGING, MOVING, NONE, STRICT, SWITCHING, Level, open_space
+from crash_story import End, play
+from test_crash_recovery import go_on
+
+from xaqueue.errors import DecisionLogError, ResourceFailed
+from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
+from xaqueue.tm.log import DecisionLog
+from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
+
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
+
+HANDFUL = ["put and take: one_phase", "several: two_phase", "put and take: decided_commit"]
+LEVELS = [LAGGING, JOURNAL, SWITCHING, MOVING, CHECKPOINTS, CYCLING, STRICT]
+CASES = list(itertools.product(STORIES if FULL else HANDFUL, LEVELS))
+
+
+@pytest.mark.parametrize(("name", "level"), CASES, ids=str)
+def test_the_power_goes_after_a_fence_and_an_open(name: str, level: Level) -> None:
+    """After every sync that a story has."""
+    jury, at = Jury(STORIES[name], level), play(STORIES[name], level)[1].first_call
+    while True:
+        fs, record = play(STORIES[name], level, fail_after=at)
+        if not fs.failed:
+            return
+        at = fs.calls
+        go_on(jury, fs, record, "commit", End.ONE_PHASE)
+
+
+def opened_after_failures(fs: ForgetfulFileSystem, level: Level, more: int) -> bool:
+    """Whether an opening fails by a sync behind so many calls more; the next one may go on."""
+    fs.fail_after, fs.failed = fs.calls + more, False
+    with suppress(OSError, ResourceFailed):
+        open_space(fs, level)
+    fs.fail_after = None
+    return fs.failed
+
+
+@pytest.mark.parametrize("level", [LAGGING, STRICT], ids=str)
+@pytest.mark.parametrize("name", ["put and take: one_phase", "several: prepared"])
+def test_the_opening_fails_as_well(name: str, level: Level) -> None:
+    """At each of its syncs; the one behind it may be told that all is well."""
+    jury, last, more = Jury(STORIES[name], level), play(STORIES[name], level)[0].calls - 1, 0
+    while True:
+        fs, record = play(STORIES[name], level, crash_after=last)
+        fs.survive_kill()
+        if not opened_after_failures(fs, level, more):
+            return
+        more = fs.calls - last
+        record.openings += 1
+        go_on(jury, fs, record, "commit", End.ONE_PHASE)
+
+
+LOWER = [name for name in ONE_BRANCH if name.endswith(": prepared")]
+
+
+@pytest.mark.parametrize("name", LOWER if FULL else LOWER[2::3])
+def test_what_was_prepared_at_a_lower_level_is_hardened_at_the_second_try(name: str) -> None:
+    more = 0
+    while True:
+        fs, record = play(STORIES[name], NONE)
+        calls = fs.calls
+        if not opened_after_failures(fs, STRICT, more):
+            return
+        more = fs.calls - calls
+        record.openings += 1
+        go_on(Jury(STORIES[name], STRICT), fs, record, "commit", End.ONE_PHASE)
+
+
+def decided(fs: ForgetfulFileSystem) -> set[bytes]:
+    log = DecisionLog(fs, segment_bytes=SMALLEST_SEGMENT_BYTES, suspect=fs.calls > 0)
+    return set(log.table.open)
+
+
+def test_a_decision_log_is_opened_after_a_failed_sync() -> None:
+    """What recovery acts on as decided stays so; what it does not find is never decided."""
+    at = 0
+    while True:
+        fs, sure = Tree({}).open(), set()
+        fs.fail_after = at
+        with suppress(DecisionLogError):
+            log = DecisionLog(fs, segment_bytes=SMALLEST_SEGMENT_BYTES)
+            for number in range(40):
+                log.decide(b"%d" % number, ["a", "b" * 3000])
+                sure.add(b"%d" % number)
+                if number % 10 == 3:
+                    log.checkpoint()
+        if not fs.failed:
+            return
+        at = fs.calls
+        told = decided(fs)
+        assert sure <= told
+        DecisionLog(fs, segment_bytes=SMALLEST_SEGMENT_BYTES, suspect=True).decide(b"new", ["a"])
+        for tree in fs.trees_after_crash(limit=24, seed=at):
+            assert decided(tree.open()) == {*told, b"new"}
