@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -97,6 +98,21 @@ class Facade:
 
     def outcome(self, xid: Xid) -> Outcome:
         return self._thread.run(self.connection.outcome(xid))
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.connection.in_transaction
+
+    @contextmanager
+    def transaction(self) -> Iterator[Self]:
+        block = self.connection.transaction()
+        self._thread.run(block.__aenter__())
+        try:
+            yield self
+        except BaseException as error:
+            self._thread.run(block.__aexit__(type(error), error, None))
+            raise
+        self._thread.run(block.__aexit__(None, None, None))
 
     def close(self) -> None:
         self._thread.run(self.connection.close())

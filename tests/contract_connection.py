@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -291,6 +293,17 @@ class TwoPhaseContract(Contract):
         assert block_files(host.root) == []
         put(connection, b"goes on")
 
+    def test_after_a_read_only_vote_the_next_branch_may_begin(self, connection: Connection, xid: Xid) -> None:
+        for _ in range(2):
+            connection.tpc_begin(xid)
+            assert connection.tpc_prepare() is False
+            with pytest.raises(ProgrammingError, match="read-only"):
+                connection.enqueue("orders", b"of no branch")
+        connection.tpc_begin(xid)
+        connection.enqueue("orders", b"x")
+        connection.tpc_commit()
+        assert bodies(connection) == [b"x"]
+
     def test_commit_and_rollback_of_nothing_do_nothing(self, connection: Connection) -> None:
         connection.commit()
         connection.rollback()
@@ -322,13 +335,6 @@ class TwoPhaseContract(Contract):
         assert other.tpc_recover() == [xid]
         other.tpc_commit(xid)
         assert bodies(other) == [b"x"]
-
-    def test_a_with_block_closes_and_does_not_commit(self, connect: Connect) -> None:
-        with connect() as one:
-            one.enqueue("orders", b"forgotten")
-        with pytest.raises(InterfaceError), one:
-            pass
-        assert bodies(connect()) == []
 
     def test_a_closed_connection_refuses_everything(self, connection: Connection, xid: Xid) -> None:
         connection.close()
@@ -451,6 +457,136 @@ class TwoPhaseContract(Contract):
         assert bodies(again) == [b"x"]
 
 
+class BlockContract(Contract):
+    """A block commits at its end and rolls back on an exception; what is lost without one is told."""
+
+    def test_a_block_commits_and_closes(self, connect: Connect) -> None:
+        with connect() as one:
+            put(one, b"1")
+            assert one.dequeue("orders") is not None
+            one.enqueue("orders", b"2")
+        with pytest.raises(InterfaceError, match="closed"):
+            one.commit()
+        assert bodies(connect()) == [b"2"]
+
+    def test_a_block_without_work_does_nothing(self, connect: Connect) -> None:
+        with connect():
+            pass
+        with connect() as one:
+            one.close()
+        assert bodies(connect()) == []
+
+    @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, GeneratorExit])
+    def test_a_block_rolls_back_on_an_exception(self, connect: Connect, kind: type[BaseException]) -> None:
+        with pytest.raises(kind), connect() as one:  # noqa: PT012
+            one.enqueue("orders", b"x")
+            raise kind
+        with pytest.raises(kind), connect() as one:  # noqa: PT012
+            one.tpc_begin(one.xid(1, "x", ""))
+            one.enqueue("orders", b"x")
+            raise kind
+        assert bodies(connect()) == []
+        assert connect().tpc_recover() == []
+
+    @pytest.mark.parametrize("ended", [False, True])
+    def test_a_branch_that_its_block_leaves_unprepared_is_rolled_back_and_told(
+        self, connect: Connect, xid: Xid, ended: bool
+    ) -> None:
+        with pytest.raises(ProgrammingError, match="neither prepared nor committed"), connect() as one:  # noqa: PT012
+            one.tpc_begin(xid)
+            one.enqueue("orders", b"x")
+            if ended:
+                one.tpc_end()
+        other = connect()
+        assert (bodies(other), other.tpc_recover()) == ([], [])
+        assert other.outcome(xid) is Outcome.ROLLED_BACK
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_a_block_leaves_a_prepared_branch_in_doubt(self, connect: Connect, xid: Xid, fails: bool) -> None:
+        def prepare() -> None:
+            with connect() as one:
+                one.tpc_begin(xid)
+                one.enqueue("orders", b"x")
+                assert one.tpc_prepare()
+                if fails:
+                    raise ValueError
+
+        if fails:
+            with pytest.raises(ValueError):  # noqa: PT011
+                prepare()
+        else:
+            prepare()
+        assert connect().tpc_recover() == [xid]
+
+    def test_a_block_says_that_its_commit_failed(self, connect: Connect, xid: Xid) -> None:
+        with pytest.raises(RolledBack), connect() as one:  # noqa: PT012
+            one.tpc_begin(xid, timeout_s=0.0)
+            one.enqueue("orders", b"x")
+            one.tpc_commit()
+        assert bodies(connect()) == []
+
+    def test_a_transaction_is_a_block_on_an_open_connection(self, connection: Connection) -> None:
+        with connection.transaction() as same:
+            assert same is connection or not isinstance(connection, Connection)
+            connection.enqueue("orders", b"1")
+        with pytest.raises(ValueError), connection.transaction():  # noqa: PT011, PT012
+            connection.enqueue("orders", b"2")
+            raise ValueError
+        assert not connection.in_transaction
+        assert bodies(connection) == [b"1"]
+
+    def test_a_transaction_stands_in_no_other(self, connection: Connection, xid: Xid) -> None:
+        def block() -> None:
+            with connection.transaction():
+                pass
+
+        connection.enqueue("orders", b"1")
+        with pytest.raises(ProgrammingError, match="local transaction"):
+            block()
+        connection.commit()
+        with connection.transaction():
+            with pytest.raises(ProgrammingError, match="local transaction"):
+                block()
+            with pytest.raises(ProgrammingError, match="local transaction"):
+                connection.tpc_begin(xid)
+            connection.enqueue("orders", b"2")
+        connection.tpc_begin(xid)
+        with pytest.raises(ProgrammingError, match="two-phase"):
+            block()
+        connection.tpc_rollback()
+        assert bodies(connection) == [b"1", b"2"]
+
+    @pytest.mark.parametrize("work", ["enqueue", "dequeue", "two-phase"])
+    def test_closing_with_work_undone_warns(self, connect: Connect, xid: Xid, work: str) -> None:
+        other = connect()
+        put(other, b"there")
+        one = connect()
+        if work == "two-phase":
+            one.tpc_begin(xid)
+        if work == "dequeue":
+            assert one.dequeue("orders") is not None
+        else:
+            one.enqueue("orders", b"lost")
+        with pytest.warns(ResourceWarning, match="closed with work undone"):
+            one.close()
+        assert drain(other) == [b"there"]
+
+    def test_closing_without_work_undone_is_quiet(self, connect: Connect, xid: Xid) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            empty, done, prepared, failed = connect(), connect(), connect(), connect()
+            assert empty.dequeue("orders") is None
+            put(done, b"x")
+            prepared.tpc_begin(xid)
+            prepared.enqueue("orders", b"y")
+            prepared.tpc_prepare()
+            for connection in (empty, done, prepared):
+                connection.close()
+            failed.enqueue("orders", b"z")
+            failed.rollback()
+            failed.close()
+
+
 class MessagesContract(Contract):
     """What comes out is what went in, in the order of the queue."""
 
@@ -559,8 +695,9 @@ class MessagesContract(Contract):
     def test_browse_is_bounded_and_shows_what_is_delayed(self, connection: Connection) -> None:
         """10."""
         put(connection, b"1", b"2", b"3")
-        put(connection, b"later", not_before=2**62)
-        put(connection, b"too late", expires_at=1)
+        put(connection, b"later", delay=timedelta(days=365))
+        put(connection, b"too late", ttl=timedelta(milliseconds=50))
+        time.sleep(0.06)
         shown = [message.body for message in connection.browse("orders")]
         assert shown == [b"1", b"2", b"3", b"later"]
         assert [message.body for message in connection.browse("orders", limit=2)] == shown[:2]
@@ -607,6 +744,141 @@ class MessagesContract(Contract):
             connection.enqueue("orders", b"", headers={"k": "x" * 66_000})
         connection.commit()
         assert bodies(connection) == [b"x" * 100_000]
+
+    @pytest.mark.parametrize(
+        ("wrong", "told"),
+        [
+            ({"expires_at": int(time.time()) + 3600}, "these look like seconds"),
+            ({"not_before": int(time.time()) + 3600}, "these look like seconds"),
+            ({"not_before": int(time.time() * 1000)}, "these look like milliseconds"),
+            ({"expires_at": time.time_ns()}, "these look like nanoseconds"),
+            ({"expires_at": 60}, "give ttl="),
+            ({"not_before": 60}, "give delay="),
+            ({"expires_at": -1}, "before the year 2000"),
+            ({"expires_at": 2**63}, "nanoseconds"),
+            ({"expires_at": True}, "wanted"),
+            ({"expires_at": time.time() + 60}, "wanted"),
+            ({"expires_at": "2030-01-01"}, "wanted"),
+            ({"not_before": datetime(2030, 1, 1)}, "no time zone"),
+            ({"expires_at": datetime(2001, 1, 1, tzinfo=UTC)}, "it expires now"),
+            ({"expires_at": datetime(1999, 1, 1, tzinfo=UTC)}, "before the year 2000"),
+            ({"expires_at": timedelta(0)}, "it expires now"),
+            ({"ttl": 0}, "it expires now"),
+            ({"ttl": timedelta(seconds=-1)}, "negative"),
+            ({"delay": -1}, "seconds from 0"),
+            ({"delay": float("nan")}, "seconds from 0"),
+            ({"delay": float("inf")}, "timedelta"),
+            ({"delay": "5m"}, "seconds from 0"),
+            ({"ttl": 5, "delay": 10}, "before its not_before"),
+            ({"ttl": 5, "expires_at": timedelta(seconds=5)}, "say the same"),
+            ({"delay": 5, "not_before": timedelta(seconds=5)}, "say the same"),
+        ],
+    )
+    def test_a_time_that_cannot_be_meant_is_refused(
+        self, connection: Connection, wrong: dict[str, Any], told: str
+    ) -> None:
+        connection.enqueue("orders", b"1")
+        with pytest.raises(InvalidArgument, match=told):
+            connection.enqueue("orders", b"2", **wrong)
+        connection.commit()
+        assert bodies(connection) == [b"1"]
+
+    def test_times_are_taken_as_people_have_them(self, connection: Connection) -> None:
+        later = datetime(2040, 1, 2, 3, 4, 5, 678, tzinfo=timezone(timedelta(hours=2)))
+        later_us = int(later.timestamp()) * 1_000_000 + 678
+        before = time.time_ns() // 1000
+        given: list[dict[str, Any]] = [
+            {"not_before": later, "expires_at": later + timedelta(seconds=1)},
+            {"not_before": later_us, "expires_at": later_us + 1_000_000},
+            {"delay": 3600, "ttl": timedelta(hours=2)},
+            {"not_before": timedelta(hours=1), "expires_at": timedelta(hours=2)},
+        ]
+        for options in given:
+            connection.enqueue("orders", b"", **options)
+        connection.commit()
+        after = time.time_ns() // 1000
+        found = [message.properties for message in connection.browse("orders")]
+        for absolute in found[:2]:
+            assert (absolute.not_before, absolute.expires_at) == (later_us, later_us + 1_000_000)
+        for relative in found[2:]:
+            assert before <= (relative.not_before or 0) - 3_600_000_000 <= after
+            assert before <= (relative.expires_at or 0) - 7_200_000_000 <= after
+        assert connection.dequeue("orders") is None
+
+    def test_a_ttl_is_over_and_a_delay_too(self, connection: Connection) -> None:
+        put(connection, b"gone", ttl=0.05)
+        put(connection, b"later", delay=0.1)
+        time.sleep(0.06)
+        message = connection.dequeue("orders", wait_s=PATIENCE_S)
+        assert message is not None
+        assert message.body == b"later"
+
+    @pytest.mark.parametrize("wrong", [float("nan"), -1, -0.001, float("-inf"), "1", b"1", [1], True])
+    def test_a_wait_that_is_no_time_is_refused_and_loses_nothing(self, connection: Connection, wrong: Any) -> None:
+        connection.enqueue("replies", b"x")
+        with pytest.raises(InvalidArgument, match="wait_s"):
+            connection.dequeue("orders", wait_s=wrong)
+        connection.commit()
+        assert bodies(connection, "replies") == [b"x"]
+
+    @pytest.mark.parametrize("ever", [None, float("inf"), 1e300, 1e12, 10**400], ids=lambda ever: f"{ever}"[:5])
+    def test_a_wait_without_an_end_waits_until_there_is_one(self, connect: Connect, ever: Any) -> None:
+        waits, other = connect(), connect()
+
+        def wait() -> Message | None:
+            with waits.transaction():
+                return waits.dequeue("orders", wait_s=ever)
+
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(wait)
+            time.sleep(0.05)
+            assert not found.done()
+            put(other, b"at last")
+            message = found.result(PATIENCE_S)
+        assert message is not None
+        assert message.body == b"at last"
+
+    def test_a_body_is_bytes_or_what_has_them(self, connection: Connection) -> None:
+        for body in (b"1", bytearray(b"2"), memoryview(b"-3-")[1:2], memoryview(b"4-4-")[::2]):
+            connection.enqueue("orders", body)
+        with pytest.raises(InvalidArgument, match=r"encode it: body.encode\(\)"):
+            connection.enqueue("orders", "text")  # type: ignore[arg-type]
+        for wrong in (None, 5, {"a": 1}, [b"x"]):
+            with pytest.raises(InvalidArgument, match="bytes are wanted"):
+                connection.enqueue("orders", wrong)  # type: ignore[arg-type]
+        connection.commit()
+        assert bodies(connection) == [b"1", b"2", b"3", b"44"]
+
+    def test_an_id_is_taken_in_hex(self, connection: Connection) -> None:
+        message_id = connection.enqueue("orders", b"x", message_id="00112233445566778899aAbBcCdDeEfF")
+        connection.commit()
+        assert message_id == bytes.fromhex("00112233445566778899aabbccddeeff")
+        for wrong in ("abc", "g" * 32, b"short", 5):
+            with pytest.raises(InvalidArgument, match="32 hex digits"):
+                connection.dequeue("orders", message_id=wrong)  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument, match="32 hex digits"):
+                connection.enqueue("orders", b"", message_id=wrong)  # type: ignore[arg-type]
+        message = connection.dequeue("orders", message_id=message_id.hex())
+        assert message is not None
+        assert message.body == b"x"
+
+    def test_what_has_the_wrong_type_is_refused_and_loses_nothing(self, connection: Connection, xid: Xid) -> None:
+        wrong: list[Callable[[Any], object]] = [
+            lambda some: connection.enqueue(some, b""),
+            lambda some: connection.dequeue(some),
+            lambda some: list(connection.browse(some)),
+            lambda some: list(connection.browse("orders", limit=some if some is not None else -1)),
+        ]
+        connection.enqueue("orders", b"x")
+        for call in wrong:
+            for some in (["a", "b"], b"orders", 5.0, {"a"}, None):
+                with pytest.raises(InvalidArgument):
+                    call(some)
+        connection.commit()
+        for timeout_s in ("5", -1, float("nan"), [5]):
+            with pytest.raises(InvalidArgument, match="timeout_s"):
+                connection.tpc_begin(xid, timeout_s=timeout_s)  # type: ignore[arg-type]
+        assert bodies(connection) == [b"x"]
 
     def test_by_id_out_of_order(self, connect: Connect) -> None:
         """11."""

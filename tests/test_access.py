@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from contextlib import closing as closing_of
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -560,7 +561,7 @@ def test_the_table_may_change_while_sessions_are_open(
 ) -> None:
     server = start()
     as_user(monkeypatch, "www")
-    with xaqueue.connect(server.url) as www:
+    with closing_of(xaqueue.connect(server.url)) as www:
         refused(lambda: www.dequeue("orders"))
         attach_room.write_definitions(root, QUEUES + ROLES + 'consume = ["orders"]\n')
 

@@ -116,15 +116,42 @@ def test_a_cancelled_prepare_can_be_finished_either_way(
             await connection.flush()
             with Held(served):
                 await cancelled(connection.tpc_prepare())
-            assert connection.in_transaction
+            within = connection.in_transaction
+            assert within
             await told(connection, xid, Outcome.IN_DOUBT)
             if commit:
-                async with await xaqueue.connect_async(served.url) as other:
-                    await other.tpc_commit(xid)
+                await connection.tpc_commit()
             else:
                 await connection.tpc_rollback()
-                assert not connection.in_transaction
+            assert not connection.in_transaction
             assert await bodies(connection) == ([b"x"] if commit else [])
+
+    runner.run(work())
+
+
+def test_a_cancelled_prepare_that_is_called_again_says_what_is_true(
+    served: ServerThread, runner: asyncio.Runner
+) -> None:
+    async def work() -> None:
+        async with await xaqueue.connect_async(served.url) as connection:
+            for name, somebody in ((b"1", False), (b"2", True)):
+                xid = connection.xid(1, name, "")
+                await connection.tpc_begin(xid)
+                await connection.enqueue("orders", name)
+                await connection.flush()
+                with Held(served):
+                    await cancelled(connection.tpc_prepare())
+                if somebody:  # committed it meanwhile: that it was prepared is still true
+                    await told(connection, xid, Outcome.IN_DOUBT)
+                    async with await xaqueue.connect_async(served.url) as other:
+                        await other.tpc_commit(xid)
+                assert await connection.tpc_prepare() is True
+                if somebody:
+                    with pytest.raises(xaqueue.UnknownXid):
+                        await connection.tpc_commit()
+                else:
+                    await connection.tpc_commit()
+            assert await bodies(connection) == [b"1", b"2"]
 
     runner.run(work())
 

@@ -213,6 +213,7 @@ def test_an_answer_that_takes_too_long_loses_the_connection(served: ServerThread
             connection._connection._manager._stream._timeout_s = 0.05  # type: ignore[attr-defined]
             with Held(served), pytest.raises(ConnectionLost, match="no answer within"):
                 await connection.dequeue("orders")
+            await connection.rollback()
 
     runner.run(work())
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -439,11 +440,41 @@ def test_the_start_of_put_loads_nothing_that_it_does_not_need(space: Path) -> No
 
 
 def test_values_that_people_type() -> None:
-    assert values.time_us("2026-01-02T03:04:05+00:00") == 1767323045000000
-    assert values.time_us(None) is None
-    ahead = values.time_us("+1.5m")
-    assert ahead is not None
-    assert 0 < ahead - time.time_ns() // 1000 <= 90_000_000
+    assert values.instant("2026-01-02T03:04:05+00:00") == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    local = values.instant("2026-01-02 03:04")
+    assert isinstance(local, datetime)
+    assert local == datetime(2026, 1, 2, 3, 4).astimezone()
+    assert values.instant(None) is None
+    assert values.instant("+1.5m") == timedelta(seconds=90)
+    assert [values.span(text) for text in (None, "90s", "+2h", "1d")] == [
+        None,
+        *(timedelta(seconds=90), timedelta(hours=2), timedelta(days=1)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--expires-at", "2020-01-01"), "it expires now"),
+        (("--expires-at", "1763809892"), "ISO 8601"),
+        (("--not-before", "1970-01-01"), "before the year 2000"),
+        (("--ttl", "90"), "give it a unit"),
+        (("--delay", "-5m"), "give it a unit"),
+        (("--ttl", "0s"), "it expires now"),
+        (("--delay", "2h", "--ttl", "1h"), "before its not_before"),
+        (("--delay", "1h", "--not-before", "+1h"), "say the same"),
+    ],
+)
+def test_put_refuses_a_time_that_cannot_be_meant(space: Path, arguments: tuple[str, ...], told: str) -> None:
+    assert told in fails("put", "orders", "x", *arguments, code=2)
+    assert run("browse", "orders", "--json") == ""
+
+
+def test_put_delays_and_expires_from_now_on(space: Path) -> None:
+    run("put", "orders", "x", "--delay", "1h", "--ttl", "1.5h")
+    with xaqueue.connect(space) as connection:
+        (message,) = connection.browse("orders")
+    assert (message.properties.expires_at or 0) - (message.properties.not_before or 0) == 1_800_000_000
 
 
 def test_a_table_is_drawn_on_a_terminal(space: Path) -> None:

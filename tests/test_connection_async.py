@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 from awaited import Facade, LoopThread
-from contract_connection import ConcurrencyContract, KillContract, MessagesContract, TwoPhaseContract
+from contract_connection import BlockContract, ConcurrencyContract, KillContract, MessagesContract, TwoPhaseContract
 from test_connection_remote import RemoteHost
 
 from xaqueue.connection import Connection
@@ -49,6 +49,10 @@ class AtBothLevels:
 
 
 class TestTwoPhase(AtBothLevels, TwoPhaseContract):
+    pass
+
+
+class TestBlocks(AtBothLevels, BlockContract):
     pass
 
 

@@ -17,6 +17,7 @@ import pytest
 from contract_connection import (
     PATIENCE_S,
     QUEUES,
+    BlockContract,
     ConcurrencyContract,
     KillContract,
     MessagesContract,
@@ -119,6 +120,10 @@ class AtBothLevels:
 
 
 class TestTwoPhase(AtBothLevels, TwoPhaseContract):
+    pass
+
+
+class TestBlocks(AtBothLevels, BlockContract):
     pass
 
 
@@ -418,7 +423,8 @@ def test_the_watermark_shows_whole_branches(host: EmbeddedHost) -> None:
 
 def test_expired_messages_are_removed_and_never_delivered(host: EmbeddedHost) -> None:
     connection = host.connect()
-    put(connection, b"late", expires_at=1)
+    put(connection, b"late", ttl=0.05)
+    time.sleep(0.06)
     put(connection, b"x")
     assert drain(connection) == [b"x"]
     connection.commit()

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract_connection import QUEUES, ConcurrencyContract, KillContract, MessagesContract, TwoPhaseContract
+from contract_connection import (
+    QUEUES,
+    BlockContract,
+    ConcurrencyContract,
+    KillContract,
+    MessagesContract,
+    TwoPhaseContract,
+)
 from served import ServerThread
 
 from xaqueue.connection import Connection
@@ -74,6 +81,10 @@ class AtBothLevels:
 
 
 class TestTwoPhase(AtBothLevels, TwoPhaseContract):
+    pass
+
+
+class TestBlocks(AtBothLevels, BlockContract):
     pass
 
 

@@ -111,10 +111,11 @@ def test_a_foreign_name_is_set_aside_as_without_an_image(space: Space) -> None:
 def test_what_makes_a_message_special_is_kept(space: Space, read: list[str]) -> None:
     with space.connect() as connection:
         connection.enqueue("q", b"later", not_before=wall_clock() + 10**9)
-        connection.enqueue("q", b"gone", expires_at=1)
+        connection.enqueue("q", b"gone", ttl=0.001)
         connection.enqueue("q", b"related", correlation_id=b"c")
         connection.enqueue("q", b"tried")
         connection.commit()
+        time.sleep(0.01)
         assert connection.dequeue("q", correlation_id=b"c") is not None
         assert connection.dequeue("q") is not None
         connection.rollback()

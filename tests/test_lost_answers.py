@@ -71,6 +71,7 @@ class Ground(NamedTuple):
             taken = []
             while (message := other.dequeue("orders")) is not None:
                 taken.append(message.body)
+            other.rollback()
             return taken, [message.body for message in other.browse("replies")], other.tpc_recover()
 
     def quiet(self, sessions: int = 0) -> None:
@@ -205,30 +206,89 @@ def test_two_phase_commit(ground: Ground, cut: Cut) -> None:
     goes_on(connection)
 
 
-@pytest.mark.parametrize("cut", cuts(4), ids=str)
-def test_a_transaction_that_gives_up_commits_nothing(ground: Ground, cut: Cut) -> None:
-    """After a lost prepare ``tpc_prepare`` and ``tpc_commit`` only say that it is rolled back, and it is."""
-    for again in ("tpc_prepare", "tpc_commit", "tpc_rollback"):
-        connection = ground.connect(cut)
-        step, error = run(ground, connection, TWO_PHASE_BACK, cut)
-        if step in ("work", "prepare") and type(error) is not RolledBack:
-            ground.quiet(sessions=1 if is_connected(connection) else 0)
-            if again == "tpc_rollback":
-                connection.tpc_rollback()
-            else:
-                with pytest.raises(RolledBack):
-                    getattr(connection, again)()
-        elif step == "rollback":
-            assert type(error) is OutcomeUnknown
-            ground.quiet()
-            if connection.outcome(X) is Outcome.ROLLED_BACK:
-                with pytest.raises(UnknownXid):
-                    connection.tpc_rollback()
-            else:
-                connection.tpc_rollback()
-        connection.close()
-        ground.quiet()
-        assert ground.stands() == UNDONE
+BRANCH_ONE_PHASE: list[Step] = [*TWO_PHASE[:2], ("commit", lambda connection: connection.tpc_commit())]
+STORIES = {
+    "two phases": (TWO_PHASE, 4),
+    "two phases back": (TWO_PHASE_BACK, 4),
+    "branch back": (ACTIVE_BACK, 3),
+    "branch in one phase": (BRANCH_ONE_PHASE, 3),
+    "local": (ONE_PHASE, 3),
+    "local back": (ONE_PHASE_BACK, 3),
+}
+"""Each verb whose answer may be lost, with the number of its request."""
+POINTS = [(name, cut) for name, (_, requests) in STORIES.items() for cut in cuts(requests) if cut.number > 1]
+
+
+def until_known(call: Callable[[], object]) -> object:
+    """What a call says once it knows: its result, or its error."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return call()
+        except OutcomeUnknown:
+            assert time.monotonic() < deadline
+        except (RolledBack, UnknownXid) as error:
+            return error
+
+
+def take_up(connection: Connection, step: str, again: Callable[[Connection], object], way: str) -> bool:
+    """Does what OutcomeUnknown invites to, and checks that all answers agree; returns whether the work is done."""
+    if step == "prepare":
+        if way == "ask" and connection.outcome(X) is Outcome.IN_DOUBT:
+            connection.tpc_commit()
+            return True
+        if way == "rollback":
+            assert not isinstance(until_known(connection.tpc_rollback), RolledBack)
+            return False
+        answer = until_known(lambda: again(connection) if way == "again" else connection.tpc_commit())
+        if isinstance(answer, RolledBack):
+            assert not connection.in_transaction
+            assert connection.outcome(X) in UNFINISHED
+            return False
+        if way == "again":
+            assert answer is True
+            assert connection.outcome(X) is Outcome.IN_DOUBT
+            connection.tpc_commit()
+        return True
+    answer = until_known(lambda: again(connection))
+    if step == "rollback":
+        return False
+    return not isinstance(answer, RolledBack)
+
+
+@pytest.mark.parametrize("way", ["again", "ask", "commit", "rollback"])
+@pytest.mark.parametrize(("story", "cut"), POINTS, ids=lambda value: str(value))
+def test_what_a_lost_answer_invites_to_is_right(ground: Ground, story: str, cut: Cut, way: str) -> None:
+    """The same call again asks and says what is true, a commit commits what outcome() calls in doubt; at once, while
+    the lost session may be at it still."""
+    steps, _ = STORIES[story]
+    connection = ground.connect(cut)
+    step, error = run(ground, connection, steps, cut)
+    if isinstance(error, OutcomeUnknown):
+        done = take_up(connection, step, dict(steps)[step], way)
+    elif error is not None:
+        if connection.in_transaction:
+            (connection.tpc_rollback if steps[0][0] == "begin" else connection.rollback)()
+        done = False
+    else:
+        done = steps[-1][0] == "commit"
+    ground.quiet(sessions=1 if is_connected(connection) else 0)
+    assert ground.stands() == (DONE if done else UNDONE)
+    goes_on(connection)
+
+
+@pytest.mark.parametrize("cut", [cut for cut in cuts(3) if cut.number == 3], ids=str)
+def test_a_read_only_prepare_whose_answer_is_lost(ground: Ground, cut: Cut) -> None:
+    connection = ground.connect(cut)
+    connection.tpc_begin(X)
+    assert connection.dequeue("nothing") is None
+    try:
+        assert connection.tpc_prepare() is False
+    except OutcomeUnknown:
+        answer = until_known(connection.tpc_prepare)
+        assert answer is False or isinstance(answer, RolledBack)
+    assert not connection.in_transaction or connection.tpc_commit() is None
+    goes_on(connection)
 
 
 @pytest.mark.parametrize("steps", [ACTIVE_BACK, ONE_PHASE_BACK], ids=["branch", "local"])

@@ -14,7 +14,7 @@ from test_man import page, rows
 
 import xaqueue
 from xaqueue.errors import InvalidArgument
-from xaqueue.message import EnqueueOptions
+from xaqueue.message import PLAIN_OPTIONS
 from xaqueue.rpc import methods, server_methods, session, wire
 from xaqueue.rpc.limits import Limits
 from xaqueue.xa import Flag, Outcome, Vote
@@ -49,7 +49,7 @@ def test_every_method_is_explained(section: str) -> None:
 
 def test_every_option_of_enqueue_is_there(section: str) -> None:
     text = section.partition(".It Li enqueue\n")[2].partition(".It Li")[0]
-    assert set(re.findall(r"^\.Li (\w+)", text, re.MULTILINE)) - {"body"} == set(EnqueueOptions.__annotations__)
+    assert set(re.findall(r"^\.Li (\w+)", text, re.MULTILINE)) - {"body"} == set(PLAIN_OPTIONS)
 
 
 def test_flags_frames_and_errors(section: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,7 +235,7 @@ def test_a_disk_that_does_not_answer_fences(bare: BareSpace) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     bare.fs.room = fails  # type: ignore[method-assign]
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         with pytest.raises(ResourceFailed, match="Input/output error"):
             connection.enqueue("orders", b"first")
         with pytest.raises(ResourceFailed):

@@ -177,5 +177,5 @@ def test_call_in_state(stage: Stage, case: dict[str, Any]) -> None:
         assert code is Code.XA_RBTIMEOUT
     else:
         assert code == expected["val"]
-    refused_ride = isinstance(stage.caller, RidingSession) and stage.caller.manager._failed is not None
+    refused_ride = isinstance(stage.caller, RidingSession) and stage.caller.manager._why is not None
     assert stage.state() == ("B4" if refused_ride and case["state"] == "B1" else expected["to"])

@@ -1,11 +1,10 @@
 """xaqueue: a durable message queue that takes part in distributed transactions.
 
-    conn = xaqueue.connect("data/orders-space", create=True)
-    conn.enqueue("orders", b"...")
-    conn.commit()
+    with xaqueue.connect("data/orders-space", create=True) as conn:
+        conn.enqueue("orders", b"...")  # committed at the end of the block, rolled back on an exception
 
 Whoever opens a space with ``connect`` owns its directory while a connection is open; all connections of the process
-share it. Errors are in ``xaqueue.errors``; xaqueue(7) says what each sync flag promises.
+share it. Where a server has it, the connection is one to that server. xaqueue(7) says what each sync flag promises.
 """
 
 from __future__ import annotations
@@ -16,11 +15,17 @@ from typing import TYPE_CHECKING
 from xaqueue.connection import Connection
 from xaqueue.errors import (
     AccessDenied,
+    AsyncNotSupported,
     ConnectionLost,
+    DamagedBlock,
     DatabaseError,
     DataError,
+    DecisionLogDamaged,
+    DecisionLogError,
+    DecisionLogInUse,
     DiskFull,
     DiskLow,
+    DuplicateXid,
     Error,
     HeuristicHazard,
     HeuristicMixed,
@@ -28,12 +33,16 @@ from xaqueue.errors import (
     IntegrityError,
     InterfaceError,
     InvalidArgument,
+    JournalDamaged,
+    MessageTooLarge,
     NotSupportedError,
     OperationalError,
     OutcomeUnknown,
+    OutsideTransaction,
     ProgrammingError,
     ProtocolError,
     QueueReserved,
+    ResourceError,
     ResourceFailed,
     RetryLater,
     RolledBack,
@@ -61,21 +70,25 @@ threadsafety = 1
 def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None = None) -> Connection:
     """Opens a queue space and returns a connection of its own session.
 
-    path: the space's directory, or an open string (``datadir="/data/orders",qspace="orders"``).
+    path: the space's directory, an open string (``datadir="/data/orders",qspace="orders"``), or the URL of a server:
+    ``xaq+unix:///path``, ``xaq://host:port`` or ``xaqs://host:port``. Where a server has the directory, its URL.
     create: make the directory a space where it is none yet, one that takes any queue name until its queues.toml
     loses the [default] table.
-    sync: flags, ``[FSYNC|FDATASYNC][;DSYNC]`` or ``NONE``; without them XAQUEUE_FLAGS, queues.toml, then the default.
-    Raises SpaceInUse (another process owns it), SpaceError (it is no space), InvalidArgument.
+    sync: flags, ``[FSYNC|FDATASYNC][;DSYNC]``, ``JOURNAL`` or ``NONE``; without them XAQUEUE_FLAGS, queues.toml, then
+    the default. A server has its own.
+    Raises SpaceInUse (another process owns it, and serves it to nobody), SpaceError (it is no space), InvalidArgument,
+    and of a server ConnectionLost, AccessDenied.
     """
-    given = os.fspath(path)
-    if "://" in given:
-        from xaqueue.rpc import dial
+    if not isinstance(path, str | os.PathLike) or not isinstance(given := os.fspath(path), str) or not given:
+        raise InvalidArgument(f"connect({path!r}) is refused: a directory or a URL is wanted, as text or as a path")
+    from xaqueue.rpc import dial, endpoint, reach  # half of the package, and a Spark worker needs none of it
 
-        return Connection(dial.manager(given), fresh_id)
-    from xaqueue.space.attach import attach  # half of the package, and a Spark worker needs none of it
-
-    directory, name = openstring.parse(given)
-    return Connection(attach(directory, create_missing=create, sync=sync, name=name), fresh_id)
+    if not endpoint.is_url(given):
+        directory, name = openstring.parse(given)
+        return Connection(reach.session(directory, name, create=create, sync=sync), fresh_id)
+    if create or sync is not None:
+        raise InvalidArgument("create= and sync= are for a directory: whoever serves a space opens it, and says how")
+    return Connection(dial.manager(given), fresh_id)
 
 
 async def connect_async(url: str) -> AsyncConnection:
@@ -111,13 +124,19 @@ if not TYPE_CHECKING:
 __all__ = [
     "AccessDenied",
     "AsyncConnection",
+    "AsyncNotSupported",
     "Code",
     "Connection",
     "ConnectionLost",
+    "DamagedBlock",
     "DataError",
     "DatabaseError",
+    "DecisionLogDamaged",
+    "DecisionLogError",
+    "DecisionLogInUse",
     "DiskFull",
     "DiskLow",
+    "DuplicateXid",
     "Error",
     "Flag",
     "HeuristicHazard",
@@ -126,15 +145,19 @@ __all__ = [
     "IntegrityError",
     "InterfaceError",
     "InvalidArgument",
+    "JournalDamaged",
     "Message",
     "MessageId",
+    "MessageTooLarge",
     "NotSupportedError",
     "OperationalError",
     "Outcome",
     "OutcomeUnknown",
+    "OutsideTransaction",
     "ProgrammingError",
     "ProtocolError",
     "QueueReserved",
+    "ResourceError",
     "ResourceFailed",
     "RetryLater",
     "RolledBack",

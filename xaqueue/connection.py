@@ -3,23 +3,33 @@
 Work outside ``tpc_begin`` belongs to a local transaction that starts by itself and ends with ``commit`` or
 ``rollback``, in one phase. ``tpc_begin`` starts a branch under the caller's xid; ``tpc_prepare`` makes it durable and
 in doubt; ``tpc_commit`` and ``tpc_rollback`` finish it, or, with an xid and outside a transaction, one that recovery
-listed. Beyond PEP 249 the names follow python-oracledb. Closing rolls back what is not prepared. Not for use by
-several threads at once; open one connection for each.
+listed. Beyond PEP 249 the names follow python-oracledb, and blocks (``with``) are psycopg's. Closing rolls back what
+is not prepared.
+
+One thread uses a connection at a time. Between transactions it may be handed on, and whoever drives a two-phase
+transaction may prepare and finish it from other threads; work, ``commit`` and ``rollback`` are their own thread's. A
+forked child cannot use it.
 
 It is written over the ResourceManager protocol: it neither knows nor cares where the space is.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from enum import Enum
+from contextlib import contextmanager, suppress
+from functools import wraps
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from xaqueue.errors import (
     ConnectionLost,
     DuplicateXid,
+    Error,
     HeuristicOutcome,
     InterfaceError,
     InvalidArgument,
@@ -29,78 +39,119 @@ from xaqueue.errors import (
     RolledBack,
     UnknownXid,
 )
-from xaqueue.message import EnqueueOptions, Message, MessageId
+from xaqueue.message import EnqueueOptions, Message, MessageId, body_of, check_queue_name, id_of, options_of
+from xaqueue.phases import ALLOWED, BEGIN, UNDONE, Phase
+from xaqueue.times import FOREVER_S, check_seconds
 from xaqueue.xa import Flag, Outcome, ResourceManager, Vote
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 RECOVER_PAGE = 1000
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-class _Phase(Enum):
-    NONE = "outside a transaction"
-    LOCAL = "in a local transaction"
-    ACTIVE = "in a two-phase transaction"
-    ENDED = "in a two-phase transaction that was ended"
-    PREPARED = "in a prepared transaction"
-    READ_ONLY = "in a transaction that voted read-only"
+
+def _alone(method: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[Connection, P], T]:
+    """The method, for one thread at a time of the process that connected. Raises InterfaceError, ResourceFailed."""
+
+    @wraps(method)
+    def alone(self: Connection, *arguments: P.args, **options: P.kwargs) -> T:
+        if self._pid != os.getpid():
+            raise ResourceFailed("the connection belongs to the parent of this forked process: connect again")
+        if not self._entered.acquire(False):
+            raise InterfaceError("the connection is in a call already, perhaps of another thread: open one for each")
+        try:
+            return method(self, *arguments, **options)
+        finally:
+            self._entered.release()
+
+    return alone  # type: ignore[return-value]
 
 
 class Connection:
-    """Made by ``xaqueue.connect``. Errors are those of ``xaqueue.errors``, PEP 249's classes above them."""
+    """Made by ``xaqueue.connect``. Errors are those of ``xaqueue.errors``, PEP 249's classes above them.
+
+    As a block it commits at its end, rolls back on an exception, and is closed then; see ``__exit__``.
+    """
 
     def __init__(self, manager: ResourceManager, make_id: Callable[[], bytes]) -> None:
         """``make_id``: 16 unique bytes for the xid of a local transaction."""
         self._manager = manager
         self._make_id = make_id
-        self._phase = _Phase.NONE
+        self._phase = Phase.NONE
         self._xid: Xid | None = None
-        self._ended = False
-        """The session has left its branch, which is not finished yet."""
-        self._closed = False
+        self._undone = 0
+        """Messages that the transaction has added or taken."""
+        self._pid = os.getpid()
+        self._entered = threading.Lock()
+        """Held by who is in a call."""
+        self._thread = 0
+        """Whose work the transaction is."""
 
     # Messages
 
-    def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+    @_alone
+    def enqueue(self, queue: str, body: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]) -> MessageId:
         """Adds a message, visible once the transaction commits. Returns its id, 16 bytes.
 
-        Options: see ``xaqueue.message.EnqueueOptions``. Raises UnknownQueue, MessageTooLarge, InvalidArgument (and
-        nothing has changed), DiskLow (nothing has changed either; there may be room later), any other DiskFull (the
-        transaction can only be rolled back).
+        body: bytes, or what has them: a bytearray, a memoryview. Options: see ``xaqueue.message.EnqueueOptions``.
+        Raises UnknownQueue, MessageTooLarge, InvalidArgument (and nothing has changed), DiskLow (nothing has changed
+        either; there may be room later), any other DiskFull (the transaction can only be rolled back).
         """
-        self._working()
-        return self._manager.enqueue(queue, body, **options)
+        if type(body) is not bytes:
+            body = body_of(body)
+        plain = options_of(options, time.time_ns() // 1000) if options else options
+        if type(queue) is not str:
+            check_queue_name(queue)
+        self._work()
+        message_id = self._manager.enqueue(queue, body, **plain)
+        self._undone += 1
+        return message_id
 
+    @_alone
     def dequeue(
         self,
         queue: str,
         *,
-        wait_s: float = 0.0,
-        message_id: bytes | None = None,
+        wait_s: float | None = 0.0,
+        message_id: bytes | str | None = None,
         correlation_id: bytes | str | None = None,
     ) -> Message | None:
         """The next message of the queue, or the one of this id, or the first of this correlation id.
 
         It is locked for this transaction: gone when it commits, back in its place when it is rolled back. None where
-        there is none within ``wait_s`` seconds. Messages that other transactions hold are passed over.
+        there is none within ``wait_s`` seconds; where that is None or infinite, it is waited for until there is one.
+        Messages that other transactions hold are passed over. message_id: 16 bytes or 32 hex digits.
+        Raises UnknownQueue, QueueReserved, InvalidArgument.
         """
-        self._working()
-        return self._manager.dequeue(queue, wait_s=wait_s, message_id=message_id, correlation_id=correlation_id)
+        if type(queue) is not str:
+            check_queue_name(queue)
+        if message_id is not None:
+            message_id = id_of(message_id)
+        if wait_s.__class__ is not float or not 0.0 <= wait_s < FOREVER_S:
+            wait_s = check_seconds("wait_s", wait_s)
+        self._work()
+        found = self._manager.dequeue(queue, wait_s=wait_s, message_id=message_id, correlation_id=correlation_id)
+        if found is not None:
+            self._undone += 1
+        return found
 
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
         """Committed messages in the order of the queue, at most ``limit``; also those that are locked or not yet due.
 
         Locks nothing and takes part in no transaction.
         """
-        self._check_open()
-        return self._manager.browse(queue, limit)
+        found = self._browse(queue, limit)
+        return iter(lambda: self._next(found), None)
 
+    @_alone
     def flush(self) -> None:
         """Raises now what a server may yet refuse of ``tpc_begin`` and ``enqueue``, which ride with a later call.
 
         Without a server there is nothing to wait for: they have raised already.
         """
         self._check_open()
-        if self._phase is _Phase.NONE:
+        if not self.in_transaction:
             return
         try:
             self._manager.flush()
@@ -110,17 +161,41 @@ class Connection:
 
     # One phase
 
+    @_alone
     def commit(self) -> None:
-        """Commits the local transaction; without one, nothing. Raises RolledBack where it was rolled back instead."""
-        self._outside_two_phase("commit")
-        if self._phase is _Phase.LOCAL:
+        """Commits the local transaction; without one, nothing. Raises RolledBack where it was rolled back instead.
+
+        Called again after OutcomeUnknown it asks what became of that commit.
+        """
+        self._check("commit")
+        if self._phase is not Phase.NONE:
+            self._check_thread()
             self._commit_one_phase()
 
+    @_alone
     def rollback(self) -> None:
         """Rolls the local transaction back; without one, nothing."""
-        self._outside_two_phase("rollback")
-        if self._phase is _Phase.LOCAL:
+        self._check("rollback")
+        if self._phase in (Phase.LOCAL, Phase.LOCAL_ENDED):
+            self._check_thread()
             self._roll_back()
+        else:
+            self._leave()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Self]:
+        """A block that is one local transaction: commits at its end, and rolls back on an exception.
+
+        The connection stays open. Only outside a transaction. Raises what ``commit`` raises.
+        """
+        self._begin_block()
+        try:
+            yield self
+        except BaseException:
+            with suppress(Error):  # the block's own says what went wrong
+                self._give_up()
+            raise
+        self._conclude()
 
     # Two phases
 
@@ -129,17 +204,20 @@ class Connection:
         """A transaction id; str parts are taken as UTF-8. Raises InvalidArgument."""
         return Xid(format_id, gtrid, bqual)  # type: ignore[arg-type]
 
+    @_alone
     def tpc_begin(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
         """Starts a branch, or enters one with JOIN or RESUME. Only outside a transaction.
 
         timeout_s: a branch that is not prepared by then is rolled back (noticed at its next call).
         """
-        self._check_open()
-        if self._phase is not _Phase.NONE:
-            raise ProtocolError(f"tpc_begin {self._phase.value}: commit it or roll it back first")
-        self._manager.start(_as_xid(xid), flags, timeout_s)
-        self._phase, self._xid = _Phase.ACTIVE, _as_xid(xid)
+        self._check("tpc_begin")
+        limit_s = check_seconds("timeout_s", timeout_s)
+        timeout_s = limit_s if limit_s < FOREVER_S else None
+        xid = _as_xid(xid)
+        self._manager.start(xid, flags, timeout_s)
+        self._enter(Phase.ACTIVE, xid)
 
+    @_alone
     def tpc_end(self, xid: Xid | None = None, flags: Flag = Flag.SUCCESS) -> None:
         """Leaves the branch: SUCCESS to prepare it, SUSPEND to resume it here or (MIGRATE) elsewhere, FAIL to doom it.
 
@@ -149,29 +227,26 @@ class Connection:
         if xid is not None and _as_xid(xid) != self._xid:
             self._manager.end(_as_xid(xid), flags)
             return
-        current = self._current("tpc_end", _Phase.ACTIVE)
+        current = self._check("tpc_end")
         try:
             self._manager.end(current, flags)
         except RolledBack:
-            self._phase, self._ended = _Phase.ENDED, True
+            self._phase = Phase.ENDED
             raise
         if flags & Flag.SUSPEND:
             self._leave()
         else:
-            self._phase, self._ended = _Phase.ENDED, True
+            self._phase = Phase.ENDED
 
+    @_alone
     def tpc_prepare(self) -> bool:
-        """First phase. True: prepared, and only tpc_commit or tpc_rollback may follow. False: no work, and over."""
-        xid = self._current("tpc_prepare", _Phase.ACTIVE, _Phase.ENDED)
-        try:
-            self._end(xid)
-            vote = self._manager.prepare(xid)
-        except RolledBack:
-            self._discard(xid)
-            raise
-        self._phase = _Phase.PREPARED if vote is Vote.OK else _Phase.READ_ONLY
-        return vote is Vote.OK
+        """First phase. True: prepared, and only tpc_commit or tpc_rollback may follow. False: no work, and over.
 
+        Called again after OutcomeUnknown it asks what became of the first call, and answers that.
+        """
+        return self._prepare()
+
+    @_alone
     def tpc_commit(self, xid: Xid | None = None) -> None:
         """Second phase; without tpc_prepare before it, a commit in one phase.
 
@@ -179,31 +254,37 @@ class Connection:
         finished, HeuristicOutcome where an operator decided, RetryLater where it stays in doubt.
         """
         if xid is not None:
-            self._outside("tpc_commit")
+            self._check("the call with an xid")
             self._manager.commit(_as_xid(xid))
             return
-        current = self._current("tpc_commit", *_TWO_PHASE)
-        if self._phase is _Phase.READ_ONLY:
-            self._leave()
-        elif self._phase is _Phase.PREPARED:
-            self._finish(self._manager.commit, current)
-        else:
-            self._commit_one_phase()
+        current = self._check("tpc_commit")
+        if self._phase is Phase.PREPARING:
+            self._prepare()
+        match self._phase:
+            case Phase.PREPARED:
+                self._finish(self._manager.commit, current)
+            case Phase.READ_ONLY:
+                self._leave()
+            case _:
+                self._commit_one_phase()
 
+    @_alone
     def tpc_rollback(self, xid: Xid | None = None) -> None:
         """Rolls the branch back, prepared or not; with ``xid``, outside a transaction, one that recovery listed."""
         if xid is not None:
-            self._outside("tpc_rollback")
+            self._check("the call with an xid")
             self._manager.rollback(_as_xid(xid))
             return
-        current = self._current("tpc_rollback", *_TWO_PHASE)
-        if self._phase is _Phase.READ_ONLY:
-            self._leave()
-        elif self._phase is _Phase.PREPARED:
-            self._finish(self._manager.rollback, current)
-        else:
-            self._roll_back()
+        current = self._check("tpc_rollback")
+        match self._phase:
+            case Phase.READ_ONLY:
+                self._leave()
+            case Phase.PREPARED | Phase.PREPARING:
+                self._finish(self._manager.rollback, current)
+            case _:
+                self._roll_back()
 
+    @_alone
     def tpc_recover(self) -> list[Xid]:
         """The xids in doubt, and those that an operator finished and nobody forgot yet."""
         self._check_open()
@@ -215,11 +296,13 @@ class Connection:
         self._manager.recover(0, Flag.ENDRSCAN)
         return found
 
+    @_alone
     def tpc_forget(self, xid: Xid) -> None:
         """Ends the memory of an operator's decision. Raises UnknownXid where there is none."""
         self._check_open()
         self._manager.forget(_as_xid(xid))
 
+    @_alone
     def outcome(self, xid: Xid) -> Outcome:
         """What became of a branch, as far as it is remembered (the last 10,000, for an hour)."""
         self._check_open()
@@ -230,22 +313,15 @@ class Connection:
     @property
     def in_transaction(self) -> bool:
         """Whether one is open: local work, or since ``tpc_begin``."""
-        return self._phase is not _Phase.NONE
+        return self._phase not in (Phase.NONE, Phase.UNANSWERED, Phase.CLOSED)
 
     def close(self) -> None:
-        """Rolls back what is not prepared and ends the session. A second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            xid = self._xid if self._ended and self._phase in _UNPREPARED else None
-            if xid is not None and self._manager.outcome(xid) is not Outcome.IN_DOUBT:
-                with suppress(UnknownXid, ProtocolError, ResourceFailed):  # finished, past its commit point, fenced
-                    self._manager.rollback(xid)
-        except ConnectionLost:
-            pass  # the server rolls it back
-        finally:
-            self._manager.close()
+        """Rolls back what is not prepared and ends the session. A second call does nothing.
+
+        Where that loses work there is a ResourceWarning, unless an exception is on its way already.
+        """
+        if self._end_session() and sys.exc_info()[0] is None:
+            self._warn("closed with work undone")
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -254,69 +330,201 @@ class Connection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        """Commits the local transaction, or rolls it back on an exception; then closes.
+
+        A two-phase transaction that is prepared stays in doubt. One that is not is rolled back, and without an
+        exception ProtocolError says so. Raises what ``commit`` raises.
+        """
+        done = False
+        try:
+            if kind is None:
+                self._conclude()
+            done = kind is None
+        finally:
+            if done:
+                self._end_session()
+            else:
+                with suppress(Error):  # what went wrong is said already
+                    self._end_session()
+
+    def __del__(self) -> None:
+        if getattr(self, "_phase", Phase.CLOSED) is Phase.CLOSED:
+            return
+        undone = self._is_undone and self._pid == os.getpid()
+        if self._manager.drop() and undone:
+            self._warn("never closed, with work undone")
+
+    def __repr__(self) -> str:
+        return f"<xaqueue.Connection {self._phase.value}>"
 
     # Within
 
+    @property
+    def _is_undone(self) -> bool:
+        return self._undone > 0 and self._phase in UNDONE
+
+    def _warn(self, how: str) -> None:
+        told = f"the connection was {how}: {self._undone} enqueues and dequeues of its transaction are rolled back"
+        warnings.warn(f"{told}. Commit it, or use a with block", ResourceWarning, stacklevel=3, source=self)
+
+    def _end_session(self) -> bool:
+        """Returns whether work was undone by it. In a forked child there is nothing to be ended."""
+        if self._phase is Phase.CLOSED:
+            return False
+        if self._pid != os.getpid():
+            self._phase = Phase.CLOSED
+            self._manager.drop()
+            return False
+        return self._close()
+
+    @_alone
+    def _close(self) -> bool:
+        undone, left = self._is_undone, self._xid if self._phase is Phase.ENDED else None
+        self._phase = Phase.CLOSED
+        self._manager.close(left)
+        return undone
+
+    @_alone
+    def _browse(self, queue: str, limit: int | None) -> Iterator[Message]:
+        self._check_open()
+        check_queue_name(queue)
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
+            raise InvalidArgument(f"limit {limit!r} is refused: a number from 0, or None, is wanted")
+        return self._manager.browse(queue, limit)
+
+    @_alone
+    def _next(self, found: Iterator[Message]) -> Message | None:
+        return next(found, None)
+
     def _check_open(self) -> None:
-        if self._closed:
+        if self._phase is Phase.CLOSED:
             raise InterfaceError("the connection is closed")
 
-    def _working(self) -> None:
+    def _check(self, method: str) -> Xid:
+        """The transaction that is meant, where the method has its place; outside of one, any xid."""
         self._check_open()
-        if self._phase is _Phase.NONE:
-            xid = Xid(LOCAL_FORMAT_ID, self._make_id(), b"")
-            self._manager.start(xid)
-            self._phase, self._xid = _Phase.LOCAL, xid
-        elif self._phase not in (_Phase.LOCAL, _Phase.ACTIVE):
-            raise ProtocolError(f"no more work {self._phase.value}: finish it first")
+        phases, hint = ALLOWED[method]
+        if self._phase not in phases:
+            what = "no more work" if method == "work" else method
+            hint = hint or (BEGIN if self._phase is Phase.NONE else "")
+            raise ProtocolError(f"{what} {self._phase.value}" + (f": {hint}" if hint else ""))
+        return self._xid if self._xid is not None else _NO_XID
 
-    def _outside_two_phase(self, method: str) -> None:
-        self._check_open()
-        if self._phase not in (_Phase.NONE, _Phase.LOCAL):
-            raise ProtocolError(f"{method} {self._phase.value}: use tpc_{method}")
+    def _check_thread(self) -> None:
+        """Work is its thread's, as long as that one lives."""
+        if self._thread != threading.get_ident() and any(one.ident == self._thread for one in threading.enumerate()):
+            raise InterfaceError(
+                "the connection is in a transaction of another thread: open one for each, or hand it on between "
+                "transactions"
+            )
 
-    def _outside(self, method: str) -> None:
-        self._check_open()
-        if self._phase is not _Phase.NONE:
-            raise ProtocolError(f"{method} of a given xid {self._phase.value}: finish that first")
-
-    def _current(self, method: str, *phases: _Phase) -> Xid:
-        self._check_open()
-        if self._phase not in phases or self._xid is None:
-            raise ProtocolError(f"{method} {self._phase.value}")
-        return self._xid
+    def _enter(self, phase: Phase, xid: Xid) -> None:
+        self._phase, self._xid, self._undone = phase, xid, 0
+        self._thread = threading.get_ident()
 
     def _leave(self) -> None:
-        self._phase, self._xid, self._ended = _Phase.NONE, None, False
+        self._phase, self._xid, self._undone = Phase.NONE, None, 0
+
+    def _work(self) -> None:
+        """Where there is no transaction, a local one begins."""
+        if self._phase is not Phase.LOCAL and self._phase is not Phase.ACTIVE:
+            self._check("work")
+            self._begin_local()
+        elif self._thread != threading.get_ident():
+            self._check_thread()
+
+    def _begin_local(self) -> None:
+        xid = Xid(LOCAL_FORMAT_ID, self._make_id(), b"")
+        self._manager.start(xid)
+        self._enter(Phase.LOCAL, xid)
+
+    @_alone
+    def _begin_block(self) -> None:
+        self._check("transaction")
+        self._begin_local()
+
+    @_alone
+    def _give_up(self) -> None:
+        """A block ends with an exception: what is prepared, or may be, stays."""
+        try:
+            if self._phase in UNDONE:
+                self._roll_back()
+        except ConnectionLost:
+            self._leave()  # its session is gone, and it with it
+
+    @_alone
+    def _conclude(self) -> None:
+        """A block ends without an exception."""
+        match self._phase:
+            case Phase.LOCAL | Phase.LOCAL_ENDED:
+                self._check_thread()
+                self._commit_one_phase()
+            case Phase.READ_ONLY:
+                self._leave()
+            case Phase.ACTIVE | Phase.ENDED:
+                xid = self._xid
+                self._roll_back()
+                raise ProtocolError(
+                    f"branch {xid} was neither prepared nor committed at the end of its block: it is rolled back. "
+                    "Call tpc_prepare() and tpc_commit(), or tpc_commit() alone"
+                )
+            case Phase.PREPARING:
+                raise ProtocolError(
+                    f"the prepare of branch {self._xid} got no answer, and its block is over: it may be in doubt. Ask "
+                    "outcome(xid), and finish it with tpc_commit(xid) or tpc_rollback(xid)"
+                )
 
     def _end(self, xid: Xid) -> None:
-        if not self._ended:
-            self._ended = True  # whatever it answers: a second end would be out of order
-            self._manager.end(xid)
+        """Whatever it answers: a second end would be out of order."""
+        if self._phase is Phase.LOCAL:
+            self._phase = Phase.LOCAL_ENDED
+        elif self._phase is Phase.ACTIVE:
+            self._phase = Phase.ENDED
+        else:
+            return
+        self._manager.end(xid)
+
+    def _prepare(self) -> bool:
+        xid = self._check("tpc_prepare")
+        try:
+            self._end(xid)
+            before, self._phase = self._phase, Phase.PREPARING
+            vote = self._manager.prepare(xid)
+        except RolledBack:
+            self._discard(xid)
+            raise
+        except OutcomeUnknown:
+            raise
+        except Error:
+            self._phase = before  # it was answered
+            raise
+        self._phase = Phase.PREPARED if vote is Vote.OK else Phase.READ_ONLY
+        return vote is Vote.OK
 
     def _commit_one_phase(self) -> None:
-        xid = self._current("commit", _Phase.LOCAL, _Phase.ACTIVE, _Phase.ENDED)
+        assert self._xid is not None
+        xid = self._xid
         try:
             self._end(xid)
             self._manager.commit(xid, Flag.ONEPHASE)
         except RolledBack:
             self._discard(xid)
             raise
-        except OutcomeUnknown:  # it can only be asked for: ``outcome``
-            self._leave()
+        except OutcomeUnknown:
+            self._phase = Phase.UNANSWERED
             raise
         self._leave()
 
     def _roll_back(self) -> None:
-        xid = self._current("rollback", _Phase.LOCAL, _Phase.ACTIVE, _Phase.ENDED)
+        assert self._xid is not None
+        xid = self._xid
         with suppress(RolledBack):
             self._end(xid)
         self._finish(self._manager.rollback, xid)
 
     def _discard(self, xid: Xid) -> None:
         """The resource manager refused: whatever is left of the branch goes, and the transaction is over."""
-        with suppress(UnknownXid):
+        with suppress(UnknownXid, HeuristicOutcome):
             self._manager.rollback(xid)
         self._leave()
 
@@ -330,14 +538,13 @@ class Connection:
         self._leave()
 
 
-_UNPREPARED = (_Phase.LOCAL, _Phase.ACTIVE, _Phase.ENDED)
-_TWO_PHASE = (_Phase.ACTIVE, _Phase.ENDED, _Phase.PREPARED, _Phase.READ_ONLY)
+_NO_XID = Xid(LOCAL_FORMAT_ID, b"", b"")
 
 
 def _as_xid(value: Xid | Sequence[Any]) -> Xid:
     """An Xid, or any other sequence of three, as PEP 249 lets callers pass them."""
     if isinstance(value, Xid):
         return value
-    if not isinstance(value, Sequence) or len(value) != 3:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray) or len(value) != 3:
         raise InvalidArgument(f"{value!r} is no xid: make one with connection.xid(format_id, gtrid, bqual)")
     return Xid(*value)

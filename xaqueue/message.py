@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NewType, TypedDict
+from datetime import datetime, timedelta
+from typing import Any, NewType, TypedDict, cast
 
 from xaqueue.errors import InvalidArgument
+from xaqueue.times import check_instant, instant_us, span_us
 
 MessageId = NewType("MessageId", bytes)
 """16 bytes, made by the client, unique for ever; 32 hex digits in file names."""
@@ -18,6 +20,7 @@ MessageId = NewType("MessageId", bytes)
 MESSAGE_ID_BYTES = 16
 DEFAULT_PRIORITY = 4
 HIGHEST_PRIORITY = 9
+HEX_ID = re.compile(r"[0-9A-Fa-f]{32}")
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 
 
@@ -33,8 +36,25 @@ def check_queue_name(name: str) -> str:
 def check_message_id(value: bytes) -> MessageId:
     """The value itself, or InvalidArgument when it is not 16 bytes."""
     if not isinstance(value, bytes) or len(value) != MESSAGE_ID_BYTES:
-        raise InvalidArgument(f"message id {value!r} is not {MESSAGE_ID_BYTES} bytes")
+        raise InvalidArgument(
+            f"message id {value!r} is refused: {MESSAGE_ID_BYTES} bytes or {2 * MESSAGE_ID_BYTES} hex digits are wanted"
+        )
     return MessageId(value)
+
+
+def id_of(value: bytes | str) -> MessageId:
+    """Of 16 bytes, or of 32 hex digits. Raises InvalidArgument."""
+    if isinstance(value, str) and HEX_ID.fullmatch(value):
+        return MessageId(bytes.fromhex(value))
+    return check_message_id(value)  # type: ignore[arg-type]
+
+
+def body_of(value: Any) -> bytes:
+    """Of bytes, or of what has them. Raises InvalidArgument."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    what = f"body is a {type(value).__name__}: bytes are wanted"
+    raise InvalidArgument(f"{what}, so encode it: body.encode()" if isinstance(value, str) else what)
 
 
 @dataclass(slots=True)
@@ -68,23 +88,56 @@ class EnqueueOptions(TypedDict, total=False):
 
     correlation_id: bytes (a str is taken as UTF-8), found again by ``dequeue(correlation_id=...)``.
     priority: 0 to 9, 9 first, where the queue is ordered by priority.
-    not_before, expires_at: int microseconds UTC; hidden before the one, never delivered after the other.
+    not_before, expires_at: hidden before the one, never delivered after the other. A datetime with its time zone, a
+    timedelta from now on, or int microseconds UTC. delay, ttl: the same from now on, as timedelta or seconds.
     headers: str to str. content_type, traceparent, group, reply_queue, failure_queue: str. dedup_key: bytes.
-    message_id: 16 bytes, where the caller wants to choose it.
+    message_id: 16 bytes or 32 hex digits, where the caller wants to choose it.
+
+    A resource manager takes them plain, as ``options_of`` makes them.
     """
 
     correlation_id: bytes | str | None
     reply_queue: str | None
     failure_queue: str | None
     priority: int
-    not_before: int | None
-    expires_at: int | None
+    not_before: datetime | timedelta | int | None
+    expires_at: datetime | timedelta | int | None
+    delay: timedelta | float | None
+    ttl: timedelta | float | None
     group: str | None
     dedup_key: bytes | str | None
     content_type: str | None
     headers: Mapping[str, str] | None
     traceparent: str | None
-    message_id: bytes | None
+    message_id: bytes | str | None
+
+
+SPANS = (("delay", "not_before"), ("ttl", "expires_at"))
+"""Options that say from now on what others say by the calendar."""
+PLAIN_OPTIONS = tuple(name for name in EnqueueOptions.__annotations__ if name not in dict(SPANS))
+
+
+def options_of(options: EnqueueOptions, now_us: int) -> EnqueueOptions:
+    """The same options plain: times in int microseconds UTC, ids in bytes. Raises InvalidArgument.
+
+    A message that nobody could ever be given is refused.
+    """
+    plain: dict[str, Any] = dict(options)
+    for span, instant in SPANS:
+        given = plain.pop(span, None)
+        if given is not None:
+            if plain.get(instant) is not None:
+                raise InvalidArgument(f"{span} and {instant} say the same: give one of them")
+            plain[instant] = now_us + span_us(span, given)
+        elif plain.get(instant) is not None:
+            plain[instant] = instant_us(instant, plain[instant], now_us)
+    expires = plain.get("expires_at")
+    if expires is not None and expires <= max(now_us, plain.get("not_before") or 0):
+        when = "now" if expires <= now_us else "before its not_before"
+        raise InvalidArgument(f"the message is refused: it expires {when}, so nobody would ever be given it")
+    if plain.get("message_id") is not None:
+        plain["message_id"] = id_of(plain["message_id"])
+    return cast(EnqueueOptions, plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +202,7 @@ def _checked(name: str, value: Any) -> Any:
     elif name in _TEXT:
         wanted, right = "str", isinstance(value, str)
     elif name in _TIMES:
-        wanted, right = "int microseconds UTC", _is_int(value) and 0 <= value < 2**63
+        return check_instant(name, value)
     elif name == "priority":
         wanted, right = f"int 0 to {HIGHEST_PRIORITY}", _is_int(value) and 0 <= value <= HIGHEST_PRIORITY
     elif name == "headers":

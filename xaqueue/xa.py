@@ -124,17 +124,29 @@ class ResourceManager(Protocol):
         self,
         queue: str,
         *,
-        wait_s: float = 0.0,
+        wait_s: float | None = 0.0,
         message_id: bytes | None = None,
         correlation_id: bytes | str | None = None,
     ) -> Message | None:
-        """Takes a message in the associated branch; None when there is none within ``wait_s`` seconds."""
+        """Takes a message in the associated branch; None when there is none within ``wait_s`` seconds.
+
+        Where that is None or infinite it waits until there is one.
+        """
 
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
         """Committed messages in the order of the queue, locking nothing."""
 
-    def close(self) -> None:
-        """Ends the session: what it has active is rolled back, what is prepared stays."""
+    def close(self, left: Xid | None = None) -> None:
+        """Ends the session: what it has active is rolled back, what is prepared stays.
+
+        left: a branch that the session has left, which goes with it unless it is prepared.
+        """
+
+    def drop(self) -> bool:
+        """Ends it where nobody may be kept waiting, as by the collector; in a forked child all is left as it is.
+
+        Returns whether there was anything to be ended.
+        """
 
 
 class Batches(Protocol):

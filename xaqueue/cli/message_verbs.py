@@ -57,6 +57,10 @@ def put(
         str | None, typer.Option(help=f"Hidden until then: {values.TIME_HELP}.", metavar="TIME")
     ] = None,
     expires_at: Annotated[str | None, typer.Option(help="Never delivered from then on.", metavar="TIME")] = None,
+    delay: Annotated[
+        str | None, typer.Option(help=f"Hidden for so long from now on, {values.SPAN_HELP}.", metavar="SPAN")
+    ] = None,
+    ttl: Annotated[str | None, typer.Option(help="Never delivered after so long from now on.", metavar="SPAN")] = None,
     space: SpaceOption = None,
 ) -> None:
     """Put a message into a queue.
@@ -70,8 +74,10 @@ def put(
         "correlation_id": correlation_id,
         "headers": values.headers(header),
         "content_type": content_type,
-        "not_before": values.time_us(not_before),
-        "expires_at": values.time_us(expires_at),
+        "not_before": values.instant(not_before),
+        "expires_at": values.instant(expires_at),
+        "delay": values.span(delay),
+        "ttl": values.span(ttl),
     }
     if priority is not None:
         options["priority"] = priority

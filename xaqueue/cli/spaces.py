@@ -16,7 +16,7 @@ from xaqueue.cli.output import Bar
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
 from xaqueue.space import openstring
-from xaqueue.space.attach import attach, is_owned, read_owner
+from xaqueue.space.attach import attach
 from xaqueue.space.format import read_format
 from xaqueue.space.session import Session
 from xaqueue.storage.ids import fresh_id
@@ -87,10 +87,9 @@ def paths_of(ctx: typer.Context, space: str | None) -> str:
 
 def served_at(place: Place) -> str:
     """The URL under which the space is served now; empty where no server owns it."""
-    if place.url:
-        return place.url
-    owner = read_owner(place.directory)
-    return owner.endpoint if owner is not None and owner.endpoint and is_owned(place.directory) else ""
+    from xaqueue.rpc import reach
+
+    return place.url or reach.served_at(place.directory)
 
 
 @contextmanager

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import binascii
 import re
-import time
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import MESSAGE_ID_BYTES
@@ -20,20 +19,28 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 XID_FORMS = "as `indoubt list` prints it, as a file of the space is named, or as PostgreSQL shows its gid"
 _GID = re.compile(r"(\d+)_([A-Za-z0-9+/]*={0,2})_([A-Za-z0-9+/]*={0,2})")
 _QUOTES = ("'", '"')
-_FROM_NOW = re.compile(r"\+(\d+(?:\.\d+)?)([smhd])")
+_SPAN = re.compile(r"\+?(\d{1,12}(?:\.\d{1,6})?)([smhd])")
+SPAN_HELP = "like 90s, 5m, 2h or 1d"
 
 
-def time_us(text: str | None) -> int | None:
-    """Int microseconds UTC. Raises InvalidArgument."""
+def instant(text: str | None) -> datetime | timedelta | None:
+    """A point in time, or how far it is from now on. Raises InvalidArgument."""
     if text is None:
         return None
-    ahead = _FROM_NOW.fullmatch(text.strip())
-    if ahead:
-        return time.time_ns() // 1000 + int(float(ahead[1]) * _UNITS[ahead[2]] * 1_000_000)
     try:
-        return int(datetime.fromisoformat(text).timestamp() * 1_000_000)
+        return span(text) if text.strip().startswith("+") else datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
         raise InvalidArgument(f"time {text!r} is refused: {TIME_HELP}") from None
+
+
+def span(text: str | None) -> timedelta | None:
+    """A time from now on. Raises InvalidArgument."""
+    if text is None:
+        return None
+    match = _SPAN.fullmatch(text.strip())
+    if match is None:
+        raise InvalidArgument(f"{text!r} is no time from now on: give it a unit, {SPAN_HELP}")
+    return timedelta(seconds=float(match[1]) * _UNITS[match[2]])
 
 
 def headers(given: Sequence[str] | None) -> dict[str, str] | None:

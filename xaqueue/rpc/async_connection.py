@@ -14,7 +14,8 @@ nobody knows its outcome, and the next call says so, once, with OutcomeUnknown a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
@@ -42,7 +43,9 @@ class AsyncConnection:
 
     # Messages
 
-    async def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+    async def enqueue(
+        self, queue: str, body: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]
+    ) -> MessageId:
         """As ``Connection.enqueue``. It rides: there is something to wait for only where a lot rides already."""
         return await self._work(self._connection.enqueue, queue, body, **options)
 
@@ -50,8 +53,8 @@ class AsyncConnection:
         self,
         queue: str,
         *,
-        wait_s: float = 0.0,
-        message_id: bytes | None = None,
+        wait_s: float | None = 0.0,
+        message_id: bytes | str | None = None,
         correlation_id: bytes | str | None = None,
     ) -> Message | None:
         find = self._connection.dequeue
@@ -73,6 +76,18 @@ class AsyncConnection:
 
     async def rollback(self) -> None:
         await self._work(self._connection.rollback)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Self]:
+        """As ``Connection.transaction``, for ``async with``."""
+        block = self._connection.transaction()
+        await self._work(block.__enter__)
+        try:
+            yield self
+        except BaseException as error:
+            await self._ask(block.__exit__, type(error), error, error.__traceback__)
+            raise
+        await self._ask(block.__exit__, None, None, None)
 
     # Two phases
 
@@ -124,7 +139,8 @@ class AsyncConnection:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        """As ``Connection.__exit__``."""
+        await self._ask(self._connection.__exit__, kind, error, trace)
 
     # Within
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from typing import cast
 
 from xaqueue.rpc.awaiting import awaited
@@ -13,6 +15,7 @@ class AwaitedSocket(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._pid, self._thread = os.getpid(), threading.get_ident()
         self._timeout_s: float | None = None
         self._received: list[bytes] = []
         self._ended = False
@@ -77,7 +80,12 @@ class AwaitedSocket(asyncio.Protocol):
         return number
 
     def close(self) -> None:
-        self._transport.abort()
+        """From any thread, since the collector comes in any. A forked child would disturb its parent's loop."""
+        if self._pid == os.getpid() and not self._loop.is_closed():
+            if self._thread == threading.get_ident():
+                self._transport.abort()
+            else:
+                self._loop.call_soon_threadsafe(self._transport.abort)
 
     # Within
 

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from xaqueue.errors import InvalidArgument
-from xaqueue.message import EnqueueOptions, Message
+from xaqueue.message import PLAIN_OPTIONS, Message
 from xaqueue.rpc import wire
 from xaqueue.rpc.batch_methods import BATCH_METHODS
 from xaqueue.rpc.gate import Gate
@@ -24,7 +24,7 @@ from xaqueue.xa import Flag
 
 PAGE = 1000
 """Messages or xids of one answer, at most."""
-ENQUEUE_OPTIONS = tuple(EnqueueOptions.__annotations__)
+ENQUEUE_OPTIONS = PLAIN_OPTIONS
 CURSORS = 16
 """Open browses of one session, at most."""
 
@@ -106,7 +106,6 @@ def enqueue(peer: Peer, queue: Any, body: Any, options: Any = None) -> bytes:
 
 def dequeue(peer: Peer, queue: Any, options: Any = None) -> Any:
     given = _options(options, "dequeue", ("wait_s", "message_id", "correlation_id"))
-    given["wait_s"] = _seconds("wait_s", given.get("wait_s")) or 0.0
     message = peer.session.dequeue(_text("queue", queue), **given)
     return None if message is None else wire.message_to(message)
 

@@ -5,6 +5,7 @@ What rides is gathered and sent with the next request, or earlier where it grows
 
 from __future__ import annotations
 
+import math
 import select
 import ssl
 from collections.abc import Sequence
@@ -123,7 +124,7 @@ class Stream:
     def _receive(self, waits_s: float) -> Answer:
         try:
             if waits_s and self._timeout_s is not None:
-                self._socket.settimeout(self._timeout_s + waits_s)
+                self._socket.settimeout(None if math.isinf(waits_s) else self._timeout_s + waits_s)
             while True:
                 for frame in self._unpacker:
                     return wire.answer_of(frame)

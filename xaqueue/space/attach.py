@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 from weakref import WeakValueDictionary
 
 from xaqueue.command import FORMAT_VERSION
@@ -405,9 +406,20 @@ def _reason(error: OSError) -> str:
     return f"{error.filename} {error.strerror}" if error.errno == errno.EINVAL else error.strerror or str(error)
 
 
+def is_attached(path: str | os.PathLike[str]) -> bool:
+    """Whether this process has the space open."""
+    return Path(path).resolve() in _attached
+
+
 def _in_use(root: Path, owner: Owner | None) -> SpaceInUse:
     who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
-    return SpaceInUse(f"{root} is in use by {who}: stop it, or send the work to it")
+    if owner is not None and owner.endpoint:
+        return SpaceInUse(f"{root} is in use by {who}, which serves it: connect to {owner.endpoint}")
+    url = f"xaq+unix://{quote(str(root / layout.SOCKET))}"
+    return SpaceInUse(
+        f"{root} is in use by {who}: stop it, or let all share a server, `xaqueue serve --space {root}`, and connect "
+        f"to {url}"
+    )
 
 
 def _parse_owner(content: bytes) -> Owner | None:

@@ -6,8 +6,10 @@ on its way its branch is busy, and another call on it waits; the space's lock is
 
 from __future__ import annotations
 
+import _thread
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Unpack
 
 from xaqueue import branch as states
@@ -19,8 +21,10 @@ from xaqueue.errors import (
     InvalidArgument,
     OutsideTransaction,
     ProtocolError,
+    ResourceFailed,
     RetryLater,
     RolledBack,
+    UnknownXid,
 )
 from xaqueue.message import EnqueueOptions, Message, MessageId
 from xaqueue.space import batches, heuristic, steps, work
@@ -28,6 +32,7 @@ from xaqueue.space.batch_verbs import BatchVerbs
 from xaqueue.space.busy import Busy
 from xaqueue.space.space import Space
 from xaqueue.space.stream_verbs import StreamVerbs
+from xaqueue.times import check_seconds
 from xaqueue.xa import Code, Flag, Outcome, Vote
 from xaqueue.xid import Xid
 
@@ -195,14 +200,15 @@ class Session(BatchVerbs, StreamVerbs):
         self,
         queue: str,
         *,
-        wait_s: float = 0.0,
+        wait_s: float | None = 0.0,
         message_id: bytes | None = None,
         correlation_id: bytes | str | None = None,
     ) -> Message | None:
+        limit_s = check_seconds("wait_s", wait_s) if wait_s != 0 else 0.0
         branch = self._at_work()
-        self._awaits = queue if wait_s else ""
+        self._awaits = queue if limit_s else ""
         try:
-            return work.dequeue(self.space, branch, queue, wait_s, message_id, correlation_id)
+            return work.dequeue(self.space, branch, queue, limit_s, message_id, correlation_id)
         finally:
             branch.progress = time.monotonic()
             branch.working.discard(self.number)
@@ -240,9 +246,12 @@ class Session(BatchVerbs, StreamVerbs):
                     awaited.arrived.notify_all()
         return branch.xid if branch is not None else None
 
-    def close(self) -> None:
+    def close(self, left: Xid | None = None) -> None:
         if self._closed:
             return
+        if left is not None and self.outcome(left) is not Outcome.IN_DOUBT:
+            with suppress(UnknownXid, ProtocolError, ResourceFailed):  # finished, past its commit point, fenced
+                self.rollback(left)
         self._closed = True
         space = self.space
         with space.lock:
@@ -268,6 +277,14 @@ class Session(BatchVerbs, StreamVerbs):
                     branch.busy = False
                 space.settled.notify_all()
             self._on_close()
+
+    def drop(self) -> bool:
+        """In a thread of its own: the collector may have come in while this one has the space's lock."""
+        if self._closed or self.space.closed:
+            return False
+        with suppress(RuntimeError):  # no threads any more: the process ends, and the space with it
+            _thread.start_new_thread(self.close, ())
+        return True
 
     # Within
 

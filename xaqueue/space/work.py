@@ -14,7 +14,7 @@ from xaqueue.branch import Branch, Written
 from xaqueue.command import Block, Kind, decode, decode_message, encode_with_checksum, properties_in
 from xaqueue.errors import DamagedBlock, InvalidArgument, RetryLater, RolledBack
 from xaqueue.index import Entry
-from xaqueue.message import EnqueueOptions, Message, MessageId, check_message_id, properties_of
+from xaqueue.message import EnqueueOptions, Message, MessageId, body_of, check_message_id, id_of, properties_of
 from xaqueue.space import blocks, layout, quarantine
 from xaqueue.space.block_files import read_block
 from xaqueue.space.layout import numbered
@@ -34,12 +34,12 @@ LOOK_S = 0.5
 def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: EnqueueOptions) -> MessageId:
     """Writes a message's block into active/; see ``ResourceManager.enqueue``."""
     space.definitions.find(name)
-    if not isinstance(body, bytes):
-        raise InvalidArgument(f"body is a {type(body).__name__}: bytes are wanted")
+    if type(body) is not bytes:
+        body = body_of(body)
     space.room.check(space, branch, len(body))
     properties = properties_of(name, space.now_us(), options)
     given = options.get("message_id")
-    message_id = MessageId(fresh_id()) if given is None else check_message_id(given)
+    message_id = MessageId(fresh_id()) if given is None else id_of(given)
     block = Block(Kind.ENQUEUE, message_id, properties, body, space.epoch)
     head, checksum = encode_with_checksum(block, body_limit_bytes=space.definitions.max_body_bytes)
     with space.lock:
