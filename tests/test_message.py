@@ -9,6 +9,7 @@ import pytest
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import (
     DEFAULT_PRIORITY,
+    PLAIN_OPTIONS,
     EnqueueOptions,
     Message,
     MessageId,
@@ -88,7 +89,7 @@ def test_every_option_becomes_its_property() -> None:
 
 
 def test_none_means_absent() -> None:
-    options = dict.fromkeys(EnqueueOptions.__annotations__)
+    options = dict.fromkeys(PLAIN_OPTIONS)
     assert properties_of("orders", 17, options) == Properties("orders", enqueued_at=17)
 
 
