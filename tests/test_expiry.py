@@ -6,7 +6,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -419,7 +419,7 @@ def test_what_its_client_left_past_its_commit_point_is_completed(
     bare: BareSpace, session: Session, clock: Clock
 ) -> None:
     """Until then nobody reads past its numbers."""
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         for _ in range(2):
             connection.enqueue("q", bytes(LARGE_BYTES + 1))
         bare.fs.faults["rename", "committed/"] = errno.ENOSPC

@@ -213,7 +213,7 @@ def test_a_dequeue_that_waits_for_what_never_comes_does_not_spin(
 ) -> None:
     session = Session(bare.space)
     session.start(X)
-    found = session.enqueue("q", b"1", correlation_id=b"own", not_before=1)
+    found = session.enqueue("q", b"1", correlation_id=b"own", not_before=1_700_000_000_000_000)
     session.end(X)
     session.commit(X, Flag.ONEPHASE)
     turns = 0
