@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import linecache
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from errno import EIO
@@ -166,7 +168,53 @@ def test_an_interrupted_leader_tells_those_who_wait(scene: Scene, pool: ThreadPo
         scene.perform("later")
 
 
-def test_an_interrupted_follower_fences(
+def test_an_interrupted_follower_waits_for_its_step_and_hears_of_the_interrupt_behind_it(
+    scene: Scene, pool: ThreadPoolExecutor
+) -> None:
+    waits = scene.behind_a_leader(pool, scene.named("a"))
+
+    def interrupt() -> None:
+        while len(scene.barrier._gathering) < 2:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        _thread.interrupt_main()
+        time.sleep(0.2)
+        scene.go_on()
+
+    waits.append(pool.submit(interrupt))
+    scene.perform("main")
+    assert "main" in scene.published
+    assert told(waits) == [None] * 3
+    with pytest.raises(KeyboardInterrupt):
+        scene.barrier.deliver_interrupt()
+    scene.barrier.deliver_interrupt()
+    scene.perform("later")
+
+
+def test_an_interrupted_follower_that_is_handed_the_lead_leads(
+    scene: Scene, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(barrier_of, "ROUNDS_A_LEADER", 1)
+    waits = scene.behind_a_leader(pool, scene.named(""))
+
+    def interrupt() -> None:
+        while not scene.barrier._gathering:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        _thread.interrupt_main()
+        time.sleep(0.2)
+        waits.append(pool.submit(scene.perform, "b"))
+        scene.go_on()
+
+    waits.append(pool.submit(interrupt))
+    scene.perform("main")
+    assert told(waits) == [None] * len(waits)
+    assert sorted(scene.published) == ["b", "leader", "main"]
+    with pytest.raises(KeyboardInterrupt):
+        scene.barrier.deliver_interrupt()
+
+
+def test_a_follower_that_is_interrupted_twice_fences(
     scene: Scene, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its step may have been done or not, and nobody is there to hear."""

@@ -32,8 +32,7 @@ class Claim:
         with space.lock:
             space.barrier.check()
             while self._gtrid in space.batches.claimed or any(branch.busy for branch in of_batch(space, self._gtrid)):
-                space.settled.wait()
-                space.barrier.check()
+                space.wait_settled()
             space.batches.claimed.add(self._gtrid)
             for branch in of_batch(space, self._gtrid):
                 if branch.decided is not None or branch.base in HEURISTICS:
@@ -53,6 +52,7 @@ class Claim:
             for branch in (*self.decided.values(), *self.prepared.values()):
                 branch.busy = False
             self._space.settled.notify_all()
+        self._space.barrier.deliver_interrupt()
         if failed is not None and isinstance(error, OSError):
             raise failed from error
 

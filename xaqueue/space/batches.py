@@ -94,8 +94,7 @@ def check_prepare(space: Space, branch: Branch) -> None:
         return
     with space.lock:
         while branch.xid.gtrid in space.batches.claimed:
-            space.settled.wait()
-            space.barrier.check()
+            space.wait_settled()
         told = refusal(space, branch.xid)
     if told:
         raise branch.doom or RolledBack(told)

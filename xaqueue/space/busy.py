@@ -33,5 +33,6 @@ class Busy:
         with self._space.lock:
             self._branch.busy = False
             self._space.settled.notify_all()
+        self._space.barrier.deliver_interrupt()
         if failed is not None and isinstance(error, OSError):
             raise failed from error

@@ -82,7 +82,7 @@ def decide(space: Space, xid: Xid, commit: bool, by: str, reason: str = "") -> D
         space.barrier.check()
         branch = space.branches.get(xid)
         while branch is not None and branch.busy:
-            space.settled.wait()
+            space.wait_settled()
             branch = space.branches.get(xid)
         if branch is None or branch.base not in (State.PREPARED, *OUTCOMES.values()):
             raise UnknownXid(f"branch {xid} is not in doubt: list those that are with `xaqueue indoubt list`")
@@ -106,6 +106,7 @@ def decide(space: Space, xid: Xid, commit: bool, by: str, reason: str = "") -> D
         with space.lock:
             branch.busy = False
             space.settled.notify_all()
+        space.barrier.deliver_interrupt()
     return decision
 
 

@@ -255,8 +255,9 @@ class Session(BatchVerbs, StreamVerbs):
         self._closed = True
         space = self.space
         with space.lock:
-            while any(branch.busy for branch in self._mine_locked()):  # rolled back just now, for being idle
-                space.settled.wait()
+            with suppress(ResourceFailed):
+                while any(branch.busy for branch in self._mine_locked()):  # rolled back just now, for being idle
+                    space.wait_settled()
             alone = []
             for branch in self._mine_locked():
                 branch.leave(self.number)
@@ -305,8 +306,7 @@ class Session(BatchVerbs, StreamVerbs):
 
     def _settled_locked(self, xid: Xid) -> Branch | None:
         while (branch := self.space.branches.get(xid)) is not None and branch.busy:
-            self.space.settled.wait()
-            self.space.barrier.check()
+            self.space.wait_settled()
         return branch
 
     def _step(self, xid: Xid, call: states.Call) -> Busy:

@@ -38,6 +38,8 @@ from xaqueue.storage.write_behind import WriteBehind
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 
+LOOK_S = 1.0
+"""Who waits for a branch looks so often whether the space is fenced: not every failure wakes those who wait."""
 FINISHED_LIMIT = 10_000
 """Finished xids that are remembered, at most, and as many local ones."""
 FINISHED_SECONDS = 3600.0
@@ -155,13 +157,21 @@ class Space:
             self.loaded = True
             self.settled.notify_all()
 
+    def wait_settled(self) -> None:
+        """Waits until some branch may no longer be busy. Called with the lock held.
+
+        Raises ResourceFailed once the space is fenced: who is in that branch may hang for ever.
+        """
+        self.barrier.check()
+        self.settled.wait(LOOK_S)
+        self.barrier.check()
+
     def wait_until_loaded(self) -> None:
         """Returns once all messages are in memory. Raises ResourceFailed where opening has failed."""
         if not self.loaded:
             with self.lock:
                 while not self.loaded:
-                    self.barrier.check()
-                    self.settled.wait()
+                    self.wait_settled()
 
     def _open_journal(self, used: bool) -> list[str]:
         """Makes the directories what the journal says; returns what is worth a note. Raises JournalDamaged."""

@@ -126,8 +126,7 @@ def _in_hand(space: Space, name: str) -> Iterator[Queue]:
         space.barrier.check()
         queue = space.queue(name)
         while queue.in_hand:
-            space.settled.wait()
-            space.barrier.check()
+            space.wait_settled()
         queue.in_hand = True
     try:
         yield queue
@@ -135,6 +134,7 @@ def _in_hand(space: Space, name: str) -> Iterator[Queue]:
         with space.lock:
             queue.in_hand = False
             space.settled.notify_all()
+        space.barrier.deliver_interrupt()
 
 
 def _record_for(space: Space, queue: Queue, stream: str) -> StreamRecord:

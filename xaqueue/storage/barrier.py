@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from threading import get_ident
 
 from xaqueue.errors import Error, ResourceFailed, RetryLater
 from xaqueue.storage.flags import Hardening
@@ -115,6 +116,8 @@ class Barrier:
         self._finished: list[Step] = []
         """Those of the last round, not woken yet."""
         self._in_hand: list[Step] = []
+        self._interrupts: dict[int, BaseException] = {}
+        """By thread."""
         self._pool: ThreadPoolExecutor | None = None
         self.failure: BaseException | None = None
         self.rounds = 0
@@ -172,7 +175,7 @@ class Barrier:
                 step.lead = self._leading = True
             self._gathering.append(step)
         try:
-            step.sleep()
+            self._sleep(step)
             if step.lead and not step.done:
                 self._waiting.linger()
                 self._waiting.lead(self._lead)
@@ -188,6 +191,24 @@ class Barrier:
             raise step.error
         if not step.done:
             raise self._failed() from self.failure
+
+    def _sleep(self, step: Step) -> None:
+        """Until the step is done or leads. An interrupt waits with it: nobody knows yet what becomes of the step, and
+        others are in its round. A second one does not wait, and fences.
+        """
+        try:
+            step.sleep()
+        except BaseException as error:
+            self._interrupts[get_ident()] = error
+            if not (step.done or step.lead or step.error is not None or self.failure is not None):  # woken already
+                step.sleep()
+
+    def deliver_interrupt(self) -> None:
+        """Raises what interrupted this thread while it waited; called where all is noted that its steps have done."""
+        if self._interrupts:
+            error = self._interrupts.pop(get_ident(), None)
+            if error is not None:
+                raise error
 
     def check(self) -> None:
         """ResourceFailed once anything has failed."""
