@@ -23,7 +23,8 @@ from redo_story import (
 )
 
 from xaqueue.command import decode
-from xaqueue.space import layout, redo
+from xaqueue.errors import JournalDamaged
+from xaqueue.space import layout, quarantine, redo
 from xaqueue.space.layout import Watermark
 from xaqueue.space.redo import Redo, replay
 from xaqueue.storage.segments import Record
@@ -130,15 +131,33 @@ def test_another_message_is_not_taken_for_the_one_that_moved() -> None:
     """The xid is used again: in the place of the old block stands a new one."""
     fs = at((prepared(1), block(2)), (path_of(1, 1), block(1))).open()
     fs.unlink(path_of(1, 1))
-    (note,) = replay(fs, records(commit(prepared(1), path_of(1, 1))))
-    assert note == f"{path_of(1, 1)}, which was {prepared(1)} once, is nowhere: the journal has only its name"
+    made = records(commit(prepared(1), path_of(1, 1)))
+    before = fs.tree_after_kill()
+    told = f"{path_of(1, 1)}, which was {prepared(1)} once, is nowhere: the journal has only its name"
+    with pytest.raises(JournalDamaged, match="goes on without what is lost") as damage:
+        replay(fs, made)
+    assert damage.value.lost_files == (told,)
+    assert redo.find_lost(fs, made) == {path_of(1, 1): told}
+    assert fs.tree_after_kill() == before
+    assert replay(fs, made, without_lost=True) == [told]
 
 
-def test_a_moved_block_that_is_damaged_is_left_for_those_who_quarantine_it() -> None:
+def test_a_moved_block_that_is_damaged_is_damage_until_it_is_in_quarantine() -> None:
     fs = at((path_of(1, 1), (b"no", b" block"))).open()
-    (note,) = replay(fs, records(commit(prepared(1), path_of(1, 1))))
-    assert "is damaged" in note
+    made = records(commit(prepared(1), path_of(1, 1)))
+    with pytest.raises(JournalDamaged, match="is damaged"):
+        replay(fs, made)
     assert fs.read(path_of(1, 1)) == b"no block"
+    quarantine.move(fs, path_of(1, 1), "damaged", 0)
+    assert redo.find_lost(fs, made) == {}
+    (note,) = replay(fs, made)
+    assert "is nowhere" in note
+
+
+def test_what_others_took_from_the_archive_is_no_loss() -> None:
+    archived = layout.archived_path(path_of(1, 1))
+    (note,) = replay(EMPTY.open(), records(commit(path_of(1, 1), archived)))
+    assert archived in note
 
 
 def test_a_torn_file_is_made_anew() -> None:

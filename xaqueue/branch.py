@@ -247,6 +247,8 @@ class Branch:
     """The commit point is behind it, its moves are not: it can only go forward."""
     recorded: bool = False
     """The journal has its commit."""
+    behind: int = 0
+    """Where the journal has it, or below, as long as the directories had no room for it: no checkpoint passes that."""
 
     def __post_init__(self) -> None:
         self.name = str(self.xid)

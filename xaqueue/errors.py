@@ -233,10 +233,14 @@ class SpaceError(OperationalError):
 
 
 class JournalDamaged(SpaceError):
-    """The journal lost records that were acknowledged. Nothing was changed; the space can be read and not written."""
+    """The journal lost records that were acknowledged, or files that it had moved are gone. Nothing was changed; the
+    space can be read and not written.
+    """
 
     lost_from: int | None = None
     """Where it was cut short, the LSN from which on nothing is left."""
+    lost_files: tuple[str, ...] = ()
+    """Of each file that is gone, what was known of it."""
 
 
 class IntegrityError(DatabaseError):

@@ -74,7 +74,11 @@ def _show(loss: Loss) -> None:
     typer.echo()
     for gap in loss.gaps:
         typer.echo(f"lost: {gap}")
-    if not loss.gaps:
+    for told in loss.files[:ROWS]:
+        typer.echo(f"lost: {told}")
+    if len(loss.files) > ROWS:
+        typer.echo(f"lost: {len(loss.files) - ROWS:,} more files (all with --json)")
+    if not loss.gaps and not loss.files:
         typer.echo("lost: nothing; every record that the directories may lack can be read")
     before = [step for step in loss.steps if not step.behind]
     behind = [step for step in loss.steps if step.behind]
@@ -107,4 +111,5 @@ def _row(step: StepRead) -> tuple[object, ...]:
 
 def _json(loss: Loss) -> dict[str, Any]:
     lost = [{"from": gap.start, "to": gap.end, "segment": gap.name or None} for gap in loss.gaps]
-    return {"damage": loss.damage, "lost": lost, "steps": [asdict(step) for step in loss.steps], "done": None}
+    steps = [asdict(step) for step in loss.steps]
+    return {"damage": loss.damage, "lost": lost, "files": loss.files, "steps": steps, "done": None}

@@ -16,7 +16,7 @@ from pathlib import Path
 from xaqueue.command import Kind
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.space import batch_records, heuristic, layout, quarantine, stream_records, survey
-from xaqueue.space.attach import attach, is_owned, read_definitions, read_owner
+from xaqueue.space.attach import READ_ONLY, attach, is_owned, read_definitions, read_owner
 from xaqueue.space.check_committed import CommittedCheck
 from xaqueue.space.check_journal import JournalCheck
 from xaqueue.space.findings import Finding, Looks, Severity, broken, damaged, leftover, note
@@ -100,7 +100,12 @@ class _Check:
         fs = DirectoryFileSystem(root, keep_unsynced=False)
         owner = read_owner(root)
         self.looks = Looks(live, lambda: self.fs.show(self._records()))
-        self.journal = JournalCheck(fs, self.looks, owner is not None and owner.journalled)
+        self.journal = JournalCheck(
+            fs,
+            self.looks,
+            used=owner is not None and owner.journalled,
+            moving=live and (owner is None or owner.state != READ_ONLY),
+        )
         self.bare, self.owner = fs, owner
         self.fs = RedoView(fs, (), files_first=True)
         self.committed = committed or CommittedCheck(self.fs, self.looks, progress)

@@ -19,11 +19,12 @@ from xaqueue.storage.segments import parse_name
 
 
 class JournalCheck:
-    def __init__(self, fs: FileSystem, looks: Looks, used: bool) -> None:
-        """used: whether there must be a journal."""
+    def __init__(self, fs: FileSystem, looks: Looks, used: bool, moving: bool) -> None:
+        """used: whether there must be a journal. moving: whether somebody writes to it."""
         self._fs = fs
         self._looks = looks
         self._used = used
+        self._moving = moving
         self._ahead: frozenset[str] = frozenset()
 
     def run(self) -> Iterator[Finding]:
@@ -57,7 +58,7 @@ class JournalCheck:
     def _segments(self) -> Iterator[Finding]:
         try:
             found = look(self._fs, JOURNAL, redo.sound, used=self._used)
-            if not self._looks.live:
+            if not self._moving:
                 check_end(self._fs, found.records, found.position)
         except JournalDamaged as damage:
             yield broken(JOURNAL, str(damage))
@@ -66,12 +67,14 @@ class JournalCheck:
         except SpaceError as newer:
             yield broken(JOURNAL, str(newer))
         else:
-            if not self._looks.live:
+            if not self._moving:
                 yield from self._left(found)
 
     def _left(self, found: Found) -> Iterator[Finding]:
         """What the next open does."""
-        self._ahead = frozenset(path for record in found.records for path in redo.paths_of(record))
+        lost = redo.find_lost(self._fs, found.records)
+        yield from (broken(path, f"{told}: the space opens for reading only") for path, told in lost.items())
+        self._ahead = frozenset(path for record in found.records for path in redo.paths_of(record)) - lost.keys()
         if found.records:
             many = f"{len(found.records):,} record{'s' if len(found.records) > 1 else ''}"
             yield leftover(JOURNAL, f"the directories may be behind: {many} to be done again by the next open")

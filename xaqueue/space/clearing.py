@@ -19,9 +19,12 @@ from typing import TYPE_CHECKING
 from xaqueue.errors import ResourceFailed, RetryLater
 from xaqueue.index import Entry
 from xaqueue.space import layout
+from xaqueue.space import redo as redo_of
 from xaqueue.space.layout import MESSAGE_NAME, RANGE_BITS
 from xaqueue.space.queue import Queue
+from xaqueue.space.redo import Redo
 from xaqueue.space.stream_records import StreamRecord
+from xaqueue.storage import segments
 from xaqueue.storage.barrier import Touched, touched
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 
@@ -93,8 +96,18 @@ def _expired(space: Space, queue: Queue) -> list[Entry]:
 
 
 def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
+    """Recorded before, or a replay would miss those of which the journal has only the names."""
     paths = [layout.message_path(queue.name, entry.seq, entry.message_id) for entry in piece]
+
+    def record() -> segments.Entry:
+        redo = Redo(redo_of.Kind.EXPIRY, queue.name)
+        for path in paths:
+            redo.drop(path)
+        return redo.entry()
+
     try:
+        if space.barrier.journal is not None:
+            space.barrier.perform(Touched, entry=record)
         space.waiting.run(partial(_unlink, space.fs, paths))
         for number in {entry.seq >> RANGE_BITS for entry in piece}:
             if queue.ranges[number] <= len(piece):  # the directory may go, and what is pending in it goes before
@@ -102,6 +115,10 @@ def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
         with space.lock:
             for entry in piece:
                 queue.consumed(space.fs, entry)
+    except RetryLater:
+        with space.lock:
+            queue.index.expired += piece
+        raise
     except OSError as error:
         with space.lock:
             queue.index.expired += piece

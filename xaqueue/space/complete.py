@@ -62,6 +62,7 @@ class Completion:
         self.files = self._files()
         self.when_us = 0
         self.is_recorded = False
+        self.recorded_at = 0
         self.arrived: list[Moved] = []
         self.consumed: list[Moved] = []
 
@@ -73,7 +74,9 @@ class Completion:
         return redo.entry()
 
     def record(self, redo: Redo) -> None:
-        """Adds what is done to a record."""
+        """Adds what is done to a record, which is going to stand at the journal's position or behind it."""
+        assert self.space.barrier.journal is not None
+        self.recorded_at = self.space.barrier.journal.position
         for written, _, _, target in self._planned():
             if self.whole:
                 redo.put(target, *blocks.content_of(self.space, self.branch, written), self.when_us)
@@ -89,6 +92,7 @@ class Completion:
     def apply(self) -> Touched:
         if self.is_recorded:
             self.branch.recorded = self.branch.committing = True
+            self.branch.behind = self.recorded_at
             for written, _, seq, _ in self._planned():  # which it keeps, should there be no room now
                 assert written.entry is not None
                 written.entry.seq = seq
@@ -96,6 +100,7 @@ class Completion:
         self._move_out()
         if self.is_recorded:
             self.remove_files()
+        self.branch.behind = 0
         for written in self.arrivals:
             self.touched.sources[self.sources[written.number].partition("/")[0]] = None
             if written.given:  # no .commit of an earlier life of this id may come back and remove it

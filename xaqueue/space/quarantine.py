@@ -8,6 +8,7 @@ full disk does, where the reason is logged instead: the space must start there, 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from zlib import crc32
 
@@ -23,10 +24,7 @@ log = logging.getLogger("xaqueue")
 
 def move(fs: FileSystem, path: str, reason: str, now_us: int) -> str:
     """Quarantines a file or directory and returns its new path. The caller syncs both directories. Raises OSError."""
-    name = path.removeprefix(layout.COMMITTED + "/queue=").replace("/", ".") if _in_committed(path) else path
-    name = name.replace("/", ".")
-    if len(name) > _NAME_LIMIT:
-        name = f"{name[: _NAME_LIMIT - 9]}.{crc32(name.encode()):08x}"
+    name = _name_of(path)
     target, copies = f"{layout.QUARANTINE}/{name}", 1
     while fs.exists(target) or fs.exists(target + ".reason"):
         copies += 1
@@ -42,6 +40,13 @@ def move(fs: FileSystem, path: str, reason: str, now_us: int) -> str:
         log.exception("no room for the reason why %s is quarantined as %s: %s", path, target, reason)
     fs.rename(path, target)
     return target
+
+
+def holds(fs: FileSystem, paths: Iterable[str]) -> bool:
+    """Whether what stood at one of these was set aside before."""
+    aside = fs.list(layout.QUARANTINE) if fs.is_dir(layout.QUARANTINE) else []
+    names = {name.removeprefix(_RESOLVED).split("~")[0] for name in aside}
+    return any(_name_of(path) in names for path in paths)
 
 
 def lost_blocks(fs: FileSystem) -> dict[Xid, list[str]]:
@@ -61,6 +66,13 @@ def resolve(fs: FileSystem, xid: Xid) -> None:
             source = f"{layout.QUARANTINE}/{name}{suffix}"
             if fs.exists(source):
                 fs.rename(source, f"{layout.QUARANTINE}/{_RESOLVED}{name}{suffix}")
+
+
+def _name_of(path: str) -> str:
+    """Under which it is set aside, the first time."""
+    name = path.removeprefix(layout.COMMITTED + "/queue=") if _in_committed(path) else path
+    name = name.replace("/", ".")
+    return name if len(name) <= _NAME_LIMIT else f"{name[: _NAME_LIMIT - 9]}.{crc32(name.encode()):08x}"
 
 
 def _in_committed(path: str) -> bool:

@@ -3,7 +3,9 @@
 A record is physical: *put* a file with this content, *move* one, *drop* one. A replay works out the final state of
 every path that is named and makes the directories so, in whatever state a crash left them: that may be cut off at any
 call and done again. Content that is not in a record was on disk before it, and so was all that was recorded earlier:
-then it is found in one of the places that it moved through since.
+then it is found in one of the places that it moved through since. Where it stands nowhere whole, what was acknowledged
+is lost: that is damage, and found before anything is changed. Not so what was set aside in quarantine, which was told
+then, and what is missing in the archive, which is others' to empty.
 
     meta  MessagePack [xid, operations]
           [1, path, head, size of body, time]   the block's head stands here, its body in the record's body
@@ -22,12 +24,12 @@ from typing import Any, NamedTuple
 import msgpack
 
 from xaqueue.command import PREFIX, decode_head, is_sound
-from xaqueue.errors import DamagedBlock
-from xaqueue.space import layout
+from xaqueue.errors import DamagedBlock, JournalDamaged
+from xaqueue.space import layout, quarantine
 from xaqueue.space.block_files import read_block
 from xaqueue.space.layout import Watermark
 from xaqueue.space.stream_records import StreamRecord, decode_record
-from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.segments import Entry, Record
 
 PUT, MOVE, DROP = 1, 2, 3
@@ -47,6 +49,7 @@ class Kind(IntEnum):
     FORGET = 6
     BATCH = 7
     STREAM = 8
+    EXPIRY = 9
 
 
 class Redo:
@@ -132,20 +135,37 @@ class _Moved:
     when_us: int
 
 
-def replay(fs: FileSystem, records: Iterable[Record], *, anew: bool = False) -> list[str]:
+_Wanted = dict[str, _Content | _Moved | None]
+"""By path what it is in the end, None for gone."""
+
+
+class _Move(NamedTuple):
+    source: str
+    """The target itself where it stands there."""
+    target: str
+    when_us: int
+
+
+def replay(fs: FileSystem, records: Iterable[Record], *, anew: bool = False, without_lost: bool = False) -> list[str]:
     """Makes the directories what the records say; the caller syncs it all. Returns what is worth a note.
 
-    anew: content is written again where it stands already, which may be in memory only, whatever a sync says. Raises
-    OSError.
+    anew: content is written again where it stands already, which may be in memory only, whatever a sync says.
+    without_lost: what is found nowhere is given up. Raises OSError, and else JournalDamaged, with nothing changed.
     """
-    wanted, highest = _final(records)
-    _keep_further_streams(fs, wanted)
-    _without_consumed(fs, wanted)
+    wanted, highest = _wanted(fs, records)
+    moves, lost = _planned(fs, wanted)
+    known = {path for path in lost if _is_known(fs, path, wanted[path])}
+    if lost.keys() - known and not without_lost:
+        raise _damage([told for path, told in lost.items() if path not in known])
     with suppress(FileNotFoundError):
         fs.unlink(f"{layout.ACTIVE}/{_MAKING}")
     for directory in sorted({path.rpartition("/")[0] for path, want in wanted.items() if want is not None}):
         _make_dirs(fs, directory)
-    notes = [note for path, want in wanted.items() if isinstance(want, _Moved) and (note := _move(fs, path, want))]
+    for move in moves:
+        if move.source != move.target:
+            fs.rename(move.source, move.target)
+        if move.when_us:
+            fs.set_modified_ns(move.target, move.when_us * 1000)
     for path, want in wanted.items():
         if isinstance(want, _Content):
             _make(fs, path, want, anew)
@@ -155,12 +175,71 @@ def replay(fs: FileSystem, records: Iterable[Record], *, anew: bool = False) -> 
                 fs.unlink(path)
     for queue, seq in highest.items():
         _reserve(fs, queue, seq)
-    return notes
+    return list(lost.values())
 
 
-def _final(records: Iterable[Record]) -> tuple[dict[str, _Content | _Moved | None], dict[str, int]]:
+def find_lost(fs: FileSystem, records: Iterable[Record]) -> dict[str, str]:
+    """What a replay would find lost: by path, what is wrong. Changes nothing. Raises OSError."""
+    wanted, _ = _wanted(fs, records)
+    _, lost = _planned(fs, wanted)
+    return {path: told for path, told in lost.items() if not _is_known(fs, path, wanted[path])}
+
+
+def check_lost(fs: FileSystem, records: Iterable[Record]) -> None:
+    """As ``find_lost``. Raises JournalDamaged."""
+    lost = find_lost(fs, records)
+    if lost:
+        raise _damage(list(lost.values()))
+
+
+def _damage(lost: Sequence[str]) -> JournalDamaged:
+    more = f", and so it is with {len(lost) - 1:,} more" if len(lost) > 1 else ""
+    damage = JournalDamaged(
+        f"{lost[0]}{more}. What was acknowledged is missing, so nothing was changed: put it back from a copy if there "
+        "is one; `xaqueue check` names every file, and `xaqueue salvage-journal` goes on without what is lost"
+    )
+    damage.lost_files = tuple(lost)
+    return damage
+
+
+def _planned(fs: FileSystem, wanted: _Wanted) -> tuple[list[_Move], dict[str, str]]:
+    """The moves, in their order, and by path why it cannot be made what it is to be."""
+    moves: list[_Move] = []
+    lost: dict[str, str] = {}
+    left: set[str] = set()
+    for path, want in wanted.items():
+        if not isinstance(want, _Moved):
+            continue
+        source: str | None = path
+        if path in left or not _stands(fs, path):
+            places = (place for place in want.places if place not in left)
+            source = next((place for place in places if _is_that(fs, place, path)), None)
+        if source is None:
+            told = "is damaged" if fs.exists(path) else "is nowhere"
+            lost[path] = f"{path}, which was {want.places[-1]} once, {told}: the journal has only its name"
+            continue
+        if source != path:
+            left.add(source)
+        moves.append(_Move(source, path, want.when_us))
+    return moves, lost
+
+
+def _is_known(fs: FileSystem, path: str, want: _Content | _Moved | None) -> bool:
+    """Whether that it is lost is no news."""
+    places = want.places if isinstance(want, _Moved) else ()
+    return path.startswith(layout.ARCHIVE) or quarantine.holds(fs, (path, *places))
+
+
+def _wanted(fs: FileSystem, records: Iterable[Record]) -> tuple[_Wanted, dict[str, int]]:
+    wanted, highest = _final(records)
+    _keep_further_streams(fs, wanted)
+    _without_consumed(fs, wanted)
+    return wanted, highest
+
+
+def _final(records: Iterable[Record]) -> tuple[_Wanted, dict[str, int]]:
     """What each path is in the end, and the highest number that the records gave out in each queue."""
-    wanted: dict[str, _Content | _Moved | None] = {}
+    wanted: _Wanted = {}
     highest: dict[str, int] = {}
     for record in records:
         offset = 0
@@ -187,7 +266,7 @@ def _final(records: Iterable[Record]) -> tuple[dict[str, _Content | _Moved | Non
     return wanted, highest
 
 
-def _keep_further_streams(fs: FileSystem, wanted: dict[str, _Content | _Moved | None]) -> None:
+def _keep_further_streams(fs: FileSystem, wanted: _Wanted) -> None:
     """Where a record was lost, the directories may be further than those that can be read: no stream goes back."""
     for path in [path for path in wanted if path.startswith(f"{layout.STREAMS}/")]:
         queue = layout.parse_queue_directory(path.rpartition("/")[2])
@@ -197,7 +276,7 @@ def _keep_further_streams(fs: FileSystem, wanted: dict[str, _Content | _Moved | 
             del wanted[path]
 
 
-def _without_consumed(fs: FileSystem, wanted: dict[str, _Content | _Moved | None]) -> None:
+def _without_consumed(fs: FileSystem, wanted: _Wanted) -> None:
     """What a stream has consumed is not made again, wherever its file is by now; what is to be kept of it is, in
     ``archive/``."""
     known: dict[str, StreamRecord | None] = {}
@@ -237,19 +316,6 @@ def _make_dirs(fs: FileSystem, directory: str) -> None:
         fs.make_dir(directory)
 
 
-def _move(fs: FileSystem, path: str, want: _Moved) -> str:
-    """Moves a file to its last place, unless it is there; returns what is worth a note."""
-    if not _stands(fs, path):
-        place = next((place for place in want.places if _is_that(fs, place, path)), None)
-        if place is None:
-            told = "is damaged" if fs.exists(path) else "is nowhere"
-            return f"{path}, which was {want.places[-1]} once, {told}: the journal has only its name"
-        fs.rename(place, path)
-    if want.when_us:
-        fs.set_modified_ns(path, want.when_us * 1000)
-    return ""
-
-
 def _make(fs: FileSystem, path: str, content: _Content, anew: bool) -> None:
     """Puts the content there, unless it is there; a message whose tries were counted since stays as it is."""
     stands = _stands(fs, path, content)
@@ -284,7 +350,9 @@ def _is_that(fs: FileSystem, place: str, path: str) -> bool:
 def _read(fs: FileSystem, path: str) -> bytes:
     try:
         return read_block(fs, path)
-    except OSError:
+    except OSError as error:
+        if error.errno in NO_ROOM:  # no descriptor: that says nothing of the file
+            raise
         return b""
 
 

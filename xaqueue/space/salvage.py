@@ -48,9 +48,10 @@ class StepRead:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What is wrong with a journal, what of it cannot be read, and what can."""
+    """What is wrong with a journal, what of it cannot be read, what can, and which files are gone that it had moved."""
 
     damage: str
+    files: list[str]
     gaps: list[Gap]
     steps: list[StepRead]
 
@@ -75,7 +76,7 @@ def find_loss(path: str | os.PathLike[str]) -> Loss | None:
     gaps = remains.gaps or ([] if damage.lost_from is None else [Gap(damage.lost_from, None, remains.files[-1])])
     first = min((gap.start for gap in gaps), default=None)
     steps = [_step(record, first is not None and record.lsn > first) for record in remains.records]
-    return Loss(str(damage), gaps, steps)
+    return Loss(str(damage), list(damage.lost_files), gaps, steps)
 
 
 def salvage(path: str | os.PathLike[str]) -> Salvaged:
@@ -100,7 +101,7 @@ def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
     for name in (*layout.DIRECTORIES, JOURNAL):
         if not fs.is_dir(name):
             fs.make_dir(name)
-    notes = redo.replay(fs, remains.records, anew=True)
+    notes = redo.replay(fs, remains.records, anew=True, without_lost=True)
     fs.sync_all()
     for name in remains.unused:
         fs.unlink(f"{JOURNAL}/{name}")
@@ -118,6 +119,7 @@ def _damage(fs: FileSystem, path: str | os.PathLike[str]) -> JournalDamaged | No
     try:
         found = look(fs, JOURNAL, redo.sound, used=owner is not None and owner.journalled)
         check_end(fs, found.records, found.position)
+        redo.check_lost(fs, found.records)
     except JournalDamaged as damage:
         return damage
     return None

@@ -217,7 +217,7 @@ class Space:
 
         def applied() -> Touched:
             nonlocal below
-            below = journal.position  # between two rounds: every record below it is in the directories
+            below = self._applied_locked(journal.position)  # between two rounds
             return Touched()
 
         def covered() -> Touched:
@@ -249,10 +249,16 @@ class Space:
         """A checkpoint in the middle of a round, by its leader, of everything up to that round."""
         journal = self.barrier.journal
         if journal is not None and journal.full_segments:
+            with self.lock:
+                below = self._applied_locked(below)
             with suppress(RetryLater):
                 self.sync_all()
                 journal.write_checkpoint(below)
                 journal.recycle()
+
+    def _applied_locked(self, position: int) -> int:
+        """The LSN below which every record is in the directories: this one, or that of a commit without room there."""
+        return min([position, *(branch.behind for branch in self.branches.values() if branch.behind)])
 
     def next_session(self) -> int:
         with self.lock:
@@ -393,6 +399,8 @@ class Space:
             for queue in self.queues.values():
                 queue.arrived.notify_all()
             self.settled.notify_all()
+        journal = self.barrier.journal
+        is_covered = journal is None or journal.position == journal.checkpoint + checkpoint_entry(0).size_bytes
         try:
             if not failed:
                 self._write_final_watermarks()
@@ -402,7 +410,7 @@ class Space:
         finally:
             self.barrier.close()
             self.fs.close()
-        return not failed
+        return is_covered and not failed
 
     def abandon(self) -> None:
         """A forked child's copy: fenced, its descriptors closed, its threads never there."""

@@ -246,7 +246,7 @@ def _is_behind(space: str) -> bool:
     owner = read_owner(space)
     if owner is None or not owner.journalled:
         return False
-    journal = JournalCheck(DirectoryFileSystem(space, keep_unsynced=False), Looks(False), True)
+    journal = JournalCheck(DirectoryFileSystem(space, keep_unsynced=False), Looks(False), used=True, moving=False)
     list(journal.run())
     return journal.is_ahead
 
