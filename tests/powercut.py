@@ -14,7 +14,7 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,12 +45,13 @@ class Disk:
         """Whether a sync may still return while the power goes: in the middle of a shutdown some do, and lie."""
         return self.kind != "btrfs"
 
-    def cut(self, child: Child | None = None) -> None:
-        """The power goes, and the child with it; then the disk is mounted again."""
+    def cut(self, child: Child | None = None, end: Callable[[], object] = lambda: None) -> None:
+        """The power goes, and the child with it, and what ``end`` ends; then the disk is mounted again."""
         if self.kind == "btrfs":
             self._cut_by_copy(child)
         else:
             self._shut_down()
+            end()
             if child is not None:
                 child.kill()
                 child.wait()

@@ -53,10 +53,13 @@ class Worker:
 
     def __init__(self, session: Session, name: str, seed: str, say: Say) -> None:
         self.session = session
+        self._begin(Connection(session, lambda: os.urandom(16)), name, seed, say)
+
+    def _begin(self, connection: Connection, name: str, seed: str, say: Say) -> None:
+        self.connection = connection
         self.name = name
         self.dice = random.Random(f"{seed}/{name}")
         self.say = say
-        self.connection = Connection(session, lambda: os.urandom(16))
         self.added: list[Place] = []
         self.taken: list[Place] = []
         self.seen: list[Number] = []
@@ -98,8 +101,12 @@ class Worker:
         self.connection.commit()
         self.say(Said("acked", tag))
 
+    def depth(self) -> int:
+        """How many messages there are."""
+        return sum(len(queue.index) for queue in list(self.session.space.queues.values()))
+
     def _work(self, tag: str) -> None:
-        depth = sum(len(queue.index) for queue in list(self.session.space.queues.values()))
+        depth = self.depth()
         chance = self.dice.random()
         for _ in range(self.dice.choice((1, 1, 2, 5))):
             if chance < 0.3:

@@ -1,0 +1,66 @@
+"""The clients of a server that is killed, or whose disk loses power: the work of xaqueue.torture over connections.
+
+What was prepared before is resolved first, as a transaction manager does. Arguments: URL, name of this life, seed,
+number of clients. The decided branches, a JSON list, come through standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+
+import xaqueue
+from xaqueue.connection import Connection
+from xaqueue.torture.child import FAILED, say
+from xaqueue.torture.ledger import Said
+from xaqueue.torture.work import DEEP, Say, Worker
+
+
+class Client(Worker):
+    """One connection. How many messages there are, nobody tells it: it knows what it added and took itself."""
+
+    def __init__(self, connection: Connection, name: str, seed: str, say: Say) -> None:
+        self._begin(connection, name, seed, say)
+        self.balance = DEEP // 2
+
+    def depth(self) -> int:
+        self.balance += len(self.added) - len(self.taken)
+        return self.balance
+
+
+def resolve(connection: Connection, decided: set[str]) -> None:
+    in_doubt = connection.tpc_recover()
+    for xid in in_doubt:
+        say(Said("in doubt", xid.gtrid.decode()))
+    say(Said("recovered"))
+    for xid in in_doubt:
+        tag = xid.gtrid.decode()
+        if tag in decided:
+            connection.tpc_commit(xid)
+        else:
+            say(Said("undecided", tag))
+            connection.tpc_rollback(xid)
+        say(Said("resolved", tag))
+
+
+def work(client: Client) -> None:
+    try:
+        client.run()
+    except BaseException as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.flush()
+        os._exit(FAILED)
+
+
+def main(url: str, life: str, seed: str, clients: str) -> None:
+    resolve(xaqueue.connect(url), set(json.load(sys.stdin)))
+    say(Said("ready"))
+    for number in range(int(clients)):
+        client = Client(xaqueue.connect(url), f"{life}.{number}", seed, say)
+        threading.Thread(target=work, args=(client,)).start()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
