@@ -274,9 +274,9 @@ def test_without_descriptors_nothing_is_lost_and_it_goes_on_afterwards(tmp_path:
     said = {str(fact["verb"]): fact for fact in child_says("descriptors", tmp_path / "space")}
     errors = {verb: fact.get("error") for verb, fact in said.items()}
     assert errors == {
-        "starved enqueue": None,  # the descriptor of a block that was not synced yet makes room for it
-        "starved dequeue": "RetryLater",
-        "starved browse": "RetryLater",
+        "starved enqueue": None,  # what the space keeps open makes room for it
+        "starved dequeue": None,
+        "starved browse": None,
         "starved rollback of a dequeue": None,
         "starved commit of a dequeue": None,
         "starved commit": None,
@@ -286,8 +286,6 @@ def test_without_descriptors_nothing_is_lost_and_it_goes_on_afterwards(tmp_path:
         "fed commit": None,
         "left": None,
     }
-    for verb in ("starved dequeue", "starved browse"):
-        assert "Too many open files" in str(said[verb]["message"])
     assert said["left"]["bodies"] == ["second", "spare", "doubtful", "third"]
 
 

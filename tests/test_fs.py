@@ -7,6 +7,7 @@ import os
 import resource
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -392,3 +393,66 @@ def test_close_gives_every_descriptor_back(tmp_path: Path) -> None:
     assert open_descriptors() == before + 3
     fs.close()
     assert open_descriptors() == before
+
+
+CALLS: dict[str, Callable[[DirectoryFileSystem], object]] = {
+    "create": lambda fs: fs.create("new", [b"x"]),
+    "write_at": lambda fs: fs.write_at("mark 0", 0, [b"x"]),
+    "read": lambda fs: fs.read("mark 0"),
+    "read all": lambda fs: fs.read("mark 0", 10),
+    "list": lambda fs: fs.list(""),
+    "hold_dir": lambda fs: fs.hold_dir("d 0"),
+    "sync_dir": lambda fs: fs.sync_dir("d 0"),
+    "sync_file": lambda fs: fs.sync_file("mark 0"),
+    "sync_data": lambda fs: fs.sync_data("mark 0"),
+    "sync_all": lambda fs: fs.sync_all(),
+}
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[int]:
+    """The process may have so many."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = max(int(name) for name in os.listdir("/proc/self/fd")) + 40  # noqa: PTH208
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, before[1]))
+    yield allowed
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("kept", ["directories", "places", "files"])
+@pytest.mark.parametrize("call", CALLS)
+def test_what_is_kept_open_is_never_what_is_missing(tmp_path: Path, few_descriptors: int, call: str, kept: str) -> None:
+    fs = DirectoryFileSystem(tmp_path)
+    for number in range(3):
+        fs.make_dir(f"d {number}")
+        fs.write_at(f"mark {number}", 0, [b"x"])
+    fs.close()
+    for number in range(3):
+        if kept == "directories":
+            fs.sync_dir(f"d {number}")
+        elif kept == "places":
+            fs.write_at(f"mark {number}", 0, [b"x"])
+        else:
+            fs.create(f"file {number}", [b"x"])
+    taken = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        CALLS[call](fs)
+    finally:
+        for fd in taken:
+            os.close(fd)
+        fs.close()
+
+
+def test_half_of_the_descriptors_are_left_to_others(tmp_path: Path, few_descriptors: int) -> None:
+    fs = DirectoryFileSystem(tmp_path)
+    before = open_descriptors()
+    for number in range(few_descriptors):
+        fs.make_dir(f"d {number}")
+        fs.sync_dir(f"d {number}")
+        fs.write_at(f"mark {number}", 0, [b"x"])
+        fs.create(f"file {number}", [b"x"])
+    assert open_descriptors() - before <= few_descriptors // 2
+    fs.close()

@@ -11,11 +11,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 import stat
+import sys
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from xaqueue.storage.regular import DAMAGE, WRITE, open_regular, read_up_to, stat_regular
 
@@ -29,7 +31,11 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errn
 
 _libc = ctypes.CDLL(None, use_errno=True)
 """For syncfs(2), which ``os`` lacks."""
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Room(NamedTuple):
@@ -119,16 +125,12 @@ class DirectoryFileSystem:
         self._directories: OrderedDict[str, int] = OrderedDict()
         self._places: OrderedDict[str, int] = OrderedDict()
         self._root_fd: int | None = None
+        self._descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] & sys.maxsize
+        """What the process may have. Half of it is others', whatever is kept here."""
 
     def create(self, path: str, chunks: Sequence[bytes]) -> None:
         full = self._prefix + path
-        try:
-            fd = os.open(full, _NEW_FILE, 0o644)
-        except OSError as error:
-            if error.errno != errno.EMFILE or not self._unsynced:
-                raise
-            self._sync_oldest()  # what is kept here must not be what is missing
-            fd = os.open(full, _NEW_FILE, 0o644)
+        fd = self._opened(os.open, full, _NEW_FILE, 0o644)
         try:
             _write_all(fd, chunks)
         except BaseException:
@@ -137,7 +139,7 @@ class DirectoryFileSystem:
             raise
         if self._keep:
             self._unsynced[path] = fd
-            if len(self._unsynced) > OPEN_FILES:
+            if len(self._unsynced) > min(OPEN_FILES, self._descriptors // 4):
                 self._sync_oldest()
         else:
             os.close(fd)
@@ -145,7 +147,7 @@ class DirectoryFileSystem:
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         fd = self._places.pop(path, None)
         if fd is None:
-            fd, _ = open_regular(self._prefix + path, WRITE | os.O_CREAT)
+            fd, _ = self._opened(open_regular, self._prefix + path, WRITE | os.O_CREAT)
         try:
             for first in range(0, len(chunks), WRITE_VECTORS):
                 vector = chunks[first : first + WRITE_VECTORS]
@@ -159,7 +161,7 @@ class DirectoryFileSystem:
             self._remember(self._places, path, fd)
 
     def read(self, path: str, size: int | None = None) -> bytes:
-        fd, found = open_regular(self._prefix + path)
+        fd, found = self._opened(open_regular, self._prefix + path)
         try:
             return read_up_to(fd, min(size, found.st_size) if size is not None else found.st_size)
         finally:
@@ -196,7 +198,7 @@ class DirectoryFileSystem:
             os.close(fd)
 
     def list(self, path: str) -> list[str]:
-        return os.listdir(self._prefix + path)
+        return self._opened(os.listdir, self._prefix + path)
 
     def is_dir(self, path: str) -> bool:
         try:
@@ -228,7 +230,7 @@ class DirectoryFileSystem:
 
     def sync_all(self) -> None:
         if self._root_fd is None:
-            self._root_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._root_fd = self._opened(os.open, self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if _libc.syncfs(self._root_fd) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), self.root)
@@ -256,7 +258,7 @@ class DirectoryFileSystem:
             return
         fd = self._unsynced.pop(path, None)
         if fd is None:
-            fd, _ = open_regular(self._prefix + path)
+            fd, _ = self._opened(open_regular, self._prefix + path)
         try:
             sync(fd)
         finally:
@@ -278,7 +280,29 @@ class DirectoryFileSystem:
             os.close(fd)
 
     def _open_dir(self, path: str) -> int:
-        return os.open(self._prefix + path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return self._opened(os.open, self._prefix + path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _opened(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """The result of a call that takes a descriptor. What is kept here must not be what is missing."""
+        while True:
+            try:
+                return call(*arguments, **named)
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR or not self._give_back():
+                    raise
+
+    def _give_back(self) -> bool:
+        """Closes some of what is kept; whether there was something. What a step is about to sync goes last."""
+        for kept in (self._places, self._directories):
+            if kept:
+                for _ in range((len(kept) + 1) // 2):
+                    with suppress(KeyError):  # another thread was faster
+                        os.close(kept.popitem(last=False)[1])
+                return True
+        if self._unsynced:
+            self._sync_oldest()
+            return True
+        return False
 
     def _remember(self, kept: OrderedDict[str, int], path: str, fd: int) -> None:
         """Puts a descriptor back; while it was out, nobody else could close it."""
@@ -286,7 +310,7 @@ class DirectoryFileSystem:
         if other is not None:
             os.close(other)
         kept[path] = fd
-        if len(kept) > OPEN_DIRECTORIES:
+        if len(kept) > min(OPEN_DIRECTORIES, self._descriptors // 8):
             os.close(kept.popitem(last=False)[1])
 
 
