@@ -99,6 +99,7 @@ def starve_of_descriptors(space: str) -> None:
 def open_with_few_descriptors(space: str) -> None:
     """Opens a space with 0, 1, 2 ... descriptors to spare, and says whether that left any behind."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    xaqueue.connect(space).close()  # imports what it needs: a module takes a descriptor, too
     before = descriptors()
     for spare in range(20):
         starved("open", spare, lambda: attach(space, watch=False).close())

@@ -85,7 +85,7 @@ class OwnerFile:
         with self._guard:
             if not self._is_held():
                 return
-            reason = self._lost() if self._seen is not None else ""
+            reason = self._lost() if self._seen is not None and self._looks() != self._seen else ""
             if reason:
                 raise ResourceFailed(reason)
             write_owner_file(fs, content, durable=durable)
