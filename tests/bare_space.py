@@ -101,7 +101,7 @@ class BareSpace:
 
     def crash(self) -> None:
         """Nothing more is written; what is active stays in its directory."""
-        self.space.barrier.fail(OSError("crashed"))
+        self.space.barrier.end(OSError("crashed"))
         self.fs.close()
 
     def reopen(self) -> Space:

@@ -35,6 +35,8 @@ class ExitCode(IntEnum):
     SPACE = 3
     """The directory is no space, or is in use by another process, or its disk failed, or its server does not answer."""
     ERROR = 4
+    FENCED = 5
+    """``serve``: a write or sync failed, or hung, and nothing was acknowledged since; start it again."""
     INTERRUPTED = 130
     PIPE_CLOSED = 141
 
@@ -43,6 +45,7 @@ EXIT_HELP = (
     "Exit codes: 0 done; 1 nothing to get, damage or duplicates found, no advice, branches left after the timeout of "
     "drain, or a question answered with no; 2 wrong usage; "
     "3 the space cannot be used, another process owns it, or its server does not answer; 4 any other error; "
+    "5 serve ended since its disk failed: start it again; "
     "130 interrupted, or ingest --once ended before all was in."
 )
 

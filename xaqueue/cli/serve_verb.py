@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from xaqueue.cli.exits import ExitCode, complain
 from xaqueue.cli.spaces import SpaceOption, directory_of
-from xaqueue.errors import InvalidArgument
+from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.rpc.limits import NEVER_S, Limits
 
 _LIMITS = Limits()
@@ -61,6 +63,7 @@ def serve(
 
     Owns the space: clients connect with xaq+unix:///path/to/socket, xaqs://host:port or xaq://host:port. On SIGTERM no
     new work is taken, active branches are rolled back, and prepared ones stay in doubt.
+    Where its disk fails it ends with exit code 5: start it again, which reads the disk anew.
     """
     from xaqueue.rpc.doors import Listen, with_default
     from xaqueue.rpc.server import run
@@ -85,14 +88,19 @@ def serve(
         session_idle_s=session_idle,
         idle_exit_s=NEVER_S if idle_exit is None else idle_exit,
     )
-    run(
-        directory,
-        with_default(listen, directory),
-        sync=sync,
-        limits=limits,
-        notify=notify,
-        ready=lambda urls: typer.echo(f"serving {directory} at {', '.join(urls)}"),
-    )
+    try:
+        run(
+            directory,
+            with_default(listen, directory),
+            sync=sync,
+            limits=limits,
+            notify=notify,
+            give_up_late=lambda: os._exit(ExitCode.FENCED),
+            ready=lambda urls: typer.echo(f"serving {directory} at {', '.join(urls)}"),
+        )
+    except ResourceFailed as fenced:
+        complain(str(fenced))
+        raise typer.Exit(ExitCode.FENCED) from None
 
 
 def _mode(text: str) -> int:

@@ -158,7 +158,7 @@ class RemoteManager(BatchCalls, StreamCalls):
         if self._stream is not None:
             try:
                 self._ask("echo")
-            except RolledBack:
+            except (RolledBack, ResourceFailed):
                 if self._part is _Part.NEVER_BEGAN and self._why is not None:
                     raise self._why from None
                 raise
@@ -232,7 +232,7 @@ class RemoteManager(BatchCalls, StreamCalls):
         before = self._why
         try:
             return self._ask(method, *params)
-        except RolledBack:
+        except (RolledBack, ResourceFailed):
             if self._why is before:
                 raise
         return self._ask(method, *params)  # a ride of the branch had failed, which its next call tells
@@ -289,6 +289,10 @@ class RemoteManager(BatchCalls, StreamCalls):
         assert why is not None
         if self._part in _ASKED.values() and xid is not None:
             return self._unknown("prepare" if self._part is _Part.PREPARING else "commit", xid, why)
+        if isinstance(why, ResourceFailed):  # the same work again would fail as well
+            failed = ResourceFailed(str(why))
+            failed.__cause__ = why
+            return failed
         code = Code.XA_RBCOMMFAIL if isinstance(why, ConnectionLost) else Code.XA_RBOTHER
         if why.code >= Code.XA_RBROLLBACK:
             code = why.code

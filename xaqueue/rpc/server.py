@@ -10,13 +10,14 @@ import asyncio
 import gc
 import logging
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from xaqueue.errors import SpaceInUse
+from xaqueue.errors import ResourceFailed, SpaceInUse
 from xaqueue.rpc import server_status
 from xaqueue.rpc.doors import Doors, Listen
 from xaqueue.rpc.greenlets import Hub
@@ -29,6 +30,8 @@ from xaqueue.space.session import Session
 from xaqueue.space.space import Space
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+HANG_S = 5.0
+"""Behind the time that peers have: a fenced server that is still there then hangs."""
 
 log = logging.getLogger("xaqueue.server")
 
@@ -49,6 +52,8 @@ class Server:
         self.timer = Timer(self)
         self.notifier = Notifier({})
         """Whom it tells that it is ready, and that it stops."""
+        self.give_up_late: Callable[[], object] = lambda: None
+        """Called where it has not ended long after a fence: its disk may hang."""
         self._stopping = asyncio.Event()
         self._empty = asyncio.Event()
 
@@ -112,7 +117,10 @@ class Server:
         await self.doors.open_unix(path)
 
     async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Answers until it is told to stop; then ends all sessions and closes the space."""
+        """Answers until it is told to stop; then ends all sessions and closes the space.
+
+        So it does once the space is fenced, and then raises ResourceFailed: only a new start clears that.
+        """
         for number in SIGNALS:
             with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
                 self.loop.add_signal_handler(number, self.stop)
@@ -122,6 +130,7 @@ class Server:
         self.timer.ready()
         ready()
         self.notifier.tell(READY, f"STATUS=serving {self.root} at {self.endpoint}")
+        self.space.barrier.when_fenced(self._leave_fenced)
         alive = self.loop.create_task(self.notifier.stay_alive(self.is_well))
         try:
             await self._stopping.wait()
@@ -129,6 +138,11 @@ class Server:
             self.notifier.tell(STOPPING, "STATUS=stopping: what is active is rolled back")
             await self._close(owner)
             alive.cancel()
+        if self.space.barrier.fenced:
+            raise ResourceFailed(
+                f"{self.root} is fenced, as the log says, and no longer served: start the server again, which reads "
+                "the disk anew"
+            )
 
     async def give_up(self) -> None:
         """Closes the space before it was served."""
@@ -144,6 +158,14 @@ class Server:
             log.warning("told to stop again: sessions are cut off")
             self._cut_off()
         self._stopping.set()
+
+    def _leave_fenced(self) -> None:
+        """In any thread. A loop that hangs in the kernel, or a close that does, does not keep the server."""
+        late = threading.Timer(self.limits.stop_s + HANG_S, self.give_up_late)
+        late.daemon = True
+        late.start()
+        with suppress(RuntimeError):  # the loop is over
+            self.loop.call_soon_threadsafe(self._stopping.set)
 
     async def _close(self, owner: Session) -> None:
         await self.doors.close()
@@ -172,13 +194,15 @@ def run(
     sync: str | None = None,
     limits: Limits | None = None,
     notify: bool = False,
+    give_up_late: Callable[[], object] = lambda: None,
     ready: Callable[[list[str]], None] = lambda _: None,
 ) -> None:
-    """Serves the space there until SIGTERM or SIGINT. notify: whether systemd is told how far it is. ready: is given
-    the URLs."""
+    """Serves the space there until SIGTERM or SIGINT. notify: whether systemd is told how far it is. give_up_late: ends
+    the process of a fenced server that hangs. ready: is given the URLs. Raises ResourceFailed once it is fenced."""
 
     async def main() -> None:
         server = Server(root, sync=sync, limits=limits)
+        server.give_up_late = give_up_late
         if notify:
             server.notifier = Notifier()
         await server.recover()

@@ -85,9 +85,8 @@ class Timer:
         try:
             expire(self._server.space, time.monotonic(), self._server.limits.branch_idle_s)
             self._sweep()
-        except ResourceFailed as failed:
+        except ResourceFailed:  # which is logged, and the server ends
             self._failed = True
-            log.error("branches are timed out no longer: %s", failed)  # noqa: TRY400
         finally:
             self._resting.set()
 

@@ -5,7 +5,6 @@ Without it a space is just as durable, and its journal grows until the space is 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from contextlib import suppress
@@ -19,8 +18,6 @@ TELL_S = 1.0
 
 if TYPE_CHECKING:
     from xaqueue.space.space import Space
-
-log = logging.getLogger("xaqueue")
 
 
 class Checkpointer:
@@ -63,10 +60,8 @@ class Checkpointer:
                 continue
             try:
                 range_images.checkpoint(self._space, lambda: self._stopped)
-            except ResourceFailed as failed:
-                if not self._space.closed:
-                    log.error("no checkpoint: %s", failed)  # noqa: TRY400
-                return
+            except ResourceFailed:
+                return  # which is logged
             covered, last = journal.position, time.monotonic()
             self.checkpoints += 1
             self.seconds = last - started

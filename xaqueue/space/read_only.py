@@ -31,7 +31,7 @@ def open_for_reading(space: Space, damage: JournalDamaged, report: RecoveryRepor
     started = time.monotonic()
     space.read_only = damage
     space.fs = ReadOnlyFileSystem(space.fs)
-    space.barrier.fail(ResourceFailed(f"the space is open for reading only: {damage}"))
+    space.barrier.end(ResourceFailed(f"the space is open for reading only: {damage}"))
     log.error("the space is open for reading only: %s", damage)
     report.notes.append(str(damage))
     Load(space, lambda path, reason: report.notes.append(f"{path}: {reason}"), report.notes.append).rest(progress)

@@ -136,7 +136,7 @@ class Space:
             self.report.notes[:0] = notes
             self._serve()
         except BaseException as error:
-            self.barrier.fail(error)
+            self.barrier.end(error)  # who opens it is told
             with self.lock:
                 self.settled.notify_all()
             raise
@@ -309,13 +309,11 @@ class Space:
                 "find out who else has the space open and why its lock was lost, then connect again"
             )
             self.barrier.fail(failed)
-            log.critical("%s", failed)
             raise failed
 
     def fence(self, error: BaseException) -> ResourceFailed:
         """Nothing is acknowledged any more. Returns the error to raise."""
         self.barrier.fail(error)
-        log.critical("the space is fenced: %r", error)
         return ResourceFailed(
             f"the space is fenced: a step failed with {error!r}. Its outcome is uncertain; "
             "close the space, look at the disk, and open it again: recovery re-reads it"
@@ -395,7 +393,7 @@ class Space:
                 return False
             self.closed = True
             failed = failed or self.barrier.failure is not None
-            self.barrier.fail(ResourceFailed("the space is closed"))
+            self.barrier.end(ResourceFailed("the space is closed"))
             for queue in self.queues.values():
                 queue.arrived.notify_all()
             self.settled.notify_all()

@@ -31,17 +31,21 @@ class Watchdog:
         self._space = space
         self._files = files
         self._told = told
-        self._stopped = threading.Event()
+        self._stopped = False
+        self._due = threading.Event()
+        space.barrier.when_fenced(self._due.set)
         self._thread = threading.Thread(target=self._run, name="xaqueue-watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Does not wait: it may itself hang on that disk."""
-        self._stopped.set()
+        self._stopped = True
+        self._due.set()
 
     def _run(self) -> None:
         space = self._space
-        while not self._stopped.wait(min(LOOK_S, space.definitions.io_deadline_s / 4)):
+        while not self._stopped:
+            self._due.wait(min(LOOK_S, space.definitions.io_deadline_s / 4))
             limit_s = space.definitions.io_deadline_s
             slow = self._files.slow(limit_s)
             if slow and space.barrier.failure is None:
@@ -54,7 +58,7 @@ class Watchdog:
                 self._wake()
             failure = space.barrier.failure
             if failure is not None:
-                if not space.closed:
+                if space.barrier.fenced:
                     self._told(str(failure) or repr(failure))
                 return
 

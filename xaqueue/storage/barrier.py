@@ -9,11 +9,12 @@ in the directories can then always be done again.
 
 Directories that only gain names are synced first and those that only lose them last, so that no crash can lose a
 block between two directories. A sync is never tried twice: the first failure ends the barrier for good, because the
-kernel reports it once and then forgets it.
+kernel reports it once and then forgets it. It is logged once, CRITICAL, by whoever ends it.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,8 @@ PARALLEL_SYNCS = 8
 """Files of one step that are synced at a time; more does not help one disk."""
 ROUNDS_A_LEADER = 8
 """So many rounds in a row are led by one thread, whose own step was in the first."""
+
+log = logging.getLogger("xaqueue")
 
 
 @dataclass(slots=True)
@@ -96,8 +99,10 @@ class Barrier:
         lock: threading.Lock,
         published: Callable[[], None] = lambda: None,
         waiting: Threads = THREADS,
+        name: str = "the space",
     ) -> None:
         self.hardening = hardening
+        self._name = name
         self._lock = lock
         self._published = published
         self._waiting = waiting
@@ -120,6 +125,9 @@ class Barrier:
         """By thread."""
         self._pool: ThreadPoolExecutor | None = None
         self.failure: BaseException | None = None
+        self.fenced = False
+        """Whether it was a failure that ended it."""
+        self._when_fenced: list[Callable[[], object]] = []
         self.rounds = 0
         self.steps = 0
 
@@ -216,13 +224,36 @@ class Barrier:
             raise self._failed()
 
     def fail(self, error: BaseException) -> None:
-        """Fences: nothing is acknowledged any more, and whoever waits is told."""
+        """Fences: nothing is acknowledged any more, and whoever waits is told. The first failure is logged."""
+        if self._end(error, failed=True):
+            log.critical("%s", error if isinstance(error, Error) else f"{self._name} is fenced: {error!r}")
+            with self._mutex:
+                waiting, self._when_fenced = self._when_fenced, []
+            for told in waiting:
+                told()
+
+    def when_fenced(self, told: Callable[[], object]) -> None:
+        """Has this called once it is fenced, by whichever thread does so; at once where it is."""
         with self._mutex:
-            if self.failure is None:
-                self.failure = error
+            if not self.fenced:
+                self._when_fenced.append(told)
+                return
+        told()
+
+    def end(self, reason: BaseException) -> None:
+        """It is used no more, and this is why: closed, or for reading only. Whoever waits is told."""
+        self._end(reason, failed=False)
+
+    def _end(self, reason: BaseException, *, failed: bool) -> bool:
+        """Returns whether it was in use until now."""
+        with self._mutex:
+            is_first = self.failure is None
+            if is_first:
+                self.failure, self.fenced = reason, failed
             waiting, self._gathering = [*self._gathering, *self._in_hand], []
         for step in waiting:
             step.wake()
+        return is_first
 
     def abandon(self, error: BaseException) -> None:
         """In a forked child: fails without taking locks that a thread of the parent may have held."""

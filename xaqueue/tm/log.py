@@ -114,7 +114,7 @@ class DecisionLog:
             self.acknowledged(gtrid, participant)  # it was noted because it had answered
         self._full = self._journal.full_segments > 0
         self._journal.switched = self._switched
-        self._barrier = Barrier(fs, JOURNALLED, self.lock)
+        self._barrier = Barrier(fs, JOURNALLED, self.lock, name="the decision log")
         self._barrier.journal = self._journal
         self._barrier.relieve = self._relieve
         self._barrier.check_owner = self._check_owner
@@ -270,7 +270,7 @@ class DecisionLog:
                 self.flush()
             except RetryLater as full:
                 log.warning("decision log: %s; recovery will look again at what is done", full)
-        self._barrier.fail(DecisionLogError("the decision log is closed: open its transaction manager again"))
+        self._barrier.end(DecisionLogError("the decision log is closed: open its transaction manager again"))
         self._barrier.close()
         self._fs.close()
         return is_well
@@ -293,12 +293,10 @@ class DecisionLog:
         """A second transaction manager of this name would decide otherwise."""
         reason = self._lost()
         if reason:
-            failed = DecisionLogError(
+            raise DecisionLogError(
                 f"this process owns the decision log no more: {reason}. Whether the last decisions stand is uncertain: "
                 "find out who else has the log open and why its lock was lost. What is prepared stays so until then"
             )
-            log.critical("%s", failed)
-            raise failed
 
     def _recycle(self) -> None:
         try:

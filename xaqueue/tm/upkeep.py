@@ -49,7 +49,6 @@ class Upkeep:
                 decisions.checkpoint()
         except RetryLater as full:
             log.warning("decision log: no checkpoint yet: %s", full)
-        except DecisionLogError as error:
-            log.critical("%s", error)
-            return False
+        except DecisionLogError:
+            return False  # which is logged
         return True
