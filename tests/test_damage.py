@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_message_that_becomes_unreadable_is_set_aside_at_its_dequeue(bare: Bar
     path = bare.message_file("orders", b"first")
     was = fingerprint(path)
     bare.fs.faults["read", str(path.relative_to(bare.root))] = errno.EIO
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         assert [message.body for message in connection.browse("orders")] == [b"second", b"third"]
     assert bare.take("orders") == [b"second", b"third"]
     check_set_aside(bare, path, was)
@@ -81,7 +82,7 @@ def test_aflipped_bit_at_the_end_of_a_large_body_is_found_at_its_dequeue(bare: B
     was = harm(bare, path, lambda large: flip(large, -1))
     bare.reopen()
     assert bare.space.report.quarantined == []
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         message = connection.dequeue("orders")
         assert message is not None
         assert message.body == b"next"
@@ -93,7 +94,7 @@ def test_a_large_body_damaged_while_it_was_in_doubt_is_found_at_its_dequeue(bare
     xid = bare.prepare("large", add=[("orders", LARGE)])
     harm(bare, bare.block("prepared", xid, "000"), lambda large: flip(large, -1))
     bare.reopen()
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.tpc_commit(xid)
     bare.put("orders", b"next")
     assert bare.take("orders") == [b"next"]
@@ -232,7 +233,7 @@ def check_numbers_go_on(bare: BareSpace, why: str) -> None:
     (note,) = bare.space.report.notes
     assert why in note
     bare.put("orders", b"third")
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         taken = [message.seq for message in connection.browse("orders")]
     assert len(taken) == 3
     assert taken[2] > 1_000_000_000_000_000, "above every number that a clock or a counter can have given"
@@ -308,7 +309,7 @@ def test_everything_damaged_at_once_still_starts_and_serves(bare: BareSpace) -> 
     assert sorted(bare.in_doubt(), key=str) == sorted(xids, key=str)
     for xid in xids:
         heuristic.decide(bare.space, xid, False, "operator")
-        with bare.connect() as connection:
+        with closing(bare.connect()) as connection:
             connection.tpc_forget(xid)
     bare.reopen()
     assert bare.in_doubt() == []

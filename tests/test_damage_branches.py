@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,12 +34,12 @@ def resolve_lost(bare: BareSpace, xid: Xid) -> None:
     for _ in range(3):
         assert bare.in_doubt() == [xid]
         assert any(f"branch {xid} is in doubt and lost " in note for note in bare.space.report.notes)
-        with bare.connect() as connection, pytest.raises(RetryLater, match="an operator decides"):
+        with closing(bare.connect()) as connection, pytest.raises(RetryLater, match="an operator decides"):
             connection.tpc_commit(xid)
         assert bare.take("orders") == [b"first", b"second"]
         assert bare.take("bills") == []
         bare.reopen()
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.tpc_rollback(xid)
         assert connection.outcome(xid) is Outcome.ROLLED_BACK
     for _ in range(2):
@@ -87,13 +88,13 @@ def test_an_operator_commits_what_damage_left_and_that_is_mixed(bare: BareSpace,
     for _ in range(2):
         assert bare.take("orders") == [b"order"]
         assert bare.take("bills") == ([b"bill"] if suffix == "000" else [])
-        with bare.connect() as connection:
+        with closing(bare.connect()) as connection:
             assert connection.tpc_recover() == [xid]
             with pytest.raises(HeuristicOutcome) as answer:
                 connection.tpc_commit(xid)
         assert answer.value.code is Code.XA_HEURMIX
         bare.reopen()
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.tpc_forget(xid)
     bare.reopen()
     assert bare.in_doubt() == []
@@ -134,10 +135,10 @@ def test_a_branch_whose_message_is_damaged_stays_in_doubt(bare: BareSpace, damag
     for _ in range(2):
         assert bare.in_doubt() == [xid]
         assert any("which it dequeues" in note for note in bare.space.report.notes)
-        with bare.connect() as connection, pytest.raises(RetryLater):
+        with closing(bare.connect()) as connection, pytest.raises(RetryLater):
             connection.tpc_commit(xid)
         bare.reopen()
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.tpc_rollback(xid)
     bare.reopen()
     assert bare.in_doubt() == []
@@ -147,7 +148,7 @@ def test_a_branch_whose_message_is_damaged_stays_in_doubt(bare: BareSpace, damag
 def test_a_name_that_holds_what_looks_like_a_number_is_not_taken_for_one(bare: BareSpace) -> None:
     whole = Xid(1, b"\xd3\x4d\x34", b"b")
     assert ".000" in str(whole)
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.tpc_begin(whole)
         for number in range(3):
             connection.enqueue("orders", b"%d" % number)

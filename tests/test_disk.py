@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +49,7 @@ fillers = pytest.mark.parametrize("take_all", [fill, exhaust_inodes], ids=["no p
 def test_a_message_that_does_not_fit_is_told_with_figures_and_leaves_nothing(disk: Disk) -> None:
     bare = disk()
     bare.put("orders", b"first")
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.enqueue("orders", b"s" * 100)
         with pytest.raises(DiskFull, match=r"no room for a block of 900,\d+ bytes: .*; [\d,]+ bytes are free") as full:
             connection.enqueue("orders", b"L" * 900_000)
@@ -76,9 +77,9 @@ def test_on_a_full_disk_others_go_on(disk: Disk, take_all: Callable[[Path], Path
     active.tpc_begin(Xid(1, b"active", b"b"))
     active.enqueue("orders", b"active")
     filler = take_all(bare.root)
-    with bare.connect() as doomed, pytest.raises(DiskFull):
+    with pytest.raises(DiskFull), closing(bare.connect()) as doomed:
         doomed.enqueue("orders", b"no room")
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         taken = connection.dequeue("orders")
         assert taken is not None
         assert taken.body == b"first"
@@ -90,7 +91,7 @@ def test_on_a_full_disk_others_go_on(disk: Disk, take_all: Callable[[Path], Path
     active.tpc_commit()
     active.close()
     expected = [b"second", b"third", b"prepared 0", *[b"prepared 1"] * 2, *[b"prepared 2"] * 3, b"active"]
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         assert [message.body for message in connection.browse("orders")] == expected
     free(filler)
     bare.put("orders", b"last")
@@ -103,7 +104,7 @@ def test_consuming_frees_a_full_disk(disk: Disk, take_all: Callable[[Path], Path
     bare = disk()
     bare.put("orders", *(b"%d" % number for number in range(8)))
     take_all(bare.root)
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         with pytest.raises(DiskFull):
             connection.enqueue("orders", b"no room")
         connection.rollback()
@@ -122,7 +123,7 @@ def test_a_dequeue_that_cannot_be_prepared_is_rolled_back(disk: Disk, take_all: 
     bare = disk()
     bare.put("orders", b"first")
     take_all(bare.root)
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.tpc_begin(Xid(1, b"taker", b"b"))
         assert connection.dequeue("orders") is not None
         with pytest.raises(DiskFull):
@@ -141,7 +142,7 @@ def test_a_commit_to_a_new_queue_waits_for_room(disk: Disk, take_all: Callable[[
     xid = bare.prepare("new", add=[("new-queue", b"first")] * blocks)
     filler = take_all(bare.root)
     for _ in range(2):
-        with bare.connect() as connection:
+        with closing(bare.connect()) as connection:
             with pytest.raises(RetryLater, match="found no room"):
                 connection.tpc_commit(xid)
             assert connection.tpc_recover() == [xid]
@@ -149,7 +150,7 @@ def test_a_commit_to_a_new_queue_waits_for_room(disk: Disk, take_all: Callable[[
         bare.reopen()
         assert bare.space.report.quarantined == []
     free(filler)
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.tpc_commit(xid)
     bare.reopen()
     assert bare.take("new-queue") == [b"first"] * blocks
@@ -161,7 +162,7 @@ def test_a_full_disk_opens_and_quarantines(disk: Disk, take_all: Callable[[Path]
     bare = disk()
     bare.put("orders", b"first", b"second", b"third", b"fourth")
     xid = bare.prepare("in doubt", add=[("orders", b"fifth")])
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.enqueue("orders", b"active")
     bare.message_file("orders", b"second").write_bytes(b"damaged")
     fourth = bare.message_file("orders", b"fourth")
@@ -170,7 +171,7 @@ def test_a_full_disk_opens_and_quarantines(disk: Disk, take_all: Callable[[Path]
     assert len(bare.space.report.quarantined) == 1
     fourth.write_bytes(b"")
     assert bare.in_doubt() == [xid]
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         bodies = []
         while message := connection.dequeue("orders"):
             bodies.append(message.body)
@@ -259,7 +260,7 @@ def test_a_disk_that_turns_read_only_fences(disk: Disk) -> None:
     assert run("mount", "-o", "remount,ro", place).returncode in (0, 32)
     if os.access(bare.root, os.W_OK):
         bare.fs.faults["create", "active/"] = errno.EROFS  # descriptors that are open for writing kept the mount busy
-    with bare.connect() as connection, pytest.raises(ResourceFailed, match="Read-only file system"):
+    with pytest.raises(ResourceFailed, match="Read-only file system"), closing(bare.connect()) as connection:
         connection.enqueue("orders", b"second")
     bare.fs.faults.clear()
     run("mount", "-o", "remount,rw", place)

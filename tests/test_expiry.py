@@ -215,7 +215,7 @@ def test_the_outcome_is_known(bare: BareSpace, session: Session, clock: Clock) -
 
 
 def test_a_connection_goes_on_after_it(bare: BareSpace, clock: Clock) -> None:
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         assert connection.dequeue("q") is not None
         passes(bare, clock)
         assert told_by(lambda: connection.enqueue("q", b"more")) is Code.XA_RBTIMEOUT
@@ -484,14 +484,14 @@ def test_a_session_that_closes_meanwhile_gives_back_once(
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
     assert X not in bare.space.branches
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         assert [message.tries for message in connection.browse("q")] == [1, 0]
     assert is_clean(bare)
 
 
 def rotate(bare: BareSpace, worker: int, committed: list[bytes]) -> None:
     """Takes a message and puts it back at the end, and three more elsewhere, in one transaction, again and again."""
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         for number in range(30):
             body = b"%d.%d" % (worker, number)
             try:

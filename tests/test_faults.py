@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ FAILURES = [
 
 def exercise(bare: BareSpace, said: list[str]) -> None:
     """Two-phase branches of one and of several blocks, one phase, and a rollback; ``said``: what was acknowledged."""
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.tpc_begin(Xid(1, b"several", b"b"))
         connection.enqueue("orders", b"A1")
         connection.enqueue("bills", b"A2")
@@ -111,7 +112,7 @@ def test_a_failure_fences_the_space_and_a_reopen_loses_nothing(
     bare.fs.faults.clear()
     bare.reopen()
     check_exercise(bare, said)
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.tpc_commit(witness)
     assert bare.take("other") == [b"witness"]
     bare.crash()
@@ -130,7 +131,7 @@ def check_fenced(bare: BareSpace, prepared: Xid) -> None:
         lambda connection: connection.tpc_begin(Xid(1, b"new", b"b")),
     ]
     for verb in verbs:
-        with bare.connect() as connection, pytest.raises(ResourceFailed, match="open it again"):
+        with pytest.raises(ResourceFailed, match="open it again"), closing(bare.connect()) as connection:
             verb(connection)
     with pytest.raises(ResourceFailed):
         heuristic.decide(bare.space, prepared, True, "operator")
@@ -140,7 +141,7 @@ def check_exercise(bare: BareSpace, said: list[str]) -> None:
     """What was acknowledged is there; the step that failed came about as a whole or not at all."""
     several, single = Xid(1, b"several", b"b"), Xid(1, b"single", b"b")
     in_doubt = bare.in_doubt()
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         if "A prepared" in said and "A" not in said:
             assert several in in_doubt or connection.outcome(several) is Outcome.COMMITTED
         if "B prepared" in said and "B" not in said:
@@ -179,7 +180,7 @@ def test_a_failed_early_sync_of_another_branch_is_no_disk_full(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fdatasync", fail)
-    with bare.connect() as second:
+    with closing(bare.connect()) as second:
         for _ in range(3):
             second.enqueue("orders", b"x")
         with pytest.raises(ResourceFailed):
@@ -194,7 +195,7 @@ def test_with_fsync_a_failed_sync_of_content_fences_too(tmp_path: Path, flags: s
     with bare_space(tmp_path / "space", flags) as bare:
         bare.put("orders", b"first")
         bare.fs.faults["sync_file", "active/"] = errno.EIO
-        with bare.connect() as connection:
+        with closing(bare.connect()) as connection:
             connection.enqueue("orders", b"second")
             with pytest.raises(ResourceFailed):
                 connection.commit()
@@ -211,7 +212,7 @@ def test_everybody_who_waits_for_a_round_that_fails_is_told(bare: BareSpace) -> 
     bare.put("orders", b"first")
 
     def run_one(name: int) -> None:
-        with bare.connect() as connection:
+        with closing(bare.connect()) as connection:
             connection.tpc_begin(Xid(1, b"%d" % name, b"b"))
             connection.enqueue("orders", b"%d" % name)
             together.wait()
@@ -230,7 +231,7 @@ def test_everybody_who_waits_for_a_round_that_fails_is_told(bare: BareSpace) -> 
     assert bare.fs.struck == [("sync_dir", "prepared")]
     bare.fs.faults.clear()
     bare.reopen()
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         for xid in connection.tpc_recover():
             connection.tpc_rollback(xid)
     assert bare.take("orders") == [b"first"]
@@ -292,7 +293,7 @@ def test_without_descriptors_nothing_is_lost_and_it_goes_on_afterwards(tmp_path:
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_an_enqueue_that_finds_no_descriptor_dooms_its_branch_alone(bare: BareSpace, number: int) -> None:
-    with bare.connect() as connection, bare.connect() as other:
+    with closing(bare.connect()) as connection, closing(bare.connect()) as other:
         other.enqueue("orders", b"other")
         bare.fs.faults["create", "active/"] = number
         with pytest.raises(DiskFull, match=os.strerror(number)):
@@ -338,7 +339,7 @@ def test_a_failure_while_closing_is_told_and_the_space_is_closed(bare: BareSpace
 def test_a_failure_to_remove_what_expired_fences(tmp_path: Path) -> None:
     clock = Clock(NOON)
     with bare_space(tmp_path / "space", now_us=clock) as bare:
-        with bare.connect() as connection:
+        with closing(bare.connect()) as connection:
             connection.enqueue("orders", b"expiring", expires_at=NOON + HOUR)
             connection.enqueue("orders", b"plain")
             connection.commit()
@@ -413,7 +414,7 @@ def test_a_clock_that_steps_back_changes_no_order_and_no_commit_time(tmp_path: P
         bare.put("orders", b"5")
         assert [path.stat().st_mtime_ns for path in bare.messages("orders")] == [*times, (NOON + 5) * 1000]
         assert bare.take("orders") == [b"0", b"1", b"2", b"3", b"4", b"5"]
-        with bare.connect() as connection:
+        with closing(bare.connect()) as connection:
             assert [message.seq for message in connection.browse("orders")] == sorted(
                 message.seq for message in connection.browse("orders")
             )
@@ -423,7 +424,7 @@ def test_a_clock_that_steps_back_changes_no_order_and_no_commit_time(tmp_path: P
 
 def test_delayed_messages_follow_the_clock_back_and_forth(tmp_path: Path) -> None:
     clock = Clock(NOON)
-    with bare_space(tmp_path / "space", now_us=clock) as bare, bare.connect() as connection:
+    with bare_space(tmp_path / "space", now_us=clock) as bare, closing(bare.connect()) as connection:
         connection.enqueue("orders", b"delayed", not_before=NOON + HOUR)
         connection.enqueue("orders", b"expiring", expires_at=NOON + 2 * HOUR)
         connection.enqueue("orders", b"plain")
@@ -452,5 +453,5 @@ def test_message_ids_stay_unique_over_a_restart_with_an_earlier_clock(tmp_path: 
         given = bytes.fromhex(path.name.split(".")[1])
         clock.now_us = NOON - HOUR
         bare.reopen()
-        with bare.connect() as connection, pytest.raises(InvalidArgument, match="ids are unique"):
+        with closing(bare.connect()) as connection, pytest.raises(InvalidArgument, match="ids are unique"):
             connection.enqueue("orders", b"again", message_id=given)

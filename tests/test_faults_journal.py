@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def check_failure(bare: BareSpace, said: Said) -> Xid:
     bare.fs.faults.clear()
     bare.reopen()
     check_exercise(bare, said)
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.tpc_commit(witness)
     assert bare.take("other") == [b"witness"]
     bare.space.checkpoint()
@@ -112,7 +113,7 @@ def test_a_failure_while_the_directories_follow_fences_and_loses_nothing(
 def test_a_failure_with_a_block_that_outlives_the_lag_fences(bare: BareSpace, call: str) -> None:
     bare.put("orders", b"first", b"second")
     assert bare.space.lag is not None
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         assert connection.dequeue("orders") is not None
         bare.fs.faults[call, "active/"] = errno.EIO
         if call == "unlink":
@@ -134,7 +135,7 @@ def test_a_block_that_waits_for_room_keeps_no_journal_from_being_used_again(tmp_
         bare.space.checkpoint()
         for directory in ("active/", "journal/"):
             bare.fs.faults["create", directory] = errno.ENOSPC
-        with bare.connect() as connection:
+        with closing(bare.connect()) as connection:
             while connection.dequeue("orders") is not None:
                 connection.commit()
         assert {path.partition("/")[0] for _, path in bare.fs.struck} >= {"active", "journal"}
@@ -190,7 +191,7 @@ def test_everybody_in_a_round_whose_record_fails_is_told(bare: BareSpace) -> Non
     bare.put("orders", b"first")
 
     def run_one(name: int) -> None:
-        with bare.connect() as connection:
+        with closing(bare.connect()) as connection:
             connection.tpc_begin(Xid(1, b"%d" % name, b"b"))
             connection.enqueue("orders", b"%d" % name)
             together.wait()
@@ -209,7 +210,7 @@ def test_everybody_in_a_round_whose_record_fails_is_told(bare: BareSpace) -> Non
     assert len(bare.fs.struck) == 1
     bare.fs.faults.clear()
     bare.reopen()
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         for xid in connection.tpc_recover():
             connection.tpc_rollback(xid)
     assert bare.take("orders") == [b"first"]
@@ -221,7 +222,7 @@ def test_a_record_that_finds_no_room_concerns_its_step_alone(bare: BareSpace, nu
     bare.put("orders", b"first")
     in_doubt = bare.prepare("in doubt", add=[("orders", b"second")])
     bare.fs.faults["write_at", "journal/"] = number
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         with pytest.raises(RetryLater, match="no room in the journal"):
             connection.tpc_commit(in_doubt)
         connection.tpc_begin(Xid(1, b"another", b"b"))

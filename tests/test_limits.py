@@ -18,7 +18,7 @@ import xaqueue
 from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.errors import ConnectionLost, InvalidArgument, ResourceFailed, RolledBack, UnknownXid
-from xaqueue.rpc import dial
+from xaqueue.rpc import dial, wire
 from xaqueue.rpc.client import RemoteManager
 from xaqueue.rpc.endpoint import parse
 from xaqueue.rpc.limits import FRAME_OVERHEAD_BYTES, LEAST, Limits
@@ -72,6 +72,7 @@ def bodies(server: ServerThread) -> list[bytes]:
         found = []
         while message := connection.dequeue("q"):
             found.append(message.body)
+        connection.rollback()
         return found
 
 
@@ -336,3 +337,77 @@ def test_an_idle_exit_that_makes_no_sense_is_refused(tmp_path: Path, seconds: st
     done = CliRunner().invoke(app, ["serve", "--space", str(tmp_path / "space"), "--idle-exit", seconds])
     assert done.exit_code == ExitCode.USAGE
     assert "idle" in done.stderr
+
+
+# The memory of all together
+
+MIB = 1024 * 1024
+
+
+def half_a_request(server: ServerThread, size: int) -> socket.socket:
+    """A session that has sent so much of a request, and not its end."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.settimeout(PATIENCE_S)
+    made.connect(str(server.path))
+    whole: bytes = msgpack.packb([0, 1, "echo", [bytes(2 * size)]])
+    with suppress(OSError):  # it was refused in the middle
+        made.sendall(whole[:size])
+    return made
+
+
+def test_requests_on_their_way_hold_so_much_together(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """The session that holds most is ended and told, and all others go on."""
+    server = start(request_bytes=4 * MIB, request_memory_bytes=4 * MIB)
+    holding = []
+
+    def held() -> int:
+        return int(server.call(lambda: sum(session.unfinished_bytes for session in server.server.sessions)))
+
+    with xaqueue.connect(server.url) as connection:
+        connection.enqueue("q", b"before")
+        for number in range(12):
+            holding.append(half_a_request(server, MIB + number))
+            assert held() <= 4 * MIB + wire.CHUNK_BYTES
+        connection.enqueue("q", b"after")
+        connection.commit()
+        assert len(list(connection.browse("q"))) == 2
+    assert "most of it" in logged(caplog)
+    answers = []
+    for one in holding:
+        one.settimeout(0.2)
+        with suppress(OSError):
+            answers.append(one.recv(65536))
+        one.close()
+    refused = [msgpack.unpackb(answer) for answer in answers if answer]
+    assert len(refused) >= 8
+    assert {(number, error["error"], error["code"]) for _, number, error, _ in refused} == {
+        (0, "RolledBack", int(Code.XA_RBTRANSIENT))
+    }
+    until(lambda: held() == 0)
+
+
+@pytest.mark.parametrize("verb", ["enqueue", "commit"])
+def test_a_client_without_room_for_its_request_is_told_and_goes_on(start: Start, verb: str) -> None:
+    server = start(request_bytes=4 * MIB, request_memory_bytes=4 * MIB)
+    held = [half_a_request(server, MIB) for _ in range(3)]
+    until(lambda: int(server.call(lambda: sum(s.unfinished_bytes for s in server.server.sessions))) == 3 * MIB)
+    with xaqueue.connect(server.url) as connection:
+        with pytest.raises((RolledBack, ConnectionLost), match="most of it"):  # noqa: PT012
+            if verb == "enqueue":
+                connection.enqueue("q", bytes(3 * MIB))
+                connection.flush()
+            else:
+                connection.enqueue("q", bytes(3 * MIB), message_id=bytes(16))
+        connection.rollback()
+        for one in held:
+            one.close()
+        until(lambda: len(server.server.sessions) == 1)
+        connection.enqueue("q", bytes(3 * MIB))
+        connection.commit()
+        assert len(list(connection.browse("q"))) == 1
+
+
+def test_one_request_of_the_largest_size_always_finds_room(start: Start) -> None:
+    server = start(request_bytes=4 * MIB, request_memory_bytes=FRAME_OVERHEAD_BYTES)
+    with xaqueue.connect(server.url) as connection:
+        connection.enqueue("q", bytes(3 * MIB))

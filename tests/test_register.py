@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -243,7 +244,8 @@ def test_without_a_journal_none_is_made(tmp_path: Path) -> None:
 
 
 def test_it_is_read_by_an_owner_without_journal(journalled: BareSpace) -> None:
-    assert journalled.connect().dequeue("q") is not None
+    holder = journalled.connect()
+    assert holder.dequeue("q") is not None
     journalled.sync = DURABLE
     journalled.reopen()
     assert tries_of(journalled) == [1, 0]
@@ -294,7 +296,7 @@ def test_blocks_that_find_no_room_are_not_counted(journalled: BareSpace, monkeyp
     monkeypatch.setattr(register, "SIZE_BYTES", len(record("q", 1, 1, 0)))
     journalled.reopen()
     journalled.fs.faults = {("create", ACTIVE): errno.ENOSPC}
-    with journalled.connect() as connection:
+    with closing(journalled.connect()) as connection:
         assert [connection.dequeue("q") is not None for _ in range(2)] == [True, True]
         assert ("create", ACTIVE) in [(call, path.partition("/")[0]) for call, path in journalled.fs.struck]
         connection.commit()

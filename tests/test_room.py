@@ -135,7 +135,7 @@ def test_an_enqueue_is_refused_with_figures_and_its_branch_is_as_it_was(
 ) -> None:
     bare.put("orders", b"first", b"second")
     given = bytes(range(16))
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.enqueue("orders", b"before")
         before = sorted((bare.root / layout.ACTIVE).iterdir())
         disk.leave(**left)
@@ -160,7 +160,7 @@ def test_an_enqueue_is_refused_with_figures_and_its_branch_is_as_it_was(
 def test_everything_else_goes_on(bare: BareSpace, disk: Disk, left: dict[str, int], told: str) -> None:
     bare.put("orders", *(b"%d" % number for number in range(4)))
     commits, undone = (bare.prepare(name, add=[("orders", name.encode())]) for name in ("commits", "undone"))
-    with bare.connect() as connection, bare.connect() as other:
+    with closing(bare.connect()) as connection, closing(bare.connect()) as other:
         connection.enqueue("orders", b"one phase")
         other.tpc_begin(Xid(1, b"two", b"b"))
         other.enqueue("new", b"two phases")
@@ -184,7 +184,7 @@ def test_everything_else_goes_on(bare: BareSpace, disk: Disk, left: dict[str, in
 
 def test_rolling_back_is_right_as_well(bare: BareSpace, disk: Disk) -> None:
     """As those do it who treat every RolledBack alike."""
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.enqueue("orders", b"never")
         disk.leave(free_bytes=0)
         bare.space.room = RoomLimit(bare.fs)
@@ -199,7 +199,7 @@ def test_rolling_back_is_right_as_well(bare: BareSpace, disk: Disk) -> None:
 
 
 def test_a_refused_enqueue_waits_for_no_clock(bare: BareSpace, disk: Disk, still: Callable[[float], None]) -> None:
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         for _ in range(3):
             disk.leave(free_bytes=0)
             bare.space.room = RoomLimit(bare.fs)
@@ -212,7 +212,7 @@ def test_a_refused_enqueue_waits_for_no_clock(bare: BareSpace, disk: Disk, still
 
 
 def test_new_definitions_hold_at_the_next_look(bare: BareSpace, disk: Disk, still: Callable[[float], None]) -> None:
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.enqueue("orders", b"first")
         bare.space.redefine(replace(ANY_QUEUE, min_free_bytes=60 * GiB))
         still(room.LOOK_S)
@@ -246,7 +246,7 @@ def test_a_disk_that_does_not_answer_fences(bare: BareSpace) -> None:
 
 
 def test_the_disk_is_asked_seldom(bare: BareSpace, disk: Disk, still: Callable[[float], None]) -> None:
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         connection.enqueue("orders", b"")
         assert disk.asked == 1
         for _ in range(3 * (LOOK_FILES + 1)):
@@ -274,7 +274,7 @@ def test_the_limit_is_never_passed(
     with bare_space(tmp_path / "space", level) as bare:
         disk = Disk(bare)
         stored = 0
-        with bare.connect() as connection:
+        with closing(bare.connect()) as connection:
             while True:
                 left = start._replace(
                     free_bytes=start.free_bytes - stored * (size + FILE_BYTES), free_inodes=start.free_inodes - stored
@@ -320,7 +320,7 @@ def test_what_waits_for_the_disk_counts_as_written(tmp_path: Path, still: Callab
             disk.left = start._replace(free_bytes=start.free_bytes - files * FILE_BYTES)
 
         lag.flush = flushed  # type: ignore[assignment, method-assign]
-        with bare.connect() as connection:
+        with closing(bare.connect()) as connection:
             written = enqueue_all_that_fits(connection)
             assert lag.waiting == (0, 0)
             assert len(list((bare.root / layout.ACTIVE).iterdir())) == written == 4 * MiB // FILE_BYTES
@@ -368,7 +368,7 @@ def full_until_given_up(reserved: ReservedSpace, call: str, path: str, pieces: i
 
 def test_an_enqueue_uses_nothing_of_the_reserve(reserved: ReservedSpace) -> None:
     full_until_given_up(reserved, "create", "active/", 1)
-    with reserved.connect() as connection:
+    with closing(reserved.connect()) as connection:
         with pytest.raises(DiskFull, match="no room for a block"):
             connection.enqueue("orders", bytes(100_000))  # a smaller one would wait in memory
         connection.rollback()
@@ -384,7 +384,7 @@ def test_steps_use_it_and_the_next_enqueue_makes_it_again(
     reserved: ReservedSpace, call: str, path: str, pieces: int
 ) -> None:
     large = bytes(100_000)  # a smaller one would wait in memory
-    with reserved.connect() as connection:
+    with closing(reserved.connect()) as connection:
         connection.tpc_begin(Xid(1, b"new", b"b"))
         connection.enqueue("new", large)
         full_until_given_up(reserved, call, path, pieces)
@@ -400,7 +400,7 @@ def test_steps_use_it_and_the_next_enqueue_makes_it_again(
 def test_a_dequeue_is_prepared_with_room_from_the_reserve(reserved: ReservedSpace) -> None:
     reserved.put("orders", b"first", b"second", b"third")
     full_until_given_up(reserved, "create", "active/", 3)
-    with reserved.connect() as connection:
+    with closing(reserved.connect()) as connection:
         connection.tpc_begin(Xid(1, b"taker", b"b"))
         for _ in range(2):
             assert connection.dequeue("orders") is not None
@@ -436,7 +436,7 @@ def test_without_the_reserve_enqueues_are_refused_until_there_is_room_for_it(res
     disk = Disk(reserved)
     disk.leave(free_bytes=64 * MiB + MiB)
     limit._fs = reserved.fs
-    with reserved.connect() as connection:
+    with closing(reserved.connect()) as connection:
         with pytest.raises(DiskLow, match=r"the reserve is used up: 68,157,440 bytes .* 1,114,112 are wanted"):
             connection.enqueue("orders", b"refused")
         assert list(reserve.iterdir()) == []
@@ -463,7 +463,7 @@ def test_what_is_removed_in_a_moment_makes_room_for_the_reserve(tmp_path: Path) 
     limit._fs = reserved.fs
     while limit._reserve.give_up():
         pass
-    with reserved.connect() as connection:
+    with closing(reserved.connect()) as connection:
         for _ in range(20):
             assert connection.dequeue("orders") is not None
         connection.commit()
@@ -542,7 +542,7 @@ def test_a_try_that_finds_no_room_is_not_counted(tmp_path: Path) -> None:
     """With a journal: a message that waits for the disk is given back all the same."""
     with bare_space(tmp_path / "space", "JOURNAL") as bare:
         bare.put("orders", b"first")
-        with bare.connect() as connection:
+        with closing(bare.connect()) as connection:
             assert connection.dequeue("orders") is not None
             bare.fs.faults["create", ""] = errno.ENOSPC
             connection.rollback()
@@ -563,7 +563,7 @@ def test_a_large_branch_that_waits_for_the_disk_is_finished_later(tmp_path: Path
     """Its files, which its record does not hold, have to be there first."""
     small = replace(ANY_QUEUE, journal_segment_bytes=SMALLEST_SEGMENT_BYTES)
     with bare_space(tmp_path / "space", "JOURNAL", definitions=small) as bare:
-        with bare.connect() as connection:
+        with closing(bare.connect()) as connection:
             if two_phase:
                 connection.tpc_begin(Xid(1, b"large", b"b"))
             for _ in range(3):

@@ -6,6 +6,7 @@ import errno
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def bare(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BareSpace]:
 
 
 def put(bare: BareSpace, count: int) -> None:
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         for number in range(count):
             connection.enqueue("orders", b"%d" % number)
         connection.commit()
@@ -54,7 +55,7 @@ def test_without_room_for_the_record_nothing_is_reserved_and_nothing_consumed(ba
     with pytest.raises(RetryLater, match="nothing was done"):
         session.reserve("orders", STREAM, 0, 3)
     assert session.reservations() == []
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         assert connection.dequeue("orders") is not None
         connection.rollback()
     bare.fs.faults.clear()

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,7 @@ def test_those_who_wait_are_told_while_their_leader_hangs(bare: WatchedSpace, po
     for future in waiting:
         check_told(future)
     assert not leader.done()
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         for verb in (connection.tpc_recover, lambda: connection.enqueue("orders", b"x")):
             with pytest.raises(ResourceFailed, match="has taken"):
                 verb()
@@ -223,7 +224,7 @@ def test_those_who_wait_are_told_while_their_leader_hangs(bare: WatchedSpace, po
     check_told(leader)
     assert len(bare.told) == 1
     bare.reopen()
-    with bare.connect() as connection:
+    with closing(bare.connect()) as connection:
         for xid in connection.tpc_recover():
             connection.tpc_rollback(xid)
     assert bare.take("orders") == [b"acknowledged"]
@@ -265,11 +266,11 @@ def test_who_waits_for_a_branch_or_a_message_is_told(bare: WatchedSpace, pool: T
     assert hang.reached.wait(PATIENCE_S)
 
     def roll_back() -> None:
-        with bare.connect() as connection:
+        with closing(bare.connect()) as connection:
             connection.tpc_rollback(Xid(1, b"busy", b"b"))
 
     def wait_for_a_message() -> None:
-        with bare.connect() as connection:
+        with closing(bare.connect()) as connection:
             connection.dequeue("orders", wait_s=PATIENCE_S)
 
     waiting = [pool.submit(roll_back), pool.submit(wait_for_a_message)]
@@ -303,7 +304,10 @@ def test_a_checkpoint_that_hangs_fences(tmp_path: Path, pool: ThreadPoolExecutor
     assert hang.reached.wait(PATIENCE_S)
     bare.lose_patience()
     assert bare.heard.wait(PATIENCE_S)
-    with bare.connect() as connection, pytest.raises(ResourceFailed, match="the sync of the whole file system"):
+    with (
+        pytest.raises(ResourceFailed, match="the sync of the whole file system"),
+        closing(bare.connect()) as connection,
+    ):
         connection.enqueue("orders", b"x")
     hang.release()
     check_told(checkpoint)

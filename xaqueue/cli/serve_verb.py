@@ -44,6 +44,9 @@ def serve(
         bool, typer.Option("--notify", help="Tell systemd when it is ready, stops, and is alive (Type=notify).")
     ] = False,
     max_request: Annotated[int, typer.Option(metavar="BYTES", help="The largest request.")] = _LIMITS.request_bytes,
+    max_request_memory: Annotated[
+        int, typer.Option(metavar="BYTES", help="All requests on their way together.")
+    ] = _LIMITS.request_memory_bytes,
     max_sessions: Annotated[int, typer.Option(metavar=_NUMBER, help="Sessions at a time.")] = _LIMITS.sessions,
     max_branches: Annotated[
         int, typer.Option(metavar=_NUMBER, help="Branches of a session that are neither prepared nor over.")
@@ -82,6 +85,7 @@ def serve(
     )
     limits = Limits(
         request_bytes=max_request,
+        request_memory_bytes=max_request_memory,
         sessions=max_sessions,
         branches=max_branches,
         branch_idle_s=branch_idle,

@@ -22,6 +22,8 @@ class Limits:
 
     request_bytes: int = 64 * 1024 * 1024 + FRAME_OVERHEAD_BYTES
     """The largest request. Unless another one is given it grows with the space's max_body_bytes."""
+    request_memory_bytes: int = 256 * 1024 * 1024
+    """Of all sessions' requests that are received in part; at least one of the largest finds room."""
     sessions: int = 1024
     branches: int = 256
     """Of one session: those it has begun that are neither prepared nor over."""
@@ -56,6 +58,7 @@ class Limits:
 
 LEAST: dict[str, float] = {
     "request_bytes": FRAME_OVERHEAD_BYTES,
+    "request_memory_bytes": FRAME_OVERHEAD_BYTES,
     "sessions": 1,
     "branches": 1,
     **dict.fromkeys(("branch_idle_s", "session_idle_s", "login_s", "stalled_s", "stop_s", "idle_exit_s"), 0.001),

@@ -71,6 +71,12 @@ class Server:
             return f"{len(self.sessions)} sessions are open, which is the limit: try again later"
         return None
 
+    def check_memory(self) -> None:
+        """Where requests on their way hold too much, the session that holds most is ended."""
+        limit = max(self.limits.request_memory_bytes, self.limits.request_bytes)
+        if sum(session.unfinished_bytes for session in self.sessions) > limit:
+            max(self.sessions, key=lambda session: session.unfinished_bytes).refuse_memory(limit)
+
     def ended(self, session: Served) -> None:
         self.sessions.discard(session)
         self.timer.see()

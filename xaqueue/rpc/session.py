@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgpack
 
-from xaqueue.errors import AccessDenied, Error, ResourceFailed
+from xaqueue.errors import AccessDenied, Error, ResourceFailed, RolledBack
 from xaqueue.rpc import methods, wire
 from xaqueue.rpc.gate import Gate
 from xaqueue.rpc.limits import STRANGER_BYTES
@@ -22,6 +22,7 @@ from xaqueue.rpc.methods import Peer
 from xaqueue.rpc.patience import Patience
 from xaqueue.rpc.wire import Call, MalformedFrame
 from xaqueue.space.session import Session
+from xaqueue.xa import Code
 
 if TYPE_CHECKING:
     from xaqueue.rpc.server import Server
@@ -51,6 +52,8 @@ class Served(asyncio.Protocol):
         """What it had active is rolled back."""
         self._ahead_bytes = 0
         """Received since no call waited."""
+        self._received_bytes = self._whole_bytes = 0
+        """In all, and up to the end of the last whole request."""
         self._paused = False
         self._writable = True
         self._failed_ride: dict[str, Any] | None = None
@@ -84,8 +87,10 @@ class Served(asyncio.Protocol):
         try:
             self._check_stranger(len(data))
             self._unpacker.feed(data)
+            self._received_bytes += len(data)
             for frame in self._unpacker:
                 self._calls.append(wire.call_of(frame))
+                self._whole_bytes = self._unpacker.tell()
         except (ValueError, MalformedFrame, msgpack.UnpackException) as error:
             log.warning("%s is ended: it sent what is no frame: %s", self.name, error or type(error).__name__)
             self._calls.clear()
@@ -95,8 +100,29 @@ class Served(asyncio.Protocol):
         if self._calls and not self._paused and (len(self._calls) > CALLS_AHEAD or self._ahead_bytes > BYTES_AHEAD):
             self._paused = True
             self._transport.pause_reading()
+        if self.unfinished_bytes > STRANGER_BYTES:
+            self._server.check_memory()
         if self._idle:
             self._task.switch()
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Of a request that is received in part."""
+        return self._received_bytes - self._whole_bytes
+
+    def refuse_memory(self, limit_bytes: int) -> None:
+        """There is no room for the rest of its request: the client is told, and the session is over."""
+        refused = RolledBack(
+            f"requests on their way hold {limit_bytes:,} bytes of the server's memory, which is its limit, and this "
+            "one most of it: what the session had active is rolled back, do it again later",
+            Code.XA_RBTRANSIENT,
+        )
+        log.warning("%s is ended: %s", self._who, refused)
+        self._calls.clear()
+        self._unpacker = wire.CallUnpacker(self._server.limits.request_bytes)
+        self._whole_bytes = self._received_bytes
+        self._transport.write(wire.response(0, wire.error_to(refused), None))
+        self.end()
 
     def _check_stranger(self, size: int) -> None:
         """Raises MalformedFrame: who has not shown who it is has no use for large requests."""

@@ -104,13 +104,23 @@ class Stream:
             self._socket.settimeout(self._timeout_s)
             self._socket.sendall(packed)
         except OSError as error:
-            if hears and isinstance(error, ConnectionError) and not isinstance(self._socket, ssl.SSLSocket):
-                return  # it may have said why before it hung up: that is read next
+            if isinstance(error, ConnectionError) and not isinstance(self._socket, ssl.SSLSocket):
+                if hears:
+                    return  # it may have said why before it hung up: that is read next
+                raise self._lost(self._farewell() or str(error)) from error
             said = self._parting(error)
             raise self._lost(explain(said, "server") if isinstance(said, ssl.SSLError) else str(said)) from said
         except BaseException:  # interrupted: what rode may be lost in part, and nothing may follow it
             self.close()
             raise
+
+    def _farewell(self) -> str:
+        """Why the server hung up, where it said so."""
+        try:
+            told = self._receive(0.0).error
+        except ConnectionLost:
+            return ""
+        return str(told.get("message", "")) if told is not None else ""
 
     def _parting(self, error: OSError) -> OSError:
         """What the server said before it hung up: with TLS 1.3 it refuses a certificate behind the handshake."""

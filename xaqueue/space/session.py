@@ -285,7 +285,7 @@ class Session(BatchVerbs, StreamVerbs):
             return False
         with suppress(RuntimeError):  # no threads any more: the process ends, and the space with it
             _thread.start_new_thread(self.close, ())
-        return True
+        return self.space.barrier.failure is None  # of what a fence undoes everybody is told
 
     # Within
 
