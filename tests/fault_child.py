@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 
 import xaqueue
+from xaqueue.rpc import endpoint, reach  # noqa: F401 loaded while there are descriptors
 from xaqueue.space.attach import attach
 from xaqueue.xid import Xid
 

@@ -126,6 +126,7 @@ def test_a_prepared_branch_is_never_timed_out(start: Start) -> None:
         connection.flush()
         until(lambda: connection.outcome(idle) is Outcome.ROLLED_BACK)  # which began after them
         assert {connection.outcome(xid) for xid in (X, Y)} == {Outcome.IN_DOUBT}
+        connection.tpc_rollback()
 
 
 def test_a_deadline_ends_a_waiting_dequeue(start: Start) -> None:

@@ -81,13 +81,15 @@ def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(given := os.fspath(path), str) or not given:
         raise InvalidArgument(f"connect({path!r}) is refused: a directory or a URL is wanted, as text or as a path")
-    from xaqueue.rpc import dial, endpoint, reach  # half of the package, and a Spark worker needs none of it
+    from xaqueue.rpc import endpoint, reach  # half of the package, and a Spark worker needs none of it
 
     if not endpoint.is_url(given):
         directory, name = openstring.parse(given)
         return Connection(reach.session(directory, name, create=create, sync=sync), fresh_id)
     if create or sync is not None:
         raise InvalidArgument("create= and sync= are for a directory: whoever serves a space opens it, and says how")
+    from xaqueue.rpc import dial
+
     return Connection(dial.manager(given), fresh_id)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from xaqueue.errors import ConnectionLost, InvalidArgument, SpaceError, SpaceInUse
-from xaqueue.rpc import dial
-from xaqueue.rpc.client import RemoteManager
 from xaqueue.space.attach import attach, is_attached, read_owner
 from xaqueue.space.format import read_format
 from xaqueue.space.session import Session
 from xaqueue.storage.flags import Hardening
 from xaqueue.storage.owner_file import is_owned
+
+if TYPE_CHECKING:
+    from xaqueue.rpc.client import RemoteManager
 
 
 def served_at(path: str | os.PathLike[str]) -> str:
@@ -39,6 +41,8 @@ def session(directory: str, name: str | None, *, create: bool, sync: str | None)
 
 
 def _served(directory: str, url: str, name: str | None, sync: str | None) -> RemoteManager:
+    from xaqueue.rpc import dial  # who opens a directory needs no sockets
+
     found = read_format(directory).name
     if name not in (None, found):
         raise SpaceError(f"{directory} is queue space {found!r}, not {name!r}")
