@@ -476,11 +476,11 @@ def test_a_session_that_closes_meanwhile_gives_back_once(
     clock.now += IDLE_S + 1
     expiring, _ = in_thread(lambda: expire(bare.space, clock.now, IDLE_S))
     assert entered.wait(PATIENCE_S)
-    closing, heard = in_thread(session.close)
+    ending, heard = in_thread(session.close)
     until(lambda: session._closed)
     assert heard == []
     leave.set()
-    for thread in (expiring, closing):
+    for thread in (expiring, ending):
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
     assert X not in bare.space.branches
