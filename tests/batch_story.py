@@ -1,7 +1,8 @@
 """The story of a batch: branches of every kind are prepared for it, some are committed, and all others are undone.
 
 Another batch of its query was decided before, whose record goes with this one's; a branch of somebody else is in doubt
-beside them. ``judge`` holds what a crash left to what was promised: the batch is decided as a whole, or not at all.
+beside them. ``judge`` holds what a crash left to what was promised: the batch is decided as a whole, or not at all, and
+what it was made from is known with it, so that no other one is ever taken for it, nor for the one before.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from crash_cases import GIVEN
 from crash_level import Level, follow, open_space, ready
 from crash_story import FRESH, Became, Contents, Put, Take, do, look, message_id, shown, xid_of
 
-from xaqueue.batch import ONE_SPACE, Batch, Decision
-from xaqueue.errors import ResourceFailed, RolledBack
+from xaqueue.batch import ONE_SPACE, Batch, Decision, Plan
+from xaqueue.errors import InvalidArgument, ResourceFailed, RolledBack
 from xaqueue.space import layout
 from xaqueue.space.session import Session
 from xaqueue.space.space import Space
@@ -39,6 +40,7 @@ BESIDE, CONSUMER = xid_of(9), xid_of(10)
 CONSUMED = ("a", 2), ("a", 3), ("c", 5)
 """What is taken as soon as it is there."""
 MESSAGES = 4
+EARLIER_PLAN, PLAN, OTHER_PLAN = (Plan(digit * 64, f"offsets {digit}", ("here",)) for digit in "678")
 
 UNDONE: Contents = {("a", 1): False, ("a", 100): False, ("a", 101): False, ("b", 102): False}
 UNDECIDED: Contents = {**UNDONE, ("a", 100): True, ("a", 101): True, ("b", 102): True}
@@ -107,7 +109,7 @@ def _tell(space: Space, level: Level, promise: Promise, *, undo: bool) -> None:
     session = Session(space)
     for bqual, work in EARLIER.items():
         prepare(session, xid(bqual, BEFORE), work, level)
-    session.commit_all(BEFORE, [xid(bqual, BEFORE) for bqual in EARLIER])
+    session.commit_all(BEFORE, [xid(bqual, BEFORE) for bqual in EARLIER], plan=EARLIER_PLAN)
     follow(space, level, "commit")
     for bqual, work in (LISTED | (OTHERS if promise.losers else {})).items():
         prepare(session, xid(bqual), work, level)
@@ -116,7 +118,7 @@ def _tell(space: Space, level: Level, promise: Promise, *, undo: bool) -> None:
     if undo:
         assert session.rollback_all(BATCH) == len(WINNERS) + len(LOSERS)
     else:
-        decision = session.commit_all(BATCH, WINNERS)
+        decision = session.commit_all(BATCH, WINNERS, plan=PLAN)
         assert (decision.xids, decision.messages) == (WINNERS, MESSAGES)
         seen = look(space, session)
         assert (seen.contents, seen.listed) == (DECIDED, {BESIDE: Became.IN_DOUBT})
@@ -164,7 +166,8 @@ def judge(tree: Tree, promise: Promise, level: Level) -> None:
     decision = found(space, promise)
     session = Session(space)
     losers = LOSERS if promise.losers else ()
-    again = session.commit_all(BATCH, WINNERS)
+    _is_told_from_others(session, decision)
+    again = session.commit_all(BATCH, WINNERS, plan=PLAN)
     assert decision in (None, again)
     assert (again.xids, again.messages) == (WINNERS, MESSAGES)
     _is_over(space, session, allowed(promise) if decision else [DECIDED], promise.highest)
@@ -173,6 +176,16 @@ def judge(tree: Tree, promise: Promise, level: Level) -> None:
         assert other.rollback_all(BATCH) == len(WINNERS) + len(losers)
         assert look(other.space, other).contents == UNDONE
         assert other.decision(BATCH) is None
+
+
+def _is_told_from_others(session: Session, decision: Decision | None) -> None:
+    """The last batch that was decided is not taken for another one, nor is one before it."""
+    batch, plan = (BEFORE, EARLIER_PLAN) if decision is None else (BATCH, PLAN)
+    assert session.commit_all(batch, [], plan=plan).plan == plan
+    with pytest.raises(InvalidArgument, match=f"up to batch {batch.number}"):
+        session.commit_all(Batch(batch.query, batch.number - 1), [], plan=plan)
+    with pytest.raises(InvalidArgument, match="written before, made from"):
+        session.commit_all(batch, [], plan=OTHER_PLAN)
 
 
 def judge_undone(tree: Tree, promise: Promise, level: Level) -> None:
@@ -204,7 +217,7 @@ def found(space: Space, promise: Promise) -> Decision | None:
         assert seen.listed == dict.fromkeys((*WINNERS, *losers, BESIDE), Became.IN_DOUBT)
         assert session.decision(BEFORE) is not None
     else:
-        assert (decision.batch, decision.xids, decision.messages) == (BATCH, WINNERS, MESSAGES)
+        assert (decision.batch, decision.xids, decision.messages, decision.plan) == (BATCH, WINNERS, MESSAGES, PLAN)
         assert seen.contents in allowed(promise)
         assert seen.listed == {BESIDE: Became.IN_DOUBT}
     for place, seq in promise.shown.items():

@@ -11,15 +11,17 @@ from typing import Protocol
 
 import pytest
 
-from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Decision
+from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Decision, Plan
 from xaqueue.errors import HeuristicOutcome, InvalidArgument, ProtocolError, RolledBack, UnknownXid
-from xaqueue.space import batch_records
 from xaqueue.xa import Batches, Code, Flag, Outcome, ResourceManager
 from xaqueue.xid import Xid
 
 PATIENCE_S = 60.0
 SCAN = Flag.STARTRSCAN | Flag.ENDRSCAN
 QUERY = "7f3c0b52-9a4e-4a86-9f0e-0d6c6b1a2c3d"
+
+
+NINE = Plan("9" * 64, '{"orders": "nine"}', ("one", "two"))
 
 
 class Manager(ResourceManager, Batches, Protocol):
@@ -207,22 +209,79 @@ class BatchesContract:
         assert bodies(rm) == [b"0", b"1", b"2"]
         assert in_doubt(rm) == set()
 
-    def test_the_latest_are_kept_and_older_ones_refused(
-        self, host: Host, rm: Manager, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(batch_records, "KEPT", 3)
-        for number in (1, 2, 4, 5, 6):
-            rm.commit_all(batch(number), [prepared(rm, f"{number}", batch(number))])
+    # What a query has written last is remembered, and from what
+
+    def test_the_last_one_is_kept_and_older_ones_are_refused(self, host: Host, rm: Manager) -> None:
+        for number in (1, 2, 4):
+            last = rm.commit_all(batch(number), [prepared(rm, f"{number}", batch(number))], plan=NINE)
         for _ in ("as it was", "opened again"):
-            assert [n for n in range(8) if rm.decision(batch(n)) is not None] == [4, 5, 6]
-            with pytest.raises(InvalidArgument, match="unknown"):
-                rm.commit_all(batch(3), [])
-            with pytest.raises(RolledBack, match="too late"):
-                prepared(rm, "late", batch(2))
+            assert [rm.decision(batch(n)) for n in range(7)] == [*[last] * 5, None, None]
+            for number in (0, 2, 3):
+                with pytest.raises(InvalidArgument, match=rf"batch {number} of .* up to batch 4 .* made from .*nine"):
+                    rm.commit_all(batch(number), [], plan=NINE)
+                with pytest.raises(RolledBack, match="has written batch 4 already"):
+                    prepared(host.connect(), "late", batch(number))
             host.restart()
             rm = host.connect()
-        assert bodies(rm) == [b"1", b"2", b"4", b"5", b"6"]
+        assert (bodies(rm), in_doubt(rm)) == ([b"1", b"2", b"4"], set())
         assert rm.commit_all(Batch("another", 1), []).xids == ()
+
+    def test_one_made_from_something_else_is_refused(self, host: Host, rm: Manager) -> None:
+        """The way in which rows were lost: what is planned anew under the number of what was written."""
+        decision = rm.commit_all(batch(), [prepared(rm, "a", batch())], plan=NINE)
+        assert decision.plan == NINE
+        other = Plan("d" * 64, '{"orders": "ten"}')
+        for _ in ("as it was", "opened again"):
+            with pytest.raises(InvalidArgument, match=r"is made from .*ten.* before, made from .*nine.*999.*ddd"):
+                rm.commit_all(batch(), [], plan=other)
+            assert rm.commit_all(batch(), [], plan=NINE) == decision
+            assert rm.commit_all(batch(), []) == decision, "who cannot say what it was made from is believed"
+            host.restart()
+            rm = host.connect()
+        assert rm.commit_all(batch(2), [prepared(rm, "b", batch(2))], plan=other).plan == other
+        assert bodies(rm) == [b"a", b"b"]
+
+    def test_one_that_goes_to_other_spaces_is_refused(self, rm: Manager) -> None:
+        xid = prepared(rm, "a", batch(), format_id=SEVERAL_SPACES)
+        decision = rm.commit_all(batch(), [xid], plan=Plan(spaces=("one", "two")))
+        for spaces in (("one",), ("one", "two", "three"), ("one", "three")):
+            with pytest.raises(InvalidArgument, match="of id one, two and is now to go to one"):
+                rm.commit_all(batch(), [], plan=Plan(spaces=spaces))
+        assert rm.commit_all(batch(), [], plan=Plan(spaces=("two", "one"))) == decision
+        assert rm.commit_all(batch(2), [], plan=Plan(spaces=("three",))).plan.spaces == ("three",)
+
+    def test_what_another_space_may_have_committed_is_not_touched_without_it(self, host: Host, rm: Manager) -> None:
+        xids = [
+            prepared(rm, bqual, batch(), format_id=SEVERAL_SPACES) for bqual in ("a@0123456789ab", "b@ba9876543210")
+        ]
+        here, there = Plan(spaces=("ba9876543210ff",)), Plan(spaces=("ba9876543210ff", "0123456789abcd"))
+        with pytest.raises(InvalidArgument, match=rf"id 0123456789ab... may have .* indoubt rollback {xids[0]}"):
+            rm.commit_all(batch(), xids[1:], plan=here)
+        assert rm.rollback_all(batch(), here.spaces) == 1
+        assert in_doubt(rm) == {xids[0]}
+        with pytest.raises(InvalidArgument, match="may have committed it"):
+            rm.commit_all(batch(), [], plan=here)
+        host.decide(xids[0], False)
+        assert rm.commit_all(batch(), [], plan=here).plan == here, "an operator has looked"
+        xid = prepared(rm, "c@0123456789ab", batch(2), format_id=SEVERAL_SPACES)
+        rm.commit_all(batch(2), [xid], plan=there)
+        assert bodies(rm) == [b"c@0123456789ab"]
+
+    def test_a_number_is_decided_once_however_many_come_with_another(self, host: Host, rm: Manager) -> None:
+        """Two queries over copies of one checkpoint."""
+        xids = {number: prepared(rm, f"{number}", batch(number)) for number in range(8)}
+        managers = [host.connect() for _ in xids]
+
+        def commit(manager: Manager, number: int) -> None:
+            with suppress(InvalidArgument):
+                manager.commit_all(batch(number), [xids[number]])
+
+        _together([partial(commit, manager, number) for manager, number in zip(managers, xids, strict=True)])
+        assert b"7" in bodies(rm)
+        host.restart()
+        last = host.connect().decision(batch(0))
+        assert last is not None
+        assert last.batch == batch(7)
 
     # What operators decided before
 

@@ -18,19 +18,14 @@ from crash_level import JOURNAL, LAGGING, MOVING, NONE, PREPARED_BEFORE, STRICT,
 from crash_story import look
 
 from xaqueue.errors import ResourceError, ResourceFailed
-from xaqueue.space import batch_records, batch_steps
+from xaqueue.space import batch_steps
 from xaqueue.space.session import Session
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem
 
-pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet", "one_is_kept")]
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 
 SAMPLE = [STRICT, JOURNAL, LAGGING, MOVING]
 LEVELS = POWER_LOSS if FULL else [*SAMPLE, PREPARED_BEFORE]
-
-
-@pytest.fixture
-def one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_records, "KEPT", 1)
 
 
 def power_loss(level: Level, *, losers: bool = True) -> None:

@@ -10,7 +10,7 @@ from enum import Enum, IntEnum, IntFlag
 from typing import TYPE_CHECKING, Protocol, Unpack
 
 if TYPE_CHECKING:
-    from xaqueue.batch import Batch, Decision
+    from xaqueue.batch import Batch, Decision, Plan
     from xaqueue.message import EnqueueOptions, Message, MessageId
     from xaqueue.reservation import Reservation
     from xaqueue.xid import Xid
@@ -152,19 +152,24 @@ class ResourceManager(Protocol):
 class Batches(Protocol):
     """What a resource manager does for a query that writes in batches: many prepared branches, one decision."""
 
-    def commit_all(self, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = ()) -> Decision:
+    def commit_all(
+        self, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = (), plan: Plan | None = None
+    ) -> Decision:
         """Commits prepared branches of a batch in one step and rolls back all others of it.
 
         A batch that was decided before is finished as it was decided, what is new is rolled back, and the earlier
         decision is returned. ``others``: branches in other spaces, by their ids, that this decision holds for.
-        Raises UnknownXid, and has done nothing, where one of ``xids`` is not prepared.
+        Raises UnknownXid, and has done nothing, where one of ``xids`` is not prepared; InvalidArgument, likewise, for
+        a number below that of the query's last batch, and for that number with another plan.
         """
 
-    def rollback_all(self, batch: Batch) -> int:
-        """Rolls back the branches of a batch that is not decided; how many there were."""
+    def rollback_all(self, batch: Batch, spaces: Sequence[str] = ()) -> int:
+        """Rolls back the branches of a batch that is not decided; how many there were. ``spaces``: the ids of those
+        that were asked; branches that another one may have committed are left.
+        """
 
     def decision(self, batch: Batch) -> Decision | None:
-        """What was decided of one of a query's last 100 batches; None where nothing was."""
+        """What was decided of a batch, or of the last of its query where that is a later one; None without both."""
 
 
 class Streams(Protocol):

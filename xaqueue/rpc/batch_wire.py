@@ -2,8 +2,9 @@
 
     branches   [[format id, [bqual, ...]], ...]             of one batch, whose gtrid is known; at most 1,000 in a group
     others     [[space id, format id, [bqual, ...]], ...]   its branches in other spaces, in the same way
+    plan       [digest, offsets, [space id, ...], once]     what the batch is made from, and where it goes
     decision   {"query": text, "number": number, "branches": branches, "others": others, "messages": count,
-                "decided_at": int microseconds UTC}
+                "decided_at": int microseconds UTC, "plan": plan}
 
 Groups, because the lists of a request are short and its values are counted. All else is as in ``xaqueue.rpc.wire``.
 """
@@ -14,11 +15,12 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from xaqueue.batch import Batch, Decision
+from xaqueue.batch import OFFSETS_LIMIT, Batch, Decision, Plan
 from xaqueue.errors import InvalidArgument
 from xaqueue.rpc.wire import MalformedFrame
 from xaqueue.xid import Xid
 
+DIGEST_LIMIT = 200
 GROUP = 1000
 """Branches of one group, at most."""
 
@@ -55,6 +57,29 @@ def others_of(value: Any, batch: Batch) -> list[tuple[str, Xid]]:
     return found
 
 
+def plan_to(plan: Plan) -> tuple[str, str, list[str], bool]:
+    return plan.digest, plan.offsets, list(plan.spaces), plan.once
+
+
+def plan_of(value: Any) -> Plan:
+    """Raises InvalidArgument."""
+    made = _list(value)
+    if list(map(type, made)) != [str, str, list, bool] or len(made[0]) > DIGEST_LIMIT or len(made[1]) > OFFSETS_LIMIT:
+        raise InvalidArgument(
+            f"{str(value)[:60]} is no plan of a batch: [digest, offsets, [space id], once] is wanted, with at most "
+            f"{DIGEST_LIMIT} and {OFFSETS_LIMIT} characters"
+        )
+    return Plan(made[0], made[1], spaces_of(made[2]), made[3])
+
+
+def spaces_of(value: Any) -> tuple[str, ...]:
+    """Raises InvalidArgument."""
+    spaces = _list(value)
+    if not all(isinstance(space, str) and space for space in spaces):
+        raise InvalidArgument(f"{str(value)[:60]} is refused: ids of spaces are wanted")
+    return tuple(spaces)
+
+
 def decision_to(decision: Decision) -> dict[str, Any]:
     return {
         "query": decision.batch.query,
@@ -63,6 +88,7 @@ def decision_to(decision: Decision) -> dict[str, Any]:
         "others": others_to(decision.others),
         "messages": decision.messages,
         "decided_at": decision.decided_at,
+        "plan": plan_to(decision.plan),
     }
 
 
@@ -72,7 +98,8 @@ def decision_of(value: Any) -> Decision:
         batch = Batch(value["query"], value["number"])
         xids = tuple(branches_of(value["branches"], batch))
         others = tuple(others_of(value["others"], batch))
-        return Decision(batch, xids, others, int(value["messages"]), int(value["decided_at"]))
+        made = plan_of(value["plan"])
+        return Decision(batch, xids, others, int(value["messages"]), int(value["decided_at"]), made)
     except (KeyError, TypeError, ValueError) as error:
         raise MalformedFrame(f"{str(value)[:60]} is no decision of a batch: {error!r}") from None
 

@@ -1,14 +1,14 @@
 """A batch is claimed before anything is done to its branches: then nobody else prepares, ends or claims one of them.
 
-Whoever comes meanwhile waits until the claim is over, and finds what it has made of the branches. A branch that is
-being prepared when the claim is wanted is waited for.
+Nor is another batch of the same query decided meanwhile. Whoever comes then waits until the claim is over, and finds
+what it has made of the branches. A branch that is being prepared when the claim is wanted is waited for.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xaqueue.batch import is_of_a_batch
+from xaqueue.batch import is_of_a_batch, key_of
 from xaqueue.branch import HEURISTICS, Branch, State
 from xaqueue.errors import Error
 from xaqueue.xid import Xid
@@ -23,6 +23,7 @@ class Claim:
     def __init__(self, space: Space, gtrid: bytes) -> None:
         self._space = space
         self._gtrid = gtrid
+        self._key = key_of(gtrid)
         self.prepared: dict[Xid, Branch] = {}
         self.decided: dict[Xid, Branch] = {}
         """Those that an operator has decided."""
@@ -31,9 +32,9 @@ class Claim:
         space = self._space
         with space.lock:
             space.barrier.check()
-            while self._gtrid in space.batches.claimed or any(branch.busy for branch in of_batch(space, self._gtrid)):
+            while self._key in space.batches.claimed or any(branch.busy for branch in of_batch(space, self._gtrid)):
                 space.wait_settled()
-            space.batches.claimed.add(self._gtrid)
+            space.batches.claimed.add(self._key)
             for branch in of_batch(space, self._gtrid):
                 if branch.decided is not None or branch.base in HEURISTICS:
                     self.decided[branch.xid] = branch
@@ -48,7 +49,7 @@ class Claim:
         if error is not None and not isinstance(error, Error):  # or interrupted: those who wait are told
             failed = self._space.fence(error)
         with self._space.lock:
-            self._space.batches.claimed.discard(self._gtrid)
+            self._space.batches.claimed.discard(self._key)
             for branch in (*self.decided.values(), *self.prepared.values()):
                 branch.busy = False
             self._space.settled.notify_all()

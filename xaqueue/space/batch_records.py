@@ -1,19 +1,22 @@
 """The record of a decided batch: a block of kind *branch* in ``batches/`` that lists the branches it commits.
 
-Its name is the query's key and the batch's number, so that a listing tells what is decided, and a record is read only
-when somebody asks for it. The headers say query, number and how many messages; the body is MessagePack:
+A query has one, of its last batch; that of an earlier one is there only as long as branches of it are not finished. Its
+name is the query's key and the batch's number, so that a listing tells what is decided, and a record is read only when
+somebody asks for it. The headers say query, number and how many messages; the body is MessagePack:
 
     [[[format id, bqual], ...],             the branches in this space, whose gtrid is the batch's
-     [[space id, format id, bqual], ...]]   those in other spaces
+     [[space id, format id, bqual], ...],   those in other spaces
+     [digest, offsets, [space id, ...], once]]   what the batch was made from, and all spaces that it went to
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import astuple
 
 import msgpack
 
-from xaqueue.batch import KEPT, Batch, Decision, is_of_a_batch, parse_gtrid
+from xaqueue.batch import Batch, Decision, Plan, is_of_a_batch, parse_gtrid
 from xaqueue.command import UNLIMITED, Block, Kind, decode, encode_with_checksum
 from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.message import Properties
@@ -53,6 +56,7 @@ def content(decision: Decision, epoch: int) -> tuple[bytes, bytes]:
         (
             [(xid.format_id, xid.bqual) for xid in decision.xids],
             [(space, xid.format_id, xid.bqual) for space, xid in decision.others],
+            astuple(decision.plan),
         ),
         use_bin_type=True,
     )
@@ -90,13 +94,14 @@ def lists(fs: FileSystem, xid: Xid) -> bool | None:
 def _decision(block: Block) -> Decision:
     told = block.properties.headers
     batch = Batch(told["query"], int(told["number"]))
-    here, others = msgpack.unpackb(block.body, raw=False)
+    here, others, (digest, offsets, spaces, once) = msgpack.unpackb(block.body, raw=False)
     return Decision(
         batch,
         tuple(Xid(format_id, batch.gtrid, bqual) for format_id, bqual in here),
         tuple((str(space), Xid(format_id, batch.gtrid, bqual)) for space, format_id, bqual in others),
         int(told["messages"]),
         block.properties.enqueued_at,
+        Plan(str(digest), str(offsets), tuple(map(str, spaces)), bool(once)),
     )
 
 
@@ -105,10 +110,10 @@ class BatchMemory:
 
     def __init__(self) -> None:
         self._numbers: dict[str, set[int]] = {}
-        self.claimed: set[bytes] = set()
-        """The gtrids of batches to whose branches something is being done just now."""
+        self.claimed: set[str] = set()
+        """The keys of queries to a batch of which something is being done just now."""
         self.look_us = 0
-        """When decisions of dead queries are looked for next."""
+        """When decisions that nobody will ask for are looked for next."""
         self.lost: dict[bytes, str] = {}
         """The gtrids of those whose record was damaged, and where in quarantine it is."""
 
@@ -151,31 +156,23 @@ class BatchMemory:
         parsed = parse_gtrid(gtrid)
         return parsed is not None and parsed[1] in self._numbers.get(parsed[0], ())
 
-    def is_forgotten(self, gtrid: bytes) -> bool:
-        """Whether the batch is older than those that are remembered of its query, so that nobody can tell."""
+    def standing(self, gtrid: bytes) -> int | None:
+        """The number of the batch whose decision holds for this one: its own, or that of a later one of its query."""
         parsed = parse_gtrid(gtrid)
-        if parsed is None or parsed[0] not in self._numbers:
-            return False
-        numbers = self.numbers(parsed[0])
-        return parsed[1] < numbers[-KEPT:][0] and parsed[1] not in numbers  # one that is unfinished stays for longer
-
-    def outdated(self, batch: Batch) -> list[int]:
-        """The numbers that go once this batch is decided, beside which the latest are kept."""
-        numbers = sorted(self._numbers.get(batch.key, set()) | {batch.number})
-        return numbers[:-KEPT]
+        if parsed is None:
+            return None
+        key, number = parsed
+        lost = (each for each in map(parse_gtrid, self.lost) if each is not None)
+        known = {*self._numbers.get(key, ()), *(other for of, other in lost if of == key)}
+        return number if number in known else max((other for other in known if other > number), default=None)
 
     def numbers(self, key: str) -> list[int]:
         return sorted(self._numbers.get(key, ()))
 
-    def forgettable(self, key: str) -> list[int]:
-        """The numbers that nobody asks for once the query is dead for long: all but the last, which a stream needs."""
-        numbers = self.numbers(key)
-        return numbers[:-1] if numbers[-1:] != [0] else numbers
-
-    def latest(self) -> dict[str, int]:
-        """The highest number of each query."""
-        return {key: max(numbers) for key, numbers in self._numbers.items()}
+    def firsts(self) -> list[str]:
+        """The keys of queries that have decided batch 0 and no other."""
+        return [key for key, numbers in self._numbers.items() if numbers == {0}]
 
     def beyond(self) -> list[tuple[str, int]]:
-        """What is there beyond those that are kept."""
-        return [(key, number) for key, numbers in self._numbers.items() for number in sorted(numbers)[:-KEPT]]
+        """What is there beside the last of each query."""
+        return [(key, number) for key, numbers in self._numbers.items() for number in sorted(numbers)[:-1]]

@@ -162,8 +162,11 @@ class _Record:
         """Found out with the lock held. One with branches that are not finished yet stays."""
         if self._outdated is None:
             batch, space = self._decision.batch, self._space
-            numbers = space.batches.outdated(batch)
-            self._outdated = [number for number in numbers if not of_batch(space, f"{batch.key}:{number}".encode())]
+            self._outdated = [
+                number
+                for number in space.batches.numbers(batch.key)
+                if number != batch.number and not of_batch(space, f"{batch.key}:{number}".encode())
+            ]
         return self._outdated
 
     def _no_room(self, error: OSError) -> Error:

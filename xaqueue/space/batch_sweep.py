@@ -1,8 +1,8 @@
 """What dead queries leave goes by its age: branches that nobody will decide, and decisions that nobody will ask for.
 
-Branches of a batch that may be decided in another space, and damaged ones, are left alone. A query's decisions stay as
-long as it decides anything within ``forget_after_s``, and the last one of a stream for ever: that is what it asks for
-when it comes back, however late, and whatever is older is refused. A query whose only batch is 0 was no stream.
+Branches of a batch that may be decided in another space, and damaged ones, are left alone. A query's last decision
+stays for good: that is what it asks for when it comes back, however late. Only that of a query that had one batch, and
+said so, is forgotten after ``forget_after_s``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from xaqueue.batch import ONE_SPACE, is_of_a_batch
 from xaqueue.branch import State
-from xaqueue.errors import RetryLater
-from xaqueue.space import batch_steps, layout
+from xaqueue.errors import DamagedBlock, RetryLater
+from xaqueue.space import batch_records, batch_steps, layout
 from xaqueue.space import redo as redo_of
 from xaqueue.space.batch_claim import Claim, of_batch
 from xaqueue.space.complete import remove
@@ -81,18 +81,11 @@ def _sweep(space: Space, gtrid: bytes, after_s: int) -> int:
 
 
 def _forget(space: Space) -> None:
-    """Removes the records of queries that have decided nothing for long."""
-    before_ns = (space.now_us() - space.definitions.forget_after_s * 1_000_000) * 1000
+    """Removes the old records of queries that had one batch."""
+    before_us = space.now_us() - space.definitions.forget_after_s * 1_000_000
     with space.lock:
-        memory = space.batches
-        latest = {key: number for key, number in memory.latest().items() if memory.forgettable(key)}
-    old = []
-    for key, number in latest.items():
-        try:
-            if 0 < space.fs.modified_ns(layout.batch_path(key, number)) < before_ns:
-                old.append((key, number))
-        except OSError:
-            continue  # it is no more, or cannot be read, which whoever asks for it is told
+        keys = space.batches.firsts()
+    old = [key for key in keys if _is_over(space, layout.batch_path(key, 0), before_us)]
     for first in range(0, len(old), RECORDS):
         step = _Forgetting(space, old[first : first + RECORDS])
         try:
@@ -102,35 +95,46 @@ def _forget(space: Space) -> None:
             return
     if old:
         days = space.definitions.forget_after_s / 86_400
-        log.info("%d queries decided nothing for %g days: what they had decided before is forgotten", len(old), days)
+        log.info("%d queries wrote one batch over %g days ago: it is forgotten that they did", len(old), days)
+
+
+def _is_over(space: Space, path: str, before_us: int) -> bool:
+    try:
+        if space.fs.modified_ns(path) >= before_us * 1000:
+            return False
+        decided = batch_records.read(space.fs, path)
+    except (OSError, DamagedBlock):
+        return False  # it is no more, or cannot be read, which whoever asks for it is told
+    return decided.plan.once and decided.decided_at < before_us
 
 
 class _Forgetting:
-    """One step: the records of these queries go, unless one has decided something meanwhile."""
+    """One step: the records of these queries go, unless branches of theirs are not finished."""
 
-    def __init__(self, space: Space, latest: list[tuple[str, int]]) -> None:
+    def __init__(self, space: Space, keys: list[str]) -> None:
         self._space = space
-        self._latest = latest
-        self._found: list[tuple[str, int]] | None = None
+        self._keys = keys
+        self._found: list[str] | None = None
 
     def entry(self) -> Entry:
         redo = Redo(redo_of.Kind.BATCH, "")
-        for key, number in self._records():
-            redo.drop(layout.batch_path(key, number))
+        for key in self._records():
+            redo.drop(layout.batch_path(key, 0))
         return redo.entry()
 
     def apply(self) -> Touched:
-        for key, number in self._records():
-            remove(self._space, layout.batch_path(key, number))
-            self._space.batches.remove(key, number)
+        for key in self._records():
+            remove(self._space, layout.batch_path(key, 0))
+            self._space.batches.remove(key, 0)
         return touched(sources=(layout.BATCHES,))
 
-    def _records(self) -> list[tuple[str, int]]:
+    def _records(self) -> list[str]:
         """Found out once, with the lock held."""
         if self._found is None:
-            memory = self._space.batches
-            latest = memory.latest()
-            still = [key for key, number in self._latest if latest.get(key) == number]
-            found = [(key, number) for key in still for number in memory.forgettable(key)]
-            self._found = [one for one in found if not of_batch(self._space, f"{one[0]}:{one[1]}".encode())]
+            space = self._space
+            self._found = [
+                key
+                for key in self._keys
+                if space.batches.numbers(key) == [0] and not of_batch(space, f"{key}:0".encode())
+            ]
         return self._found

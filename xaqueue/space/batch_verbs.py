@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from xaqueue.batch import Batch, Decision
+from xaqueue.batch import Batch, Decision, Plan
 from xaqueue.space import batches
 from xaqueue.xid import Xid
 
@@ -21,13 +21,15 @@ class BatchVerbs:
     def _check_open(self) -> None:
         raise NotImplementedError
 
-    def commit_all(self, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = ()) -> Decision:
+    def commit_all(
+        self, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = (), plan: Plan | None = None
+    ) -> Decision:
         self._check_open()
-        return batches.commit_all(self.space, batch, xids, others)
+        return batches.commit_all(self.space, batch, xids, others, plan)
 
-    def rollback_all(self, batch: Batch) -> int:
+    def rollback_all(self, batch: Batch, spaces: Sequence[str] = ()) -> int:
         self._check_open()
-        return batches.rollback_all(self.space, batch)
+        return batches.rollback_all(self.space, batch, spaces)
 
     def decision(self, batch: Batch) -> Decision | None:
         self._check_open()

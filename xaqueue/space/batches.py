@@ -1,7 +1,9 @@
-"""What a query writes as a batch is decided once: many prepared branches, one durable record, remembered for long.
+"""What a query writes as a batch is decided once: many prepared branches, one durable record, of the last for good.
 
-A batch with a record is committed, and whatever else is prepared for it is rolled back; one without is not decided. So
-a commit whose answer was lost is asked for again and does nothing twice, and a branch that comes late is refused.
+A batch with a record is committed, and whatever else is prepared for it is rolled back. So a commit whose answer was
+lost is asked for again and does nothing twice, and a branch that comes late is refused. Below the last one of its query
+a batch is refused, since nobody can tell any more what it was made from; and so is the last one when it is made from
+something else, or goes to other spaces: to take it for written would lose what it holds now.
 
 What operators decided of single branches before is not undone. Of a batch that is decided here first, nothing is done
 where a branch of it was rolled back by hand. Where the decision is made already, the rest is carried out, and then
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Decision, is_of_a_batch
+from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Decision, Plan, home_of, is_of_a_batch, key_of
 from xaqueue.branch import HEURISTICS, Branch, State
 from xaqueue.command import Kind
 from xaqueue.errors import (
@@ -41,16 +43,20 @@ if TYPE_CHECKING:
 Others = tuple[tuple[str, Xid], ...]
 
 
-def commit_all(space: Space, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = ()) -> Decision:
+def commit_all(
+    space: Space, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = (), plan: Plan | None = None
+) -> Decision:
     """See ``Batches.commit_all``. Beside UnknownXid it raises RetryLater: where nothing is decided for want of room or
     for damage, and where it is, and the rest is finished by the same call made again.
     """
-    here, elsewhere = tuple(dict.fromkeys(xids)), tuple(dict.fromkeys(others))
+    here, elsewhere, plan = tuple(dict.fromkeys(xids)), tuple(dict.fromkeys(others)), plan or Plan()
     _check(batch, here, elsewhere)
     with Claim(space, batch.gtrid) as claim:
-        decided = _recorded(space, batch)
+        decided = decision(space, batch)
         if decided is None:
-            decided = _first(space, claim, batch, here, elsewhere)
+            decided = _first(space, claim, batch, here, elsewhere, plan)
+        elif why_not := decided.why_not(batch, plan):
+            raise InvalidArgument(why_not)
         else:
             listed = set(decided.xids)
             batch_steps.finish(space, batch.gtrid, [branch for xid, branch in claim.prepared.items() if xid in listed])
@@ -58,12 +64,13 @@ def commit_all(space: Space, batch: Batch, xids: Sequence[Xid], others: Sequence
     return decided
 
 
-def rollback_all(space: Space, batch: Batch) -> int:
+def rollback_all(space: Space, batch: Batch, spaces: Sequence[str] = ()) -> int:
     """See ``Batches.rollback_all``. A batch that is decided is left as it is, and 0 is returned."""
     with Claim(space, batch.gtrid) as claim:
         if _recorded(space, batch) is not None:
             return 0
-        branches = [branch for branch in claim.prepared.values() if not branch.committing]
+        strange = set(_strange(claim, spaces))
+        branches = [branch for xid, branch in claim.prepared.items() if not (branch.committing or xid in strange)]
         batch_steps.undo(space, batch.gtrid, branches)
     return len(branches)
 
@@ -72,9 +79,8 @@ def decision(space: Space, batch: Batch) -> Decision | None:
     """See ``Batches.decision``."""
     with space.lock:
         space.check_readable()
-        if not space.batches.has(batch.gtrid):
-            return None
-    return _recorded(space, batch)
+        number = space.batches.standing(batch.gtrid)
+    return None if number is None else _recorded(space, Batch(batch.query, number))
 
 
 def outcome(space: Space, xid: Xid) -> Outcome:
@@ -93,7 +99,7 @@ def check_prepare(space: Space, branch: Branch) -> None:
     if not is_of_a_batch(branch.xid):
         return
     with space.lock:
-        while branch.xid.gtrid in space.batches.claimed:
+        while key_of(branch.xid.gtrid) in space.batches.claimed:
             space.wait_settled()
         told = refusal(space, branch.xid)
     if told:
@@ -121,11 +127,11 @@ def check_rollback(branch: Branch) -> None:
 
 def refusal(space: Space, xid: Xid) -> str:
     """Why nothing more is prepared for the batch of this branch; empty where it is. Called with the lock held."""
-    memory = space.batches
-    if memory.has(xid.gtrid):
+    if space.batches.has(xid.gtrid):
         return f"branch {xid} comes too late: its batch is decided"
-    if memory.is_forgotten(xid.gtrid):
-        return f"branch {xid} comes too late: its batch is older than those that are remembered of its query"
+    later = space.batches.standing(xid.gtrid)
+    if later is not None and xid.gtrid not in space.batches.lost:
+        return f"branch {xid} comes too late: its query has written batch {later} already"
     return ""
 
 
@@ -188,18 +194,24 @@ def _set_aside(space: Space, batch: Batch, path: str, damage: DamagedBlock) -> s
     return target
 
 
-def _first(space: Space, claim: Claim, batch: Batch, xids: tuple[Xid, ...], others: Others) -> Decision:
+def _strange(claim: Claim, spaces: Sequence[str]) -> list[Xid]:
+    """Branches that a space decides which is none of these, and may have committed. Without any, nobody asks."""
+    found = [xid for xid in claim.prepared if spaces and home_of(xid)]
+    return [xid for xid in found if not any(space.startswith(home_of(xid)) for space in spaces)]
+
+
+def _first(space: Space, claim: Claim, batch: Batch, xids: tuple[Xid, ...], others: Others, plan: Plan) -> Decision:
     """Decides the batch."""
-    with space.lock:
-        if space.batches.is_forgotten(batch.gtrid):
-            raise InvalidArgument(
-                f"{batch} is older than those that are remembered of its query: whether it was committed is unknown, "
-                "and nothing was done. Write it under another query's name if it was not"
-            )
+    for xid in _strange(claim, plan.spaces):
+        raise InvalidArgument(
+            f"{batch} is refused and nothing is decided: the space of id {home_of(xid)}... may have committed it with "
+            f"branch {xid}. Name that space again until the query has gone on; or, if it has not, roll the branch back "
+            f"with `xaqueue indoubt rollback {xid}`"
+        )
     _check_claimed(claim, batch, xids, home=bool(others))
     branches = [claim.prepared[xid] for xid in xids if xid in claim.prepared]
     messages = sum(1 for branch in branches for written in branch.blocks if written.kind is Kind.ENQUEUE)
-    decided = Decision(batch, xids, others, messages, space.now_us())
+    decided = Decision(batch, xids, others, messages, space.now_us(), plan)
     batch_steps.decide(space, decided, branches)
     return decided
 
