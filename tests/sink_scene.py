@@ -48,6 +48,8 @@ class Scene:
     ) -> None:
         self._monkeypatch = monkeypatch
         self._attempts = 0
+        self.properties: dict[str, str] = {}
+        """What the session's settings tell each task."""
         self.roots = [directory / f"space{number}" for number in range(spaces)]
         self.servers: list[ServerThread] = []
         for root in self.roots:
@@ -69,7 +71,7 @@ class Scene:
     def task(self, writer: Any, table: pa.Table, *, number: int = 0, partition: int = 0) -> Prepared:
         """One attempt at a partition, as its task sees it."""
         self._attempts += 1
-        told = {sink.QUERY_PROPERTY: QUERY, sink.BATCH_PROPERTY: str(number)}
+        told = {sink.QUERY_PROPERTY: QUERY, sink.BATCH_PROPERTY: str(number)} | self.properties
         context = Context(told if isinstance(writer, StreamWriter) else {}, partition, self._attempts)
         self._monkeypatch.setattr(TaskContext, "get", lambda: context)
         try:

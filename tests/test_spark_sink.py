@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -29,10 +31,12 @@ from xaqueue.errors import (
     OutcomeUnknown,
     RolledBack,
     SpaceError,
+    UnknownQueue,
     UnknownXid,
 )
 from xaqueue.rpc import dial
 from xaqueue.rpc.client import RemoteManager
+from xaqueue.space import attach as attach_room
 from xaqueue.space.attach import read_owner
 from xaqueue.spark import branches, deciding, owner, sink
 from xaqueue.xa import Flag, Vote
@@ -164,24 +168,99 @@ def test_a_server_that_does_not_come_back_fails_the_task(scene: Scene, monkeypat
     assert scene.in_doubt() == 0
 
 
-def test_a_first_batch_older_than_decisions_are_kept_is_not_written_unasked(scene: Scene, tmp_path: Path) -> None:
-    planned = tmp_path / "checkpoint" / "offsets" / "0"
-    planned.parent.mkdir(parents=True)
-    planned.write_text("v1\n{}")
-    writer = scene.stream(texts(1), checkpointLocation=f"{tmp_path}/checkpoint")
-    messages = scene.tasks(writer, [texts(1)])
-    days = 24 * 3600
-    os.utime(planned, (time.time() - 31 * days,) * 2)
-    with pytest.raises(OperationalError, match=rf"over 30 days ago.*`touch {planned}` and start.*another checkpoint"):
-        writer.commit(messages, 0)
-    assert (scene.bodies(), scene.in_doubt()) == ([], 1)
-    os.utime(planned, (time.time() - 29 * days,) * 2)
-    writer.commit(messages, 0)
-    os.utime(planned, (time.time() - 31 * days,) * 2)
-    writer.commit(scene.tasks(writer, [texts(1)]), 0)  # its decision is there all the same
-    os.utime(planned.with_name("0"), (0, 0))
-    writer.commit(scene.tasks(writer, [texts(2)], number=1), 1)
-    assert scene.bodies() == as_bytes([1, 2])
+def planned(checkpoint: Path, number: int, offsets: str) -> str:
+    """Writes down what Spark writes before it runs a batch; the option that names it."""
+    path = checkpoint / "offsets" / str(number)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'v1\n{{"batchTimestampMs":{time.time_ns()}}}\n{offsets}')
+    return str(checkpoint)
+
+
+def test_what_another_plan_has_under_the_same_number_is_refused(scene: Scene, tmp_path: Path) -> None:
+    """An older checkpoint is put back, and its batch is planned anew with other messages."""
+    fifty, sixty = (json.dumps({"stream": "s#1", "spaces": {"/data": {"orders": n}}}) for n in (50, 60))
+    writer = scene.stream(texts(1), checkpointLocation=planned(tmp_path / "checkpoint", 0, fifty))
+    writer.commit(scene.tasks(writer, [texts(1)]), 0)
+    writer.commit(scene.tasks(writer, [texts(1)]), 0)  # after a crash: the same bytes
+    planned(tmp_path / "checkpoint", 0, sixty)
+    with pytest.raises(InvalidArgument) as told:
+        writer.commit(scene.tasks(writer, [texts(2)]), 0)
+    for part in (
+        "batch 0 of query",
+        sixty,
+        fifty,
+        "An older checkpoint was put back",
+        'startingOffsets={"/data":{"orders":50}}',
+        'with subscribe {"orders":{"0":51}}',
+        "`xaqueue release orders --through 50 --space /data`",
+    ):
+        assert part in str(told.value)
+    planned(tmp_path / "checkpoint", 0, fifty)  # the same offsets at another time: who knows what the rows are
+    with pytest.raises(InvalidArgument, match=r"\(digest .*, not .*\)"):
+        writer.commit(scene.tasks(writer, [texts(2)]), 0)
+    assert (scene.bodies(), scene.in_doubt()) == ([b"1"], 0)
+
+
+def test_a_number_below_the_last_is_refused(scene: Scene, tmp_path: Path) -> None:
+    writer = scene.stream(texts(1), checkpointLocation=str(tmp_path / "checkpoint"))
+    for number in range(3):
+        planned(tmp_path / "checkpoint", number, f'{{"orders":{{"0":{number}}}}}')
+        writer.commit(scene.tasks(writer, [texts(number)], number=number), number)
+    for number in (0, 1):
+        planned(tmp_path / "checkpoint", number, '{"orders":{"0":9}}')
+        messages = scene.tasks(writer, [texts("new")], number=number)
+        with pytest.raises(InvalidArgument, match=r'to batch 2 already, .*"0":2.* startingOffsets=.*"orders":.*"0":2'):
+            writer.commit(messages, number)
+        writer.abort(messages, number)
+    assert (scene.bodies(), scene.in_doubt()) == (as_bytes([0, 1, 2]), 0)
+
+
+def test_where_no_plan_can_be_seen_it_is_said_what_is_passed_over(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = scene.stream(texts(1), checkpointLocation="s3a://bucket/checkpoint")
+    for _ in range(2):
+        writer.commit(scene.tasks(writer, [texts(1, 2), texts(3)]), 0)
+    (record,) = caplog.records
+    assert re.match(r"3 rows were passed over: batch 0 of .* was written before, at 20\d\d-", record.getMessage())
+    assert scene.bodies() == as_bytes([1, 2, 3])
+
+
+def test_the_checkpoint_that_the_session_names(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark keeps it in a directory named after the query there."""
+    monkeypatch.setitem(scene.properties, sink.CHECKPOINTS, str(tmp_path))
+    writer = scene.stream(texts(1), queryname="nightly")
+    planned(tmp_path / "nightly", 0, '{"orders":{"0":1}}')
+    writer.commit(scene.tasks(writer, [texts(1)]), 0)
+    planned(tmp_path / "nightly", 0, '{"orders":{"0":2}}')
+    with pytest.raises(InvalidArgument, match="An older checkpoint was put back"):
+        writer.commit(scene.tasks(writer, [texts(2)]), 0)
+    unnamed = scene.stream(texts(1))
+    assert scene.task(unnamed, texts(1), number=1).checkpoint == ""
+
+
+def test_a_queue_that_is_not_defined_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    attach_room.create(tmp_path / "space", any_queue=False)
+    schema = StructType([StructField("body", StringType())])
+    for make in (sink.batch_writer, sink.stream_writer):
+        with pytest.raises(UnknownQueue, match=r"queue 'orders' is not defined.*xaqueue define orders"):
+            make({"path": str(tmp_path / "space"), "queue": "orders"}, schema, False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_options_of_a_kafka_connection_are_ignored_with_one_line(
+    scene: Scene, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    options = {"kafka.bootstrap.servers": "broker:9092", "kafka.acks": "all"}
+    if stream:
+        for number in (0, 1):
+            writer: Any = scene.stream(texts(1), **options)
+            writer.commit(scene.tasks(writer, [texts(number)], number=number), number)
+    else:
+        writer = scene.batch(texts(1), **options)
+        writer.commit(scene.tasks(writer, [texts(0)]))
+    (record,) = caplog.records
+    assert "kafka.bootstrap.servers, kafka.acks" in record.getMessage()
 
 
 @pytest.mark.parametrize("known", ["messages", "txnAppId", "checkpointLocation"])
@@ -206,7 +285,7 @@ def test_the_range_of_a_batch_is_on_disk_before_its_decision(
         (tmp_path / name).write_text(f'{{"id": "{QUERY}"}}')
     steps: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda fd: steps.append(str(Path(f"/proc/self/fd/{fd}").readlink())))
-    monkeypatch.setattr(deciding, "commit", lambda *_: steps.append("decided"))
+    monkeypatch.setattr(deciding, "commit", lambda *_, **__: steps.append("decided"))
     for location in (str(tmp_path), f"file://{tmp_path}"):
         writer = scene.stream(texts(1), checkpointLocation=location, txnAppId="app")
         steps.clear()
@@ -285,11 +364,17 @@ def test_a_batch_query_without_a_name_writes_each_time(scene: Scene) -> None:
     assert scene.in_doubt() == 0
 
 
-def test_a_batch_query_with_a_name_and_number_writes_once(scene: Scene) -> None:
-    for number in ("1", "1", "2"):
+def test_a_batch_query_with_a_name_and_number_writes_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """What is passed over is counted: it may be other rows under a number that was used."""
+    for number in ("1", "1", "2", "0", "1"):
         writer = scene.batch(texts(1), txnAppId="nightly", txnVersion=number)
-        writer.commit(scene.tasks(writer, [texts(number)]))
-    assert scene.bodies() == as_bytes([1, 2])
+        writer.commit(scene.tasks(writer, [texts(number), texts("x", "y")]))
+    assert (scene.bodies(), scene.in_doubt()) == (as_bytes([1, "x", "y", 2, "x", "y"]), 0)
+    told = [record.getMessage() for record in caplog.records]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+    assert told[0].startswith("3 rows were passed over: batch 1 of query nightly was written before, at 20")
+    for below, line in enumerate(told[1:]):
+        assert line.startswith(f"3 rows were passed over: batch {below} of query nightly is below batch 2 of query")
 
 
 def test_nothing_is_overwritten() -> None:

@@ -13,11 +13,13 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 import pyarrow as pa
+from served import ServerThread
 from sink_scene import QUERY, Scene, as_bytes, texts
 
 from xaqueue.batch import SEVERAL_SPACES, Batch
 from xaqueue.errors import InvalidArgument, OperationalError, UnknownXid
 from xaqueue.rpc.client import RemoteManager
+from xaqueue.space import attach as attach_room
 from xaqueue.space.format import read_format
 from xaqueue.spark import branches
 from xaqueue.spark.owner import reach
@@ -153,8 +155,8 @@ def crash_after_decision(scene: Scene, writer: Any, messages: Sequence[Any]) -> 
     with pytest.MonkeyPatch.context() as patched:
         commit_all = RemoteManager.commit_all
 
-        def crashing(self: RemoteManager, batch: Batch, xids: Sequence[Xid], others: Any = ()) -> Any:
-            commit_all(self, batch, xids, others)
+        def crashing(self: RemoteManager, batch: Batch, xids: Sequence[Xid], *more: Any) -> Any:
+            commit_all(self, batch, xids, *more)
             raise Crashed
 
         patched.setattr(RemoteManager, "commit_all", crashing)
@@ -214,18 +216,63 @@ def test_a_space_that_is_missing_when_its_branches_are_to_be_committed(scene: Sc
     crash_after_decision(scene, writer, scene.tasks(writer, PARTS))
     fewer = scene.stream(texts(1), path=f"{scene.roots[0]},{scene.roots[1]}")
     lacking = read_format(scene.roots[2]).id
-    with pytest.raises(OperationalError, match=rf"branches in other spaces \(id {lacking}\): name these in"):
+    with pytest.raises(InvalidArgument, match=rf"went to .*space0, .*space1, {lacking} and is now .* name those"):
         fewer.commit(scene.tasks(fewer, PARTS), 0)
     writer.commit(scene.tasks(writer, PARTS), 0)
     assert (bodies(scene), in_doubt(scene)) == (WHOLE, [0, 0, 0])
 
 
-def test_a_part_of_a_decision_is_not_taken_for_the_whole(scene: Scene) -> None:
+@pytest.mark.parametrize("given", [[2, 1], [2], [1, 2, 0, 3]])
+@pytest.mark.parametrize("parts", [PARTS, PARTS[:1]])
+def test_every_space_knows_where_the_batch_went(scene: Scene, given: list[int], parts: list[pa.Table]) -> None:
+    """Also one to which no row of it went: with other spaces it would be written again."""
+    writer = scene.stream(texts(1))
+    writer.commit(scene.tasks(writer, parts), 0)
+    there = bodies(scene)
+    attach_room.create(scene.roots[0].with_name("more"), any_queue=True)
+    roots = [*scene.roots, scene.roots[0].with_name("more")]
+    changed = scene.stream(texts(1), path=",".join(str(roots[number]) for number in given))
+    with pytest.raises(InvalidArgument, match=r"batch 0 .* is refused .* it went to .* name those again"):
+        commit_or_abort(changed, scene.tasks(changed, parts), 0)
+    assert (bodies(scene), in_doubt(scene)) == (there, [0, 0, 0])
+    changed.commit(scene.tasks(changed, [texts("next")], number=1), 1)
+    writer.commit(scene.tasks(writer, [texts("back")], number=2), 2)
+
+
+def test_a_batch_that_home_may_have_decided_is_not_written_without_it(scene: Scene) -> None:
+    """Home has the decision, and the others have not been told yet, when the spaces are named anew without home."""
+    writer = scene.stream(texts(1))
+    crash_after_decision(scene, writer, scene.tasks(writer, PARTS))
+    home = read_format(scene.roots[0]).id
+    without = scene.stream(texts(1), path=f"{scene.roots[2]},{scene.roots[1]}")
+    with pytest.raises(InvalidArgument, match=rf"the space of id {home[:12]}\.\.\. may have committed it"):
+        commit_or_abort(without, scene.tasks(without, PARTS), 0)
+    assert in_doubt(scene) == [0, 1, 1]
+    writer.commit(scene.tasks(writer, PARTS), 0)
+    assert (bodies(scene), in_doubt(scene)) == (WHOLE, [0, 0, 0])
+
+
+def test_a_home_that_was_restored_from_an_older_copy(scene: Scene) -> None:
     writer = scene.stream(texts(1))
     writer.commit(scene.tasks(writer, PARTS), 0)
-    without_home = scene.stream(texts(1), path=f"{scene.roots[2]},{scene.roots[1]}")
-    with pytest.raises(OperationalError, match="as another space had decided"):
-        without_home.commit(scene.tasks(without_home, PARTS), 0)
+    scene.servers[0].stop()
+    for record in (scene.roots[0] / "batches").iterdir():
+        record.unlink()
+    for segment in (scene.roots[0] / "journal").glob("*"):
+        segment.unlink()
+    scene.servers[0] = ServerThread(scene.roots[0], scene.roots[0].with_suffix(".socket"))
+    with pytest.raises(OperationalError, match="space0 had decided, which knows nothing of it"):
+        commit_or_abort(writer, scene.tasks(writer, PARTS), 0)
+    assert bodies(scene) == WHOLE
+
+
+def commit_or_abort(writer: Any, messages: Sequence[Any], number: int) -> None:
+    """As Spark does it."""
+    try:
+        writer.commit(messages, number)
+    except BaseException:
+        writer.abort(messages, number)
+        raise
 
 
 def test_a_batch_of_the_first_space_alone_is_known_as_whole(scene: Scene) -> None:
@@ -248,9 +295,12 @@ def test_a_stream_that_gets_more_spaces_remembers_what_it_wrote(scene: Scene) ->
     alone = scene.stream(texts(1), path=str(scene.roots[1]))
     alone.commit(scene.tasks(alone, PARTS), 0)
     writer = scene.stream(texts(1))
-    writer.commit(scene.tasks(writer, PARTS), 0)
-    assert bodies(scene) == [[], ALL, []]
-    assert in_doubt(scene) == [0, 0, 0]
+    with pytest.raises(InvalidArgument, match=r"it went to the spaces of id .*space1 and is now to go to"):
+        commit_or_abort(writer, scene.tasks(writer, PARTS), 0)
+    assert (bodies(scene), in_doubt(scene)) == ([[], ALL, []], [0, 0, 0])
+    alone.commit(scene.tasks(alone, PARTS), 0)
+    writer.commit(scene.tasks(writer, [texts("more")], number=1), 1)
+    assert bodies(scene) == [[b"more"], ALL, []]
 
 
 def test_the_same_space_under_two_names(scene: Scene, tmp_path: Path) -> None:

@@ -41,16 +41,23 @@ def queues(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = No
 def release(
     ctx: typer.Context,
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Its name.")],
+    through: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Consume up to this number before: it is where it belongs.")
+    ] = None,
     json: JsonOption = False,
     space: SpaceOption = None,
 ) -> None:
     """End the reservation of a queue for a stream.
 
-    What the stream has not consumed is there for everybody then, also what it may have read already. The stream is
-    refused when it comes again, and has to begin with a new checkpoint. Exit 1 where the queue is not reserved.
+    What the stream has not consumed is there for everybody then, also what it may have read already. Where it is known
+    how far it has written what it read, --through removes that first, as the stream would have. The stream is refused
+    when it comes again, and has to begin with a new checkpoint. Exit 1 where the queue is not reserved.
     """
     check_queue_name(queue)
     with reached(place_of(ctx, space)) as manager:
+        for one in manager.reservations() if through is not None else ():
+            if one.queue == queue and through is not None:
+                manager.consume(queue, one.stream, through, one.archive)
         ended = manager.release(queue)
     if json:
         output.as_json(asdict(ended) if ended is not None else None)

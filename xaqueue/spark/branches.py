@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
-from xaqueue.batch import ONE_SPACE, Batch
+from xaqueue.batch import HOME_DIGITS, ONE_SPACE, SEVERAL_SPACES, Batch
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, RolledBack
 from xaqueue.rpc.client import RemoteManager
 from xaqueue.spark.sink_columns import Row
@@ -41,10 +41,12 @@ class Task:
 class Branches:
     """What one task writes into one space."""
 
-    def __init__(self, manager: RemoteManager, task: Task, format_id: int) -> None:
+    def __init__(self, manager: RemoteManager, task: Task, home: str = "") -> None:
+        """home: the id of the space that decides the batch, where it goes to several."""
         self._manager = manager
         self._task = task
-        self._format_id = format_id
+        self._format_id = SEVERAL_SPACES if home else ONE_SPACE
+        self._home = f"@{home[:HOME_DIGITS]}" if home else ""
         self._run = secrets.token_hex(4)  # attempts are counted anew after a restart
         self._numbers = count()
         self.prepared: list[Xid] = []
@@ -105,7 +107,7 @@ class Branches:
 
     def _xid(self) -> Xid:
         task = self._task
-        bqual = f"p{task.partition}.{task.attempt}.{self._run}.{next(self._numbers)}"
+        bqual = f"p{task.partition}.{task.attempt}.{self._run}.{next(self._numbers)}{self._home}"
         return Xid(self._format_id, task.batch.gtrid, bqual.encode())
 
 

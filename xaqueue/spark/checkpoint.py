@@ -10,14 +10,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 
+from xaqueue.batch import OFFSETS_LIMIT, Plan
 from xaqueue.errors import InvalidArgument
 from xaqueue.spark.option_text import local_path
 from xaqueue.storage.fs import DirectoryFileSystem
 
 METADATA = "metadata"
 OFFSETS = "offsets"
+HEAD_LINES = 2
+"""Of a file of offsets: the version, and when and under which settings the batch was planned. Then a line a source."""
 COMMITS = "commits"
 
 
@@ -46,6 +50,19 @@ class Checkpoint:
     def offsets(self, number: int) -> str:
         """Which messages a batch has: the end of its ranges; they begin where the batch before ends."""
         return self._fs.read(f"{OFFSETS}/{number}").decode().splitlines()[-1]
+
+    def plan_of(self, number: int) -> Plan:
+        """What Spark has written down of a batch before it ran it; an empty plan where there is nothing.
+
+        All of the file is digested, the batch's time and watermark as well: a batch that is repeated after a crash is
+        read from the very same bytes, and one that is planned anew is another one, whose rows may be others.
+        """
+        path = f"{OFFSETS}/{number}"
+        if not self._fs.exists(path):
+            return Plan()
+        content = self._fs.read(path)
+        offsets = "\n".join(content.decode("utf-8", "replace").splitlines()[HEAD_LINES:])
+        return Plan(sha256(content).hexdigest(), offsets if len(offsets) <= OFFSETS_LIMIT else "")
 
     def is_of(self, stream: str, number: int) -> bool:
         """Whether a source of this batch is the stream, which is named like ``name#uuid``."""

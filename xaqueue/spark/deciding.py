@@ -1,86 +1,133 @@
-"""The driver decides a batch once: in its only space, or in the first of several, whose decision holds for all.
+"""The driver decides a batch once: in the first of its spaces ("home"), whose decision holds for all.
 
-Over several spaces, every branch is seen to be prepared, then the first space ("home") records the decision, with the
-branches of the others; then these commit theirs. A crash in between leaves home's record: whoever writes the batch
-again finds it first, finishes what it says, and all that was written anew is rolled back.
+Every branch is seen to be prepared, then home records the decision, with the branches of the others; then these commit
+theirs, and record that they did, also where nothing was written. A crash in between leaves home's record: whoever
+writes the batch again finds it first, finishes what it says, and all that was written anew is rolled back.
+
+What was decided is for good only where it is the same batch: one of the same number that is made from other offsets, or
+goes to other spaces, is refused before anything is decided, and so is one below the last that any space knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 
-from xaqueue.batch import ONE_SPACE, Batch, Decision
-from xaqueue.errors import OperationalError, UnknownXid
+from xaqueue.batch import Batch, Decision, Plan
+from xaqueue.errors import InvalidArgument, OperationalError, UnknownXid
 from xaqueue.rpc.client import RemoteManager
 from xaqueue.space.format import read_format
 from xaqueue.spark.sink_options import Space
+from xaqueue.spark.way_on import queues_read, way_on
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
 Reach = Callable[[Space], RemoteManager]
 
 
-def commit(spaces: Sequence[Space], reach: Reach, batch: Batch, branches: Mapping[int, Sequence[Xid]]) -> None:
-    """branches: by the number of their space. Idempotent: a batch that is decided is finished as it was decided."""
+def commit(
+    spaces: Sequence[Space],
+    reach: Reach,
+    batch: Batch,
+    plan: Plan,
+    branches: Mapping[int, Sequence[Xid]],
+    *,
+    queue: str | None = None,
+    is_numbered_by_user: bool = False,
+) -> Decision | None:
+    """branches: by the number of their space; queue: that of all messages, where there is one. Idempotent: a batch that
+    is decided is finished as it was decided.
+
+    Returns the decision that was there before; None where this is the first. is_numbered_by_user: one below the last
+    is passed over, and nothing is done but to roll back what was prepared for it.
+    """
     with ExitStack() as stack:
-        sessions = [stack.enter_context(closing(reach(space))) for space in spaces]
-        if len(spaces) == 1:
-            sessions[0].commit_all(batch, branches.get(0, ()))
-        else:
-            _Several(spaces, sessions, batch).commit(branches)
+        deciding = _Deciding(spaces, [stack.enter_context(closing(reach(space))) for space in spaces], batch, plan)
+        return deciding.commit(branches, queue, is_numbered_by_user)
 
 
 def roll_back(spaces: Sequence[Space], reach: Reach, batch: Batch) -> None:
     """What is prepared of a batch that is not decided; one that is decided is left to whoever writes it again."""
     with ExitStack() as stack:
-        sessions = [stack.enter_context(closing(reach(space))) for space in spaces]
-        if any(session.decision(batch) is not None for session in sessions):
-            return
-        for session in sessions:
-            session.rollback_all(batch)
+        deciding = _Deciding(spaces, [stack.enter_context(closing(reach(space))) for space in spaces], batch, Plan())
+        deciding.roll_back()
 
 
-class _Several:
-    def __init__(self, spaces: Sequence[Space], sessions: Sequence[RemoteManager], batch: Batch) -> None:
+class _Deciding:
+    def __init__(self, spaces: Sequence[Space], sessions: Sequence[RemoteManager], batch: Batch, plan: Plan) -> None:
         self._spaces = spaces
         self._sessions = sessions
         self._batch = batch
-        self._ids = [_id_of(space, session) for space, session in zip(spaces, sessions, strict=True)]
+        self._ids = [id_of(space, session) for space, session in zip(spaces, sessions, strict=True)]
         if len(set(self._ids)) < len(self._ids):
             raise OperationalError('the same space is named twice in "path" or "server": name each once')
+        self._plan = replace(plan, spaces=tuple(self._ids))
 
-    def commit(self, branches: Mapping[int, Sequence[Xid]]) -> None:
-        found = self._decided()
-        if found is None:
-            self._check(branches)
-            found = 0, self._sessions[0].commit_all(self._batch, branches.get(0, ()), self._listed(branches))
-        self._finish(*found)
+    def commit(
+        self, branches: Mapping[int, Sequence[Xid]], queue: str | None, is_numbered_by_user: bool
+    ) -> Decision | None:
+        standing = [session.decision(self._batch) for session in self._sessions]
+        later = [one for one in standing if one is not None and one.batch != self._batch]
+        if later and is_numbered_by_user:
+            self.roll_back()
+            return later[0]
+        self._check_same([*later, *standing])
+        before = self._decided(standing)
+        if before is None:
+            self._check_not_read(queue)
+            self._check_prepared(branches)
+            others = [(self._ids[number], xid) for number in branches if number for xid in branches[number]]
+            decision = self._sessions[0].commit_all(self._batch, branches.get(0, ()), others, self._plan)
+            self._finish(0, decision, range(1, len(self._sessions)))
+            return None
+        home, decision = before
+        self._finish(home, decision, range(len(self._sessions)))
+        return decision
 
-    def _listed(self, branches: Mapping[int, Sequence[Xid]]) -> list[tuple[str, Xid]]:
-        """What home records beside its own; where that is nothing, one of its own, as a sign that it is home."""
-        others = [(self._ids[number], xid) for number in branches if number for xid in branches[number]]
-        return others or [(self._ids[0], xid) for xid in branches.get(0, ())[:1]]
+    def roll_back(self) -> None:
+        standing = [session.decision(self._batch) for session in self._sessions]
+        decisions = [one for one in standing if one is not None and one.batch == self._batch]
+        decided = {space for decision in decisions for space in decision.plan.spaces}
+        for space, session in zip(self._ids, self._sessions, strict=True):
+            if space not in decided:
+                session.rollback_all(self._batch, self._ids)
 
-    def _decided(self) -> tuple[int, Decision] | None:
-        """What was decided before, and in which space. Raises OperationalError where that is only a part of it."""
-        parts = []
-        for number, session in enumerate(self._sessions):
-            decision = session.decision(self._batch)
-            if decision is not None and _is_whole(decision):
+    def _check_same(self, standing: Iterable[Decision | None]) -> None:
+        for decision in filter(None, standing):
+            why_not = decision.why_not(self._batch, self._plan)
+            if why_not:
+                for found, space in zip(self._ids, self._spaces, strict=True):
+                    why_not = why_not.replace(found, str(space))
+                raise InvalidArgument(f"{why_not}{way_on(decision.plan.offsets)}")
+
+    def _decided(self, standing: Sequence[Decision | None]) -> tuple[int, Decision] | None:
+        """What home has decided before, and which of these it is. OperationalError where home has forgotten it."""
+        parts = [(number, one) for number, one in enumerate(standing) if one is not None]
+        for number, decision in parts:
+            if decision.plan.spaces[:1] in ((), (self._ids[number],)):
                 return number, decision
-            if decision is not None:
-                parts.append(number)
-        if parts:
+        for number, decision in parts:
+            home = self._spaces[self._ids.index(decision.plan.spaces[0])]
             raise OperationalError(
-                f"{self._batch} was committed in {self._spaces[parts[0]]} as another space had decided, which is not "
-                'among those that are named now: name it in "path" or "server" once more, until the query has gone on'
+                f"{self._batch} was committed in {self._spaces[number]} as {home} had decided, which knows nothing of "
+                "it and so was restored from an older copy: bring the newer one back; nothing was written"
             )
         return None
 
-    def _check(self, branches: Mapping[int, Sequence[Xid]]) -> None:
+    def _check_not_read(self, queue: str | None) -> None:
+        """InvalidArgument for a queue that the same query reads: it would go on for ever."""
+        for path, space_id, queues in queues_read(self._plan.offsets):
+            for found, space in zip(self._ids, self._spaces, strict=True):
+                if queue in queues and (found.startswith(space_id) if space_id else path == space.path):
+                    raise InvalidArgument(
+                        f"queue {queue!r} of {space} is read and written by one query, which would copy its own copies "
+                        "for ever: write to another queue. Nothing was written"
+                    )
+
+    def _check_prepared(self, branches: Mapping[int, Sequence[Xid]]) -> None:
         """Raises UnknownXid: home cannot see whether the branches of the others are there."""
         for number, xids in branches.items():
             for xid in xids if number else ():
@@ -90,27 +137,13 @@ class _Several:
                         "decided. Start the query again, and it is written again"
                     )
 
-    def _finish(self, home: int, decision: Decision) -> None:
+    def _finish(self, home: int, decision: Decision, numbers: Iterable[int]) -> None:
+        """As home has decided, and with its plan, whatever is known of it now."""
         listed = _by_space(decision.others)
-        lacking = sorted(set(listed) - set(self._ids))
-        for number, session in enumerate(self._sessions):
-            xids = listed.get(self._ids[number], [])
-            if number == home:
-                session.commit_all(self._batch, decision.xids, decision.others)
-            elif xids:
-                session.commit_all(self._batch, xids)
-            else:
-                session.rollback_all(self._batch)
-        if lacking:
-            raise OperationalError(
-                f"{self._batch} was committed with branches in other spaces (id {', '.join(lacking)}): name these in "
-                '"path" or "server" once more, until the query has gone on'
-            )
-
-
-def _is_whole(decision: Decision) -> bool:
-    """Whether it says all of its batch: it names other spaces, or was made for one space alone."""
-    return bool(decision.others) or all(xid.format_id == ONE_SPACE for xid in decision.xids)
+        for number in numbers:
+            is_home = number == home
+            xids = decision.xids if is_home else listed.get(self._ids[number], ())
+            self._sessions[number].commit_all(self._batch, xids, decision.others if is_home else (), decision.plan)
 
 
 def _by_space(others: Iterable[tuple[str, Xid]]) -> dict[str, list[Xid]]:
@@ -118,7 +151,7 @@ def _by_space(others: Iterable[tuple[str, Xid]]) -> dict[str, list[Xid]]:
     return {space: [xid for _, xid in group] for space, group in groupby(found, key=itemgetter(0))}
 
 
-def _id_of(space: Space, session: RemoteManager) -> str:
+def id_of(space: Space, session: RemoteManager) -> str:
     """The id in its FORMAT file."""
     if space.path and not space.server:
         return read_format(space.path).id

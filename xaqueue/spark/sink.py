@@ -3,33 +3,35 @@
     df.writeStream.format("xaqueue").option("path", space).option("queue", "orders").start()
 
 A batch is known by its query and its number: by Spark's id and number, or by what ``txnAppId`` and ``txnVersion`` say.
-The space remembers the last 100 that were committed of a query, so a batch that is written again after a crash is not
-written twice. A batch query (``df.write``) without ``txnAppId`` has a name of its own each time it is run.
+Every space remembers the last one that was committed of a query, with a digest of what Spark had written down of it. So
+a batch that is written again after a crash is not written twice, and one that an older checkpoint makes under a number
+that was used is refused. A batch query (``df.write``) without ``txnAppId`` has a name of its own each time it is run.
 
 Spark makes the writer anew in several processes; nothing but the messages of the tasks gets from one to the other.
 """
 
 from __future__ import annotations
 
-import time
+import logging
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch
+from xaqueue.batch import Batch, Decision, Plan
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.rpc.client import RemoteManager
 from xaqueue.space.attach import read_definitions
-from xaqueue.space.definitions import Definitions
 from xaqueue.space.format import read_format
 from xaqueue.spark import deciding, owner
 from xaqueue.spark.branches import Branches, Task
 from xaqueue.spark.checkpoint import OFFSETS, Checkpoint, local_directory
+from xaqueue.spark.option_text import log_ignored
 from xaqueue.spark.sink_columns import Row, SinkColumns
 from xaqueue.spark.sink_options import SinkOptions, Space, parse, query_in
 from xaqueue.xid import Xid
@@ -42,6 +44,12 @@ QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId
 """What Spark tells the tasks of a stream."""
 
 
+CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
+"""And where checkpoints are that no option names, in directories named after their queries."""
+
+_log = logging.getLogger("xaqueue.spark")
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared(WriterCommitMessage):
     """What a task tells the driver: its branches, in the space of this number."""
@@ -51,27 +59,33 @@ class Prepared(WriterCommitMessage):
     space: int
     xids: tuple[Xid, ...] = ()
     messages: int = 0
+    passed_over: int = 0
+    """Rows that were not written, since the batch or a later one is decided."""
+    checkpoint: str = ""
+    """Of the query, where the session's settings say."""
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """Raises InvalidArgument, and SpaceError for a path that is no space."""
+    """Raises InvalidArgument, UnknownQueue, and SpaceError for a path that is no space."""
     if overwrite:
         raise InvalidArgument('output mode "complete" is refused: a queue takes new messages, so use "append"')
     return StreamWriter(_checked(parse(options, stream=True)), schema)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """Raises InvalidArgument, and SpaceError for a path that is no space."""
+    """Raises InvalidArgument, UnknownQueue, and SpaceError for a path that is no space."""
     if overwrite:
         raise InvalidArgument('mode "overwrite" is refused: a queue takes new messages, so use .mode("append")')
     return BatchWriter(_checked(parse(options, stream=False)), schema)
 
 
 def _checked(options: SinkOptions) -> SinkOptions:
-    """SpaceError for a path that is no space: what a task or the commit raises is hidden in Spark's report."""
+    """SpaceError for a path that is no space, and UnknownQueue: what a task raises is hidden in Spark's report."""
     for space in options.spaces:
-        if not space.server:
+        if space.path and not space.server:
             read_format(space.path)
+            if options.queue is not None:
+                read_definitions(space.path).find(options.queue)
     return options
 
 
@@ -80,34 +94,36 @@ class _Writer:
         self._options = options
         self._columns = SinkColumns(schema, options.queue)
 
-    def _write(self, batches: Iterable[pa.RecordBatch], task: Task) -> Prepared:
+    def _write(self, batches: Iterable[pa.RecordBatch], task: Task, checkpoint: str = "") -> Prepared:
         """Prepares all messages in one space, which goes by the partition; nothing for a batch that is decided."""
-        spaces = self._options.spaces
+        spaces, batch = self._options.spaces, task.batch
         number = task.partition % len(spaces)
-        with closing(_reach(spaces[number])) as session:
-            if self._is_decided(task.batch, number, session):
-                for _ in batches:  # Spark's worker would wait for somebody to read them
-                    pass
-                return Prepared(task.batch.query, task.batch.number, number)
-            written = Branches(session, task, ONE_SPACE if len(spaces) == 1 else SEVERAL_SPACES)
+        with ExitStack() as stack:
+            session = stack.enter_context(closing(_reach(spaces[number])))
+            home = session if number == 0 else stack.enter_context(closing(_reach(spaces[0])))
+            if any(one.decision(batch) is not None for one in {session, home}):  # as far as these two know
+                passed_over = sum(part.num_rows for part in batches)  # somebody has to read them: Spark's worker waits
+                return Prepared(batch.query, batch.number, number, (), 0, passed_over, checkpoint)
+            written = Branches(session, task, deciding.id_of(spaces[0], home) if len(spaces) > 1 else "")
             written.write(self._rows(batches))
-        return Prepared(task.batch.query, task.batch.number, number, tuple(written.prepared), written.messages)
-
-    def _is_decided(self, batch: Batch, number: int, session: RemoteManager) -> bool:
-        """As far as the task's own space and the first one know."""
-        if session.decision(batch) is not None:
-            return True
-        if number == 0:
-            return False
-        with closing(_reach(self._options.spaces[0])) as home:
-            return home.decision(batch) is not None
+        return Prepared(
+            batch.query, batch.number, number, tuple(written.prepared), written.messages, checkpoint=checkpoint
+        )
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
         for batch in batches:
             yield from self._columns.rows(batch)
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None], batch: Batch | None) -> None:
+    def _commit(
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        batch: Batch | None,
+        plan: Plan,
+        *,
+        is_numbered: bool = False,
+    ) -> None:
         branches: dict[int, list[Xid]] = {}
+        rows = 0
         for message in messages:
             if not isinstance(message, Prepared):
                 raise OperationalError("a task has ended without saying what it wrote: start the query again")
@@ -116,8 +132,20 @@ class _Writer:
                 raise OperationalError(f"a task has written for {told} and not for {batch}: start the query again")
             batch = told
             branches.setdefault(message.space, []).extend(message.xids)
-        if batch is not None:  # else there was no task, and it was not the batch of a known query
-            deciding.commit(self._options.spaces, _reach, batch, branches)
+            rows += message.messages + message.passed_over
+        if batch is None:  # there was no task, and it was not the batch of a known query
+            return
+        before = deciding.commit(
+            self._options.spaces,
+            _reach,
+            batch,
+            plan,
+            branches,
+            queue=self._options.queue,
+            is_numbered_by_user=is_numbered,
+        )
+        if before is not None:
+            _log_passed_over(rows, batch, plan, before)
 
     def _abort(self, batch: Batch | None) -> None:
         if batch is not None:
@@ -129,37 +157,19 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Raises InvalidArgument for rows that are no messages, and what the server refuses with."""
-        return self._write(iterator, _task(self._options.application))
+        return self._write(iterator, _task(self._options.application), self._checkpoint_of_session())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Returns once the batch is committed everywhere; may be called again, with other messages."""
+        """Returns once the batch is committed everywhere; may be called again, with other messages.
+
+        Raises InvalidArgument where the query has written another batch of this number, or a later one.
+        """
         query = self._options.application
-        if self._options.checkpoint is not None:
-            _harden_range(self._options.checkpoint, batchId)
-            if batchId == 0:
-                self._check_remembered(self._options.checkpoint, query or _query_in(messages))
-        self._commit(messages, Batch(query, batchId) if query is not None else None)
-
-    def _check_remembered(self, checkpoint: str, query: str | None) -> None:
-        """OperationalError for a batch 0 so old that its decision would be forgotten: a later one never is."""
-        directory, home = local_directory(checkpoint), self._options.spaces[0]
-        planned = directory / OFFSETS / "0" if directory is not None else None
-        if query is None or planned is None or not planned.is_file():
-            return
-        kept_s = (Definitions() if home.server else read_definitions(home.path)).forget_after_s
-        if time.time() - planned.stat().st_mtime > kept_s and not self._is_known(Batch(query, 0)):
-            raise OperationalError(
-                f"batch 0 of query {query} was planned over {kept_s / 86_400:g} days ago, after which it is forgotten "
-                "whether it was written: look into the queue. If it was not, `touch "
-                f"{planned}` and start the query again; if it was, start another checkpoint behind it"
-            )
-
-    def _is_known(self, batch: Batch) -> bool:
-        for space in self._options.spaces:
-            with closing(_reach(space)) as session:
-                if session.decision(batch) is not None:
-                    return True
-        return False
+        if batchId == 0:
+            log_ignored(self._options.ignored)
+        told = next((one.checkpoint for one in messages if isinstance(one, Prepared)), "")
+        plan = _hardened_plan(self._options.checkpoint or told, batchId)
+        self._commit(messages, Batch(query, batchId) if query is not None else None, plan)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Rolls back what was prepared, where the query is known here: else that happens when it is written again."""
@@ -168,6 +178,13 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             query = query_in(self._options.checkpoint)
         self._abort(Batch(query, batchId) if query is not None else None)
 
+    def _checkpoint_of_session(self) -> str:
+        """Where Spark keeps it without the option. That of a query without a name is new each time."""
+        context = TaskContext.get()
+        directory = context.getLocalProperty(CHECKPOINTS) if context is not None else None
+        name = self._options.query_name
+        return f"{directory}/{name}" if directory and name else ""
+
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
     """The sink of a batch query: one batch."""
@@ -175,14 +192,19 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._batch = Batch(options.application or str(uuid.uuid4()), options.version or 0)
+        self._is_named = options.application is not None
+        log_ignored(options.ignored)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Raises InvalidArgument for rows that are no messages, and what the server refuses with."""
         return self._write(iterator, _task_of(self._batch))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Returns once the batch is committed everywhere."""
-        self._commit(messages, self._batch if self._options.application is not None else None)
+        """Returns once the batch is committed everywhere. What was written under its number, or a later one, is not
+        written again, and the log says how much that was.
+        """
+        batch = self._batch if self._is_named else None
+        self._commit(messages, batch, Plan(once=not self._is_named), is_numbered=self._is_named)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Rolls back what was prepared."""
@@ -190,18 +212,33 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self._abort(Batch(query, self._batch.number))
 
 
+def _log_passed_over(rows: int, batch: Batch, plan: Plan, before: Decision) -> None:
+    """Rows that are not written: told of where nothing shows that they are those which were written before."""
+    at = datetime.fromtimestamp(before.decided_at / 1_000_000, UTC).isoformat(timespec="seconds")
+    what = f"{rows:,} rows were passed over: {batch} was written before, at {at}"
+    if batch != before.batch:
+        what = f"{rows:,} rows were passed over: {batch} is below {before.batch}, which was written at {at}"
+    if plan.digest and before.plan.digest:
+        _log.info("%s", what)
+    elif rows:
+        _log.warning("%s", what)
+
+
 def _reach(space: Space) -> RemoteManager:
     return owner.reach(space.path, space.server or None)
 
 
-def _harden_range(checkpoint: str, number: int) -> None:
-    """Spark does not sync what it writes: after a power loss it may plan this batch anew, with more messages, which
-    would be taken for the batch that is decided. Where the checkpoint is on no disk of this machine, that is its own.
+def _hardened_plan(checkpoint: str, number: int) -> Plan:
+    """What Spark has written down of the batch, on disk: Spark does not sync it, and after a power loss would plan the
+    batch anew, with more messages. Where the checkpoint is on no disk of this machine that is its own, and nothing is
+    known of the batch but its number.
     """
-    directory = local_directory(checkpoint)
-    if directory is not None and (directory / OFFSETS / str(number)).is_file():
-        with closing(Checkpoint(directory)) as found:
-            found.harden(number)
+    directory = local_directory(checkpoint) if checkpoint else None
+    if directory is None or not (directory / OFFSETS / str(number)).is_file():
+        return Plan()
+    with closing(Checkpoint(directory)) as found:
+        found.harden(number)
+        return found.plan_of(number)
 
 
 def _query_in(messages: Iterable[WriterCommitMessage | None]) -> str | None:

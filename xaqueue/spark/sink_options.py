@@ -45,6 +45,7 @@ class SinkOptions:
     version: int | None = None
     """``txnVersion``: the number of the batch that a batch query writes."""
     checkpoint: str | None = None
+    query_name: str | None = None
     ignored: tuple[str, ...] = ()
     """Options of a Kafka connection."""
 
@@ -72,6 +73,7 @@ def parse(given: Mapping[str, str], *, stream: bool) -> SinkOptions:
         application=application,
         version=version,
         checkpoint=options.text("checkpointLocation"),
+        query_name=options.text("queryName"),
         ignored=options.ignored,
     )
 
