@@ -251,3 +251,20 @@ def test_queues_and_release_of_a_stream(server: ServerThread, space: str) -> Non
     assert run("get", "letters") == "4"
     assert "is not reserved" in run("release", "letters", code=ExitCode.NOTHING)
     assert "query#1" not in run("queues")
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_release_of_a_queue_that_was_read_and_written_further(server: ServerThread, space: str, archive: bool) -> None:
+    """What the stream has written before it was lost is removed as the stream would have, and nothing else is."""
+    for number in range(9):
+        run("put", "letters", str(number))
+    manager = dial.manager(server.url)
+    manager.reserve("letters", "query#1", 0, 4)
+    manager.consume("letters", "query#1", 4, archive)
+    manager.close()
+    assert "is published up to 9" in fails("release", "letters", "--through", "10", code=ExitCode.USAGE)
+    assert "consumed up to number 7" in run("release", "letters", "--through", "7")
+    assert [run("get", "letters") for _ in range(2)] == ["7", "8"]
+    archived = list((Path(space) / "archive").rglob("*.*"))
+    assert len(archived) == (7 if archive else 0)
+    assert "is not reserved" in run("release", "letters", "--through", "9", code=ExitCode.NOTHING)
