@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
-WITHIN_S = 120
+WITHIN_S = 300
 
 
 class Copy:
