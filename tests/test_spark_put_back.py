@@ -134,7 +134,7 @@ def test_a_stream_that_consumes_what_it_reads(copy: Copy, tmp_path: Path) -> Non
     copy.put(12)
     with pytest.raises(Exception, match="is consumed to 21"):
         copy.run()
-    with pytest.raises(Exception, match=r"batch 2 .* is refused .* up to batch 3 already") as told:
+    with pytest.raises(Exception, match=r"batch \d .* is refused .* up to batch \d already") as told:
         copy.run(failOnDataLoss="false")
     assert (copy.copied(), copy.left()) == (list(range(21)), 12)
     commands = re.findall(r"`xaqueue (release [^`]*)`", str(told.value))

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,22 @@ def test_the_checkpoint_that_the_session_names(scene: Scene, tmp_path: Path, mon
         writer.commit(scene.tasks(writer, [texts(2)]), 0)
     unnamed = scene.stream(texts(1))
     assert scene.task(unnamed, texts(1), number=1).checkpoint == ""
+
+
+def test_what_has_expired_stops_no_copy(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    times = [soon, None, soon - timedelta(hours=2), soon]
+    hidden = [None, None, None, soon + timedelta(hours=1)]
+    types = pa.timestamp("us", "UTC")
+    table = pa.table(
+        {"body": ["1", "2", "3", "4"], "expires_at": pa.array(times, types), "not_before": pa.array(hidden, types)}
+    )
+    writer = scene.stream(table)
+    writer.commit(scene.tasks(writer, [table]), 0)
+    assert scene.bodies() == as_bytes([1, 2])
+    assert [record.getMessage() for record in caplog.records] == [
+        f"2 rows of batch 0 of query {QUERY} were not written: they have expired"
+    ]
 
 
 def test_a_queue_that_is_not_defined_is_told_before_anything_is_written(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from xaqueue.spark import deciding, owner
 from xaqueue.spark.branches import Branches, Task
 from xaqueue.spark.checkpoint import OFFSETS, Checkpoint, local_directory
 from xaqueue.spark.option_text import log_ignored
-from xaqueue.spark.sink_columns import Row, SinkColumns
+from xaqueue.spark.sink_columns import Expired, SinkColumns
 from xaqueue.spark.sink_options import SinkOptions, Space, parse, query_in
 from xaqueue.xid import Xid
 
@@ -61,6 +61,8 @@ class Prepared(WriterCommitMessage):
     messages: int = 0
     passed_over: int = 0
     """Rows that were not written, since the batch or a later one is decided."""
+    expired: int = 0
+    """Rows that were not written, since nobody would ever be given them."""
     checkpoint: str = ""
     """Of the query, where the session's settings say."""
 
@@ -103,16 +105,19 @@ class _Writer:
             home = session if number == 0 else stack.enter_context(closing(_reach(spaces[0])))
             if any(one.decision(batch) is not None for one in {session, home}):  # as far as these two know
                 passed_over = sum(part.num_rows for part in batches)  # somebody has to read them: Spark's worker waits
-                return Prepared(batch.query, batch.number, number, (), 0, passed_over, checkpoint)
+                return Prepared(batch.query, batch.number, number, passed_over=passed_over, checkpoint=checkpoint)
             written = Branches(session, task, deciding.id_of(spaces[0], home) if len(spaces) > 1 else "")
-            written.write(self._rows(batches))
+            expired = Expired(row for part in batches for row in self._columns.rows(part))
+            written.write(expired.others())
         return Prepared(
-            batch.query, batch.number, number, tuple(written.prepared), written.messages, checkpoint=checkpoint
+            batch.query,
+            batch.number,
+            number,
+            tuple(written.prepared),
+            written.messages,
+            expired=expired.count,
+            checkpoint=checkpoint,
         )
-
-    def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
-        for batch in batches:
-            yield from self._columns.rows(batch)
 
     def _commit(
         self,
@@ -123,7 +128,7 @@ class _Writer:
         is_numbered: bool = False,
     ) -> None:
         branches: dict[int, list[Xid]] = {}
-        rows = 0
+        rows = expired = 0
         for message in messages:
             if not isinstance(message, Prepared):
                 raise OperationalError("a task has ended without saying what it wrote: start the query again")
@@ -133,6 +138,7 @@ class _Writer:
             batch = told
             branches.setdefault(message.space, []).extend(message.xids)
             rows += message.messages + message.passed_over
+            expired += message.expired
         if batch is None:  # there was no task, and it was not the batch of a known query
             return
         before = deciding.commit(
@@ -146,6 +152,8 @@ class _Writer:
         )
         if before is not None:
             _log_passed_over(rows, batch, plan, before)
+        elif expired:
+            _log.warning("%s rows of %s were not written: they have expired", f"{expired:,}", batch)
 
     def _abort(self, batch: Batch | None) -> None:
         if batch is not None:

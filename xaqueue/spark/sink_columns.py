@@ -7,7 +7,8 @@ tried again writes it again. Any other column that says nothing of a message is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -46,6 +47,23 @@ class Row(NamedTuple):
     queue: str
     body: bytes
     options: dict[str, Any]
+
+
+class Expired:
+    """Counts messages that have expired: a space refuses them, and a copy of a queue would never get behind one."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows = rows
+        self.count = 0
+
+    def others(self) -> Iterator[Row]:
+        """All but these."""
+        for row in self._rows:
+            expires_at = row.options.get("expires_at")
+            if expires_at is None or expires_at > max(time.time_ns() // 1000, row.options.get("not_before", 0)):
+                yield row
+            else:
+                self.count += 1
 
 
 Values = Callable[[pa.Array], list[Any]]
