@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
 """What Spark tells the tasks of a stream."""
 
-
 CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 """And where checkpoints are that no option names, in directories named after their queries."""
 
