@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from bare_space import DURABLE, BareSpace, bare_space
 
+from xaqueue.batch import key_of
 from xaqueue.errors import ResourceFailed
 from xaqueue.space import heuristic
 from xaqueue.space.batch_claim import Claim
@@ -27,7 +28,7 @@ def hold(space: Space, xid: Xid) -> None:
     with space.lock:
         space.branches[xid].busy = True
         space.queue("q").in_hand = True
-        space.batches.claimed.add(BATCH)
+        space.batches.claimed.add(key_of(BATCH))
 
 
 def claim(space: Space) -> None:

@@ -102,11 +102,11 @@ def at_slow_writing(module: Any) -> None:
 
 
 def at_commit(module: Any) -> None:
-    def before(spaces: object, reach: object, batch: Any, branches: object) -> None:
+    def before(spaces: object, reach: object, batch: Any, *more: object) -> None:
         if POINT == "written" and batch.number >= NUMBER:
             die()
 
-    def after(_: object, spaces: object, reach: object, batch: Any, branches: object) -> None:
+    def after(_: object, spaces: object, reach: object, batch: Any, *more: object) -> None:
         if POINT == "committed" and batch.number >= NUMBER:
             die()
 
@@ -116,11 +116,11 @@ def at_commit(module: Any) -> None:
 def at_half_of_the_spaces(module: Any) -> None:
     """Home has decided and committed; the others have not."""
 
-    def before(several: Any, home: int, decision: object) -> None:
-        if several._batch.number >= NUMBER:
+    def before(deciding: Any, *more: object) -> None:
+        if deciding._batch.number >= NUMBER:
             die()
 
-    around(module._Several, "_finish", before, None)
+    around(module._Deciding, "_finish", before, None)
 
 
 def at_consuming(module: Any) -> None:
