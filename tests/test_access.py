@@ -512,7 +512,13 @@ def test_a_branch_is_not_prepared_without_the_right(start: Start, monkeypatch: p
 
 @pytest.mark.parametrize(
     ("method", "params"),
-    [("indoubt_list", []), ("indoubt_decide", [X, True, "me"]), ("indoubt_forget", [X, "me"]), ("drain", [True])],
+    [
+        ("indoubt_list", []),
+        ("indoubt_next", []),
+        ("indoubt_decide", [X, True, "me"]),
+        ("indoubt_forget", [X, "me"]),
+        ("drain", [True]),
+    ],
 )
 def test_operators_methods_need_their_rights(
     start: Start, root: Path, monkeypatch: pytest.MonkeyPatch, method: str, params: list[object]

@@ -46,7 +46,7 @@ ENOUGH: dict[str, frozenset[Right] | None] = {
     **dict.fromkeys(("hello", "echo", "status", "close", "browse_next", "browse_end")),
     **dict.fromkeys(("start", "end", "prepare", "commit", "rollback"), frozenset({Right.TRANSACT})),
     **dict.fromkeys(
-        ("recover", "forget", "outcome", "indoubt_list", "indoubt_forgotten"),
+        ("recover", "forget", "outcome", "indoubt_list", "indoubt_next", "indoubt_forgotten"),
         frozenset({Right.TRANSACT, Right.RESOLVE}),
     ),
     "commit_all": frozenset({Right.TRANSACT}),

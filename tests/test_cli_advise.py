@@ -91,6 +91,23 @@ def test_following_it_by_hand_leaves_nothing_mixed(tmp_path: Path) -> None:
         assert [len(list(queue.browse("orders"))), len(list(ledger.browse("rows")))] == [1, 1]
 
 
+def test_every_participant_has_its_line(tmp_path: Path) -> None:
+    """Also one that has carried the decision out, of which the log knows that it was prepared, and one that is gone."""
+    left = leave(tmp_path, "decided")
+    session = attach(left.ledger, watch=False)
+    session.commit(left.xid("ledger"))
+    session.close()
+    words = ("indoubt", "advise", left.gtrid[:8], "--tm", left.log)
+    shown = run(*words)
+    assert "the decision names it, so it was prepared: it has carried it out" in shown
+    assert "it may never have been" not in shown
+    assert f"  queue: xaqueue indoubt commit {left.xid('queue')} --space" in shown
+    assert "  ledger: nothing, it is not in doubt\n" in shown
+    shutil.rmtree(left.ledger)
+    shown = run(*words)
+    assert f"once it answers: xaqueue indoubt commit {left.xid('ledger')} --space" in shown
+
+
 def test_a_participant_that_remembers_its_outcome_proves_it_without_the_log(tmp_path: Path) -> None:
     left = leave(tmp_path, "decided")
     with served(left.ledger) as url:

@@ -61,7 +61,7 @@ def test_show_lists_what_is_added_and_held(space: Path) -> None:
     told = run("indoubt", "show", XID)
     lines = [line.split() for line in told.splitlines()]
     assert ["state", "in", "doubt"] in lines
-    assert ["gtrid", "b'gtrid'"] in lines
+    assert ["gtrid", "gtrid"] in lines
     assert ["postgres", "gid", "7_Z3RyaWQ=_YnF1YWw="] in lines
     assert ["orders", "0", "1"] in lines
     assert ["replies", "1", "0"] in lines

@@ -180,7 +180,7 @@ def test_what_is_no_log_is_refused(tmp_path: Path, verb: tuple[str, ...]) -> Non
 
 
 def test_what_names_no_transaction_is_refused(decided: Left) -> None:
-    for name in ("XAQ1", "7.Z3RyaWQ.YnF1YWw", "?"):
+    for name in ("XAQ2", "7.Z3RyaWQ.YnF1YWw", "?"):
         told = fails("indoubt", "show", name, "--tm", decided.log, code=ExitCode.USAGE)
         assert "names no transaction of a transaction manager" in told
 

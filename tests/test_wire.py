@@ -229,7 +229,10 @@ def test_an_ended_branch_outlives_its_session(connect: Connect) -> None:
 
 def test_an_operators_decision(client: RawClient) -> None:
     prepared(client)
-    (row,) = client.call("indoubt_list")
+    more, (row,) = client.call("indoubt_list")
+    assert more
+    assert client.call("indoubt_next") == [False, []]
+    assert "no list is open" in str(refusal(lambda: client.call("indoubt_next")))
     assert (tuple(row["xid"]), row["state"], row["decision"]) == (X, "in doubt", None)
     assert [content[0] for content in row["added"]] == ["orders"]
     decision = client.call("indoubt_decide", X, True, "somebody", "a reason")
@@ -237,7 +240,7 @@ def test_an_operators_decision(client: RawClient) -> None:
     told = refusal(lambda: client.call("rollback", X))
     assert (told.code, told.name, told.told["error"]) == (7, "XA_HEURCOM", "HeuristicOutcome")
     client.call("indoubt_forget", X, "somebody")
-    assert client.call("indoubt_list") == []
+    assert client.call("indoubt_list") == [False, []]
     assert [row["forgotten_by"] for row in client.call("indoubt_forgotten")] == ["somebody"]
     assert client.call("depths", ["orders", "urgent"]) == {"orders": 1, "urgent": 0}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from xaqueue.cli.tm_config import ParticipantConfig, TmConfig, load
 from xaqueue.errors import DecisionLogError
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.tm.advice import Advice, Answer, Log, Says, advise, log_says
-from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.log import JOURNAL
 from xaqueue.tm.look import look
 from xaqueue.tm.voting import Party
+from xaqueue.xid import Xid
 
 _PARTIES = {
     Party.HEUR_COMMITTED: Says.BY_HAND_COMMITTED,
@@ -32,16 +33,25 @@ _SETTLED = (Answer.COMMIT, Answer.ROLLBACK, Answer.NOTHING)
 
 def run(path: Path, text: str, json: bool) -> None:
     """Asks the log and all participants of a configuration, and shows what they say and what follows from it."""
-    config, name = load(path), values.gtrid(text)
+    config = load(path)
+    name = _gtrid(config, text)
     log = _read_log(config, name)
     found = log.completed(ask_all(config, name))
     advice = advise(log.says, {testimony.participant: testimony.says for testimony in found})
     if json:
         output.as_json(_json(name, log, found, advice))
     else:
-        _tell(config, log, found, advice)
+        _tell(config, name, log, found, advice)
     if advice.answer not in _SETTLED:
         raise typer.Exit(ExitCode.NOTHING)
+
+
+def _gtrid(config: TmConfig, text: str) -> Gtrid:
+    try:
+        known = [one.gtrid for one in look(config.log_dir).open]
+    except (DecisionLogError, OSError):
+        known = []  # told below
+    return values.gtrid_of(text, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,7 @@ class _LogSays:
     def completed(self, found: list[Testimony]) -> list[Testimony]:
         """With what the log knows of those that say nothing, and with those that only the log names."""
         silent = (Says.ABSENT, Says.UNREACHABLE)
-        told = [self.by_hand.get(one.participant, one) if one.says in silent else one for one in found]
+        told = [self.by_hand.get(one.participant, self._known(one)) if one.says in silent else one for one in found]
         asked = {one.participant for one in found}
         missing = "the decision names it, and the configuration does not"
         return told + [
@@ -65,6 +75,12 @@ class _LogSays:
             for name in self.named
             if name not in asked
         ]
+
+    def _known(self, one: Testimony) -> Testimony:
+        """What the decision tells of a party that has no branch in doubt any more."""
+        if one.says is not Says.ABSENT or one.participant not in self.named:
+            return one
+        return replace(one, detail="the decision names it, so it was prepared: it has carried it out, and is over")
 
 
 def _read_log(config: TmConfig, gtrid: Gtrid) -> _LogSays:
@@ -103,7 +119,7 @@ def _harden(log_dir: Path) -> None:
         fs.close()
 
 
-def _tell(config: TmConfig, log: _LogSays, found: list[Testimony], advice: Advice) -> None:
+def _tell(config: TmConfig, gtrid: Gtrid, log: _LogSays, found: list[Testimony], advice: Advice) -> None:
     rows = [("decision log", log.says.value, log.detail)]
     rows += [(testimony.participant, testimony.says.value, testimony.detail) for testimony in found]
     output.table(("asked", "says", "detail"), rows)
@@ -113,23 +129,28 @@ def _tell(config: TmConfig, log: _LogSays, found: list[Testimony], advice: Advic
         return
     typer.echo("the transaction manager does this itself when it runs and reaches them; by hand it would be:")
     for testimony in found:
-        if testimony.xid is not None:
-            typer.echo(f"  {testimony.participant}: {_by_hand(config, testimony, advice.answer)}")
+        typer.echo(f"  {testimony.participant}: {_by_hand(config, gtrid, testimony, advice.answer)}")
 
 
-def _by_hand(config: TmConfig, testimony: Testimony, answer: Answer) -> str:
-    assert testimony.xid is not None
-    participant = config.participants.get(testimony.participant)
-    if participant is None:
-        return f"{answer.value} of {testimony.xid}"
-    return _command(participant, testimony, answer)
+def _by_hand(config: TmConfig, gtrid: Gtrid, testimony: Testimony, answer: Answer) -> str:
+    """What is to be done at a party, each of which has its line."""
+    participant, xid = config.participants.get(testimony.participant), testimony.xid
+    if xid is not None and participant is None:
+        return f"{answer.value} of {xid}"
+    if testimony.says not in (Says.IN_DOUBT, Says.UNREACHABLE):
+        return f"nothing, it is {testimony.says.value}"
+    if participant is None or testimony.participant == config.last_resource:
+        return "cannot be asked: ask again when it can"
+    if xid is None:
+        own = Xid(FORMAT_ID, bytes(gtrid), testimony.participant.encode())
+        return f"if it has a branch in doubt, once it answers: {_command(participant, own, answer)}"
+    return _command(participant, xid, answer)
 
 
-def _command(participant: ParticipantConfig, testimony: Testimony, answer: Answer) -> str:
-    assert testimony.xid is not None
+def _command(participant: ParticipantConfig, xid: Xid, answer: Answer) -> str:
     if participant.kind == "postgres":
-        return f"{answer.value.upper()} PREPARED '{values.postgres_gid(testimony.xid)}'"
-    return f"xaqueue indoubt {answer.value} {testimony.xid} --space {participant.address} --reason '...'"
+        return f"{answer.value.upper()} PREPARED '{values.postgres_gid(xid)}'"
+    return f"xaqueue indoubt {answer.value} {xid} --space {participant.address} --reason '...'"
 
 
 def _json(gtrid: Gtrid, log: _LogSays, found: list[Testimony], advice: Advice) -> dict[str, Any]:

@@ -13,11 +13,10 @@ import typer
 from xaqueue.cli import indoubt_rows, output, values
 from xaqueue.cli.sides import Side, operator, side_of
 from xaqueue.cli.spaces import JsonOption, Place, SpaceOption, place_of
-from xaqueue.errors import InvalidArgument, UnknownXid
+from xaqueue.errors import InvalidArgument
 from xaqueue.space.foresee import foresee
 from xaqueue.space.heuristic import check_text
 from xaqueue.space.inspect_branches import InDoubt
-from xaqueue.xid import Xid
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,7 +24,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-XidArgument = Annotated[str, typer.Argument(metavar="XID", help=f"The branch: {values.XID_FORMS}.")]
+XidArgument = Annotated[
+    str,
+    typer.Argument(metavar="XID", help=f"The branch: {values.XID_FORMS}; the beginning will do where only one has it."),
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 ReasonOption = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Why; recorded with who and when.", show_default=False)
@@ -94,7 +96,7 @@ def show(
         indoubt_tm.show(tm, xid, json)
         return
     with side_of(place_of(ctx, space)) as side:
-        branch = _find(side, values.xid(xid))
+        branch = _find(side, xid)
     if json:
         output.as_json(indoubt_rows.branch_json(branch))
     else:
@@ -123,7 +125,7 @@ def commit(
         _check_no_reason(reason)
         indoubt_tm.carry_out(tm, xid, commit=True, dry_run=dry_run, confirm=partial(_confirm, yes=yes))
         return
-    _decide(place_of(ctx, space), values.xid(xid), commit=True, reason=reason, dry_run=dry_run, yes=yes)
+    _decide(place_of(ctx, space), xid, commit=True, reason=reason, dry_run=dry_run, yes=yes)
 
 
 @app.command()
@@ -147,7 +149,7 @@ def rollback(
         _check_no_reason(reason)
         indoubt_tm.carry_out(tm, xid, commit=False, dry_run=dry_run, confirm=partial(_confirm, yes=yes))
         return
-    _decide(place_of(ctx, space), values.xid(xid), commit=False, reason=reason, dry_run=dry_run, yes=yes)
+    _decide(place_of(ctx, space), xid, commit=False, reason=reason, dry_run=dry_run, yes=yes)
 
 
 @app.command()
@@ -169,9 +171,9 @@ def forget(
 
         indoubt_tm.forget(tm, xid, by=operator(), reason=reason, confirm=partial(_confirm, yes=yes))
         return
-    name = values.xid(xid)
     with side_of(place_of(ctx, space), decides=True) as side:
-        branch = _find(side, name)
+        branch = _find(side, xid)
+        name = branch.xid
         _confirm(f"forget that branch {name} is {branch.state}?", yes)
         side.forget(name, operator(), reason)
     typer.echo(f"branch {name}: its decision is forgotten")
@@ -205,13 +207,14 @@ def _check_no_reason(reason: str) -> None:
         raise InvalidArgument("--reason with --tm is refused: what the log has decided is carried out; leave it out")
 
 
-def _decide(place: Place, xid: Xid, *, commit: bool, reason: str, dry_run: bool, yes: bool) -> None:
+def _decide(place: Place, text: str, *, commit: bool, reason: str, dry_run: bool, yes: bool) -> None:
     check_text("reason", reason)
     if dry_run:
-        _dry_run(place, xid, commit)
+        _dry_run(place, text, commit)
         return
     with side_of(place, decides=True) as side:
-        branch = _find(side, xid)
+        branch = _find(side, text)
+        xid = branch.xid
         verb = "commit" if commit else "roll back"
         adds, holds = output.counted(len(branch.added), "message"), output.counted(len(branch.held), "message")
         _confirm(f"branch {xid} adds {adds} and holds {holds}: {verb} it without its transaction manager?", yes)
@@ -226,10 +229,10 @@ def _decide(place: Place, xid: Xid, *, commit: bool, reason: str, dry_run: bool,
     typer.echo(f"recorded as a decision by {decision.by}; `xaqueue indoubt forget` ends that record")
 
 
-def _dry_run(place: Place, xid: Xid, commit: bool) -> None:
+def _dry_run(place: Place, text: str, commit: bool) -> None:
     with side_of(place) as side:
         waiting = side.in_doubt()
-        branch = _found(waiting, xid)
+        branch = _found(waiting, text)
         depths = side.depths(sorted({content.queue for content in (*branch.added, *branch.held)}))
     indoubt_rows.changes(branch, foresee(branch, waiting, depths, commit), commit)
 
@@ -250,15 +253,13 @@ def _list_forgotten(place: Place, json: bool) -> None:
     output.table(("xid", "decision", "by", "at", "reason", "forgotten by", "forgotten at"), rows)
 
 
-def _find(side: Side, xid: Xid) -> InDoubt:
-    return _found(side.in_doubt(), xid)
+def _find(side: Side, text: str) -> InDoubt:
+    return _found(side.in_doubt(), text)
 
 
-def _found(waiting: list[InDoubt], xid: Xid) -> InDoubt:
-    for branch in waiting:
-        if branch.xid == xid:
-            return branch
-    raise UnknownXid(f"branch {xid} is not in doubt: list those that are with `xaqueue indoubt list`")
+def _found(waiting: list[InDoubt], text: str) -> InDoubt:
+    by_xid = {branch.xid: branch for branch in waiting}
+    return by_xid[values.named(text, list(by_xid))]
 
 
 def _confirm(question: str, yes: bool) -> None:

@@ -45,8 +45,8 @@ def show(branch: InDoubt) -> None:
     output.pairs(
         [
             ("xid", branch.xid),
-            ("gtrid", branch.xid.gtrid),
-            ("bqual", branch.xid.bqual),
+            ("gtrid", output.printable(branch.xid.gtrid)),
+            ("bqual", output.printable(branch.xid.bqual)),
             ("postgres gid", values.postgres_gid(branch.xid)),
             ("state", branch.state),
             *_when(branch),

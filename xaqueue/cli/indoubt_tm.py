@@ -7,7 +7,7 @@ refused, so that no outcome becomes mixed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict
 from pathlib import Path
@@ -77,8 +77,9 @@ def list_transactions(path: Path, json: bool) -> None:
 
 
 def show(path: Path, text: str, json: bool) -> None:
-    config, gtrid = load(path), values.gtrid(text)
+    config = load(path)
     seen = look(config.log_dir)
+    gtrid = values.gtrid_of(text, [one.gtrid for one in seen.open])
     found = _find(seen, gtrid)
     if json:
         output.as_json(_json(found))
@@ -106,8 +107,9 @@ def show(path: Path, text: str, json: bool) -> None:
 
 def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Callable[[str], None]) -> None:
     """Does at every participant what the log says of a transaction, where that is what is asked for."""
-    config, gtrid = load(path), values.gtrid(text)
+    config = load(path)
     seen = look(config.log_dir)
+    gtrid = values.gtrid_of(text, [one.gtrid for one in seen.open])
     _check_says(seen, gtrid, commit)
     verb = _VERBS[commit]
     waiting = " ".join(name for one in seen.open if one.gtrid == bytes(gtrid) for name in one.outstanding)
@@ -124,13 +126,14 @@ def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Ca
     with _opened(config) as manager:
         report = manager.recover(RECOVER_S)
         left = [one for one in manager.in_doubt() if one.gtrid == bytes(gtrid)]
-    _tell(gtrid, report, left)
+    _tell(gtrid, report, left, dict.fromkeys(waiting.split(), "committed" if commit else "rolled back"))
 
 
 def forget(path: Path, text: str, *, by: str, reason: str, confirm: Callable[[str], None]) -> None:
     """Ends the memory of a transaction's heuristics: here, and at the participants that are configured."""
-    config, gtrid = load(path), values.gtrid(text)
+    config = load(path)
     seen = look(config.log_dir)
+    gtrid = values.gtrid_of(text, [one.gtrid for one in seen.open])
     found = _find(seen, gtrid)
     if not found.heuristics:
         raise ProtocolError(
@@ -182,11 +185,14 @@ def _opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:
     return TransactionManager(config.log_dir, openers, last_resource=config.last_resource)
 
 
-def _tell(gtrid: Gtrid, report: RecoveryReport, left: list[InDoubt]) -> None:
+def _tell(gtrid: Gtrid, report: RecoveryReport, left: list[InDoubt], waited: Mapping[str, str]) -> None:
+    """waited: what was outstanding at a participant before."""
+    still = {name for one in left for name in one.outstanding}
+    done = {name: told for name, told in waited.items() if name not in still}
     noted = {heuristic.participant: heuristic for one in left for heuristic in one.heuristics}
     for name, scan in report.scans.items():
         otherwise = f"was {noted[name].party.value}" if name in noted else ""
-        typer.echo(f"{name}: {scan.error or otherwise or 'nothing of it is in doubt'}")
+        typer.echo(f"{name}: {scan.error or otherwise or done.get(name, 'nothing of it is in doubt')}")
     if not left:
         typer.echo(f"transaction {gtrid} is over")
     for one in left:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,9 @@ from xaqueue.cli import (
 from xaqueue.cli.exits import EXIT_HELP, translated
 from xaqueue.cli.spaces import SPACE_VARIABLE
 
+DESTRUCTIVE = frozenset({"release", "salvage-journal"})
+"""Never suggested to somebody who mistyped another verb."""
+
 
 class Verbs(TyperGroup):
     """Translates whatever is raised while a command line is read or carried out."""
@@ -32,6 +36,17 @@ class Verbs(TyperGroup):
     def make_context(self, *args: Any, **options: Any) -> Any:
         with translated():
             return super().make_context(*args, **options)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        self.suggest_commands = False
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            close = get_close_matches(args[0], [name for name in self.commands if name not in DESTRUCTIVE])
+            message = getattr(error, "message", None)
+            if close and isinstance(message, str):
+                error.message = f"{message.rstrip('.')}. Did you mean {close[0]!r}?"  # type: ignore[attr-defined]
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         with translated():

@@ -5,24 +5,29 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
 from xaqueue.cli import output, values
 from xaqueue.cli.exits import ExitCode, complain
-from xaqueue.cli.spaces import Place, SpaceOption, connected, directory_of, place_of
+from xaqueue.cli.spaces import Place, SpaceOption, connected, directory_of, place_of, reached
 from xaqueue.connection import Connection
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument
 from xaqueue.message import EnqueueOptions, Message
+from xaqueue.space import inspect_messages
 from xaqueue.space.follow import EARLIEST, LATEST, follow, start_after
-from xaqueue.space.format import why_behind
-from xaqueue.space.inspect import check_known
+from xaqueue.space.inspect import QueueStatus, check_known
 from xaqueue.space.reader import QueueReader
+from xaqueue.space.session import Session
 from xaqueue.space.work import message_of
+from xaqueue.storage.ids import fresh_id
+
+if TYPE_CHECKING:
+    from xaqueue.rpc.client import RemoteManager
 
 LINES_A_BRANCH = 200
 TABLE_ROWS = 100
@@ -101,33 +106,42 @@ def get(
     message_id: Annotated[str | None, typer.Option(help="Only this message (32 hex digits).", metavar="ID")] = None,
     correlation_id: Annotated[str | None, typer.Option(help="Only with this correlation id.", metavar="ID")] = None,
     count: Annotated[int, typer.Option(help="At most so many messages, one transaction each.", min=1)] = 1,
+    lines: Annotated[bool, typer.Option("--lines", help="One message a line, as `put --lines` reads them.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line, properties and all.")] = False,
     file: Annotated[Path | None, typer.Option("--output", help="Write to a file.", metavar="FILE")] = None,
     space: SpaceOption = None,
 ) -> None:
     """Take messages out of a queue and write their bodies to stdout.
 
-    Byte for byte, with nothing between them. Exit 1 where there is no message. A message is committed as taken once it
-    was written and flushed, so a pipe sees it at least once: if this command dies in between, the message is back in
-    its place, and the next get writes it again.
+    Byte for byte, with nothing between them; on a terminal a line end follows. Exit 1 where there is no message. A
+    message is committed as taken once it was written and flushed, so a pipe sees it at least once: if this command dies
+    in between, the message is back in its place, and the next get writes it again.
     """
+    if lines and json:
+        raise InvalidArgument("--lines and --json are two forms: give one")
     wanted = values.message_id(message_id)
-    taken = 0
+    taken, written = 0, b""
     sink: BinaryIO | None = None
-    with connected(place_of(ctx, space), watch=wait > 0) as connection, ExitStack() as stack:
+    why = ""
+    with ExitStack() as stack:
+        manager = stack.enter_context(reached(place_of(ctx, space), watch=wait > 0))
+        connection = stack.enter_context(Connection(manager, fresh_id))
         while taken < count:
             message = connection.dequeue(queue, wait_s=wait, message_id=wanted, correlation_id=correlation_id)
             if message is None:
+                connection.rollback()
+                why = "" if taken else _why_none(manager, queue, bool(message_id or correlation_id))
                 break
             if sink is None:  # a file is left as it is where there is no message for it
                 sink = stack.enter_context(_sink(file))
-            _write_out(sink, message, json)
+            written = _form(message, lines, json)
+            _write_out(sink, message, written)
             connection.commit()
             taken += 1
+    if taken and file is None and sys.stdout.isatty() and not written.endswith(b"\n"):
+        typer.echo()
     if not taken:
-        complain(
-            f"queue {queue} has no such message now" if message_id or correlation_id else f"queue {queue} is empty"
-        )
+        complain(why)
         raise typer.Exit(ExitCode.NOTHING)
 
 
@@ -142,8 +156,8 @@ def browse(
 ) -> None:
     """Show the messages of a queue, and take none.
 
-    In the order of their commits. Works while another process owns the space. Messages that a branch holds, or that are
-    not due yet, are shown too.
+    In the order in which they would be delivered, by a URL as in the directory. Works while another process owns the
+    space. Messages that a branch holds, or that are not due yet, are shown too.
     """
     place = place_of(ctx, space)
     rows: list[tuple[object, ...]] = []
@@ -207,7 +221,7 @@ def tail(
 
 @contextmanager
 def _messages(place: Place, queue: str, limit: int | None) -> Iterator[Iterator[Message]]:
-    """The first messages of a queue in the order of their commits, from the directory or from the server."""
+    """The first messages of a queue in its order, from the directory or from the server."""
     if place.url:
         with connected(place) as connection:
             yield connection.browse(queue, limit)
@@ -216,15 +230,10 @@ def _messages(place: Place, queue: str, limit: int | None) -> Iterator[Iterator[
 
 
 def _in_directory(directory: str, queue: str, limit: int | None) -> Iterator[Message]:
-    behind = why_behind(directory)
-    if behind:
-        complain(f"{behind}. This is what they hold")
-    reader = QueueReader(directory, check_known(directory, queue), even_behind=True)
-    for seq, message_id, data in islice(reader.read(0, reader.watermark()), limit):
-        try:
-            yield message_of(queue, seq, message_id, data)
-        except DamagedBlock as damage:
-            complain(f"message {seq} is damaged, run `xaqueue check`: {damage}")
+    def damaged(seq: int, damage: str) -> None:
+        complain(f"message {seq} is damaged, run `xaqueue check`: {damage}")
+
+    return islice(inspect_messages.browse(directory, check_known(directory, queue), damaged), limit)
 
 
 def _put_lines(connection: Connection, queue: str, source: BinaryIO, options: EnqueueOptions, together: int) -> int:
@@ -273,10 +282,48 @@ def _sink(file: Path | None) -> Iterator[BinaryIO]:
             yield sink
 
 
-def _write_out(sink: BinaryIO, message: Message, json: bool) -> None:
+def _why_none(manager: Session | RemoteManager, queue: str, chosen: bool) -> str:
+    """Why a get came to nothing: what the queue has, and why nobody is given it now."""
+    from xaqueue.rpc import server_status
+
+    found = QueueStatus(queue, "", "", 0, None)
+    with suppress(Error):  # who may not ask is told the rest
+        if isinstance(manager, Session):
+            queues = server_status.queue_list(manager.space)
+        else:
+            queues = server_status.status_of(manager.status()).queues
+        found = next((one for one in queues if one.name == queue), found)
+    waiting = [
+        (found.in_doubt, "held by branches in doubt (`xaqueue indoubt list`)"),
+        (found.held - found.in_doubt, "held by transactions at work"),
+        (0 if chosen else found.depth - found.held, "not due yet"),
+    ]
+    told = ", ".join(f"{number:,} {why}" for number, why in waiting if number)
+    first = f"queue {queue} has no such message now" if chosen else f"queue {queue} is empty"
+    if not found.depth:
+        return first
+    has = f"{output.counted(found.depth, 'message')}" + (f": {told}" if told else "")
+    return f"{first}; it has {has}" if chosen else f"queue {queue} has nothing to take now of its {has}"
+
+
+def _form(message: Message, lines: bool, json: bool) -> bytes:
+    """The message as it is written. Raises InvalidArgument where it is no line, and then it is not taken."""
+    if json:
+        return output.json_text(output.message_json(message)).encode() + b"\n"
+    if not lines:
+        return message.body
+    if b"\n" in message.body or message.body.endswith(b"\r"):
+        raise InvalidArgument(
+            f"message {message.message_id.hex()} is not one line: it stays in {message.queue}; "
+            "take it without --lines, or with --json"
+        )
+    return message.body + b"\n"
+
+
+def _write_out(sink: BinaryIO, message: Message, content: bytes) -> None:
     """Returns once the message has left this process; only then may it be committed as taken."""
     try:
-        sink.write(output.json_text(output.message_json(message)).encode() + b"\n" if json else message.body)
+        sink.write(content)
         sink.flush()
     except BrokenPipeError:
         complain(f"nobody reads stdout: message {message.message_id.hex()} stays in {message.queue}")

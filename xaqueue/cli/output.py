@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 BAR_AFTER_S = 2.0
 PREVIEW = 48
+_BETWEEN = 2
+"""Characters between two columns."""
+WHOLE = frozenset({"xid", "gtrid", "message id", "path"})
+"""Headings of what people copy: it stands in one line, however narrow the terminal is."""
+FOLDED = 12
+"""Characters that any other column is left with, at least, where it has so many."""
 
 _PLAIN_BYTES = ("correlation_id", "dedup_key")
 _WRITTEN = tuple(name for name in Properties.__dataclass_fields__ if name not in ("queue", "unknown", *_PLAIN_BYTES))
@@ -76,6 +82,12 @@ def message_json(message: Message) -> dict[str, Any]:
 def text_of(value: bytes | None) -> str:
     """Bytes for people."""
     return "" if value is None else value.decode("utf-8", "backslashreplace")
+
+
+def printable(name: bytes) -> str:
+    """Bytes of a name for people: nothing in them moves the cursor."""
+    text = text_of(name)
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def preview(body: bytes) -> str:
@@ -165,8 +177,20 @@ def _draw(headings: Sequence[str], texts: Sequence[Sequence[str]], right: Sequen
     from rich.text import Text
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        drawn.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    needed = 0
+    for heading, *cells in zip(headings, *texts, strict=True):
+        width = max(map(len, (heading, *cells)))
+        least = width if heading in WHOLE else min(width, FOLDED)
+        needed += least + _BETWEEN
+        drawn.add_column(
+            heading,
+            justify="right" if heading in right else "left",
+            overflow="fold",
+            min_width=least,
+            no_wrap=heading in WHOLE,
+        )
     for row in texts:
         drawn.add_row(*(Text(cell) for cell in row))
-    Console().print(drawn)
+    console = Console()
+    console.width = max(console.width, needed)  # the terminal itself breaks such a line, and copies it as one
+    console.print(drawn, crop=False)

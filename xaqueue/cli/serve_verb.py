@@ -62,9 +62,9 @@ def serve(
     ] = None,
     space: SpaceOption = None,
 ) -> None:
-    """Serve a queue space to other processes, until SIGTERM.
+    """Serve a queue space to other processes, until SIGTERM, SIGINT or SIGHUP.
 
-    Owns the space: clients connect with xaq+unix:///path/to/socket, xaqs://host:port or xaq://host:port. On SIGTERM no
+    Owns the space: clients connect with xaq+unix:///path/to/socket, xaqs://host:port or xaq://host:port. On these no
     new work is taken, active branches are rolled back, and prepared ones stay in doubt.
     Where its disk fails it ends with exit code 5: start it again, which reads the disk anew.
     """

@@ -14,7 +14,8 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 @contextmanager
 def ended_in_order() -> Iterator[None]:
     """Inside, these signals raise SystemExit, with the exit code that a shell shows for them."""
-    before = {number: signal.signal(number, _end) for number in ENDING}
+    heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup asks for
+    before = {number: signal.signal(number, _end) for number in heard}
     try:
         yield
     finally:

@@ -17,10 +17,10 @@ from xaqueue.cli.spaces import Place, remote, served_at
 from xaqueue.cli.tm_config import ParticipantConfig, TmConfig, postgres
 from xaqueue.errors import Error, InvalidArgument
 from xaqueue.rpc.operator_client import RemoteOperator
-from xaqueue.space import inspect_branches, operators
-from xaqueue.space.format import why_behind
-from xaqueue.space.inspect_branches import InDoubt
+from xaqueue.space import operators
+from xaqueue.space.inspect_branches import InDoubt, in_doubt_in
 from xaqueue.space.operators import Forgotten
+from xaqueue.space.redo_view import look_into
 from xaqueue.space.survey import Verdict
 from xaqueue.tm import marker
 from xaqueue.tm.advice import Says
@@ -89,11 +89,11 @@ def _ask_space(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -
             operator = RemoteOperator(manager)
             seen = _Seen(manager.outcome(xid), operator.in_doubt(), operator.forgotten())
     else:
-        behind = why_behind(place.directory)
-        if behind:
-            yield Testimony(participant.name, Says.UNREACHABLE, behind)
+        looked = look_into(place.directory)
+        waiting = in_doubt_in(looked.fs, looked.again)
+        if looked.journal.damage and xid not in [branch.xid for branch in waiting]:
+            yield Testimony(participant.name, Says.UNREACHABLE, looked.journal.damage)
             return
-        waiting = inspect_branches.in_doubt(place.directory)
         seen = _Seen(Outcome.UNKNOWN, waiting, operators.forgotten(place.directory))
     yield _of_branch(participant.name, xid, seen)
     for branch in seen.in_doubt:

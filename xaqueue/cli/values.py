@@ -5,10 +5,11 @@ from __future__ import annotations
 import binascii
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
-from xaqueue.errors import InvalidArgument
+from xaqueue.cli.output import printable
+from xaqueue.errors import InvalidArgument, UnknownXid
 from xaqueue.message import MESSAGE_ID_BYTES
 from xaqueue.space.layout import parse_block
 from xaqueue.tm.gtrid import Gtrid
@@ -16,7 +17,9 @@ from xaqueue.xid import Xid
 
 TIME_HELP = "ISO 8601, local where it has no offset, or from now on: +90s, +5m, +2h, +1d"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-XID_FORMS = "as `indoubt list` prints it, as a file of the space is named, or as PostgreSQL shows its gid"
+XID_FORMS = "as `indoubt list` prints it, as a file of the space is named, or as PostgreSQL shows its gid; or its gtrid"
+MANY = 5
+"""Names that are shown of those among which one is to be chosen."""
 _GID = re.compile(r"(\d+)_([A-Za-z0-9+/]*={0,2})_([A-Za-z0-9+/]*={0,2})")
 _QUOTES = ("'", '"')
 _SPAN = re.compile(r"\+?(\d{1,12}(?:\.\d{1,6})?)([smhd])")
@@ -86,6 +89,47 @@ def xid(text: str) -> Xid:
         return Xid.parse(name)
     except InvalidArgument:
         raise InvalidArgument(f"{text!r} is no xid: give it {XID_FORMS}") from None
+
+
+def named(text: str, xids: Sequence[Xid]) -> Xid:
+    """That one of these xids which the text is in any of its forms, or of which only one begins with it.
+
+    A gtrid, too, names the only branch that has it. Raises UnknownXid, InvalidArgument.
+    """
+    bare = _unquoted(text.strip())
+    try:
+        whole: Xid | None = xid(text)
+    except InvalidArgument:
+        whole = None
+    if whole is not None and whole in xids:
+        return whole
+    found = [each for each in xids if any(form.startswith(bare) for form in _forms(each))] if bare else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        shown = ", ".join(map(str, found[:MANY])) + (" ..." if len(found) > MANY else "")
+        raise InvalidArgument(f"{text!r} is the beginning of {len(found):,} branches: {shown}: give more of one")
+    if whole is None:
+        raise InvalidArgument(f"{text!r} is no xid, and no branch in doubt begins so: give it {XID_FORMS}")
+    raise UnknownXid(f"branch {whole} is not in doubt: list those that are with `xaqueue indoubt list`")
+
+
+def _forms(xid: Xid) -> tuple[str, ...]:
+    """What people may take for the name of a branch."""
+    return str(xid), postgres_gid(xid), str(xid).partition(".")[2], printable(xid.gtrid), xid.gtrid.hex()
+
+
+def gtrid_of(text: str, known: Iterable[bytes]) -> Gtrid:
+    """As ``gtrid``; also the beginning of only one of those that are known."""
+    bare = _unquoted(text.strip())
+    found = sorted({name for name in known if name.decode("latin-1").startswith(bare)}) if bare else []
+    parsed = Gtrid.parse(found[0]) if len(found) == 1 else None
+    if parsed is not None:
+        return parsed
+    if len(found) > 1:
+        shown = ", ".join(name.decode("latin-1") for name in found[:MANY]) + (" ..." if len(found) > MANY else "")
+        raise InvalidArgument(f"{text!r} is the beginning of {len(found):,} transactions: {shown}: give more of one")
+    return gtrid(text)
 
 
 def gtrid(text: str) -> Gtrid:

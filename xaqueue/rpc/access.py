@@ -80,6 +80,7 @@ NEEDS: dict[str, Need] = {
     "browse_end": _FREE,
     "depths": Need(_RESOLVE.one_of, queue=Right.BROWSE),
     "indoubt_list": _EITHER,
+    "indoubt_next": _EITHER,
     "indoubt_forgotten": _EITHER,
     "indoubt_decide": _RESOLVE,
     "indoubt_forget": _RESOLVE,

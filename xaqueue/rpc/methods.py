@@ -19,6 +19,7 @@ from xaqueue.rpc.operator_methods import OPERATOR_METHODS
 from xaqueue.rpc.server_methods import SERVER_METHODS
 from xaqueue.rpc.stream_methods import STREAM_METHODS
 from xaqueue.rpc.wire import flags_of, xid_of
+from xaqueue.space.inspect_branches import InDoubt
 from xaqueue.space.session import Session
 from xaqueue.xa import Flag
 
@@ -38,6 +39,8 @@ class Peer:
         self.status = status
         self.browses: dict[int, Iterator[Message]] = {}
         self._browses = 0
+        self.listing: Iterator[list[InDoubt]] | None = None
+        """What is left of the list of branches in doubt that it asked for last."""
 
     def keep(self, browse: Iterator[Message]) -> int:
         if len(self.browses) >= CURSORS:

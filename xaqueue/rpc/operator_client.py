@@ -11,7 +11,7 @@ from xaqueue.rpc.client import RemoteManager
 from xaqueue.rpc.operator_wire import decision_of, forgotten_of, in_doubt_of
 from xaqueue.rpc.wire import xid_to
 from xaqueue.space.heuristic import Decision
-from xaqueue.space.inspect_branches import InDoubt
+from xaqueue.space.inspect_branches import InDoubt, by_age
 from xaqueue.space.operators import Forgotten
 from xaqueue.xid import Xid
 
@@ -23,7 +23,14 @@ class RemoteOperator:
         self._manager = manager
 
     def in_doubt(self) -> list[InDoubt]:
-        return [in_doubt_of(value) for value in self._manager.call("indoubt_list")]
+        return by_age(map(in_doubt_of, self._pages()))
+
+    def _pages(self) -> Iterator[Any]:
+        more, page = self._manager.call("indoubt_list")
+        yield from page
+        while more:
+            more, page = self._manager.call("indoubt_next")
+            yield from page
 
     def depths(self, queues: Iterable[str]) -> dict[str, int]:
         answer: dict[str, Any] = self._manager.call("depths", list(queues))

@@ -15,7 +15,7 @@ from xaqueue.rpc.operator_wire import decision_to, forgotten_to, in_doubt_to
 from xaqueue.rpc.wire import xid_of
 from xaqueue.space import heuristic, operators
 from xaqueue.space.inspect import depths_in
-from xaqueue.space.inspect_branches import in_doubt_in
+from xaqueue.space.inspect_branches import pages
 from xaqueue.storage.fs import FileSystem
 
 if TYPE_CHECKING:
@@ -24,9 +24,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def indoubt_list(peer: Peer) -> list[dict[str, Any]]:
-    """Branches in doubt, committing or decided by an operator, the oldest first."""
-    return [in_doubt_to(branch) for branch in _looked(peer, in_doubt_in)]
+Listed = tuple[bool, list[dict[str, Any]]]
+"""Whether ``indoubt_next`` has more, and some branches."""
+
+
+def indoubt_list(peer: Peer) -> Listed:
+    """The first branches in doubt, committing or decided by an operator, in no order: there may be very many."""
+    peer.listing = pages(peer.session.space.fs)
+    return indoubt_next(peer)
+
+
+def indoubt_next(peer: Peer) -> Listed:
+    """The next ones of the list that this session began last."""
+    listing = peer.listing
+    if listing is None:
+        raise InvalidArgument("no list is open: it ended, or was never begun in this session")
+    page = _looked(peer, lambda _: next(listing, None))
+    if page is None:
+        peer.listing = None
+    return page is not None, [in_doubt_to(branch) for branch in page or ()]
 
 
 def indoubt_decide(peer: Peer, xid: Any, commit: Any, by: Any, reason: Any = "") -> dict[str, Any]:
@@ -72,6 +88,7 @@ def depths(peer: Peer, names: Any) -> dict[str, int]:
 
 OPERATOR_METHODS: dict[str, tuple[Callable[..., Any], int, int]] = {
     "indoubt_list": (indoubt_list, 0, 0),
+    "indoubt_next": (indoubt_next, 0, 0),
     "indoubt_decide": (indoubt_decide, 3, 4),
     "indoubt_forget": (indoubt_forget, 2, 3),
     "indoubt_forgotten": (indoubt_forgotten, 0, 0),

@@ -29,7 +29,7 @@ from xaqueue.space.attach import announce, attach
 from xaqueue.space.session import Session
 from xaqueue.space.space import Space
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HANG_S = 5.0
 """Behind the time that peers have: a fenced server that is still there then hangs."""
 
@@ -128,6 +128,8 @@ class Server:
         So it does once the space is fenced, and then raises ResourceFailed: only a new start clears that.
         """
         for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # as nohup asks for
             with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
                 self.loop.add_signal_handler(number, self.stop)
         self.timer.start()
@@ -203,8 +205,11 @@ def run(
     give_up_late: Callable[[], object] = lambda: None,
     ready: Callable[[list[str]], None] = lambda _: None,
 ) -> None:
-    """Serves the space there until SIGTERM or SIGINT. notify: whether systemd is told how far it is. give_up_late: ends
-    the process of a fenced server that hangs. ready: is given the URLs. Raises ResourceFailed once it is fenced."""
+    """Serves the space there until SIGTERM, SIGINT or SIGHUP. Raises ResourceFailed once it is fenced.
+
+    notify: whether systemd is told how far it is. give_up_late: ends the process of a fenced server that hangs. ready:
+    is given the URLs.
+    """
 
     async def main() -> None:
         server = Server(root, sync=sync, limits=limits)

@@ -9,13 +9,15 @@ What only files tell (room, journal, quarantine, queues.toml) is read from them,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xaqueue.branch import HEURISTICS
+from xaqueue.branch import HEURISTICS, State
+from xaqueue.command import Kind
 from xaqueue.errors import InvalidArgument
 from xaqueue.rpc.server_methods import left
 from xaqueue.rpc.wire import MalformedFrame
@@ -76,20 +78,28 @@ def queue_list(space: Space) -> list[QueueStatus]:
     definitions = space.definitions
     with space.lock:
         names = {*definitions.queues, *(name for name, queue in space.queues.items() if queue.exists or queue.record)}
-        return [_queue(space, name) for name in sorted(names)]
+        in_doubt = Counter(
+            written.queue
+            for branch in space.branches.values()
+            if branch.base is State.PREPARED
+            for written in branch.blocks
+            if written.kind is Kind.DEQUEUE
+        )
+        return [_queue(space, name, in_doubt[name]) for name in sorted(names)]
 
 
-def _queue(space: Space, name: str) -> QueueStatus:
+def _queue(space: Space, name: str, in_doubt: int) -> QueueStatus:
     definition = space.definitions.queues.get(name) or space.definitions.default
     order = definition.order.value if definition is not None else inspect.UNDEFINED
     description = definition.description if definition is not None else ""
     queue = space.queues.get(name)
     depth, published = (len(queue.index), queue.published) if queue is not None else (0, 0)
+    held = queue.index.locked if queue is not None else 0
     if queue is None or queue.record is None:
-        return QueueStatus(name, order, description, depth, published)
+        return QueueStatus(name, order, description, depth, published, held=held, in_doubt=in_doubt)
     stream = "" if queue.keeper is None else queue.record.stream or "unknown: its record is damaged"
     consumed, in_flight = queue.consumed_through, queue.in_flight
-    return QueueStatus(name, order, description, depth, published, stream, consumed, in_flight)
+    return QueueStatus(name, order, description, depth, published, stream, consumed, in_flight, held, in_doubt)
 
 
 def _files(root: Path) -> _Files:

@@ -46,6 +46,10 @@ class QueueStatus:
     """Everything up to this number is consumed by a stream."""
     in_flight: tuple[int, int] | None = None
     """What that stream reads now, above the first number and up to the second, where the owner was asked."""
+    held: int = 0
+    """Messages that branches hold, where the owner was asked."""
+    in_doubt: int = 0
+    """Of those, what branches in doubt hold."""
 
     @property
     def lag(self) -> int:

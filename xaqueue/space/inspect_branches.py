@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from xaqueue.command import Kind, decode, unpack_list
 from xaqueue.errors import DamagedBlock
@@ -21,7 +22,7 @@ from xaqueue.storage.fs import FileSystem
 from xaqueue.xid import Xid
 
 PAGE = 1000
-"""Branches that are looked at before others get their turn."""
+"""Branches, with the messages that they add and hold, after which others get their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +70,15 @@ def by_age(branches: Iterable[InDoubt]) -> list[InDoubt]:
 
 def pages(fs: FileSystem, again: Callable[[], FileSystem] | None = None) -> Iterator[list[InDoubt]]:
     """The branches of ``in_doubt`` in no order, some at a time, since there may be very many."""
-    page = []
-    for branch in _each(fs, again):
+    page, size = [], 0
+    for branch in chain(_prepared(fs, again), _decided(fs)):
         page.append(branch)
-        if len(page) == PAGE:
+        size += 1 + len(branch.added) + len(branch.held)
+        if size >= PAGE:
             yield page
-            page = []
-    yield page
-
-
-def _each(fs: FileSystem, again: Callable[[], FileSystem] | None) -> Iterator[InDoubt]:
-    yield from _prepared(fs, again)
-    yield from _decided(fs)
+            page, size = [], 0
+    if page:
+        yield page
 
 
 def _prepared(fs: FileSystem, again: Callable[[], FileSystem] | None) -> Iterator[InDoubt]:

@@ -1,0 +1,75 @@
+"""The messages of a queue, seen without owning the space, in the order in which they would be delivered."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+from xaqueue.errors import DamagedBlock, InvalidArgument
+from xaqueue.index import Order
+from xaqueue.message import Message
+from xaqueue.space import layout, survey
+from xaqueue.space.attach import read_definitions
+from xaqueue.space.inspect import watermark_in
+from xaqueue.space.load import read_head
+from xaqueue.space.redo_view import look_into
+from xaqueue.space.work import message_of
+from xaqueue.storage.fs import FileSystem
+
+Place = tuple[int, str]
+"""The number of a message, and the name of its file."""
+
+
+def browse(path: str | os.PathLike[str], queue: str, damaged: Callable[[int, str], None]) -> Iterator[Message]:
+    """What is committed, in the order of the queue; also what is locked or not due yet, and nothing that has expired.
+
+    damaged: told of the number of a message that cannot be read, and why. Raises SpaceError.
+    """
+    looked = look_into(path)
+    fs = looked.fs
+    names = sorted(survey.message_names(fs, queue))
+    places = [(seq, name) for name in names if (seq := layout.parse_message_seq(name)) is not None]
+    upto = watermark_in(fs, queue) if looked.owned else None  # what is above is not acknowledged, or the next open's
+    if upto is not None:
+        places = [place for place in places if place[0] <= upto]
+    for seq, name in _ordered(fs, queue, places, _order(path, queue)):
+        parsed = layout.parse_message(name)
+        assert parsed is not None
+        try:
+            message = message_of(queue, seq, parsed[1], fs.read(_path(queue, seq, name)))
+        except FileNotFoundError:
+            continue  # consumed meanwhile
+        except DamagedBlock as damage:
+            damaged(seq, str(damage))
+            continue
+        if message.properties.expires_at is None or message.properties.expires_at > time.time_ns() // 1000:
+            yield message
+
+
+def _order(path: str | os.PathLike[str], queue: str) -> Order:
+    try:
+        definitions = read_definitions(path)
+    except InvalidArgument:
+        return Order.FIFO  # what is wrong with them is told by status
+    definition = definitions.queues.get(queue) or definitions.default
+    return definition.order if definition is not None else Order.FIFO
+
+
+def _ordered(fs: FileSystem, queue: str, places: list[Place], order: Order) -> list[Place]:
+    if order is Order.LIFO:
+        return places[::-1]
+    if order is Order.PRIORITY:
+        return sorted(places, key=lambda place: -_priority(fs, _path(queue, *place)))
+    return places
+
+
+def _priority(fs: FileSystem, path: str) -> int:
+    try:
+        return read_head(fs, path).properties.priority
+    except (DamagedBlock, FileNotFoundError):
+        return 0
+
+
+def _path(queue: str, seq: int, name: str) -> str:
+    return f"{layout.range_path(queue, seq)}/{name}"
