@@ -101,6 +101,7 @@ EXCEPTIONS = {
     "xaqueue.bench.opening": "makes a space of a million messages faster than the engine would",
     "xaqueue.bench.spark_bench": "makes the space that it measures reading from",
     "xaqueue.demo.decisions": "the decision log of the demo's own transaction manager: no file of a space",
+    "xaqueue.demo.stages": "tells watchers how far the demo is: no file of a space",
     "xaqueue.demo.flights": "makes and removes the demo's own directory",
     "xaqueue.demo.ledger": "makes and removes the demo's own directory",
     "xaqueue.demo.ledger_parties": "keeps what a child process printed: no file of a space",
