@@ -330,10 +330,12 @@ def _files(root: Path) -> list[str]:
 
 def test_who_only_waits_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xaqueue.space.watchdog.LOOK_S", 0.05)
-    with xaqueue.connect(root) as connection:
-        threading.Timer(0.3, by_a_server_that_forgot, [root]).start()
-        with pytest.raises(ResourceFailed, match="owns it no more"):
-            connection.dequeue("orders", wait_s=60)
+    connection = xaqueue.connect(root)
+    threading.Timer(0.3, by_a_server_that_forgot, [root]).start()
+    with pytest.raises(ResourceFailed, match="owns it no more"):
+        connection.dequeue("orders", wait_s=60)
+    with suppress(ResourceFailed):
+        connection.close()
 
 
 def test_nobody_writes_the_owner_file_of_another_one(root: Path) -> None:
