@@ -48,7 +48,12 @@ def test_a_damaged_record_leaves_what_is_left_in_doubt_and_its_batch_refused(bar
     bare.fs.faults.clear()
     bare.space.checkpoint()
     spoiled(bare.root / RECORD)
+    journalled = bare.space.barrier.journal is not None
     session = reopened(bare)
+    if journalled:  # which keeps what it has not passed: the record is made again, and the batch is carried out
+        assert bare.quarantined() == []
+        assert a not in session.recover(10, SCAN)
+        return
     (aside,) = bare.quarantined()
     assert any(RECORD in text for text in bare.space.report.quarantined)
     assert any("stays in doubt" in note for note in bare.space.report.notes)

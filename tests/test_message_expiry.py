@@ -99,11 +99,15 @@ class Later:
 
 
 def expiring(bare: BareSpace, count: int) -> None:
-    with bare.connect() as connection:
-        for number in range(count):
-            connection.enqueue("q", b"%d" % number, expires_at=NOON_US + 10)
-        connection.enqueue("q", b"stays")
-        connection.commit()
+    """By the space's own clock, of which a connection knows nothing."""
+    session, xid = Session(bare.space), Xid(1, b"expiring", b"")
+    session.start(xid)
+    for number in range(count):
+        session.enqueue("q", b"%d" % number, expires_at=NOON_US + 10)
+    session.enqueue("q", b"stays")
+    session.end(xid)
+    session.commit(xid, Flag.ONEPHASE)
+    session.close()
 
 
 @pytest.mark.parametrize("sync", ["NONE", "FDATASYNC;DSYNC", "JOURNAL"])
