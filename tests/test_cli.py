@@ -185,6 +185,8 @@ def test_queues(space: Path) -> None:
         "order": "fifo",
         "description": "",
         "depth": 1,
+        "held": 0,
+        "in_doubt": 0,
         "watermark": 1,
         "stream": "",
         "consumed": 0,
