@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import linecache
+import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from errno import EIO
@@ -168,17 +167,21 @@ def test_an_interrupted_leader_tells_those_who_wait(scene: Scene, pool: ThreadPo
         scene.perform("later")
 
 
+def interrupt_main(scene: Scene) -> None:
+    """As Ctrl-C does, once the main thread's step sleeps; whether before or behind its wake-up is all the same."""
+    scene.asleep.get(timeout=PATIENCE_S)
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
+
+
 def test_an_interrupted_follower_waits_for_its_step_and_hears_of_the_interrupt_behind_it(
     scene: Scene, pool: ThreadPoolExecutor
 ) -> None:
     waits = scene.behind_a_leader(pool, scene.named("a"))
 
     def interrupt() -> None:
-        while len(scene.barrier._gathering) < 2:
-            time.sleep(0.01)
-        time.sleep(0.1)
-        _thread.interrupt_main()
-        time.sleep(0.2)
+        interrupt_main(scene)
         scene.go_on()
 
     waits.append(pool.submit(interrupt))
@@ -198,11 +201,7 @@ def test_an_interrupted_follower_that_is_handed_the_lead_leads(
     waits = scene.behind_a_leader(pool, scene.named(""))
 
     def interrupt() -> None:
-        while not scene.barrier._gathering:
-            time.sleep(0.01)
-        time.sleep(0.1)
-        _thread.interrupt_main()
-        time.sleep(0.2)
+        interrupt_main(scene)
         waits.append(pool.submit(scene.perform, "b"))
         scene.go_on()
 

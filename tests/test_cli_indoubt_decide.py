@@ -154,6 +154,6 @@ def test_a_gid_may_hold_every_letter_of_base64(tmp_path: Path, monkeypatch: pyte
     assert json.loads(run("indoubt", "show", gid, "--json"))["postgres_gid"] == gid
 
 
-@pytest.mark.parametrize("name", ["", "7", "7_x", "7_abc_d", "4294967296_YQ==_YQ==", "7.Z3RyaWQ", f"{XID}.x", "a/b"])
+@pytest.mark.parametrize("name", ["", "8", "7_x", "7_abc_d", "4294967296_YQ==_YQ==", "8.Z3RyaWQ", f"{XID}.x", "a/b"])
 def test_what_is_no_name_is_refused(space: Path, name: str) -> None:
     assert " is no" in fails("indoubt", "show", name, code=ExitCode.USAGE)

@@ -188,13 +188,16 @@ class Barrier:
                 self._waiting.linger()
                 self._waiting.lead(self._lead)
         except BaseException as error:  # interrupted: whoever hands it the lead, or waits for it, would wait for ever
-            if self.failure is None:
-                self.fail(error)
-            if step.lead:
-                for waiting in (*self._in_hand, *self._finished):
-                    waiting.wake()
-            if not step.done or not isinstance(error, ResourceFailed):  # a later round may fail: this one did not
-                raise
+            if step.done and not step.lead and not isinstance(error, Exception):
+                self._interrupts[get_ident()] = error  # it came a moment after its step was over
+            else:
+                if self.failure is None:
+                    self.fail(error)
+                if step.lead:
+                    for waiting in (*self._in_hand, *self._finished):
+                        waiting.wake()
+                if not step.done or not isinstance(error, ResourceFailed):  # a later round may fail: this one did not
+                    raise
         if step.error is not None:
             raise step.error
         if not step.done:
