@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -368,3 +369,65 @@ def test_every_error_that_a_docstring_names_is_exported() -> None:
     }
     assert len(named) > 8
     assert {name for name in named if not hasattr(xaqueue, name)} <= {"ResourceWarning", "KeyboardInterrupt"}
+
+
+# A call that fails or is interrupted at an odd moment
+
+
+@pytest.mark.parametrize("error", [xaqueue.ResourceFailed("fenced"), xaqueue.ConnectionLost("gone")])
+def test_an_end_that_fails_is_told_by_the_prepare_that_needed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: xaqueue.Error
+) -> None:
+    with closing(xaqueue.connect(tmp_path / "s", create=True)) as connection:
+        connection.tpc_begin(connection.xid(1, "g", "b"))
+        connection.enqueue("q", b"1")
+
+        def end(*_: object) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(connection._manager, "end", end)
+            with pytest.raises(type(error)):
+                connection.tpc_prepare()
+        connection.tpc_rollback()
+
+
+def interrupted_behind(manager: object, verb: str, patch: pytest.MonkeyPatch) -> None:
+    """As an interrupt that waited until the step of this verb was over."""
+    real = getattr(manager, verb)
+
+    def late(*arguments: object) -> None:
+        patch.undo()
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    patch.setattr(manager, verb, late)
+
+
+def test_a_prepare_that_was_interrupted_may_be_called_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(xaqueue.connect(tmp_path / "s", create=True)) as connection:
+        xid = connection.xid(1, "g", "b")
+        connection.tpc_begin(xid)
+        connection.enqueue("q", b"1")
+        interrupted_behind(connection._manager, "prepare", monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            connection.tpc_prepare()
+        assert connection.outcome(xid) is Outcome.IN_DOUBT
+        assert connection.tpc_prepare()
+        connection.tpc_commit()
+        assert [message.body for message in connection.browse("q")] == [b"1"]
+
+
+def test_a_commit_that_was_interrupted_leaves_the_connection_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(xaqueue.connect(tmp_path / "s", create=True)) as connection:
+        connection.enqueue("q", b"1")
+        interrupted_behind(connection._manager, "commit", monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            connection.commit()
+        with pytest.raises(xaqueue.UnknownXid):
+            connection.commit()
+        connection.enqueue("q", b"2")
+        connection.commit()
+        assert [message.body for message in connection.browse("q")] == [b"1", b"2"]

@@ -125,3 +125,28 @@ def test_a_decision_log_likewise(tmp_path: Path) -> None:
     assert not any(path.exists() and path.samefile(old) for path, old in seen.items())
     assert set(owned.log.table.open) == {b"1"}
     owned.close()
+
+
+PREPARED = """
+import os, sys, time, xaqueue
+connection = xaqueue.connect(sys.argv[1], create=True, sync=sys.argv[2])
+connection.tpc_begin(connection.xid(1, "old", "b"))
+connection.enqueue("orders", b"1")
+connection.tpc_prepare()
+time.sleep(0.5)  # the directories follow
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("sync", LEVELS)
+def test_what_is_written_anew_is_as_old_as_it_was(tmp_path: Path, sync: str) -> None:
+    """An operator goes by the age of what is in doubt."""
+    root, before = tmp_path / "space", 1_600_000_000 * 10**9
+    subprocess.run([sys.executable, "-c", PREPARED, str(root), sync], check=False)
+    (block,) = (root / "prepared").iterdir()
+    os.utime(block, ns=(before, before))
+    inode = block.stat().st_ino
+    attach(root, watch=False).close()
+    (block,) = (root / "prepared").iterdir()
+    assert block.stat().st_ino != inode, "it was written anew"
+    assert block.stat().st_mtime_ns == before

@@ -486,6 +486,7 @@ class Connection:
 
     def _prepare(self) -> bool:
         xid = self._check("tpc_prepare")
+        before = self._phase
         try:
             self._end(xid)
             before, self._phase = self._phase, Phase.PREPARING
@@ -495,6 +496,11 @@ class Connection:
             raise
         except OutcomeUnknown:
             raise
+        except ProtocolError:
+            if before is not Phase.PREPARING or self._manager.outcome(xid) is not Outcome.IN_DOUBT:
+                self._phase = before
+                raise
+            vote = Vote.OK  # the first call was interrupted behind its step
         except Error:
             self._phase = before  # it was answered
             raise
@@ -512,6 +518,9 @@ class Connection:
             raise
         except OutcomeUnknown:
             self._phase = Phase.UNANSWERED
+            raise
+        except UnknownXid:
+            self._leave()  # a call before was interrupted behind its step
             raise
         self._leave()
 

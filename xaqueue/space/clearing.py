@@ -108,6 +108,7 @@ def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
     try:
         if space.barrier.journal is not None:
             space.barrier.perform(Touched, entry=record)
+        space.check_owner()
         space.waiting.run(partial(_unlink, space.fs, paths))
         for number in {entry.seq >> RANGE_BITS for entry in piece}:
             if queue.ranges[number] <= len(piece):  # the directory may go, and what is pending in it goes before

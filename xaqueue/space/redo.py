@@ -320,15 +320,17 @@ def _make(fs: FileSystem, path: str, content: _Content, anew: bool) -> None:
     """Puts the content there, unless it is there; a message whose tries were counted since stays as it is."""
     stands = _stands(fs, path, content)
     if anew or not stands:
-        write_anew(fs, path, [fs.read(path)] if stands else [content.head, bytes(content.body)])
+        write_anew(fs, path, [fs.read(path)] if stands else [content.head, bytes(content.body)], stands)
     if content.when_us:
         fs.set_modified_ns(path, content.when_us * 1000)
 
 
-def write_anew(fs: FileSystem, path: str, chunks: Sequence[bytes]) -> None:
-    """Puts a new file in the place of whatever stands there, elsewhere on the disk."""
+def write_anew(fs: FileSystem, path: str, chunks: Sequence[bytes], keeps_time: bool = True) -> None:
+    """Puts a new file in the place of whatever stands there, elsewhere on the disk; ``keeps_time``: as old as that."""
     making = f"{layout.ACTIVE}/{_MAKING}"
     fs.create(making, chunks)
+    if keeps_time:
+        fs.set_modified_ns(making, fs.modified_ns(path))
     fs.rename(making, path)
 
 

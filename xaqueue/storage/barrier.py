@@ -187,21 +187,28 @@ class Barrier:
             if step.lead and not step.done:
                 self._waiting.linger()
                 self._waiting.lead(self._lead)
-        except BaseException as error:  # interrupted: whoever hands it the lead, or waits for it, would wait for ever
-            if step.done and not step.lead and not isinstance(error, Exception):
-                self._interrupts[get_ident()] = error  # it came a moment after its step was over
-            else:
-                if self.failure is None:
-                    self.fail(error)
-                if step.lead:
-                    for waiting in (*self._in_hand, *self._finished):
-                        waiting.wake()
-                if not step.done or not isinstance(error, ResourceFailed):  # a later round may fail: this one did not
-                    raise
+        except BaseException as error:
+            self._break_off(step, error)
         if step.error is not None:
             raise step.error
         if not step.done:
             raise self._failed() from self.failure
+
+    def _break_off(self, step: Step, error: BaseException) -> None:
+        """It was interrupted, or its round failed: whoever hands it the lead, or waits for it, would wait for ever.
+
+        Raises the error, unless the step was over before.
+        """
+        if step.done and not step.lead and not isinstance(error, Exception):
+            self._interrupts[get_ident()] = error
+            return
+        if self.failure is None:
+            self.fail(error)
+        if step.lead:
+            for waiting in (*self._in_hand, *self._finished):
+                waiting.wake()
+        if not step.done or not isinstance(error, ResourceFailed):  # a later round may fail: this one did not
+            raise error
 
     def _sleep(self, step: Step) -> None:
         """Until the step is done or leads. An interrupt waits with it: nobody knows yet what becomes of the step, and
@@ -317,6 +324,8 @@ class Barrier:
             for step in group:
                 step.wake()
             self.wake_finished()
+            if not isinstance(error, Exception):
+                raise  # who is interrupted wants to hear of that
             raise self._failed() from error
         self.rounds += 1
         self.steps += len(group)

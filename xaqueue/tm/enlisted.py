@@ -146,7 +146,10 @@ class Enlisted:
             return
         self._interrupted, self._sound = True, False
         name = f"xaqueue-interrupt-{self.name}"
-        threading.Thread(target=self._interrupt, args=(interruption,), name=name, daemon=True).start()
+        try:
+            threading.Thread(target=self._interrupt, args=(interruption,), name=name, daemon=True).start()
+        except RuntimeError:  # no thread can be had now: at the next look, perhaps
+            self.source.interrupted(self)
 
     def _interrupt(self, interruption: Callable[[], object]) -> None:
         try:
