@@ -9,6 +9,7 @@ import pytest
 from xaqueue.command import BODY_LIMIT_BYTES
 from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.index import Order
+from xaqueue.rpc.access import Policy, Role
 from xaqueue.space.definitions import Definitions, QueueDefinition, parse, suggestion, with_queue
 from xaqueue.storage.flags import Hardening
 
@@ -63,6 +64,10 @@ def test_an_empty_file_defines_nothing(text: str) -> None:
         ("[queues.orders]\norder = ['fifo']\n", "fifo, lifo or priority is wanted"),
         ("[queues.orders]\nordr = 'fifo'\n", r"\[queues.orders\] does not take 'ordr': did you mean 'order'"),
         ("[default]\nname = 'x'\n", r"\[default\] does not take 'name'"),
+        ("[access]\ngroup = 7\n", r"\[access\] group = 7: the name of a group of this host is wanted"),
+        ("[access]\ngroup = ''\n", r"\[access\] group = '': the name of a group"),
+        ("[access]\ngroups = 'x'\n", r"\[access\] does not take 'groups': did you mean 'group'"),
+        ("[access.group]\nx = 1\n", r"\[access\] group = {'x': 1}: the name of a group"),
         ("[queues.'a/b']\n", "queue name 'a/b' is refused"),
         ("[queues.'.hidden']\n", "queue name '.hidden' is refused"),
     ],
@@ -133,3 +138,10 @@ def test_with_queue_into_a_file_that_has_none(text: str) -> None:
 def test_with_queue_refuses_what_parse_refuses(text: str, name: str, options: dict[str, str]) -> None:
     with pytest.raises(InvalidArgument):
         with_queue(text, name, options)
+
+
+def test_a_group_alone_says_nothing_of_a_server() -> None:
+    assert parse("[access]\ngroup = 'readers'\n") == Definitions(group="readers")
+    assert parse("[access]\n").access == Policy(())
+    both = parse("[access]\ngroup = 'readers'\n[access.roles.shop]\nmembers = ['user:www']\n")
+    assert (both.group, both.access) == ("readers", Policy((Role("shop", ("user:www",)),)))

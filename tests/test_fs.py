@@ -122,9 +122,9 @@ def test_create_past_a_file_size_limit_leaves_nothing(fs: DirectoryFileSystem, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_are_readable_by_others_and_not_inherited(fs: DirectoryFileSystem, tmp_path: Path) -> None:
+def test_files_are_private_and_not_inherited(fs: DirectoryFileSystem, tmp_path: Path) -> None:
     fs.create("file", [b"x"])
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) & 0o444
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
     assert not any(os.get_inheritable(fd) for fd in fs._unsynced.values())
 
 

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import socket
+import stat
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ from xaqueue.space.checkpointer import Checkpointer
 from xaqueue.space.clearing import Clearer
 from xaqueue.space.definitions import Definitions
 from xaqueue.space.format import Format, check_new, checked_name, read_format
+from xaqueue.space.group import find_group, open_to
 from xaqueue.space.load import Progress
 from xaqueue.space.room import with_reserve
 from xaqueue.space.session import Session
@@ -37,6 +39,7 @@ from xaqueue.space.space import Space, wall_clock
 from xaqueue.space.watchdog import Watchdog
 from xaqueue.storage.flags import DEFAULT, Hardening
 from xaqueue.storage.fs import NO_ROOM, DirectoryFileSystem
+from xaqueue.storage.modes import PRIVATE
 from xaqueue.storage.owner_file import OwnerFile, boot_id, boot_to_close, read_owner_file
 from xaqueue.storage.owner_file import is_owned as is_owned
 from xaqueue.storage.reserve import ReservingFileSystem
@@ -131,7 +134,7 @@ def create(
     """
     root = Path(path)
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(PRIVATE.directory, parents=True, exist_ok=True)
         if os.path.lexists(root / layout.FORMAT):
             return read_format(root)
         check_new(root)
@@ -139,8 +142,10 @@ def create(
         if foreign:
             raise SpaceError(f"{root} holds other files ({foreign[0]} ...): choose an empty directory for a space")
         written = Format(FORMAT_VERSION, checked_name(name or root.resolve().name), str(uuid.uuid4()))
+        files = DirectoryFileSystem(root)
         for directory in layout.DIRECTORIES:
-            (root / directory).mkdir(exist_ok=True)
+            if not files.is_dir(directory):
+                files.make_dir(directory)
         _define(root, sync, any_queue)
         _write_durably(root, layout.FORMAT, f"{written.line}\n")
     except OSError as error:
@@ -233,6 +238,7 @@ def _open(
     on_branches: Callable[[Space], object],
 ) -> _Attached:
     definitions = read_definitions(root)
+    group = find_group(definitions.group)
     asked = sync if sync is not None else environment.get(FLAGS_VARIABLE)
     hardening = Hardening.parse(asked) if asked is not None else definitions.sync or DEFAULT
     try:
@@ -243,14 +249,15 @@ def _open(
     try:
         if not lock.acquire():
             raise _in_use(root, read_owner(root))  # noqa: TRY301
-        fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal)
+        modes = open_to(root, group)
+        fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal, modes=modes)
         check_version(fs, layout.JOURNAL)
         content, has_journal = lock.read(), fs.is_dir(layout.JOURNAL)
         owner, suspect = _next_owner(content, found, hardening, has_journal), _is_suspect(content, has_journal)
         behind, epoch = owner.boot, owner.epoch
         boot = boot_id() if hardening.journal else ""
         watched = WatchedFileSystem(fs)
-        files, room = with_reserve(watched, DirectoryFileSystem(root, keep_unsynced=False))
+        files, room = with_reserve(watched, DirectoryFileSystem(root, keep_unsynced=False, modes=modes))
         lock.write(files, _format_owner(replace(owner, boot=behind or boot)))
         space = Space(
             files,
@@ -285,7 +292,9 @@ def _open(
             fs.close()
         lock.release()
         if isinstance(error, OSError | ResourceFailed | RetryLater):
-            reason = _reason(error) if isinstance(error, OSError) and error.errno == errno.ELOOP else error
+            reason = (
+                _reason(error) if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.EACCES) else error
+            )
             raise SpaceError(f"{root} cannot be opened as a queue space: {reason}") from error
         raise
     if space.read_only is None:
@@ -403,6 +412,8 @@ def _is_suspect(content: bytes | None, has_journal: bool) -> bool:
 def _reason(error: OSError) -> str:
     if error.errno == errno.ELOOP:
         return f"{error.filename} is a symbolic link: put a file in its place"
+    if error.errno == errno.EACCES:
+        return f"{error.filename} {error.strerror}: run this as the user that the space belongs to"
     return f"{error.filename} {error.strerror}" if error.errno == errno.EINVAL else error.strerror or str(error)
 
 
@@ -434,12 +445,18 @@ def _format_owner(owner: Owner) -> bytes:
 
 
 def _write_durably(root: Path, name: str, text: str) -> None:
+    """What is replaced hands on whose it is and who may read it."""
     fs = DirectoryFileSystem(root)
     temporary = f".{name}.new"
     if fs.exists(temporary):
         fs.unlink(temporary)
     try:
         fs.create(temporary, [text.encode()])
+        with suppress(FileNotFoundError):
+            before = (root / name).stat()
+            with suppress(PermissionError):
+                os.chown(root / temporary, before.st_uid, before.st_gid)
+            (root / temporary).chmod(stat.S_IMODE(before.st_mode))
         fs.sync_file(temporary)
         fs.rename(temporary, name)
         fs.sync_dir("")

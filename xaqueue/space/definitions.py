@@ -11,6 +11,9 @@ order = "fifo"
 order = "priority"                 # fifo, lifo or priority
 description = "what the shop sends"
 
+[access]
+group = "readers"                  # who may read the files, besides their owner
+
 [access.roles.shop]                # who may do what through a server; without [access] see xaqueue(5)
 members = ["user:www", "cert:shop.example"]
 produce = ["orders", "orders.*"]
@@ -73,6 +76,8 @@ class Definitions:
     cleanup_interval_s: int = 1800
     """What has expired is looked for so often."""
     access: Policy = NO_TABLE
+    group: str = ""
+    """By name or number: who may read the files of the space, besides their owner."""
 
     def find(self, name: str) -> QueueDefinition:
         """The definition that holds for a queue. Raises UnknownQueue with a suggestion, InvalidArgument for no name."""
@@ -118,7 +123,7 @@ def parse(text: str) -> Definitions:
         queues[name] = _definition(f"[queues.{name}]", table)
     default = _definition("[default]", document["default"]) if "default" in document else None
     hardening = Hardening.parse(sync) if sync is not None else None
-    return Definitions(queues, default, sync=hardening, access=_access(document), **numbers)
+    return Definitions(queues, default, sync=hardening, access=_access(document), group=_group(document), **numbers)
 
 
 _NUMBERS = {
@@ -193,8 +198,17 @@ def _access(document: Mapping[str, Any]) -> Policy:
     if "access" not in document:
         return NO_TABLE
     access = _table(document, "access")
-    _only(access, "[access]", ("roles",))
+    _only(access, "[access]", ("group", "roles"))
+    if tuple(access) == ("group",):  # which says nothing of a server
+        return NO_TABLE
     return Policy(tuple(_role(name, table) for name, table in _table(access, "roles", "[access.roles]").items()))
+
+
+def _group(document: Mapping[str, Any]) -> str:
+    group = _table(document, "access").get("group", "")
+    if not isinstance(group, str) or (not group and "group" in document.get("access", {})):
+        raise InvalidArgument(f"queues.toml: [access] group = {group!r}: the name of a group of this host is wanted")
+    return group
 
 
 _LISTS = ("members", *(right.value for right in ON_QUEUES))

@@ -24,6 +24,7 @@ from xaqueue.space import layout, redo
 from xaqueue.space.attach import read_definitions, read_owner
 from xaqueue.space.cut_short import check_end
 from xaqueue.space.format import read_format
+from xaqueue.space.group import find_group, open_to
 from xaqueue.space.layout import JOURNAL
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import free_archive, make_segment, whole_sectors
@@ -82,13 +83,14 @@ def find_loss(path: str | os.PathLike[str]) -> Loss | None:
 def salvage(path: str | os.PathLike[str]) -> Salvaged:
     """Goes on without what is lost. Raises SpaceInUse, SpaceError where the journal is sound, OSError."""
     read_format(path)
-    size = read_definitions(path).journal_segment_bytes
+    definitions = read_definitions(path)
+    group = find_group(definitions.group)
     with _locked(Path(path)):
-        fs = DirectoryFileSystem(path)
+        fs = DirectoryFileSystem(path, modes=open_to(Path(path), group))
         try:
             if _damage(fs, path) is None:
                 raise SpaceError(f"the journal of {os.fspath(path)} is sound: nothing is to be given up")
-            done = give_up(fs, size)
+            done = give_up(fs, definitions.journal_segment_bytes)
         finally:
             fs.close()
     log.warning("the journal of %s was given up; %d steps of it were done again", path, done.steps)

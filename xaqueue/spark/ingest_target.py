@@ -33,6 +33,7 @@ from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.lock import FileLock
+from xaqueue.storage.modes import BY_UMASK
 
 RECORD = "_ingest.json"
 BATCH = "_batch.json"
@@ -231,7 +232,7 @@ def open_target(path: str | os.PathLike[str]) -> OpenTarget:
     if not lock.acquire():
         lock.release()
         raise OperationalError(f"another process ingests into {root}: wait until it has ended, or end it")
-    parent = DirectoryFileSystem(root.parent, keep_unsynced=False)
+    parent = DirectoryFileSystem(root.parent, keep_unsynced=False, modes=BY_UMASK)
     staging = f"{root.name}/_staging" if root.is_mount() else f".{root.name}.staging"
     opened = OpenTarget(root, Target(parent, root.name, staging, fresh_id().hex()), parent, lock)
     try:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
+from xaqueue.storage.modes import BY_UMASK, PRIVATE, Modes, give, heir_of
 from xaqueue.storage.regular import DAMAGE, WRITE, open_regular, read_up_to, stat_regular
 
 OPEN_FILES = 384
@@ -116,11 +117,17 @@ def discard(fs: FileSystem, path: str) -> None:
 class DirectoryFileSystem:
     """The port over a real directory. Safe for several threads, as long as no two use one path at a time."""
 
-    def __init__(self, root: str | os.PathLike[str], *, keep_unsynced: bool = True) -> None:
-        """``keep_unsynced``: whether files that were written will be synced, so that their descriptors are kept."""
+    def __init__(self, root: str | os.PathLike[str], *, keep_unsynced: bool = True, modes: Modes = PRIVATE) -> None:
+        """``keep_unsynced``: whether files that were written will be synced, so that their descriptors are kept.
+
+        ``modes``: of what is made. In another user's directory root makes it that user's.
+        """
         self.root = os.fspath(root)
         self._prefix = self.root + "/"
         self._keep = keep_unsynced
+        self._modes = modes
+        self._heir = heir_of(self.root) if modes is not BY_UMASK else None
+        self._settles = modes.masked or self._heir is not None
         self._unsynced: OrderedDict[str, int] = OrderedDict()
         self._directories: OrderedDict[str, int] = OrderedDict()
         self._places: OrderedDict[str, int] = OrderedDict()
@@ -130,8 +137,10 @@ class DirectoryFileSystem:
 
     def create(self, path: str, chunks: Sequence[bytes]) -> None:
         full = self._prefix + path
-        fd = self._opened(os.open, full, _NEW_FILE, 0o644)
+        fd = self._opened(os.open, full, _NEW_FILE, self._modes.file)
         try:
+            if self._settles:
+                self._settle(fd, self._modes.file)
             _write_all(fd, chunks)
         except BaseException:
             os.close(fd)
@@ -147,7 +156,9 @@ class DirectoryFileSystem:
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         fd = self._places.pop(path, None)
         if fd is None:
-            fd, _ = self._opened(open_regular, self._prefix + path, WRITE | os.O_CREAT)
+            fd, found = self._opened(open_regular, self._prefix + path, WRITE | os.O_CREAT, mode=self._modes.file)
+            if self._settles and not found.st_size:
+                self._settle(fd, self._modes.file)
         try:
             for first in range(0, len(chunks), WRITE_VECTORS):
                 vector = chunks[first : first + WRITE_VECTORS]
@@ -189,7 +200,13 @@ class DirectoryFileSystem:
         self._let_go(path)
 
     def make_dir(self, path: str) -> None:
-        os.mkdir(self._prefix + path, 0o755)
+        os.mkdir(self._prefix + path, self._modes.directory)
+        if self._settles:
+            fd = self._open_dir(path)
+            try:
+                self._settle(fd, self._modes.directory)
+            finally:
+                os.close(fd)
 
     def remove_dir(self, path: str) -> None:
         os.rmdir(self._prefix + path)
@@ -263,6 +280,11 @@ class DirectoryFileSystem:
             sync(fd)
         finally:
             os.close(fd)
+
+    def _settle(self, fd: int, mode: int) -> None:
+        give(fd, self._heir)
+        if self._modes.masked:
+            os.fchmod(fd, mode)
 
     def _let_go(self, path: str) -> None:
         """The file of this name is another one now, or none: what was kept open of the old one is closed."""

@@ -14,8 +14,7 @@ import threading
 from pathlib import Path
 
 from xaqueue.errors import SpaceError
-
-PRIVATE = 0o600
+from xaqueue.storage.modes import PRIVATE, give, heir_of
 
 
 class FileLock:
@@ -26,10 +25,12 @@ class FileLock:
         self.path = Path(path)
         self._guard = threading.Lock()
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW if create else os.O_RDONLY
-        self._fd = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK, PRIVATE)
+        self._fd = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK, PRIVATE.file)
         if create and not stat.S_ISREG(os.fstat(self._fd).st_mode):
             self.release()
             raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
+        if create:
+            give(self._fd, heir_of(self.path.parent))
 
     def acquire(self, *, shared: bool = False) -> bool:
         """Whether the lock is now held; False when somebody else has it. shared: only to see that nobody has."""

@@ -35,10 +35,12 @@ _KINDS = {
 }
 
 
-def open_regular(path: str, flags: int = READ, dir_fd: int | None = None) -> tuple[int, os.stat_result]:
+def open_regular(
+    path: str, flags: int = READ, dir_fd: int | None = None, *, mode: int = 0o600
+) -> tuple[int, os.stat_result]:
     """A descriptor of a regular file, and what it is. Raises OSError, of ``NO_FILE`` for anything else of that name."""
     try:
-        fd = os.open(path, flags, 0o644, dir_fd=dir_fd)
+        fd = os.open(path, flags, mode, dir_fd=dir_fd)
     except OSError as error:
         if error.errno in _OF_OTHER_KINDS:
             stat_regular(path, dir_fd)

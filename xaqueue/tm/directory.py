@@ -23,6 +23,7 @@ from pathlib import Path
 
 from xaqueue.errors import DecisionLogError, DecisionLogInUse, ResourceFailed
 from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.modes import BY_UMASK, PRIVATE, Modes
 from xaqueue.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, boot_to_close, read_owner_file
 from xaqueue.storage.owner_file import is_owned as is_owned
 from xaqueue.tm.log import JOURNAL, DecisionLog
@@ -87,12 +88,12 @@ def _open(lock: OwnerFile, root: Path, fs: DirectoryFileSystem) -> DecisionLog:
     return log
 
 
-def _make(root: Path) -> None:
-    """With all that leads to it, durably."""
+def _make(root: Path, modes: Modes = PRIVATE) -> None:
+    """With all that leads to it, durably. It is private; what leads to it is as the umask has it."""
     if root.is_dir():
         return
-    _make(root.parent)
-    fs = DirectoryFileSystem(root.parent)
+    _make(root.parent, BY_UMASK)
+    fs = DirectoryFileSystem(root.parent, modes=modes)
     try:
         fs.make_dir(root.name)
         fs.sync_dir("")
