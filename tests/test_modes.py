@@ -291,7 +291,7 @@ def test_who_is_of_the_group_reads_and_nobody_else(place: Path, sync: str, umask
     assert as_nobody(GROUP, lambda: len(list(check(root)))) == "0"
 
 
-@pytest.mark.parametrize("name", ["no-such-group", "no such group"])
+@pytest.mark.parametrize("name", ["no-such-group", "no such group", "4294967295", "99999999999999999999"])
 def test_a_group_that_does_not_exist_is_told_at_open(tmp_path: Path, name: str) -> None:
     root = tmp_path / "space"
     attach.create(root)

@@ -16,6 +16,9 @@ from xaqueue.space import layout
 from xaqueue.storage.modes import PRIVATE, Modes, for_group
 from xaqueue.storage.regular import READ
 
+NO_GROUP = 2**32 - 1
+"""Of chown(2), and more than any group has."""
+
 
 def find_group(name: str) -> int | None:
     """The number of a group that this process may give files to; None for none. Raises InvalidArgument."""
@@ -25,7 +28,9 @@ def find_group(name: str) -> int | None:
     try:
         group = int(name) if name.isascii() and name.isdigit() else grp.getgrnam(name).gr_gid
     except KeyError:
-        raise InvalidArgument(f"{where}: this host has no such group: make it, or name another") from None
+        group = NO_GROUP
+    if group >= NO_GROUP:
+        raise InvalidArgument(f"{where}: this host has no such group: make it, or name another")
     if os.geteuid() != 0 and group not in {os.getegid(), *os.getgroups()}:
         raise InvalidArgument(
             f"{where}: this process is no member of it: make user {os.geteuid()} one (usermod -aG) and start it anew"
