@@ -136,6 +136,8 @@ class _Recovery:
             parsed = layout.parse_block(name)
             if parsed is not None:
                 found.setdefault(parsed[0], {})[parsed[1]] = f"{directory}/{name}"
+            elif name == redo.MAKING:
+                self.fs.unlink(f"{directory}/{name}")  # an open before was killed while it wrote a file anew
             elif not name.startswith("."):
                 self._set_aside(f"{directory}/{name}", "no command block: its name is not <xid>.<number>")
         return found
@@ -342,7 +344,7 @@ class _Recovery:
         paths += [layout.stream_path(record.queue) for record in records if not record.damage]
         if self.space.suspect and self.space.barrier.journal is None:  # else they were replayed, or checked off before
             for path in paths:
-                redo.write_anew(self.fs, path, [self.fs.read(path)])
+                redo.write_anew(self.fs, path, [self.fs.read(path)], harden=self.space.barrier.harden_content)
         self.space.barrier.harden_content(paths)
         self._sync_directories(self._every_directory)
 

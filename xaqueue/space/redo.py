@@ -15,7 +15,7 @@ then, and what is missing in the archive, which is others' to empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -34,7 +34,7 @@ from xaqueue.storage.segments import Entry, Record
 
 PUT, MOVE, DROP = 1, 2, 3
 _OF_MESSAGES = (layout.COMMITTED, layout.ARCHIVE)
-_MAKING = ".replay"
+MAKING = ".replay"
 """In active/, where a name that starts with a dot is no block."""
 
 
@@ -158,7 +158,7 @@ def replay(fs: FileSystem, records: Iterable[Record], *, anew: bool = False, wit
     if lost.keys() - known and not without_lost:
         raise _damage([told for path, told in lost.items() if path not in known])
     with suppress(FileNotFoundError):
-        fs.unlink(f"{layout.ACTIVE}/{_MAKING}")
+        fs.unlink(f"{layout.ACTIVE}/{MAKING}")
     for directory in sorted({path.rpartition("/")[0] for path, want in wanted.items() if want is not None}):
         _make_dirs(fs, directory)
     for move in moves:
@@ -325,12 +325,22 @@ def _make(fs: FileSystem, path: str, content: _Content, anew: bool) -> None:
         fs.set_modified_ns(path, content.when_us * 1000)
 
 
-def write_anew(fs: FileSystem, path: str, chunks: Sequence[bytes], keeps_time: bool = True) -> None:
-    """Puts a new file in the place of whatever stands there, elsewhere on the disk; ``keeps_time``: as old as that."""
-    making = f"{layout.ACTIVE}/{_MAKING}"
+def write_anew(
+    fs: FileSystem,
+    path: str,
+    chunks: Sequence[bytes],
+    keeps_time: bool = True,
+    harden: Callable[[Sequence[str]], object] = lambda _: None,
+) -> None:
+    """Puts a new file in the place of whatever stands there, elsewhere on the disk.
+
+    keeps_time: it is as old as that. harden: has its content on disk before it takes the name, where no journal has it.
+    """
+    making = f"{layout.ACTIVE}/{MAKING}"
     fs.create(making, chunks)
     if keeps_time:
         fs.set_modified_ns(making, fs.modified_ns(path))
+    harden([making])
     fs.rename(making, path)
 
 
