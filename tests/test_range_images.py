@@ -16,7 +16,7 @@ from test_image import Facts, all_of, entries
 
 import xaqueue
 from xaqueue.index import Entry, Order, QueueIndex
-from xaqueue.space import image, layout, range_images
+from xaqueue.space import clearing, image, layout, range_images
 from xaqueue.space.attach import attach
 from xaqueue.space.check import check
 from xaqueue.space.inspect import queue_list
@@ -307,6 +307,7 @@ def test_no_room_to_remove_one_with_its_range_stops_nobody(space: Space) -> None
         for _ in BODIES:
             assert connection.dequeue("q") is not None
         connection.commit()
+    clearing.clear(space.space)
     assert space.fs.struck == [("unlink", path)]
     space.fs.faults.clear()
     space.kill()
@@ -332,6 +333,7 @@ def test_it_goes_with_its_range(space: Space) -> None:
         for _ in BODIES:
             assert connection.dequeue("q") is not None
         connection.commit()
+    clearing.clear(space.space)
     assert space.images() == []
 
 

@@ -25,6 +25,9 @@ UNPACKED = 64
 BATCH = 64
 """How many are unpacked at once when their turn comes."""
 
+SKIPPED = 4096
+"""So many messages that are due or expired are passed at most to find one that is ready."""
+
 _SEQ_BITS = 63
 _SEQ_MASK = (1 << _SEQ_BITS) - 1
 _PLAIN = Properties("")
@@ -83,6 +86,8 @@ class QueueIndex:
 
     def __init__(self, order: Order = Order.FIFO) -> None:
         self.locked = 0
+        self.is_unfinished = False
+        """The last ``take`` gave up among many that are due or expired: the next goes on there."""
         self.expired: list[Entry] = []
         """Found expired and locked for it; whoever removes the files takes them from here and then calls ``remove``."""
         self._seqs: dict[bytes, int] = {}
@@ -137,7 +142,11 @@ class QueueIndex:
             self.add(Entry(seq, message_id, _PLAIN, size_bytes))
 
     def take(self, now: int, *, message_id: bytes | None = None, correlation_id: bytes | None = None) -> Entry | None:
-        """The next ready message, now locked; or the one of this id, or the first of this correlation id."""
+        """The next ready message, now locked; or the one of this id, or the first of this correlation id.
+
+        None with ``is_unfinished``: it has not looked at all.
+        """
+        self.is_unfinished = False
         if message_id is not None:
             entry = self.find(message_id)
             if entry is not None and (correlation_id not in (None, entry.correlation_id) or not self._due(entry, now)):
@@ -322,7 +331,12 @@ class QueueIndex:
         return unpacked
 
     def _first(self, now: int) -> Entry | None:
+        passed = 0
         while self._delayed and self._delayed[0][0] <= now:
+            if passed == SKIPPED:
+                self.is_unfinished = True
+                return None
+            passed += 1
             waited = self._entries.get(self._seq(heappop(self._delayed)[1]))
             if waited is not None and not waited.locked:
                 self._queue(waited)
@@ -332,6 +346,10 @@ class QueueIndex:
                 return self._unpack(self._packed.pop(head) if self.order is Order.LIFO else self._packed.shift(BATCH))
             if not self._ready:
                 return None
+            if passed == SKIPPED:
+                self.is_unfinished = True
+                return None
+            passed += 1
             key = heappop(self._ready)
             entry = self._entries.get(key if self._fifo else self._seq(key))
             if entry is None:

@@ -85,7 +85,7 @@ class CommittedCheck:
         if len(left) < len(names) and not self.looks.live:
             gone = len(names) - len(left)
             yield leftover(path, f"{gone:,} files of messages that a stream has consumed: cleared by the next open")
-        if not names and not self._takes_more(queue, number):
+        if not names and not self.looks.live and not self._takes_more(queue, number):
             yield leftover(path, "is empty and takes no more messages: removed by the next open")
         for message in left:
             try:

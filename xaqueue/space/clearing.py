@@ -45,7 +45,7 @@ def never() -> bool:
 
 
 def clear(space: Space, stopped: Stopped = never) -> bool:
-    """Removes the files of all that is consumed; False where it was stopped before.
+    """Removes the files of all that is consumed, and ranges that are spent; False where it was stopped before.
 
     Raises ResourceFailed, and RetryLater where the archive found no room.
     """
@@ -58,6 +58,7 @@ def clear(space: Space, stopped: Stopped = never) -> bool:
                 return False
         except RetryLater as error:
             full = error  # what others remove may be the room that it wants
+    _remove_every_spent(space)
     if full is not None:
         raise full
     return True
@@ -110,12 +111,8 @@ def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
             space.barrier.perform(Touched, entry=record)
         space.check_owner()
         space.waiting.run(partial(_unlink, space.fs, paths))
-        for number in {entry.seq >> RANGE_BITS for entry in piece}:
-            if queue.ranges[number] <= len(piece):  # the directory may go, and what is pending in it goes before
-                space.fs.list(layout.range_path(queue.name, number << RANGE_BITS))
         with space.lock:
-            for entry in piece:
-                queue.consumed(space.fs, entry)
+            spent = [entry.seq >> RANGE_BITS for entry in piece if queue.consumed(entry)]
     except RetryLater:
         with space.lock:
             queue.index.expired += piece
@@ -126,6 +123,7 @@ def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
         if error.errno in NO_ROOM:
             raise RetryLater(f"no room to remove what expired ({error.strerror}): free some") from error
         raise space.fence(error) from error
+    _remove_spent(space, queue, spent)
 
 
 def clear_queue(space: Space, queue: Queue, stopped: Stopped = never) -> bool:
@@ -147,16 +145,29 @@ def clear_queue(space: Space, queue: Queue, stopped: Stopped = never) -> bool:
     return True
 
 
-def _remove_spent(space: Space, queue: Queue, ranges: Sequence[int]) -> None:
-    space.check_owner()
+def _remove_every_spent(space: Space) -> None:
     with space.lock:
-        space.barrier.check()
-        try:
-            for number in ranges:
+        spent = [(queue, ranges) for queue in space.queues.values() if (ranges := queue.spent_ranges())]
+    for queue, ranges in spent:
+        _remove_spent(space, queue, ranges)
+
+
+def _remove_spent(space: Space, queue: Queue, ranges: Sequence[int]) -> None:
+    """What is pending in them is flushed before, since nobody is to wait for that with the lock held."""
+    space.check_owner()
+    try:
+        for number in ranges:
+            if queue.is_spent(number):
+                with suppress(FileNotFoundError):
+                    space.fs.list(layout.range_path(queue.name, number << RANGE_BITS))
+            with space.lock:
+                space.barrier.check()
                 if number in queue.ranges and queue.is_spent(number):
                     queue.remove_range(space.fs, number)
-        except OSError as error:
-            raise space.fence(error) from error
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise RetryLater(f"no room to remove what is spent ({error.strerror}): free some") from error
+        raise space.fence(error) from error
 
 
 def _harden_archive(space: Space, record: StreamRecord, number: int) -> None:
@@ -282,12 +293,14 @@ class Clearer:
             self._wake()
 
     def stop(self) -> None:
-        """What is left is for the next owner."""
+        """What is left is for the next owner, but for ranges in which nothing is left."""
         self._stopped = True
         self._due.set()
         self._pause.set()
         if self._thread is not None:
             self._thread.join()
+        with suppress(ResourceFailed, RetryLater):  # the space says so itself
+            _remove_every_spent(self._space)
 
     def _wake(self) -> None:
         """Begins the thread with the first that there is to do."""

@@ -185,13 +185,16 @@ class Queue:
         self._behind_late = max(self._behind_late, seq)
         return min(self._late) - 1 if self._late else self._behind_late
 
-    def consumed(self, fs: FileSystem, entry: Entry) -> None:
-        """The message's removal is hardened; an emptied range directory that takes no more messages goes too."""
+    def consumed(self, entry: Entry) -> bool:
+        """The message's removal is hardened. Whether its range has become spent: whoever clears removes that."""
         self.index.remove(entry)
         number = entry.seq >> RANGE_BITS
         self.ranges[number] -= 1
-        if self.is_spent(number) and not self._is_to_be_cleared(number):
-            self.remove_range(fs, number)
+        return self.is_spent(number)
+
+    def spent_ranges(self) -> list[int]:
+        """Those that may be removed, but for what is still to be cleared in them."""
+        return [number for number in self.ranges if self.is_spent(number) and not self._is_to_be_cleared(number)]
 
     def remove_empty_ranges(self, fs: FileSystem) -> None:
         for number in [number for number, count in self.ranges.items() if not count and number not in self._awaited]:
@@ -250,6 +253,3 @@ class Queue:
             self._fresh.add(seq >> RANGE_BITS)
             fs.make_dir(layout.range_path(self.name, seq))
             self.ranges[seq >> RANGE_BITS] = 0
-            before = (seq >> RANGE_BITS) - 1
-            if self.ranges.get(before) == 0 and before not in self._awaited and not self._is_to_be_cleared(before):
-                self.remove_range(fs, before)

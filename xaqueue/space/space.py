@@ -336,7 +336,8 @@ class Space:
             if entry.expires_at is not None:
                 self.has_expiring()
         for queue, entry in consumed:
-            queue.consumed(self.fs, entry)
+            if queue.consumed(entry):
+                self.has_consumed()
 
     def finish(self, branch: Branch, outcome: Outcome) -> None:
         """The branch is over and its files are gone."""

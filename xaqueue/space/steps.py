@@ -15,6 +15,8 @@ With a journal the record of a step, once it is hardened, is its commit point, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from xaqueue.branch import Branch, State
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 
 HELD_BYTES = 64 * 1024
 """What a prepared branch may hold of its blocks in memory; there may be many, and for long."""
+STEP_FILES = 256
+"""Files that a step moves or removes with the space's lock held. What a branch has beyond goes before the .000 enters
+prepared/, or after it has left it, and without the lock: a crash finds blocks that were promised to nobody."""
 _MOVED = touched((PREPARED,), (ACTIVE,))
 
 
@@ -49,9 +54,13 @@ def prepare(space: Space, branch: Branch) -> None:
         blocks.harden_content(space, branch)
         if space.barrier.journal is not None:
             blocks.harden_names(space)
-    record = work.record() if space.barrier.journal is not None else None
     try:
-        space.barrier.perform(work.apply, entry=lambda: record, publish=work.publish)
+        record = work.begin()
+        try:
+            space.barrier.perform(work.apply, entry=lambda: record, publish=work.publish)
+        except RetryLater:
+            work.take_back()
+            raise
     except RetryLater as full:
         if work.recorded:
             _take_back(space, branch)
@@ -72,6 +81,30 @@ class _Preparation:
         suffixes = [*suffixes, (FIRST, FIRST)] if branch.listed else [(suffixes[0][0], FIRST)]
         name = branch.name
         self.moves = [(block_path(ACTIVE, name, a), block_path(PREPARED, name, b)) for a, b in suffixes]
+        self.ahead = self.moves[:-STEP_FILES]
+        """Those that move before the step."""
+
+    def begin(self) -> segments.Entry | None:
+        """What needs no lock, in a thread where it may be slow. Returns the record, where there is a journal."""
+        return self.space.waiting.run(self._begin) if self.ahead else self._begin()
+
+    def _begin(self) -> segments.Entry | None:
+        record = self.record() if self.space.barrier.journal is not None else None
+        self._move(self.ahead)
+        return record
+
+    def take_back(self) -> None:
+        """There was no room for the step: what moved before it stands in active/ again, and is undone there."""
+        if self.ahead:
+            self.space.waiting.run(partial(self._move, [(target, source) for source, target in self.ahead]))
+
+    def _move(self, moves: list[tuple[str, str]]) -> None:
+        try:
+            move(self.space, moves)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise self.space.fence(error) from error
+            raise RetryLater(f"no room in {PREPARED}/: {error.strerror}") from error
 
     def record(self) -> segments.Entry:
         """What the journal is to say of it. It may read blocks, and so no lock is held."""
@@ -89,7 +122,7 @@ class _Preparation:
     def apply(self) -> Touched:
         self.recorded = self.space.barrier.journal is not None
         try:
-            move(self.space, self.moves)
+            move(self.space, self.moves[len(self.ahead) :])
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -183,11 +216,20 @@ def undo(space: Space, branch: Branch) -> None:
         return redo.entry()
 
     def apply() -> Touched:
-        for path in paths:
-            remove(space, path)
+        remove_all(paths[:STEP_FILES])
         return touched(sources=(PREPARED,) if prepared else ())
 
-    space.barrier.perform(apply, entry=entry)
+    def remove_all(some: Sequence[str]) -> None:
+        for path in some:
+            remove(space, path)
+
+    record = entry() if space.barrier.journal is not None else None
+    space.barrier.perform(apply, entry=lambda: record)
+    if len(paths) > STEP_FILES:
+        try:
+            space.waiting.run(partial(remove_all, paths[STEP_FILES:]))
+        except OSError as error:
+            raise space.fence(error) from error
     release(space, branch)
 
 

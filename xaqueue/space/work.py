@@ -29,6 +29,8 @@ from xaqueue.xa import Code
 
 LOOK_S = 0.5
 """How long a waiting dequeue sleeps at most before it looks again: a fence or a stepped clock wakes nobody."""
+BREATH_S = 0.001
+"""Who passes over many messages lets others go before so often."""
 
 
 def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: EnqueueOptions) -> MessageId:
@@ -158,6 +160,9 @@ def _take(
                 written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry, suffix=numbered(number))
                 branch.blocks.append(written)
                 return written
+            if queue.index.is_unfinished:
+                queue.arrived.wait(BREATH_S)
+                continue
             left = deadline - time.monotonic() if deadline is not None else 0.0
             if left <= 0 or space.draining:
                 return None
@@ -201,7 +206,8 @@ def _give_back(space: Space, branch: Branch, written: Written, entry: Entry, *, 
         branch.blocks.remove(written)
         queue = space.queue(written.queue)
         if gone:
-            queue.consumed(space.fs, entry)
+            if queue.consumed(entry):
+                space.has_consumed()
         else:
             queue.index.release(entry)
 
