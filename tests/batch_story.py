@@ -94,7 +94,7 @@ def play(
     """Plays it until the crash, or to its end and a clean close. undo: the batch is rolled back and not committed."""
     fs, promise = ready(GIVEN, level).open(crash_after), Promise(losers=losers)
     try:
-        space = open_space(fs, level)
+        space = open_space(fs, level, goes_on=True)
         _tell(space, level, promise, undo=undo)
     except (Crashed, ResourceFailed):
         if not fs.crashed:

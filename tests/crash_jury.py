@@ -61,7 +61,7 @@ def matches(story: Story, record: Record, seen: Seen, start: Contents) -> list[d
 
 
 def start_of(story: Story, level: Level) -> Contents:
-    space = open_space(ready(story.start, level).open(), level)
+    space = open_space(ready(story.start, level).open(), level, goes_on=True)
     return look(space, Session(space)).contents
 
 

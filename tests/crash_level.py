@@ -8,6 +8,7 @@ follow the journal when a level says so: no thread flushes here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from unittest import mock
@@ -83,9 +84,19 @@ def follow(space: Space, level: Level, verb: str) -> None:
         space.checkpoint()
 
 
-def open_space(fs: ForgetfulFileSystem, level: Level, on_branches: Callable[[Space], object] = lambda _: None) -> Space:
+def open_space(
+    fs: ForgetfulFileSystem,
+    level: Level,
+    on_branches: Callable[[Space], object] = lambda _: None,
+    *,
+    goes_on: bool = False,
+) -> Space:
+    """goes_on: in the journal that ``ready`` has filled, as if its owner was this one."""
     definitions = Definitions(default=QueueDefinition(), journal_segment_bytes=level.segment_bytes)
-    with mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024):
+    with (
+        mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024),
+        mock.patch.object(Journal, "start", _go_on) if goes_on else nullcontext(),
+    ):
         space = Space(
             fs,
             definitions,
@@ -96,6 +107,13 @@ def open_space(fs: ForgetfulFileSystem, level: Level, on_branches: Callable[[Spa
         )
     assert space.read_only is None, f"a mere crash damages no journal: {space.read_only}"
     return space
+
+
+_start = Journal.start
+
+
+def _go_on(journal: Journal, _carried: object) -> list[str]:
+    return _start(journal)
 
 
 _ready: dict[object, Tree] = {}

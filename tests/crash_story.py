@@ -155,7 +155,7 @@ def play(
     fs, record = ready(story.start, level).open(crash_after), Record()
     fs.fail_after = fail_after
     try:
-        space = open_space(fs, level)
+        space = open_space(fs, level, goes_on=True)
         record.first_call = fs.calls
         record.seqs = look(space, Session(space)).seqs
         for position, act in enumerate(story.acts):

@@ -105,7 +105,7 @@ class Play:
         with Lockstep() as steps:
             self.steps = steps
             self.fs = WatchedFileSystem(None, ready(self.scene.story.start, self.level))
-            self.space = open_space(self.fs, self.level)
+            self.space = open_space(self.fs, self.level, goes_on=True)
             self.record = Record()
             self.record.seqs = look(self.space, Session(self.space)).seqs
             step = self._begin()

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
-from xaqueue.storage.segments import CHECKPOINT, SECTOR_BYTES, Entry, Record, parse_name, record_of
+from xaqueue.storage.segments import CHECKPOINT, EPOCH_BITS, SECTOR_BYTES, Entry, Record, parse_name, record_of
 
 PLACE = "journal"
 
@@ -79,18 +79,18 @@ def overwrite(fs: FileSystem, name: str, offset: int, data: bytes) -> None:
 def spoil(fs: FileSystem, lsn: int, at: int = 0) -> None:
     """Flips a bit of the byte so far behind an LSN."""
     for name in segment_names(fs):
-        start = parse_name(name)
-        assert start is not None
+        said = parse_name(name)
+        assert said is not None
         data = fs.read(f"{PLACE}/{name}")
-        offset = lsn + at - start
+        offset = lsn + at - said.start
         if 0 <= offset < len(data):
             overwrite(fs, name, offset, bytes([data[offset] ^ 1]))
             return
     raise AssertionError(f"no segment has LSN {lsn:#x}")
 
 
-def bytes_of(wanted: Entry, lsn: int, first: int, epoch: int) -> bytes:
-    return b"".join(record_of(wanted, lsn, first, epoch))
+def bytes_of(wanted: Entry, lsn: int, first: int, writer: int = 0, epoch: int = 1) -> bytes:
+    return b"".join(record_of(wanted, lsn, first, epoch << EPOCH_BITS | writer))
 
 
 def replace_segment(fs: FileSystem, name: str, data: bytes) -> None:

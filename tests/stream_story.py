@@ -137,7 +137,7 @@ def play(acts: Acts, level: Level, crash_after: int | None = None) -> tuple[Forg
     tree, seqs = start()
     fs, promised, opened = ready(tree, level).open(crash_after), Promised(dict(seqs)), 0
     try:
-        space = open_space(fs, level)
+        space = open_space(fs, level, goes_on=True)
         opened = fs.calls
         Player(space, level, promised).play(acts)
         space.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from zlib import crc32
 
@@ -13,7 +14,7 @@ from journals import PLACE
 
 import xaqueue
 from xaqueue.space import layout
-from xaqueue.space.attach import read_owner
+from xaqueue.space.attach import is_owned, read_owner
 from xaqueue.space.check import Finding, Severity, check, repair
 from xaqueue.space.inspect import status
 from xaqueue.space.inspect_journal import JournalStatus, journal_status
@@ -220,6 +221,8 @@ def test_a_journal_that_is_written_to_is_never_damaged(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=traffic)
     thread.start()
+    while not is_owned(root):
+        time.sleep(0.01)
     try:
         ends: list[int] = []
         while len(set(ends)) < 12 or max(ends) < 3 * SMALLEST_SEGMENT_BYTES:

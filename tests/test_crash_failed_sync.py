@@ -81,7 +81,7 @@ def test_what_was_prepared_at_a_lower_level_is_hardened_at_the_second_try(name: 
 
 
 def decided(fs: ForgetfulFileSystem) -> set[bytes]:
-    log = DecisionLog(fs, segment_bytes=SMALLEST_SEGMENT_BYTES, suspect=fs.calls > 0)
+    log = DecisionLog(fs, segment_bytes=SMALLEST_SEGMENT_BYTES)
     return set(log.table.open)
 
 
@@ -103,6 +103,6 @@ def test_a_decision_log_is_opened_after_a_failed_sync() -> None:
         at = fs.calls
         told = decided(fs)
         assert sure <= told
-        DecisionLog(fs, segment_bytes=SMALLEST_SEGMENT_BYTES, suspect=True).decide(b"new", ["a"])
+        DecisionLog(fs, segment_bytes=SMALLEST_SEGMENT_BYTES).decide(b"new", ["a"])
         for tree in fs.trees_after_crash(limit=24, seed=at):
             assert decided(tree.open()) == {*told, b"new"}

@@ -55,7 +55,7 @@ LONG = "put decided_commit, take forgotten_rollback, take two_phase"
 
 NOTICED: dict[str, tuple[Way, Level, str]] = {
     "write: content segment": (power_loss, LAGGING, "put: one_phase"),
-    "write_checkpoint: content segment": (opened_again, SWITCHING, "put one_phase, take two_phase"),
+    "write_checkpoint: content segment": (writer, JOURNAL, ""),
     "_make_room: content segment": (power_loss, SWITCHING, "put one_phase, take two_phase"),
     "make_segment: content new segment": (power_loss, FILLING, LONG),
     "make_segment: names journal": (power_loss, FILLING, LONG),

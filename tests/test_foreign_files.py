@@ -24,6 +24,7 @@ from xaqueue.space import attach, check, inspect, inspect_branches, layout
 from xaqueue.space.reader import QueueReader
 from xaqueue.space.salvage import find_loss, salvage
 from xaqueue.spark import rows, sizes, times, view
+from xaqueue.storage.segments import name_of
 from xaqueue.tm.directory import is_owned, open_log
 
 LIMIT_S = 30
@@ -33,6 +34,8 @@ IN_DOUBT = xaqueue.Xid(7, b"in doubt", b"b")
 OTHER = xaqueue.Xid(9, b"other", b"b")
 BATCH = f"{'ab' * 16}.0000000000000001"
 RANGE = "committed/queue=q/range=0000000000000"
+SEGMENT = f"journal/{name_of(0xFF, epoch=0xFF)}"
+"""Of the newest journal."""
 
 STATE = (
     *("committed/foreign", "committed/queue=x", "committed/queue=q/foreign", "committed/queue=q/.foreign"),
@@ -44,12 +47,12 @@ STATE = (
     *(f"prepared/{IN_DOUBT}.001", "heuristic/foreign", f"heuristic/{OTHER}", "heuristic/.foreign"),
     *("batches/foreign", f"batches/{BATCH}", f"batches/.{BATCH}", "streams/foreign", "streams/queue=x"),
     *("streams/.queue=q", "archive/foreign", "archive/queue=q", "quarantine/foreign", "quarantine/foreign.reason"),
-    *("journal/foreign", "journal/00000000000000ff.log.new", "journal/00000000000000ff.log.archive"),
+    *("journal/foreign", "journal/00000000000000ff.log", f"{SEGMENT}.new", f"{SEGMENT}.archive"),
     *("reserve/foreign", "reserve/1", "reserve/01", "foreign", "counters", "tries", "operators.log", ".FORMAT.new"),
     ".queues.toml.new",
 )
 """Where anything may stand: the space is opened, and everything in it is there."""
-SEGMENTS = ("journal/00000000000000ff.log",)
+SEGMENTS = (SEGMENT,)
 """What is damage: the space is opened for reading only."""
 FIXED = (layout.FORMAT, layout.QUEUES)
 """What must be read before anything else: the error names it."""
@@ -322,7 +325,7 @@ def test_a_message_that_was_replaced_in_an_open_space_is_set_aside(
     assert [name for name in os.listdir(root / "quarantine") if not name.endswith(".reason")] != []  # noqa: PTH208
 
 
-TM_PLACES = ("NODE", "operators.log", ".NODE.new", "foreign", "journal/foreign", "journal/00000000000000ff.log")
+TM_PLACES = ("NODE", "operators.log", ".NODE.new", "foreign", "journal/foreign", SEGMENT)
 
 
 @pytest.mark.parametrize("kind", KINDS)

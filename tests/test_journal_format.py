@@ -168,7 +168,16 @@ def test_every_flipped_bit_of_a_header_is_seen() -> None:
 
 
 def test_names() -> None:
-    assert name_of(0) == "0000000000000000.log"
-    assert parse_name(name_of(2**64 - 1)) == 2**64 - 1
-    for name in ("0.log", "000000000000000A.log", "0000000000000000.log.new", "0000000000000000", "FORMAT"):
+    assert name_of(0) == "0000000000000001.0000000000000000.log"
+    assert parse_name(name_of(2**64 - 1, 7)) == (7, 2**64 - 1)
+    whole = name_of(0)
+    for name in (
+        "0.log",
+        "0000000000000000.log",
+        whole.upper(),
+        whole.replace("0.log", "A.log"),
+        whole + ".new",
+        whole[:-4],
+        "FORMAT",
+    ):
         assert parse_name(name) is None

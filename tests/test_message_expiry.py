@@ -194,7 +194,7 @@ def play(level: Level, crash_after: int | None = None) -> tuple[ForgetfulFileSys
     """Whether the commit was acknowledged."""
     fs, committed = ready(EMPTY, level).open(crash_after), False
     try:
-        space = open_space(fs, level)
+        space = open_space(fs, level, goes_on=True)
         commit_three(Session(space))
         committed = True
         follow(space, level, "one-phase")

@@ -219,8 +219,9 @@ def test_a_journal_that_is_gone_is_damage_after_a_crash_only(tmp_path: Path, who
 
 def test_a_newer_journal_is_not_opened_at_all(root: Path) -> None:
     segment = sorted((root / layout.JOURNAL).glob("*.log"))[-1]
-    start = parse_name(segment.name)
-    header = HEADER.pack(MAGIC, 2, 0, start, segment.stat().st_size, 0)
+    said = parse_name(segment.name)
+    assert said is not None
+    header = HEADER.pack(MAGIC, 2, 0, said.start, segment.stat().st_size, 0)
     segment.write_bytes((header + CRC.pack(crc32(header))).ljust(SECTOR_BYTES, b"\0"))
     (root / layout.OWNER).write_bytes(b"as it was")
     before = files(root)

@@ -91,11 +91,17 @@ class SpaceMachine(RuleBasedStateMachine):
         self.model = Model()
         self.number = 0
         self.seqs: dict[tuple[str, int], int] = {}
-        self._open(ready(EMPTY, self.level).open())
+        self._open(ready(EMPTY, self.level).open(), goes_on=True)
 
-    def _open(self, fs: ForgetfulFileSystem, on_branches: Callable[[Space], object] = lambda _: None) -> None:
+    def _open(
+        self,
+        fs: ForgetfulFileSystem,
+        on_branches: Callable[[Space], object] = lambda _: None,
+        *,
+        goes_on: bool = False,
+    ) -> None:
         self.fs = fs
-        self.space = open_space(fs, self.level, on_branches)
+        self.space = open_space(fs, self.level, on_branches, goes_on=goes_on)
         self.sessions: dict[int, Session] = {}
         assert not self.space.report.quarantined
 

@@ -112,15 +112,17 @@ def test_flags_are_no_matter(tmp_path: Path) -> None:
     session.close()
 
 
-def test_a_decision_log_likewise(tmp_path: Path) -> None:
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_decision_log_likewise(tmp_path: Path, closed: bool) -> None:
+    """However it was left: every owner begins a journal of its own."""
     root = tmp_path / "log"
     owned = open_log(root)
     owned.log.decide(b"1", ["a", "b"])
     seen = kept(tmp_path, list(root.glob("journal/*")))
-    owned.close()
-    owned = open_log(root)
-    assert all(path.samefile(old) for path, old in seen.items())
-    owned.lock.release()  # as the kernel does, of a process that dies
+    if closed:
+        owned.close()
+    else:
+        owned.lock.release()  # as the kernel does, of a process that dies
     owned = open_log(root)
     assert not any(path.exists() and path.samefile(old) for path, old in seen.items())
     assert set(owned.log.table.open) == {b"1"}

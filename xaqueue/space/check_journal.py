@@ -83,6 +83,7 @@ class JournalCheck:
             torn = f"ends in {len(found.tail):,} bytes of a torn record, promised to nobody"
             yield note(f"{JOURNAL}/{name}", f"{torn}: kept beside it and cut off by the next open")
         for name in found.given_up:
-            yield leftover(f"{JOURNAL}/{name}", "was given up for its damage: kept as .archive by the next open")
+            why = "was given up for its damage, or written late by a former owner"
+            yield leftover(f"{JOURNAL}/{name}", f"{why}: kept as .archive by the next open")
         for name in found.strays:
             yield leftover(f"{JOURNAL}/{name}", "is needed no more: to be removed")

@@ -107,7 +107,8 @@ def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
     fs.sync_all()
     for name in remains.unused:
         fs.unlink(f"{JOURNAL}/{name}")
-    make_segment(fs, JOURNAL, Segment(remains.fresh, whole_sectors(segment_bytes), checkpoint=remains.fresh))
+    size, epoch = whole_sectors(segment_bytes), remains.epoch + 1
+    make_segment(fs, JOURNAL, Segment(remains.fresh, size, checkpoint=remains.fresh, epoch=epoch))
     archives = []
     for name in remains.files:
         archives.append(free_archive(fs, f"{JOURNAL}/{name}"))

@@ -179,7 +179,7 @@ class Space:
         if not self.hardening.journal and not used and not fs.is_dir(layout.JOURNAL):
             return []
         size = segment_bytes(self.definitions, fs.room())
-        journal = Journal(fs, layout.JOURNAL, segment_bytes=size, sound=redo.sound, used=used)
+        journal = Journal(fs, layout.JOURNAL, segment_bytes=size, sound=redo.sound, used=used, epoch=self.epoch)
         check_end(fs, journal.replay, journal.position)
         journal.harden()
         notes: list[str] = []
@@ -188,8 +188,8 @@ class Space:
             notes += redo.replay(fs, journal.replay, anew=self.suspect)
             fs.sync_all()
             self._remember_all(journal.replay)
-        if replayed or self.suspect or self.hardening.journal:
-            notes += journal.start([] if self.suspect else None)
+        if journal.position or self.suspect or self.hardening.journal:
+            notes += journal.start([])  # whoever had the old one may write there yet
         else:
             journal.tidy()
         if replayed or self.suspect:

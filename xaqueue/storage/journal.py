@@ -16,6 +16,7 @@ from xaqueue.storage.scan import ARCHIVE, NEW, look
 from xaqueue.storage.segments import (
     CHECKPOINT,
     END,
+    EPOCH_BITS,
     LSN,
     PREFIX_BYTES,
     SECTOR_BYTES,
@@ -56,10 +57,12 @@ class Journal:
         segment_bytes: int = SEGMENT_BYTES,
         sound: Sound = lambda _: True,
         used: bool = False,
+        epoch: int = 1,
     ) -> None:
         """Reads what is there and changes nothing. ``replay`` then has the records from the last checkpoint on.
 
-        used: whether it is known to hold something, so that an empty directory is damage. Raises JournalDamaged,
+        epoch: the owner's, which names a journal that is begun here; a higher one where that was used before. used:
+        whether it is known to hold something, so that an empty directory is damage. Raises JournalDamaged,
         SpaceError for a newer format, OSError.
         """
         self._fs = fs
@@ -74,7 +77,9 @@ class Journal:
         self._strays = found.strays
         self._given_up = found.given_up
         self._tail = found.tail
-        self._epoch = found.epoch + 1
+        self._begins = max(epoch, found.segment_epoch + 1)
+        self._segment_epoch = found.segment_epoch
+        self._epoch = found.epoch + 1 if found.epoch else found.segment_epoch << EPOCH_BITS
         self.replay: list[Record] = found.records
         self.position = found.position
         """The LSN of the next record."""
@@ -119,7 +124,8 @@ class Journal:
         if carried is not None and self._segments:
             notes += self._begin_anew(carried)
         if not self._segments:
-            self._segments = [make_segment(fs, self._directory, Segment(self.position, self._segment_bytes))]
+            self._name_by(self._begins)
+            self._segments = [make_segment(fs, self._directory, self._segment(self.position, self._segment_bytes))]
             self.position += SECTOR_BYTES
         if self._following is not None and self._following.size != self._segment_bytes:
             self._unlink_following()
@@ -134,6 +140,8 @@ class Journal:
     def _begin_anew(self, carried: Sequence[Entry]) -> list[str]:
         """The header of the new segment covers the others: from the moment of its name on they are strays."""
         fs, old, start = self._fs, self._segments, self._segments[-1].end
+        before = self._segment_epoch, self._epoch
+        self._name_by(self._begins)
         self._unlink_following()
         records: list[bytes] = []
         position = start + SECTOR_BYTES
@@ -141,18 +149,26 @@ class Journal:
             records += record_of(entry, position, position, self._epoch)
             position += entry.size_bytes
         needed = whole_sectors(position - start + _OWN_BYTES + SECTOR_BYTES)
-        segment = Segment(start, max(self._segment_bytes, needed), checkpoint=start)
+        segment = self._segment(start, max(self._segment_bytes, needed), start)
         try:
             self._segments = [make_segment(fs, self._directory, segment, records)]
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
+            self._segment_epoch, self._epoch = before
             return [f"no room for a new journal ({error.strerror}): it goes on in the old one"]
         self.position, self.checkpoint = position, start
-        for segment in old:  # one by one: a gap between them would pass for a journal that was given up
+        for segment in old:  # the last one last: without it the others would pass for a journal given up
             fs.unlink(self._path(segment.name))
             fs.sync_dir(self._directory)
         return []
+
+    def _name_by(self, epoch: int) -> None:
+        """From here on segments are named by this epoch, and records have it."""
+        self._segment_epoch, self._epoch = epoch, epoch << EPOCH_BITS
+
+    def _segment(self, start: int, size: int, checkpoint: int = 0) -> Segment:
+        return Segment(start, size, checkpoint=checkpoint, epoch=self._segment_epoch)
 
     def _unlink_following(self) -> None:
         if self._following is not None:
@@ -297,7 +313,7 @@ class Journal:
         """Makes the segment that takes over when the present one is full, large enough for a record of this size."""
         needed = -(-(SECTOR_BYTES + size + _OWN_BYTES) // SECTOR_BYTES) * SECTOR_BYTES
         if self._following is None or self._following.size < needed:
-            segment = Segment(self._segments[-1].end, max(self._segment_bytes, needed), checkpoint=self.checkpoint)
+            segment = self._segment(self._segments[-1].end, max(self._segment_bytes, needed), self.checkpoint)
             self._following = make_segment(self._fs, self._directory, segment)
 
     def _make_room(self, size: int) -> None:
@@ -319,7 +335,7 @@ class Journal:
 
     def _recycled(self, old: Segment, start: int) -> Segment:
         """Its header is one sector, so that it is either segment at any time; what has the other's name is a stray."""
-        segment = Segment(start, old.size, old.allocated, self.checkpoint)
+        segment = Segment(start, old.size, old.allocated, self.checkpoint, old.epoch)
         source, target = self._path(old.name), self._path(segment.name)
         self._fs.write_at(source, 0, [header_of(segment)])
         self._fs.rename(source, target)

@@ -13,6 +13,7 @@ from xaqueue.storage.segments import (
     CHECKPOINT,
     SECTOR_BYTES,
     SWITCH,
+    Name,
     Placed,
     Record,
     Segment,
@@ -57,6 +58,8 @@ class Remains:
     """The names of segments that were in the making."""
     fresh: int = 0
     """Where a new journal can begin: above all LSNs that were ever used."""
+    epoch: int = 0
+    """The highest in the name of a segment."""
 
 
 def read_remains(fs: FileSystem, directory: str, sound: Sound) -> Remains:
@@ -64,11 +67,13 @@ def read_remains(fs: FileSystem, directory: str, sound: Sound) -> Remains:
     names = sorted(fs.list(directory)) if fs.is_dir(directory) else []
     segments, strays, damaged = headers(fs, directory) if names else ([], [], [])
     for name in damaged:
-        start = parse_name(name)
-        assert start is not None
+        said = parse_name(name)
+        assert said is not None
         largest = max((segment.size for segment in segments), default=LARGEST_BYTES)
-        segments.append(Segment(start, min(_size(fs, f"{directory}/{name}"), largest)))
-    segments.sort(key=lambda segment: segment.start)
+        size = min(_size(fs, f"{directory}/{name}"), largest)
+        segments.append(Segment(said.start, size, epoch=said.epoch))
+    newest = max((segment.epoch for segment in segments), default=0)
+    segments = sorted((one for one in segments if one.epoch == newest), key=lambda segment: segment.start)
     for segment, behind in pairwise(segments):
         if segment.name in damaged:  # its size was in its header
             segment.size = behind.start - segment.start
@@ -81,6 +86,7 @@ def read_remains(fs: FileSystem, directory: str, sound: Sound) -> Remains:
         files=[name for name in names if parse_name(name) is not None],
         unused=[name for name in strays if name.endswith(NEW)],
         fresh=(highest // _FRESH_BYTES + 1) * _FRESH_BYTES,
+        epoch=max((said.epoch for name in names if (said := _named(name)) is not None), default=0),
     )
 
 
@@ -112,8 +118,13 @@ def _gaps(segments: list[Segment], goods: list[list[Placed]], checkpoint: int) -
 
 def _highest(fs: FileSystem, directory: str, name: str) -> int:
     """At least the highest LSN that a file can hold, by its name and size."""
-    start = parse_name(name.partition(ARCHIVE)[0].removesuffix(NEW))
-    return start + _size(fs, f"{directory}/{name}") if start is not None else 0
+    said = _named(name)
+    return said.start + _size(fs, f"{directory}/{name}") if said is not None else 0
+
+
+def _named(name: str) -> Name | None:
+    """What it says of the segment that it is, was, or was to be."""
+    return parse_name(name.partition(ARCHIVE)[0].removesuffix(NEW))
 
 
 def _size(fs: FileSystem, path: str) -> int:

@@ -17,6 +17,7 @@ from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.regular import NO_FILE
 from xaqueue.storage.segments import (
     CHECKPOINT,
+    EPOCH_BITS,
     PREFIX_BYTES,
     SECTOR_BYTES,
     SWITCH,
@@ -51,12 +52,15 @@ class Found:
     position: int = 0
     checkpoint: int = 0
     epoch: int = 0
+    """The highest of a record."""
+    segment_epoch: int = 0
+    """In the names of the segments; those of an older one are of a journal that this one has replaced."""
     tail: bytes = b""
     """Of a record that was torn, behind ``position``."""
     strays: list[str] = field(default_factory=list)
     """Files that nothing needs any more."""
     given_up: list[str] = field(default_factory=list)
-    """Files of a damaged journal that this one has replaced, and that are to be kept."""
+    """Files that are to be kept: of a damaged journal that this one has replaced, or that a former owner wrote late."""
 
 
 def look(fs: FileSystem, directory: str, sound: Sound, *, used: bool = False) -> Found:
@@ -74,14 +78,14 @@ def check_version(fs: FileSystem, directory: str) -> None:
 
 
 def headers(fs: FileSystem, directory: str) -> tuple[list[Segment], list[str], list[str]]:
-    """The segments, sorted; the names of strays; and the names of files whose header is damaged.
+    """The segments, sorted by epoch and LSN; the names of strays; and the names of files whose header is damaged.
 
     Raises SpaceError for a newer format.
     """
     segments, strays, damaged = [], [], []
     for name in sorted(fs.list(directory)):
-        start = parse_name(name)
-        if start is None:
+        said = parse_name(name)
+        if said is None:
             if name.endswith(".log" + NEW):
                 strays.append(name)  # a crash cut its making off
             continue
@@ -102,7 +106,8 @@ def headers(fs: FileSystem, directory: str) -> tuple[list[Segment], list[str], l
                 f"{path} has journal format {newer.args[0]}; this xaqueue reads format {VERSION}: use a newer one. "
                 "Nothing was changed"
             ) from None
-        if segment.start == start:
+        segment.epoch = said.epoch
+        if segment.start == said.start:
             segments.append(segment)
         else:
             strays.append(name)  # a crash cut its recycling off
@@ -132,7 +137,7 @@ def good_records(
     for segment in segments:
         placed = []
         for good in records_in(content(fs, directory, segment), segment.start):
-            if good.epoch >= epoch:
+            if good.epoch >= epoch and good.epoch >> EPOCH_BITS == segment.epoch:
                 placed.append(good)
                 epoch = good.epoch
                 if good.record.kind == CHECKPOINT:
@@ -158,13 +163,18 @@ class _Look:
     def run(self, used: bool) -> Found:
         found = self.found
         segments, found.strays, damaged = self._headers()
-        if damaged:
-            self._damaged(f"{damaged[0]} has no sound header")
+        newest = max((segment.epoch for segment in segments), default=0)
+        for name in damaged:
+            said = parse_name(name)
+            if said is None or said.epoch >= newest:
+                self._damaged(f"{name} has no sound header")
+            found.given_up.append(name)
         if not segments:
             if used or self._archives():
                 self._damaged("all its segments are missing")
             return found
         chain = self._chain(segments)
+        found.segment_epoch = chain[-1].epoch
         found.checkpoint, goods = good_records(self.fs, self.directory, chain, self.sound)
         found.epoch = max((good.epoch for placed in goods for good in placed), default=0)
         if not chain[0].start <= found.checkpoint < chain[-1].end:
@@ -182,12 +192,13 @@ class _Look:
 
     def _chain(self, segments: list[Segment]) -> list[Segment]:
         """The segments without a gap up to the last one."""
-        first = len(segments) - 1
-        while first and segments[first - 1].end == segments[first].start:
+        first, epoch = len(segments) - 1, segments[-1].epoch
+        while first and segments[first - 1].end == segments[first].start and segments[first - 1].epoch == epoch:
             first -= 1
         before = [segment.name for segment in segments[:first]]
-        if segments[first].checkpoint == segments[first].start:  # it began with nothing to be done again
-            self.found.given_up = before
+        begun = segments[first].checkpoint == segments[first].start  # with nothing to be done again
+        if begun and all(segment.end != segments[first].start for segment in segments[:first]):
+            self.found.given_up += before  # nothing leads up to it: whoever began it did not replace these
         else:
             self.found.strays += before
         return segments[first:]
@@ -210,7 +221,7 @@ class _Look:
                 break
             start = lsn_in(placed[-1].record)
             if not chain or chain[0].start != start:
-                self._damaged(f"segment {name_of(start)} is missing, and it has been written to")
+                self._damaged(f"segment {name_of(start, segment.epoch)} is missing, and it has been written to")
         self._end(segment, [good for placed in (placed, *goods) for good in placed if good.record.lsn > found.position])
         if chain:
             found.following = chain.pop(0) if chain[0].allocated else None

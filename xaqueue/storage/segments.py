@@ -1,18 +1,20 @@
 """The bytes of a journal: segments of records.
 
-    segment  <first LSN, 16 hex digits>.log: a header in its first sector, then records
+    segment  <epoch>.<first LSN>.log, 16 hex digits each: a header in its first sector, then records
     header   magic "XAQJ", version, 0, first LSN, size, checkpoint, CRC-32; so in every version
     record   prefix, meta, body, zeros up to a multiple of 8
     prefix   magic "XAQJ", kind, 3 zeros, sizes of meta and body, LSN, LSN of its round's first record, epoch, CRC-32
 
 A record's LSN is its place, so that what an earlier life left in a recycled segment never passes for a record. A round
 ends in zeros, so that an end is told from a torn record. The epoch counts up with every opening: what stands behind a
-record and has an older one was cut off before.
+record and has an older one was cut off before. Its upper half is the epoch in the segment's name, which is that of
+the owner who began the journal; a record of another one is refused. The lower half counts the writers, or failures.
 The CRC is of prefix and meta; a body is checked by whoever knows its checksums from meta (``sound``).
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +32,9 @@ CRC = struct.Struct("<I")
 PREFIX_BYTES = PREFIX.size + CRC.size
 LSN = struct.Struct("<Q")
 END = bytes(PREFIX_BYTES)
+EPOCH_BITS = 32
+"""Of the epoch in a record, those below the epoch in the name of its segment."""
+_NAME = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{16})\.log")
 
 CHECKPOINT, SWITCH = 254, 255
 """Kinds of the journal's own records; meta is an LSN: from which to replay, or where the next segment begins."""
@@ -78,6 +83,7 @@ class Segment:
     size: int
     allocated: int = 0
     checkpoint: int = 0
+    epoch: int = 1
 
     @property
     def end(self) -> int:
@@ -86,7 +92,7 @@ class Segment:
 
     @property
     def name(self) -> str:
-        return name_of(self.start)
+        return name_of(self.start, self.epoch)
 
     @property
     def growth(self) -> int:
@@ -108,13 +114,20 @@ class NewerHeader(Exception):
     """The header of a version that is not known here; its number is the argument."""
 
 
-def name_of(start: int) -> str:
-    return f"{start:016x}.log"
+class Name(NamedTuple):
+    """What the name of a segment says."""
+
+    epoch: int
+    start: int
 
 
-def parse_name(name: str) -> int | None:
-    digits = name.removesuffix(".log")
-    return int(digits, 16) if len(digits) == 16 and digits != name and set(digits) <= set("0123456789abcdef") else None
+def name_of(start: int, epoch: int = 1) -> str:
+    return f"{epoch:016x}.{start:016x}.log"
+
+
+def parse_name(name: str) -> Name | None:
+    match = _NAME.fullmatch(name)
+    return Name(int(match[1], 16), int(match[2], 16)) if match else None
 
 
 def header_of(segment: Segment) -> bytes:

@@ -16,15 +16,14 @@ from __future__ import annotations
 import json
 import os
 import socket
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from xaqueue.errors import DecisionLogError, DecisionLogInUse, ResourceFailed
+from xaqueue.errors import DecisionLogError, DecisionLogInUse
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.modes import BY_UMASK, PRIVATE, Modes
-from xaqueue.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, boot_to_close, read_owner_file
+from xaqueue.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, read_owner_file
 from xaqueue.storage.owner_file import is_owned as is_owned
 from xaqueue.tm.log import JOURNAL, DecisionLog
 from xaqueue.tm.node import NODE
@@ -42,9 +41,7 @@ class OwnedLog:
 
     def close(self) -> None:
         try:
-            if self.log.close():
-                with suppress(OSError, ResourceFailed):  # then the next one writes it anew, as after a crash
-                    _write(self.lock, _owner(self.log.node, self.log.epoch, ""))
+            self.log.close()
         finally:
             self.lock.release()
 
@@ -81,10 +78,9 @@ def open_log(path: str | os.PathLike[str]) -> OwnedLog:
 def _open(lock: OwnerFile, root: Path, fs: DirectoryFileSystem) -> DecisionLog:
     """Says who the owner is before anything is changed, and again once it is known which node that is."""
     lock.read()  # which refuses a link
-    suspect = _is_suspect(root)
-    _write(lock, _owner("", 0, boot_to_close()))  # should it fail to open, the next one is to know
-    log = DecisionLog(fs, suspect=suspect, lost=lock.lost)
-    _write(lock, _owner(log.node, log.epoch, boot_to_close()))
+    _write(lock, _owner("", 0))
+    log = DecisionLog(fs, lost=lock.lost)
+    _write(lock, _owner(log.node, log.epoch))
     return log
 
 
@@ -120,14 +116,6 @@ def _write(lock: OwnerFile, content: bytes) -> None:
         fs.close()
 
 
-def _is_suspect(root: Path) -> bool:
-    """Whether what is read of the log may be in memory only; where nobody tells, it may."""
-    try:
-        return bool(json.loads(read_owner_file(root))["unclosed"] == boot_to_close())
-    except (OSError, ValueError, TypeError, KeyError):
-        return True
-
-
 def _describe(root: Path) -> str:
     try:
         told = json.loads(read_owner_file(root))
@@ -136,7 +124,7 @@ def _describe(root: Path) -> str:
         return "another process"
 
 
-def _owner(node: str, epoch: int, unclosed: str) -> bytes:
+def _owner(node: str, epoch: int) -> bytes:
     since = datetime.now(UTC).isoformat(timespec="seconds")
     told = {"node": node, "epoch": epoch, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
-    return json.dumps(told | {"unclosed": unclosed}).encode() + b"\n"
+    return json.dumps(told).encode() + b"\n"

@@ -81,12 +81,10 @@ class DecisionLog:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         now_us: Callable[[], int] = wall_clock,
-        suspect: bool = False,
         lost: Callable[[], str] = lambda: "",
     ) -> None:
         """Opens the log behind ``fs``, which this process owns, and makes one where there is none.
 
-        suspect: what is read may be in memory only, since a sync failed in this boot or may have: it is written anew.
         lost: why this process owns it no more, where it does not. Raises DecisionLogDamaged, DecisionLogError.
         """
         self._fs = fs
@@ -97,10 +95,12 @@ class DecisionLog:
         """Done, and not recorded as such yet."""
         try:
             found = read(fs)
-            self._journal = Journal(fs, JOURNAL, segment_bytes=segment_bytes, used=bool(found.node))
+            self._journal = Journal(
+                fs, JOURNAL, segment_bytes=segment_bytes, used=bool(found.node), epoch=found.epoch + 1
+            )
             self._journal.harden()
             dangling = records.carried(found.table.open.values(), found.table.heuristics.values())
-            for note in self._journal.start(list(dangling) if suspect else None):
+            for note in self._journal.start(list(dangling)):  # the old one may be in memory only, or written to late
                 log.warning("decision log: %s", note)
             self.node = found.node or fresh_id()[:8].hex()
             self.epoch = found.epoch + 1
@@ -262,10 +262,9 @@ class DecisionLog:
         """How often it hardened something: fewer than there were decisions where some came together."""
         return self._journal.syncs
 
-    def close(self) -> bool:
-        """Flushes, and ends the use of the directory; a second call does nothing. Returns whether it had not failed."""
-        is_well = self._barrier.failure is None
-        if is_well:
+    def close(self) -> None:
+        """Flushes, and ends the use of the directory; a second call does nothing."""
+        if self._barrier.failure is None:
             try:
                 self.flush()
             except RetryLater as full:
@@ -273,7 +272,6 @@ class DecisionLog:
         self._barrier.end(DecisionLogError("the decision log is closed: open its transaction manager again"))
         self._barrier.close()
         self._fs.close()
-        return is_well
 
     def abandon(self) -> None:
         """In a forked child: nothing here may write any more."""
