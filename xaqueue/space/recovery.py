@@ -136,9 +136,9 @@ class _Recovery:
             parsed = layout.parse_block(name)
             if parsed is not None:
                 found.setdefault(parsed[0], {})[parsed[1]] = f"{directory}/{name}"
-            elif name == redo.MAKING:
+            elif name == redo.MAKING and not self.fs.is_dir(f"{directory}/{name}"):
                 self.fs.unlink(f"{directory}/{name}")  # an open before was killed while it wrote a file anew
-            elif not name.startswith("."):
+            elif name == redo.MAKING or not name.startswith("."):
                 self._set_aside(f"{directory}/{name}", "no command block: its name is not <xid>.<number>")
         return found
 
