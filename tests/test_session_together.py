@@ -170,7 +170,7 @@ def test_an_interruption_in_a_step_fences_and_leaves_no_lock_held(
     barrier = bare.space.barrier
     with monkeypatch.context() as patch:
         patch.setattr(barrier, "_lock", InterruptedLock(bare.space.lock))
-        with pytest.raises(ResourceFailed, match="KeyboardInterrupt"):
+        with pytest.raises(KeyboardInterrupt):
             barrier.perform(lambda: pytest.fail("it is applied"))
     told = ends(lambda: bare.put("q", b"1"))
     assert [type(error) for error in told] == [ResourceFailed]
@@ -209,7 +209,7 @@ def test_an_interrupted_leader_tells_those_who_wait_for_its_round(
 
     waiting: list[tuple[threading.Thread, list[Error]]] = []
     monkeypatch.setattr(Step, "sleep", noted_sleep)
-    with pytest.raises(ResourceFailed, match="KeyboardInterrupt"):
+    with pytest.raises(KeyboardInterrupt):
         barrier.perform(interrupt)
     ((thread, told),) = waiting
     thread.join(LIMIT_S)
