@@ -93,7 +93,12 @@ def test_it_counts_sessions_and_branches(served: ServerThread, connection: Conne
     connection.flush()
     first = told(served)
     assert (first["sessions"], first["active"], first["waiting"], first["draining"]) == (2, 1, 0, False)
-    waiting = threading.Thread(target=lambda: connection.dequeue("replies", wait_s=PATIENCE_S))
+
+    def wait() -> None:
+        with xaqueue.connect(served.url) as other:
+            other.dequeue("replies", wait_s=PATIENCE_S)
+
+    waiting = threading.Thread(target=wait)
     waiting.start()
     while not told(served)["waiting"]:
         pass
