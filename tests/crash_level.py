@@ -90,8 +90,11 @@ def open_space(
     on_branches: Callable[[Space], object] = lambda _: None,
     *,
     goes_on: bool = False,
+    closed_well: bool = False,
 ) -> Space:
-    """goes_on: in the journal that ``ready`` has filled, as if its owner was this one."""
+    """goes_on: in the journal that ``ready`` has filled, as if its owner was this one. closed_well: the owner before
+    was not killed.
+    """
     definitions = Definitions(default=QueueDefinition(), journal_segment_bytes=level.segment_bytes)
     with (
         mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024),
@@ -101,7 +104,7 @@ def open_space(
             fs,
             definitions,
             hardening=level.hardening,
-            suspect=fs.calls > 0,  # in the same boot, and nothing in a story is closed well
+            suspect=fs.calls > 0 and not closed_well,  # it is the same boot
             now_us=lambda: NOON_US,
             on_branches=on_branches,
         )

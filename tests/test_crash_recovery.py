@@ -104,9 +104,11 @@ def test_the_power_goes_after_a_kill_while_nothing_is_synced_yet(name: str, leve
                 break
 
 
-def go_on(jury: Jury, fs: ForgetfulFileSystem, record: Record, verb: str, end: End) -> None:
+def go_on(
+    jury: Jury, fs: ForgetfulFileSystem, record: Record, verb: str, end: End, *, closed_well: bool = False
+) -> None:
     """The next owner decides what is in doubt, takes all messages, puts new ones; after each the power may go."""
-    space = open_space(fs, jury.level)
+    space = open_space(fs, jury.level, closed_well=closed_well)
     record = jury.pinned(space, record)
     session = Session(space)
     for xid, became in look(space, session).listed.items():
@@ -143,4 +145,4 @@ def test_the_next_owner_goes_on_before_the_power_goes(name: str, level: Level, v
 @pytest.mark.parametrize("name", [name for name in ONE_BRANCH if name.endswith(": prepared")])
 def test_what_was_prepared_at_a_lower_level_is_committed_at_this_one(name: str, verb: str, level: Level) -> None:
     fs, record = play(STORIES[name], NONE)
-    go_on(Jury(STORIES[name], level), fs, record, verb, End.ONE_PHASE)
+    go_on(Jury(STORIES[name], level), fs, record, verb, End.ONE_PHASE, closed_well=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
@@ -109,11 +110,11 @@ def test_the_next_owner_is_cut_off_too(name: str, level: Level) -> None:
         judge_each(trees_of(fs, level, EXTREMES, draw=2), promised, level, judged)
 
 
-def cut_off_next(fs: ForgetfulFileSystem, level: Level, calls: int | None) -> None:
+def cut_off_next(fs: ForgetfulFileSystem, level: Level, calls: int | None, *, closed_well: bool = False) -> None:
     """The next owner sees what the killed one did, and what that has not synced is not on disk yet."""
     fs.survive_kill(None if calls is None else fs.calls + calls)
     try:
-        clearing.clear(open_space(fs, level))
+        clearing.clear(open_space(fs, level, closed_well=closed_well))
     except (Crashed, ResourceFailed):
         assert fs.crashed
 
@@ -135,7 +136,7 @@ def raised_level(name: str, level: Level) -> None:
     """The next owner has a higher level than the one that consumed."""
     fs, promised, _ = play(STORIES[name][0][:-1], NONE)
     promised.kept_above = STORIES[name][1]
-    cut_off_next(fs, level, None)
+    cut_off_next(fs, level, None, closed_well=True)
     judge_each(trees_of(fs, level, EXTREMES), promised, level, set())
 
 
@@ -175,9 +176,9 @@ def test_a_sync_left_out_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_every_kind_of_sync_of_streams_is_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     with careless(monkeypatch) as care:
-        for name in STORIES:
+        for name, closed_well in itertools.product(STORIES, (False, True)):
             fs, _, _ = play(STORIES[name][0], STRICT)
-            cut_off_next(fs, STRICT, None)
+            cut_off_next(fs, STRICT, None, closed_well=closed_well)
     own = {kind for kind in care.asked if "stream" in kind or kind.startswith(("_write:", "_archive:", "_harden_"))}
     assert own == NOTICED.keys() | REDUNDANT.keys()
 

@@ -47,7 +47,7 @@ def next_owner(name: str, level: Level = STRICT, calls: Sample = ALL) -> None:
 def raised_level(name: str, level: Level = STRICT) -> None:
     """The next owner has a higher level than the one that prepared."""
     fs, record = play(STORIES[name], NONE)
-    go_on(Jury(STORIES[name], level), fs, record, "commit", End.ONE_PHASE)
+    go_on(Jury(STORIES[name], level), fs, record, "commit", End.ONE_PHASE, closed_well=True)
 
 
 NOTICED: dict[str, tuple[Callable[[str], None], str]] = {
@@ -72,7 +72,8 @@ NOTICED: dict[str, tuple[Callable[[str], None], str]] = {
     "_sync_directories: target queue": (kill_then_power_loss, "first: one_phase"),
     "_sync_directories: target range": (kill_then_power_loss, "put: one_phase"),
     "_sync_directories: target root": (power_loss, "first in a bare directory: one_phase"),
-    "_publish: content watermark": (next_owner, "first: one_phase"),
+    "_publish: content watermark": (next_owner, "put: one_phase"),
+    "write_anew: content block": (kill_then_power_loss, "put: prepared"),
     "_harden: content block": (raised_level, "puts in new queues: prepared"),
     "_harden: content first block": (raised_level, "put: prepared"),
 }
@@ -110,6 +111,9 @@ def test_every_kind_of_sync_is_in_one_of_the_tables(monkeypatch: pytest.MonkeyPa
             for fs, _ in crashes(STORIES[name], STRICT):
                 fs.survive_kill()
                 Session(open_space(fs, STRICT)).close()
+        for name in ONE_BRANCH:
+            fs, _ = play(STORIES[name], NONE)
+            Session(open_space(fs, STRICT, closed_well=True)).close()
     assert care.asked == NOTICED.keys() | REDUNDANT.keys() | ELSEWHERE.keys()
 
 

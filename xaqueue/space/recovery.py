@@ -345,7 +345,8 @@ class _Recovery:
         if self.space.suspect and self.space.barrier.journal is None:  # else they were replayed, or checked off before
             for path in paths:
                 redo.write_anew(self.fs, path, [self.fs.read(path)], harden=self.space.barrier.harden_content)
-        self.space.barrier.harden_content(paths)
+        else:
+            self.space.barrier.harden_content(paths)
         self._sync_directories(self._every_directory)
 
     def _publish(self, highest: Mapping[str, int]) -> None:
