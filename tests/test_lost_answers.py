@@ -113,10 +113,14 @@ def run(ground: Ground, connection: Connection, steps: list[Step], cut: Cut) -> 
         except (ConnectionLost, RolledBack) as error:
             return name, error
         if behind and ground.proxy.has_cut.is_set():
-            deadline = time.monotonic() + PATIENCE_S
-            while stream_of(connection) is first and is_connected(connection):
-                assert time.monotonic() < deadline
+            hear_of_cut(connection, first)
     return "", None
+
+
+def hear_of_cut(connection: Connection, first: Stream | None) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while stream_of(connection) is first and is_connected(connection):
+        assert time.monotonic() < deadline
 
 
 def stream_of(connection: Connection) -> Stream | None:
@@ -280,6 +284,7 @@ def test_what_a_lost_answer_invites_to_is_right(ground: Ground, story: str, cut:
 @pytest.mark.parametrize("cut", [cut for cut in cuts(3) if cut.number == 3], ids=str)
 def test_a_read_only_prepare_whose_answer_is_lost(ground: Ground, cut: Cut) -> None:
     connection = ground.connect(cut)
+    first = stream_of(connection)
     connection.tpc_begin(X)
     assert connection.dequeue("nothing") is None
     try:
@@ -288,6 +293,8 @@ def test_a_read_only_prepare_whose_answer_is_lost(ground: Ground, cut: Cut) -> N
         answer = until_known(connection.tpc_prepare)
         assert answer is False or isinstance(answer, RolledBack)
     assert not connection.in_transaction or connection.tpc_commit() is None
+    assert ground.proxy.has_cut.wait(PATIENCE_S)
+    hear_of_cut(connection, first)
     goes_on(connection)
 
 

@@ -34,6 +34,7 @@ NOBODY = 65534
 GROUP = 60
 """Any that the tests' own user does not have as its first; only root may give files to it."""
 PATIENCE_S = 60.0
+FRESH_S = 0.05
 STREAM = "query#8c1"
 BRANCH = Xid(7, b"one", b"of two phases")
 STRICT, JOURNAL = "FSYNC;DSYNC", "JOURNAL"
@@ -83,6 +84,9 @@ class Seen:
             for path in (Path(directory), *(Path(directory, name) for name in names)):
                 with suppress(FileNotFoundError):
                     found = path.lstat()
+                    if time.time() - found.st_ctime < FRESH_S:  # a thread is making it, and its group comes last
+                        time.sleep(FRESH_S)
+                        found = path.lstat()
                     told = self.directories if stat.S_ISDIR(found.st_mode) else self.files
                     told[str(path.relative_to(self.root))] = stat.S_IMODE(found.st_mode)
                     self.groups.add(found.st_gid)

@@ -18,7 +18,6 @@ import pytest
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
 import xaqueue
-from xaqueue.connection import Connection
 from xaqueue.errors import SpaceError, SpaceInUse
 from xaqueue.rpc.client import RemoteManager
 from xaqueue.rpc.endpoint import UNIX_PATH_LIMIT_BYTES
@@ -28,6 +27,8 @@ from xaqueue.spark import owner as owner_room
 from xaqueue.spark import places
 from xaqueue.spark.owner import reach
 from xaqueue.storage.ids import fresh_id
+from xaqueue.xa import Flag
+from xaqueue.xid import Xid
 
 PATIENCE_S = 60.0
 
@@ -71,9 +72,11 @@ def root(tmp_path: Path, cache: Path) -> Iterator[Path]:
 
 
 def put(manager: RemoteManager, body: bytes) -> None:
-    connection = Connection(manager, fresh_id)
-    connection.enqueue("orders", body)
-    connection.commit()
+    xid = Xid(1, fresh_id(), b"")
+    manager.start(xid)
+    manager.enqueue("orders", body)
+    manager.end(xid)
+    manager.commit(xid, Flag.ONEPHASE)
 
 
 def bodies(manager: RemoteManager) -> list[bytes]:

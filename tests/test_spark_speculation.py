@@ -19,7 +19,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.xdist_group("spark-kill")]
 
 MESSAGES, BATCHES = (25_000, 13) if FULL else (2_000, 5)
-"""An odd number of batches: the attempts of each end in turn together or late, and that of the last never ends."""
+"""An odd number of batches, of which the first is empty: the attempts of each end in turn together or late, and that of the last never ends."""
 
 
 def expected(batch: int) -> tuple[list[str], list[str]]:
@@ -41,7 +41,7 @@ def test_of_two_attempts_one_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     words = tmp_path / "words"
     words.touch()
     monkeypatch.setenv("XAQUEUE_TEST_WORDS", str(words))
-    with spark_copies.scene(tmp_path, sinks=2, messages=MESSAGES, most=-(-MESSAGES // BATCHES)) as scene:
+    with spark_copies.scene(tmp_path, sinks=2, messages=MESSAGES, most=-(-MESSAGES // (BATCHES - 1))) as scene:
         run = scene.run("slow", BATCHES - 1, master="cluster")
         assert run.returncode == 0, run.stdout
         assert told(words) == {batch: expected(batch) for batch in range(BATCHES)}, run.stdout

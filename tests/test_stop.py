@@ -94,8 +94,6 @@ class Scene:
         assert self.active.dequeue("orders") is not None
         self.active.enqueue("orders", b"lost")
         self.active.flush()
-        self.waiting.enqueue("replies", b"lost, too")
-        self.waiting.flush()
         self.told: Error | None = None
         self._thread = threading.Thread(target=self._wait)
         self._thread.start()
@@ -104,6 +102,8 @@ class Scene:
 
     def _wait(self) -> None:
         try:
+            self.waiting.enqueue("replies", b"lost, too")
+            self.waiting.flush()
             self.waiting.dequeue("replies", wait_s=PATIENCE_S)
         except Error as error:
             self.told = error

@@ -70,6 +70,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("close", []),
         ("status", []),
         ("indoubt_list", []),
+        ("indoubt_next", []),
         ("indoubt_decide", [UNKNOWN, True, "somebody", "reason"]),
         ("indoubt_forget", [UNKNOWN, "somebody", "reason"]),
         ("indoubt_forgotten", []),
