@@ -19,7 +19,9 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.xdist_group("spark-kill")]
 
 MESSAGES, BATCHES = (25_000, 13) if FULL else (2_000, 5)
-"""An odd number of batches, of which the first is empty: the attempts of each end in turn together or late, and that of the last never ends."""
+"""An odd number of batches, of which the first is empty: the attempts of each end in turn together or late, and that of
+the last never ends.
+"""
 
 
 def expected(batch: int) -> tuple[list[str], list[str]]:
