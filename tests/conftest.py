@@ -21,6 +21,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups first: their tests run one behind the other, and mostly wait, while others compute."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
 @pytest.fixture
 def quiet() -> Iterator[None]:
     """No logging: a fenced space says so at the top of its voice, and crash tests fence a thousand a second."""
