@@ -40,6 +40,7 @@ from xaqueue.rpc.client import RemoteManager
 from xaqueue.space import attach as attach_room
 from xaqueue.space.attach import read_owner
 from xaqueue.spark import branches, deciding, owner, sink
+from xaqueue.spark.way_on import way_on
 from xaqueue.xa import Flag, Vote
 from xaqueue.xid import Xid
 
@@ -200,6 +201,13 @@ def test_what_another_plan_has_under_the_same_number_is_refused(scene: Scene, tm
     with pytest.raises(InvalidArgument, match=r"\(digest .*, not .*\)"):
         writer.commit(scene.tasks(writer, [texts(2)]), 0)
     assert (scene.bodies(), scene.in_doubt()) == ([b"1"], 0)
+
+
+def test_the_way_on_names_every_queue_in_words_for_a_shell() -> None:
+    queues = {f"queue{number}": number for number in range(100)}
+    told = way_on(json.dumps({"stream": "s#1", "spaces": {"/data of ours": queues}}))
+    for queue, seq in queues.items():
+        assert f"`xaqueue release {queue} --through {seq} --space '/data of ours'`" in told
 
 
 def test_a_number_below_the_last_is_refused(scene: Scene, tmp_path: Path) -> None:

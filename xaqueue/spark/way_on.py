@@ -7,18 +7,20 @@ batch end, so that every message comes once.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
-
-TOLD = 1000
 
 Document = dict[str, Any]
 
 
 def way_on(offsets: str) -> str:
-    """For an error, of what the last batch was made from: a line of JSON a source; empty where that says nothing."""
+    """For an error, of what the last batch was made from: a line of JSON a source; empty where that says nothing.
+
+    It is whole, however many queues there are: nothing else remembers where they were.
+    """
     told = "; ".join(filter(None, map(_way, _documents(offsets))))
-    return f": {told}" if told and len(told) <= TOLD else ""
+    return f": {told}" if told else ""
 
 
 def queues_read(offsets: str) -> Iterator[tuple[str, str, Mapping[str, int]]]:
@@ -59,7 +61,7 @@ def _behind(spaces: Mapping[str, Mapping[str, int]]) -> str:
     for number, (path, queues) in enumerate(spaces.items()):
         for queue, seq in queues.items():
             wanted.setdefault(queue, {})[str(number)] = seq + 1
-            releases.append(f"`xaqueue release {queue} --through {seq} --space {path}`")
+            releases.append(f"`xaqueue release {queue} --through {seq} --space {shlex.quote(path)}`")
     return (
         f"where the source keeps its messages, with the option startingOffsets={_compact(spaces)} (with subscribe "
         f"{_compact(wanted)}); where it consumes them, at the earliest, after {', '.join(releases)}"
