@@ -10,9 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
+from typing import Generic, TypeVar
 
+import stream_story
 from crash_cases import GIVEN
 from crash_level import NOON_US, STRICT, Level, open_space, ready
 from crash_story import (
@@ -45,32 +48,54 @@ from xaqueue.xid import Xid
 
 STREAMED = "s"
 """A queue of which a stream has consumed a part that is not cleared yet."""
+LATE = "late"
+"""A queue of which every message has expired."""
+HOUR_US = 3_600_000_000
+NO_ACT = Act(End.ACTIVE, ())
+
+Promises = TypeVar("Promises")
 
 
 @dataclass(frozen=True)
-class Moment:
+class Moment(Generic[Promises]):
     """What a crash would find: the file system after a kill, what a power loss may leave, what was promised."""
 
     killed: Tree
     cut: tuple[Tree, ...]
-    record: Record
+    promised: Promises
 
 
 @dataclass(frozen=True)
-class Scene:
-    """Acts that are done before, and one whose last verb is the step. ``turn``: who is interrupted, or interrupts."""
+class Turn:
+    """Who is interrupted by a step, or interrupts it."""
 
-    before: tuple[Act, ...]
-    act: Act
     turn: str
     step_within: bool = True
     """The step comes in the middle of the turn; without it the turn comes in the middle of the step."""
+
+
+@dataclass(frozen=True)
+class Scene(Turn):
+    """Acts that are done before, and one whose last verb is the step."""
+
+    before: tuple[Act, ...] = ()
+    act: Act = NO_ACT
     archive: bool = False
     """The stream keeps what it has consumed."""
+    clears_away: bool = False
+    """The step is the removal of what has expired, while the act has got to its last verb."""
 
     @property
     def story(self) -> Story:
         return Story((*self.before, self.act), start(self.archive))
+
+
+@dataclass(frozen=True)
+class StreamScene(Turn):
+    """Acts of a stream, of which the last is the step. ``kept_above``: what it consumes from there on is archived."""
+
+    acts: stream_story.Acts = field(default_factory=list)
+    kept_above: int = 0
 
 
 class WatchedFileSystem(ForgetfulFileSystem):
@@ -88,27 +113,36 @@ class WatchedFileSystem(ForgetfulFileSystem):
 
 
 @dataclass
-class Play:
+class Interrupted(Generic[Promises]):
     """One scene at one level, interrupted before its call number ``at``."""
 
-    scene: Scene
+    scene: Turn
     level: Level
     at: int
     trees: Callable[[ForgetfulFileSystem], Iterator[Tree]]
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[Moment[Promises]] = field(default_factory=list)
     inner: Callable[[], object] = lambda: None
     calls: int = 0
     """Of the one who is interrupted."""
+
+    def start(self) -> Tree:
+        raise NotImplementedError
+
+    def begin(self) -> Callable[[], object]:
+        """Everything before the step; which is returned."""
+        raise NotImplementedError
+
+    def promised(self, killed: Tree) -> Promises:
+        """What was acknowledged by now, to be kept. killed: what is seen now."""
+        raise NotImplementedError
 
     def run(self) -> bool:
         """Whether it was interrupted: False once the turn has fewer calls."""
         with Lockstep() as steps:
             self.steps = steps
-            self.fs = WatchedFileSystem(None, ready(self.scene.story.start, self.level))
+            self.fs = WatchedFileSystem(None, ready(self.start(), self.level))
             self.space = open_space(self.fs, self.level, goes_on=True)
-            self.record = Record()
-            self.record.seqs = look(self.space, Session(self.space)).seqs
-            step = self._begin()
+            step = self.begin()
             turn = self._turn()
             outer, self.inner = (turn, step) if self.scene.step_within else (step, turn)
             self.fs.called = self._called
@@ -126,14 +160,6 @@ class Play:
         """A space that is being closed takes no new work."""
         return suppress(ResourceFailed) if self.scene.turn == "close" else nullcontext()
 
-    def _begin(self) -> Callable[[], None]:
-        """Everything before the step; which is returned."""
-        for position, act in enumerate(self.scene.before):
-            _Branch(self.space, self.record, self.scene.story.xid(position), act).play()
-        branch = _Branch(self.space, self.record, self.scene.story.xid(len(self.scene.before)), self.scene.act)
-        branch.begin()
-        return branch.finish
-
     def _turn(self) -> Callable[[], object]:
         space = self.space
         match self.scene.turn:
@@ -145,6 +171,8 @@ class Play:
                 return lambda: range_images.checkpoint(space)
             case "clear":
                 return lambda: clearing.clear(space)
+            case "expire":
+                return lambda: clearing.expire(space)
             case _:
                 return space.close
 
@@ -160,20 +188,60 @@ class Play:
         if self.calls > self.at:
             self.moments.append(self._moment())
 
-    def _moment(self) -> Moment:
-        record = self.record
+    def _moment(self) -> Moment[Promises]:
         killed = self.fs.tree_after_kill()
+        return Moment(killed, tuple(self.trees(self.fs)), self.promised(killed))
+
+
+@dataclass
+class Play(Interrupted[Record]):
+    scene: Scene
+
+    def start(self) -> Tree:
+        return self.scene.story.start
+
+    def begin(self) -> Callable[[], object]:
+        self.record = Record()
+        self.record.seqs = look(self.space, Session(self.space)).seqs
+        for position, act in enumerate(self.scene.before):
+            _Branch(self.space, self.record, self.scene.story.xid(position), act).play()
+        branch = _Branch(self.space, self.record, self.scene.story.xid(len(self.scene.before)), self.scene.act)
+        branch.begin()
+        return partial(clearing.expire, self.space) if self.scene.clears_away else branch.finish
+
+    def promised(self, killed: Tree) -> Record:
+        record, hidden = self.record, (STREAMED, LATE)
         taken = {
             (work.queue, work.message) for act in self.scene.story.acts for work in act.work if isinstance(work, Take)
         }
-        frozen = replace(
+        return replace(
             record,
             may_be=[set(each) for each in record.may_be],
             seqs=dict(record.seqs),
             undone=list(record.undone),
-            shown={place: seq for place, seq in shown(killed).items() if place not in taken and place[0] != STREAMED},
+            shown={place: seq for place, seq in shown(killed).items() if place not in taken and place[0] not in hidden},
         )
-        return Moment(killed, tuple(self.trees(self.fs)), frozen)
+
+
+@dataclass
+class StreamPlay(Interrupted[stream_story.Promised]):
+    scene: StreamScene
+
+    def start(self) -> Tree:
+        return stream_story.start()[0]
+
+    def begin(self) -> Callable[[], object]:
+        self.player = stream_story.Player(
+            self.space,
+            self.level,
+            stream_story.Promised(dict(stream_story.start()[1]), kept_above=self.scene.kept_above),
+        )
+        *before, step = self.scene.acts
+        self.player.play(before)
+        return partial(self.player.act, step)
+
+    def promised(self, _: Tree) -> stream_story.Promised:
+        return deepcopy(self.player.promised)
 
 
 class _Branch:
@@ -229,8 +297,9 @@ class _Branch:
 
 @cache
 def start(archive: bool) -> Tree:
-    """Two messages in queue a, one in b. In the streamed queue four, across an edge: the range of the two before it is
-    consumed."""
+    """Two messages in queue a, one in b, and three that have expired. In the streamed queue four, across an edge: the
+    range of the two before it is consumed.
+    """
     marked = {layout.queue_path(STREAMED): None, layout.watermark_path(STREAMED): mark(RANGE_SIZE - 3)}
     fs = Tree({**GIVEN.nodes, **marked}).open()
     space = open_space(fs, STRICT)
@@ -238,6 +307,10 @@ def start(archive: bool) -> Tree:
     session.start(xid)
     for message in (200, 201, 202, 203):
         do(session, Put(STREAMED, message))
+    space.now_us = lambda: NOON_US - 2 * HOUR_US
+    for message in (300, 301, 302):
+        session.enqueue(LATE, body_of(message), message_id=message_id(message), expires_at=NOON_US - HOUR_US)
+    space.now_us = lambda: NOON_US
     session.end(xid)
     session.commit(xid, Flag.ONEPHASE)
     session.reserve(STREAMED, "query#1", 0, RANGE_SIZE - 1)

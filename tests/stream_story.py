@@ -30,7 +30,8 @@ FRESH = 99
 """The message that is put after a crash."""
 
 
-Acts = list[tuple[str, tuple[int | bool, ...]]]
+Act = tuple[str, tuple[int | bool, ...]]
+Acts = list[Act]
 
 
 @dataclass
@@ -102,9 +103,13 @@ class Player:
         self.session.commit(xid, Flag.ONEPHASE)
 
     def play(self, acts: Acts) -> None:
-        for name, arguments in acts:
-            getattr(self, name)(*arguments)
+        for act in acts:
+            self.act(act)
             follow(self.space, self.level, "one-phase")
+
+    def act(self, act: Act) -> None:
+        name, arguments = act
+        getattr(self, name)(*arguments)
 
 
 def put(session: Session, message: int) -> None:

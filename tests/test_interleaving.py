@@ -5,15 +5,20 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from crash_cases import FULL
 from crash_jury import Jury
 from crash_level import CYCLING, FILLING, LAGGING, MOVING, NONE, STRICT, Level
-from crash_story import Act, End, Put, Take
-from interleaving import Play, Scene
+from crash_story import Act, End, Put, Record, Take
+from interleaving import Interrupted, Play, Promises, Scene, StreamPlay, StreamScene
+from stream_story import BEFORE as BEFORE_ALL
+from stream_story import Acts, Promised
+from stream_story import judge as judge_stream
+from test_crash_streams import FOUR, NEVER_KEPT, ONE, THREE, TWO
 
 from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 
@@ -39,7 +44,18 @@ WORKS: dict[str, tuple[Put | Take, ...]] = {
     "several": (Put("a", 1), Take("b", 12), Put("c", 2), Take("a", 101)),
 }
 JOURNALS = (LAGGING, MOVING, CYCLING, FILLING)
-TURNS = {"flush": JOURNALS, "checkpoint": JOURNALS, "close": (*JOURNALS, STRICT), "clear": (*JOURNALS, STRICT, NONE)}
+EVERYWHERE = (*JOURNALS, STRICT, NONE)
+TURNS = {"flush": JOURNALS, "checkpoint": JOURNALS, "close": (*JOURNALS, STRICT), "clear": EVERYWHERE}
+TURNS["expire"] = EVERYWHERE
+STREAM_STEPS: dict[str, tuple[Acts, int]] = {
+    "reserve": ([("reserve", (FOUR,))], NEVER_KEPT),
+    "consume": ([("reserve", (FOUR,)), ("consume", (ONE,)), ("consume", (THREE,))], NEVER_KEPT),
+    "archive": ([("put", (4,)), ("reserve", (FOUR,)), ("consume", (ONE,)), ("consume", (FOUR, True))], ONE),
+    "put": ([("reserve", (THREE,)), ("consume", (THREE,)), ("put", (5,))], NEVER_KEPT),
+    "release": ([("reserve", (THREE,)), ("consume", (TWO,)), ("release", ())], NEVER_KEPT),
+    "take": ([("reserve", (THREE,)), ("consume", (TWO, True)), ("release", ()), ("take", ())], BEFORE_ALL),
+}
+"""What a stream, or those beside it, did before; the last is the step."""
 
 
 GROUPS = [(turn, within, level) for turn, levels in TURNS.items() for within in (True, False) for level in levels]
@@ -47,10 +63,12 @@ GROUPS = [(turn, within, level) for turn, levels in TURNS.items() for within in 
 
 def scenes(turn: str, within: bool) -> Iterator[Scene]:
     """``within``: the step comes in the middle of the turn, and else the turn in the middle of the step."""
+    if turn not in ("clear", "expire"):
+        yield Scene(turn, within, BEFORE, Act(End.PREPARED, WORKS["put"]), clears_away=True)
     for archive in (False, True) if turn == "clear" else (False,):
         for work in WORKS.values():
             for end in End:
-                yield Scene(BEFORE, Act(end, work), turn, within, archive)
+                yield Scene(turn, within, BEFORE, Act(end, work), archive)
 
 
 def trees(fs: ForgetfulFileSystem) -> Iterator[Tree]:
@@ -61,22 +79,40 @@ def trees(fs: ForgetfulFileSystem) -> Iterator[Tree]:
         yield fs.tree_by_chance(dice)
 
 
-def play(scene: Scene, level: Level, at: int, jury: Jury) -> bool:
+def play(played: Interrupted[Promises], judge: Callable[[Tree, Promises, bool], None]) -> bool:
     """Whether the turn has so many calls; AssertionError unless every promise is kept whenever a crash comes."""
-    played = Play(scene, level, at, trees)
     more = played.run()
     for moment in played.moments:
-        jury.judge(moment.killed, moment.record, tries_kept=True)
-        if level is not NONE:
+        judge(moment.killed, moment.promised, True)
+        if played.level is not NONE:
             for tree in moment.cut:
-                jury.judge(tree, moment.record)
+                judge(tree, moment.promised, False)
     return more
 
 
-def play_at_every_call(scene: Scene, level: Level) -> None:
-    jury, at = Jury(scene.story, level), 0
-    while play(scene, level, at, jury):
-        at += 1
+def play_scene(scene: Scene, level: Level, calls: Iterable[int]) -> None:
+    jury = Jury(scene.story, level)
+
+    def judge(tree: Tree, record: Record, killed: bool) -> None:
+        jury.judge(tree, record, tries_kept=killed)
+
+    for at in calls:
+        if not play(Play(scene, level, at, trees), judge):
+            return
+
+
+def play_stream(scene: StreamScene, level: Level, calls: Iterable[int]) -> None:
+    known = set[object]()
+
+    def judge(tree: Tree, promised: Promised, _: bool) -> None:
+        key = tree.key(), repr(promised)
+        if key not in known:
+            known.add(key)
+            judge_stream(tree, promised, level)
+
+    for at in calls:
+        if not play(StreamPlay(scene, level, at, trees), judge):
+            return
 
 
 @pytest.mark.parametrize(("turn", "within", "level"), GROUPS, ids=str)
@@ -84,14 +120,34 @@ def test_nothing_is_lost(turn: str, within: bool, level: Level) -> None:
     every = list(scenes(turn, within))
     if FULL:
         for scene in every:
-            play_at_every_call(scene, level)
+            play_scene(scene, level, itertools.count())
         return
     dice = random.Random(f"{turn} {within} {level}")
     for scene in dice.sample(every, PLAYS):
-        play(scene, level, dice.randrange(CALLS), Jury(scene.story, level))
+        play_scene(scene, level, [dice.randrange(CALLS)])
+
+
+EVERY = 1 if FULL else 3
+"""Of so many steps of a stream one is looked at in each group, by turns."""
+STREAM_CASES = [(name, *group) for name, group in itertools.product(STREAM_STEPS, GROUPS)]
+
+
+@pytest.mark.parametrize(("name", "turn", "within", "level"), STREAM_CASES[::EVERY], ids=str)
+def test_nothing_that_a_stream_consumed_comes_back(name: str, turn: str, within: bool, level: Level) -> None:
+    acts, kept_above = STREAM_STEPS[name]
+    scene = StreamScene(turn, within, acts, kept_above)
+    calls = [random.Random(f"{name} {turn} {within} {level}").randrange(CALLS)]
+    play_stream(scene, level, itertools.count() if FULL else calls)
+
+
+@pytest.mark.parametrize("level", JOURNALS, ids=str)
+@pytest.mark.parametrize("turn", ["flush", "checkpoint", "close"])
+def test_what_expired_goes_meanwhile(turn: str, level: Level) -> None:
+    [scene] = [scene for scene in scenes(turn, True) if scene.clears_away]
+    play_scene(scene, level, itertools.count() if FULL else range(0, CALLS, 5))
 
 
 @pytest.mark.parametrize("turn", ["flush", "checkpoint"])
 def test_a_file_that_is_renamed_in_memory_meanwhile_is_flushed(turn: str) -> None:
     """A commit in the middle of a checkpoint: its record has the name only, and the content is below the checkpoint."""
-    play_at_every_call(Scene(BEFORE, Act(End.TWO_PHASE, WORKS["put"]), turn), LAGGING)
+    play_scene(Scene(turn, True, BEFORE, Act(End.TWO_PHASE, WORKS["put"])), LAGGING, itertools.count())
