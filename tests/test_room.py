@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -578,3 +579,16 @@ def test_a_large_branch_that_waits_for_the_disk_is_finished_later(tmp_path: Path
                 connection.tpc_commit()
         bare.reopen()
         assert bare.take("orders") == [bytes(10_000)] * 3
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_published_behind_late_messages_is_found_in_no_time(tmp_path: Path, order: int) -> None:
+    numbers = range(1, 60_001)
+    with bare_space(tmp_path) as bare:
+        queue = bare.space.queue("orders")
+        began = time.process_time()
+        for seq in numbers:
+            queue.is_late(seq)
+        published = [queue._below_late(seq) for seq in numbers[::order]]
+        assert published == (list(numbers) if order == 1 else [*[0] * 59_999, 60_000])
+        assert time.process_time() - began < 5, "it looks at every one for each"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from contextlib import suppress
+from heapq import heappop, heappush
 
 from xaqueue.index import Entry, QueueIndex
 from xaqueue.reservation import Reservation
@@ -52,6 +53,8 @@ class Queue:
         self._late: set[int] = set()
         """Numbers that a journal has of messages which found no room: nothing from them on is published, since a reader
         would go past them."""
+        self._lates: list[int] = []
+        """A heap of them, and of some that have come since."""
         self._behind_late = 0
         """The highest number that came meanwhile."""
         self._has_directory = False
@@ -177,13 +180,17 @@ class Queue:
 
     def is_late(self, seq: int) -> None:
         """The journal says that a message has this number, and there is no room for it yet."""
-        self._late.add(seq)
+        if seq not in self._late:
+            self._late.add(seq)
+            heappush(self._lates, seq)
 
     def _below_late(self, seq: int) -> int:
         """How far everything is there, now that this one is."""
         self._late.discard(seq)
         self._behind_late = max(self._behind_late, seq)
-        return min(self._late) - 1 if self._late else self._behind_late
+        while self._lates and self._lates[0] not in self._late:
+            heappop(self._lates)
+        return self._lates[0] - 1 if self._late else self._behind_late
 
     def consumed(self, entry: Entry) -> bool:
         """The message's removal is hardened. Whether its range has become spent: whoever clears removes that."""
