@@ -15,15 +15,15 @@ import xaqueue
 from xaqueue.connection import Connection
 from xaqueue.torture.child import FAILED, say
 from xaqueue.torture.ledger import Said
-from xaqueue.torture.work import DEEP, Say, Worker
+from xaqueue.torture.work import Say, Worker
 
 
 class Client(Worker):
-    """One connection. How many messages there are, nobody tells it: it knows what it added and took itself."""
+    """One connection. depth: of all queues, when it begins; from there on it knows what it added and took itself."""
 
-    def __init__(self, connection: Connection, name: str, seed: str, say: Say) -> None:
+    def __init__(self, connection: Connection, name: str, seed: str, say: Say, depth: int) -> None:
         self._begin(connection, name, seed, say)
-        self.balance = DEEP // 2
+        self.balance = depth
 
     def depth(self) -> int:
         self.balance += len(self.added) - len(self.taken)
@@ -55,10 +55,12 @@ def work(client: Client) -> None:
 
 
 def main(url: str, life: str, seed: str, clients: str) -> None:
-    resolve(xaqueue.connect(url), set(json.load(sys.stdin)))
+    first = xaqueue.connect(url)
+    resolve(first, set(json.load(sys.stdin)))
+    depth = sum(queue["depth"] for queue in first._manager.status()["queues"])  # type: ignore[attr-defined]
     say(Said("ready"))
     for number in range(int(clients)):
-        client = Client(xaqueue.connect(url), f"{life}.{number}", seed, say)
+        client = Client(xaqueue.connect(url), f"{life}.{number}", seed, say, depth)
         threading.Thread(target=work, args=(client,)).start()
 
 
