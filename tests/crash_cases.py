@@ -46,15 +46,7 @@ def trees_of(fs: ForgetfulFileSystem, level: Level, limit: int = TREES, draw: in
     if FULL or not level.hardening.journal:
         yield from fs.trees_after_crash(limit)
         return
-    dice, drawn = random.Random(fs.calls), list[Tree]()
-    for number, tree in enumerate(fs.trees_after_crash(EXTREMES)):
-        if number < 2:
-            yield tree
-        elif len(drawn) < draw:
-            drawn.append(tree)
-        elif (place := dice.randrange(number - 1)) < draw:
-            drawn[place] = tree
-    yield from drawn
+    yield from fs.some_trees_after_crash(draw, random.Random(fs.calls))
 
 
 def act(end: End, *work: Put | Take) -> Act:

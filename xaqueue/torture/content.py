@@ -56,10 +56,14 @@ class Content:
     @classmethod
     def new(cls, data: bytes) -> Content:
         """Of a file that is made with this content."""
-        made = cls(b"")
+        made, after = cls(data), {}
         for sector in range(-(-len(data) // SECTOR_BYTES)):
-            made._versions[sector] = [None, bytes(len(_sector(data, sector)))]
-        made.overwrite(0, data)
+            written = _sector(data, sector)
+            versions = made._versions[sector] = [None, bytes(len(written))]
+            if written != versions[1]:
+                versions.append(written)
+            after[sector] = len(versions) - 1
+        made._writes.append(_Write(after))
         made._cut = data[: len(data) // 2]
         return made
 
@@ -142,13 +146,12 @@ class Content:
         return choice
 
     def _chosen(self, choice: Choice) -> bytes:
-        left = bytearray(self._synced)
-        for sector, version in sorted(choice.items()):
-            data = self._versions[sector][version]
-            if data is not None:
-                start, end = sector * SECTOR_BYTES, sector * SECTOR_BYTES + len(data)
-                left.extend(bytes(max(0, end - len(left))))
-                left[start:end] = data
+        versions = self._versions
+        parts = [(at * SECTOR_BYTES, data) for at, chosen in choice.items() if (data := versions[at][chosen])]
+        size = max((start + len(data) for start, data in parts), default=0)
+        left = bytearray(self._synced.ljust(size, b"\0"))
+        for start, data in parts:
+            left[start : start + len(data)] = data
         return bytes(left)
 
     def _forget(self) -> None:

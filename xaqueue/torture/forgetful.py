@@ -193,7 +193,7 @@ class ForgetfulFileSystem:
 
     def tree_after_kill(self) -> Tree:
         """The process is gone and the power is not: every call that was made has happened."""
-        return _tree(left_of(reach(self._names, self._nodes), lambda number: self._nodes[number].now))
+        return _tree(left_of(reach(self._names, self._nodes), self._nodes))
 
     def survive_kill(self, crash_after: int | None = None) -> None:
         """As ``tree_after_kill``, here: the next process sees it all, and what was not synced still is not."""
@@ -202,6 +202,10 @@ class ForgetfulFileSystem:
     def trees_after_crash(self, limit: int = 1 << 10, seed: int = 0) -> Iterator[Tree]:
         """Trees that a power loss can leave now, none twice; all of them up to the limit (``Survivors.trees``)."""
         return map(_tree, self._survivors().trees(limit, seed))
+
+    def some_trees_after_crash(self, count: int, dice: random.Random) -> Iterator[Tree]:
+        """Two extremes that a power loss can leave now, and so many of the others (``Survivors.some``)."""
+        return map(_tree, self._survivors().some(count, dice))
 
     def tree_by_chance(self, dice: random.Random) -> Tree:
         """One of the trees that a power loss can leave now."""

@@ -86,6 +86,16 @@ class Survivors:
         yield from self._distinct(extremes, _extreme_choices, seen)
         yield from self._sample(limit - len(seen), seed, seen)
 
+    def some(self, count: int, dice: random.Random) -> Iterator[Left]:
+        """No name that was not synced, and every one; and so many of the extremes by chance. Some may be alike."""
+        everything = frozenset(change.number for change in self.pending)
+        worlds = [self._world(chosen) for chosen in self._extremes(everything)]
+        cases = [(world, choice) for world in worlds for choice in _extreme_choices(self._torn(world))]
+        yield self._tree(worlds[0], {})
+        yield self._tree(worlds[1], {})
+        for world, choice in dice.sample(cases, min(count, len(cases))):
+            yield self._chosen(world, choice)
+
     def by_chance(self, dice: random.Random) -> Left:
         """One of the trees that a power loss can leave now."""
         share = dice.random()
@@ -148,7 +158,7 @@ class Survivors:
 
     def _tree(self, world: Mapping[str, int], contents: Mapping[int, bytes]) -> Left:
         """Contents: of the files that are not as they are now."""
-        return left_of(world, lambda number: contents.get(number, self.nodes[number].now))
+        return left_of(world, self.nodes, contents)
 
     def _file(self, number: int) -> Content:
         file = self.nodes[number].file
@@ -181,7 +191,7 @@ def apply(names: Names, change: Change) -> None:
 
 
 def reach(names: Names, nodes: Mapping[int, Node]) -> dict[str, int]:
-    """Every path from the root, and the number of its node."""
+    """Every path from the root in its order, and the number of its node."""
     found: dict[str, int] = {}
     waiting = [("", ROOT)]
     while waiting:
@@ -190,15 +200,16 @@ def reach(names: Names, nodes: Mapping[int, Node]) -> dict[str, int]:
             found[prefix + name] = number
             if nodes[number].file is None:
                 waiting.append((f"{prefix}{name}/", number))
-    return found
+    return dict(sorted(found.items()))
 
 
-def left_of(world: Mapping[str, int], content: Callable[[int], bytes | None]) -> Left:
-    """These paths, each with the content of its node."""
-    first: dict[int, str] = {}
-    nodes, twins = {}, {}
-    for path, number in sorted(world.items()):
-        nodes[path] = content(number)
-        if (other := first.setdefault(number, path)) != path:
-            twins[path] = other
-    return Left(nodes, twins)
+def left_of(world: Mapping[str, int], nodes: Mapping[int, Node], contents: Mapping[int, bytes] | None = None) -> Left:
+    """These paths, each with the content of its node: as it is now, where nothing else is said."""
+    now: dict[str, bytes | None] = {path: nodes[number].now for path, number in world.items()}
+    twins: dict[str, str] = {}
+    if contents:
+        now |= {path: contents[number] for path, number in world.items() if number in contents}
+    if len(set(world.values())) < len(world):
+        first: dict[int, str] = {}
+        twins = {path: other for path, number in world.items() if (other := first.setdefault(number, path)) != path}
+    return Left(now, twins)
