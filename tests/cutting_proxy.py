@@ -18,7 +18,8 @@ PATIENCE_S = 60.0
 class Cut:
     """Where: before, in the middle of, or after the nth request or answer of one connection, from 1.
 
-    After a request the server may or may not get to it; before an answer it has carried it out.
+    After a request the server may or may not get to it; before an answer it has carried it out. Late: what comes behind
+    the nth request is kept back, up to the next one, and gets to the server when it is let go.
     """
 
     frame: str
@@ -38,6 +39,7 @@ class CuttingProxy:
         self.cut: Cut | None = None
         self.connections = 0
         self.has_cut = threading.Event()
+        self.let_go = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -57,6 +59,7 @@ class CuttingProxy:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # which ends the loop
         self._threads[0].join(PATIENCE_S)
+        self.let_go.set()
         for pair in self._pairs:
             pair.hang_up()
         for thread in self._threads:
@@ -74,7 +77,7 @@ class CuttingProxy:
             server.connect(str(self._server))
             cut, self.cut = self.cut, None
             self.connections += 1
-            pair = _Pair(client, server, cut, self.has_cut)
+            pair = _Pair(client, server, cut, self.has_cut, self.let_go)
             self._pairs.append(pair)
             for way in (pair.requests, pair.answers):
                 thread = threading.Thread(target=way)
@@ -85,8 +88,16 @@ class CuttingProxy:
 class _Pair:
     """One connection through the proxy."""
 
-    def __init__(self, client: socket.socket, server: socket.socket, cut: Cut | None, has_cut: threading.Event) -> None:
+    def __init__(
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        cut: Cut | None,
+        has_cut: threading.Event,
+        let_go: threading.Event,
+    ) -> None:
         self._sockets = (client, server)
+        self._let_go = let_go
         self._cut = cut
         self._has_cut = has_cut
         self._open = 2
@@ -107,10 +118,20 @@ class _Pair:
 
     def _pass(self, source: socket.socket, target: socket.socket, frame: str) -> None:
         try:
-            number = 0
+            number, kept_back = 0, b""
             for data, counts in _frames(source):
                 number += counts
-                if counts and self._cut is not None and (frame, number) == (self._cut.frame, self._cut.number):
+                if self._cut is not None and (frame, self._cut.when) == ("request", "late"):
+                    if number > self._cut.number or not counts:
+                        kept_back += data
+                        if not counts:
+                            continue
+                        self._has_cut.set()
+                        self._sockets[0].shutdown(socket.SHUT_RDWR)
+                        self._let_go.wait(PATIENCE_S)
+                        target.sendall(kept_back)
+                        return
+                elif counts and self._cut is not None and (frame, number) == (self._cut.frame, self._cut.number):
                     kept = {"before": 0, "within": len(data) // 2, "after": len(data)}[self._cut.when]
                     self._mute = frame == "request"
                     self._has_cut.set()  # before anybody can act on what is let through

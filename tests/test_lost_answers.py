@@ -298,6 +298,29 @@ def test_a_read_only_prepare_whose_answer_is_lost(ground: Ground, cut: Cut) -> N
     goes_on(connection)
 
 
+@pytest.mark.parametrize("verb", ["prepare", "commit", "rollback"])
+def test_what_gets_to_the_server_when_its_client_has_gone_on_is_never_read(ground: Ground, verb: str) -> None:
+    connection = ground.connect(Cut("request", 1, "late"))
+    connection.tpc_begin(X)
+    connection.enqueue("replies", b"late")
+    if verb == "commit":
+        with pytest.raises(OutcomeUnknown):
+            connection.tpc_commit()
+        assert connection.outcome(X) is not Outcome.COMMITTED
+    else:
+        with pytest.raises(OutcomeUnknown):
+            connection.tpc_prepare()
+        if verb == "prepare":
+            with pytest.raises(RolledBack):
+                connection.tpc_prepare()
+        else:
+            connection.tpc_rollback()
+    ground.proxy.let_go.set()
+    connection.close()
+    ground.quiet()
+    assert ground.stands() == UNDONE
+
+
 @pytest.mark.parametrize("steps", [ACTIVE_BACK, ONE_PHASE_BACK], ids=["branch", "local"])
 @pytest.mark.parametrize("cut", cuts(3), ids=str)
 def test_rollback_of_active_work(ground: Ground, cut: Cut, steps: list[Step]) -> None:

@@ -10,6 +10,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,18 @@ def test_hello(client: RawClient) -> None:
     assert (told["protocol"], told["sync"], told["queues"]) == (1, "NONE", ["orders", "urgent"])
     assert (told["any_queue"], told["max_body_bytes"]) == (False, 100_000)
     assert client.call("hello")["epoch"] == told["epoch"] > 0
-    assert refusal(lambda: client.call("hello", {"protocol": 0})).name == "XAER_INVAL"
+    for wrong in ({"protocol": 0}, {"session": b"short"}, {"instead_of": "text"}, {"session": bytes(65)}):
+        assert refusal(partial(client.call, "hello", wrong)).name == "XAER_INVAL"
+
+
+def test_a_session_is_ended_by_who_knows_its_key(client: RawClient, connect: Connect) -> None:
+    key = bytes(range(16))
+    client.call("hello", {"session": key})
+    client.call("start", X, 0)
+    connect().call("hello", {"instead_of": key[::-1]})
+    assert client.call("echo", 1) == 1
+    connect().call("hello", {"instead_of": key})
+    assert client.is_ended()
 
 
 def test_a_two_phase_transaction_of_two_round_trips(client: RawClient, connect: Connect) -> None:

@@ -83,6 +83,8 @@ class RemoteManager(BatchCalls, StreamCalls):
         self._connect_s = connect_s
         self._hello = hello
         self._stream: Stream | None = None
+        self._key: bytes | None = None
+        """Names the session of now, or the one before, to the server."""
         self._closed = False
         self._xid: Xid | None = None
         self._part = _Part.NONE
@@ -432,8 +434,9 @@ class RemoteManager(BatchCalls, StreamCalls):
         told: Error
         for _ in self._tries():
             try:
-                self._stream = self._dial()
-                self.space = self._ask("hello", {"protocol": wire.PROTOCOL, **self._hello()})
+                self._stream, key = self._dial(), fresh_id()
+                said = {"protocol": wire.PROTOCOL, "session": key, "instead_of": self._key}
+                self.space = self._ask("hello", {**said, **self._hello()})
             except (ConnectionLost, ResourceFailed) as error:  # not there, or it takes no sessions now
                 self._lose(error)
                 if is_refusal(error.__cause__):
@@ -443,6 +446,7 @@ class RemoteManager(BatchCalls, StreamCalls):
                 self._lose(error)
                 raise
             else:
+                self._key = key
                 return
         raise told
 

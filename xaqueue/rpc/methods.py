@@ -26,6 +26,8 @@ from xaqueue.xa import Flag
 PAGE = 1000
 """Messages or xids of one answer, at most."""
 ENQUEUE_OPTIONS = PLAIN_OPTIONS
+KEY_BYTES = 16
+"""Of a session's key, at least."""
 CURSORS = 16
 """Open browses of one session, at most."""
 
@@ -33,10 +35,16 @@ CURSORS = 16
 class Peer:
     """What methods know of a session: its branch's session, and the browses it has open."""
 
-    def __init__(self, session: Session, status: Callable[[], dict[str, Any]], gate: Gate) -> None:
+    def __init__(
+        self, session: Session, status: Callable[[], dict[str, Any]], gate: Gate, cut: Callable[[bytes], object]
+    ) -> None:
+        """cut: ends the session of this key."""
         self.session = session
         self.gate = gate
         self.status = status
+        self.cut = cut
+        self.key: bytes | None = None
+        """Known to its client alone."""
         self.browses: dict[int, Iterator[Message]] = {}
         self._browses = 0
         self.listing: Iterator[list[InDoubt]] | None = None
@@ -51,9 +59,14 @@ class Peer:
 
 
 def hello(peer: Peer, said: Any = None) -> dict[str, Any]:
-    protocol = said.get("protocol", wire.PROTOCOL) if isinstance(said, Mapping) else wire.PROTOCOL
+    """What a lost session has sent, and this server has not read yet, is never read: its client goes on here."""
+    told = said if isinstance(said, Mapping) else {}
+    protocol = told.get("protocol", wire.PROTOCOL)
     if type(protocol) is not int or protocol < 1:
         raise InvalidArgument(f"protocol {protocol!r} is refused: this server speaks 1 to {wire.PROTOCOL}")
+    peer.key, lost = _key(told, "session"), _key(told, "instead_of")
+    if lost is not None:
+        peer.cut(lost)
     definitions = peer.session.space.definitions
     return {
         "protocol": min(protocol, wire.PROTOCOL),
@@ -63,6 +76,13 @@ def hello(peer: Peer, said: Any = None) -> dict[str, Any]:
         "any_queue": definitions.default is not None,
         "max_body_bytes": definitions.max_body_bytes,
     }
+
+
+def _key(told: Mapping[Any, Any], name: str) -> bytes | None:
+    key = told.get(name)
+    if key is not None and not (isinstance(key, bytes) and KEY_BYTES <= len(key) <= 4 * KEY_BYTES):
+        raise InvalidArgument(f"{name} {key!r} is refused: {KEY_BYTES} to {4 * KEY_BYTES} random bytes are wanted")
+    return key
 
 
 def echo(peer: Peer, value: Any = None) -> Any:

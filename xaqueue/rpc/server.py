@@ -77,6 +77,12 @@ class Server:
         if sum(session.unfinished_bytes for session in self.sessions) > limit:
             max(self.sessions, key=lambda session: session.unfinished_bytes).refuse_memory(limit)
 
+    def cut(self, key: bytes) -> None:
+        """Ends the session of this key, if it is open: its client has lost it, and goes on in another."""
+        for session in list(self.sessions):
+            if session.peer is not None and session.peer.key == key:
+                session.cut()
+
     def ended(self, session: Served) -> None:
         self.sessions.discard(session)
         self.timer.see()

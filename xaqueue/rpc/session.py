@@ -78,7 +78,8 @@ class Served(asyncio.Protocol):
         session = Session(self._server.space)
         session.branch_limit = self._server.limits.branches
         doors = self._server.doors
-        self.peer = Peer(session, self._server.status, Gate(session.space, doors.identify(transport), doors.trust))
+        gate = Gate(session.space, doors.identify(transport), doors.trust)
+        self.peer = Peer(session, self._server.status, gate, self._server.cut)
 
     def data_received(self, data: bytes) -> None:
         if self._lost or self._ending:
@@ -178,7 +179,8 @@ class Served(asyncio.Protocol):
             self.cut()
 
     def cut(self) -> None:
-        """Nobody waits any more for the peer to read its answers."""
+        """Nobody waits any more for the peer to read its answers, and what it has sent is not begun."""
+        self._calls.clear()
         self._transport.abort()
 
     # The calls
