@@ -63,7 +63,8 @@ class Copy:
         query = (
             rows.load()
             .writeStream.format("xaqueue")
-            .options(path=str(self.sink), queue=to, checkpointLocation=str(checkpoint or self.checkpoint))
+            .options(path=str(self.sink), checkpointLocation=str(checkpoint or self.checkpoint))
+            .options(**({"queue": to} if to else {}))  # else to those that the rows name
             .trigger(availableNow=True)
             .start()
         )
@@ -145,9 +146,10 @@ def test_a_stream_that_consumes_what_it_reads(copy: Copy, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("copy", ["keep"], indirect=True)
-def test_a_queue_is_not_copied_onto_itself(copy: Copy) -> None:
+@pytest.mark.parametrize("to", ["orders", ""], ids=["option", "column"])
+def test_a_queue_is_not_copied_onto_itself(copy: Copy, to: str) -> None:
     copy.put(3)
     copy.sink = copy.source
     with pytest.raises(Exception, match="is read and written by one query"):
-        copy.run(to="orders")
+        copy.run(to=to)
     assert copy.left() == 3

@@ -51,6 +51,7 @@ class Branches:
         self._numbers = count()
         self.prepared: list[Xid] = []
         self.messages = 0
+        self.queues: set[str] = set()
 
     def write(self, rows: Iterable[Row]) -> None:
         """All of them, or none: when it raises, what was prepared is rolled back as far as the server can be asked."""
@@ -60,6 +61,7 @@ class Branches:
                 if xid is not None:
                     self.prepared.append(xid)
                 self.messages += len(part)
+                self.queues.update(row.queue for row in part)
         except UNREACHED:
             raise
         except BaseException:

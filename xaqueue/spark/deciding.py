@@ -10,7 +10,7 @@ goes to other spaces, is refused before anything is decided, and so is one below
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import groupby
@@ -35,18 +35,18 @@ def commit(
     plan: Plan,
     branches: Mapping[int, Sequence[Xid]],
     *,
-    queue: str | None = None,
+    queues: Collection[str] = (),
     is_numbered_by_user: bool = False,
 ) -> Decision | None:
-    """branches: by the number of their space; queue: that of all messages, where there is one. Idempotent: a batch that
-    is decided is finished as it was decided.
+    """branches: by the number of their space; queues: to which it goes. Idempotent: a batch that is decided is finished
+    as it was decided.
 
     Returns the decision that was there before; None where this is the first. is_numbered_by_user: one below the last
     is passed over, and nothing is done but to roll back what was prepared for it.
     """
     with ExitStack() as stack:
         deciding = _Deciding(spaces, [stack.enter_context(closing(reach(space))) for space in spaces], batch, plan)
-        return deciding.commit(branches, queue, is_numbered_by_user)
+        return deciding.commit(branches, queues, is_numbered_by_user)
 
 
 def roll_back(spaces: Sequence[Space], reach: Reach, batch: Batch) -> None:
@@ -67,7 +67,7 @@ class _Deciding:
         self._plan = replace(plan, spaces=tuple(self._ids))
 
     def commit(
-        self, branches: Mapping[int, Sequence[Xid]], queue: str | None, is_numbered_by_user: bool
+        self, branches: Mapping[int, Sequence[Xid]], queues: Collection[str], is_numbered_by_user: bool
     ) -> Decision | None:
         standing = [session.decision(self._batch) for session in self._sessions]
         later = [one for one in standing if one is not None and one.batch != self._batch]
@@ -77,7 +77,7 @@ class _Deciding:
         self._check_same([*later, *standing])
         before = self._decided(standing)
         if before is None:
-            self._check_not_read(queue)
+            self._check_not_read(queues)
             self._check_prepared(branches)
             others = [(self._ids[number], xid) for number in branches if number for xid in branches[number]]
             decision = self._sessions[0].commit_all(self._batch, branches.get(0, ()), others, self._plan)
@@ -117,14 +117,16 @@ class _Deciding:
             )
         return None
 
-    def _check_not_read(self, queue: str | None) -> None:
+    def _check_not_read(self, queues: Collection[str]) -> None:
         """InvalidArgument for a queue that the same query reads: it would go on for ever."""
-        for path, space_id, queues in queues_read(self._plan.offsets):
+        for path, space_id, read in queues_read(self._plan.offsets):
             for found, space in zip(self._ids, self._spaces, strict=True):
-                if queue in queues and (found.startswith(space_id) if space_id else path == space.path):
+                is_same = found.startswith(space_id) if space_id else path == space.path
+                copied = [queue for queue in read if is_same and queue in queues]
+                if copied:
                     raise InvalidArgument(
-                        f"queue {queue!r} of {space} is read and written by one query, which would copy its own copies "
-                        "for ever: write to another queue. Nothing was written"
+                        f"queue {copied[0]!r} of {space} is read and written by one query, which would copy its own "
+                        "copies for ever: write to another queue. Nothing was written"
                     )
 
     def _check_prepared(self, branches: Mapping[int, Sequence[Xid]]) -> None:

@@ -64,6 +64,8 @@ class Prepared(WriterCommitMessage):
     """Rows that were not written, since nobody would ever be given them."""
     checkpoint: str = ""
     """Of the query, where the session's settings say."""
+    queues: frozenset[str] = frozenset()
+    """To which it wrote."""
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
@@ -116,6 +118,7 @@ class _Writer:
             written.messages,
             expired=expired.count,
             checkpoint=checkpoint,
+            queues=frozenset(written.queues),
         )
 
     def _commit(
@@ -127,6 +130,7 @@ class _Writer:
         is_numbered: bool = False,
     ) -> None:
         branches: dict[int, list[Xid]] = {}
+        queues = set() if self._options.queue is None else {self._options.queue}
         rows = expired = 0
         for message in messages:
             if not isinstance(message, Prepared):
@@ -138,6 +142,7 @@ class _Writer:
             branches.setdefault(message.space, []).extend(message.xids)
             rows += message.messages + message.passed_over
             expired += message.expired
+            queues |= message.queues
         if batch is None:  # there was no task, and it was not the batch of a known query
             return
         before = deciding.commit(
@@ -146,7 +151,7 @@ class _Writer:
             batch,
             plan,
             branches,
-            queue=self._options.queue,
+            queues=queues,
             is_numbered_by_user=is_numbered,
         )
         if before is not None:
