@@ -363,3 +363,40 @@ def test_a_decision_log_that_was_taken_over_decides_nothing(
                 owned.log.decide(name, ["queue"])
     assert len(caplog.records) == 1
     owned.close()
+
+
+class _SlowFileSystem(DirectoryFileSystem):
+    """A rename takes until it is let go."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.is_there, self.let_go = threading.Event(), threading.Event()
+
+    def rename(self, source: str, target: str) -> None:
+        self.is_there.set()
+        assert self.let_go.wait(60)
+        super().rename(source, target)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_the_directory_is_nobody_elses_before_the_last_word_is_written(
+    root: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """Whoever tells of a fence, as the owner closes, would else replace what the next one has written."""
+    monkeypatch.setattr(owner_file, "RELEASE_S", 0.05 if hangs else 60)
+    lock, fs = owner_file.OwnerFile(root), _SlowFileSystem(root)
+    assert lock.acquire()
+    tells = threading.Thread(target=lock.write, args=(fs, b"last"))
+    tells.start()
+    assert fs.is_there.wait(60)
+    closes = threading.Thread(target=lock.release)
+    closes.start()
+    if hangs:
+        closes.join(60)
+        assert not closes.is_alive()
+    assert owner_file.is_owned(root)
+    fs.let_go.set()
+    for thread in (tells, closes):
+        thread.join(60)
+    assert not owner_file.is_owned(root)
+    assert owner_file.read_owner_file(root) == b"last"

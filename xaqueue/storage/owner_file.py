@@ -29,6 +29,8 @@ NEW_OWNER = ".owner.new"
 OWNER_BYTES = 1 << 16
 """An owner file is never larger."""
 LOCK_TRIES = 5
+RELEASE_S = 10.0
+"""For who closes, to wait for a thread that writes."""
 _PAUSE_S = 0.02
 _NFS = 0x6969
 """NFS_SUPER_MAGIC of statfs(2)."""
@@ -54,6 +56,7 @@ class OwnerFile:
         self._look = _look_anew if _is_nfs(root) else _look
         self._content = b""
         self._seen: tuple[_Seen, _Seen] | None = None
+        self._ended = False
 
     def acquire(self) -> bool:
         """Whether this process has the lock now. Tries for a moment: a look at whether it is owned takes an instant.
@@ -85,12 +88,16 @@ class OwnerFile:
         with self._guard:
             if not self._is_held():
                 return
-            reason = self._lost() if self._seen is not None and self._looks() != self._seen else ""
-            if reason:
-                raise ResourceFailed(reason)
-            write_owner_file(fs, content, durable=durable)
-            self._content = content
-            self._seen = self._looks()
+            try:
+                reason = self._lost() if self._seen is not None and self._looks() != self._seen else ""
+                if reason:
+                    raise ResourceFailed(reason)
+                write_owner_file(fs, content, durable=durable)
+                self._content = content
+                self._seen = self._looks()
+            finally:
+                if self._ended:
+                    self._lock.release()
 
     def lost(self) -> str:
         """Why this process is the owner no more; empty as long as it is. After the first ``write``.
@@ -106,7 +113,16 @@ class OwnerFile:
             return self._lost()
 
     def release(self) -> None:
-        self._lock.release()
+        """Once no thread writes ``owner``, which might be the next one's by then.
+
+        Where the disk hangs, that thread does it when it comes back.
+        """
+        self._ended = True
+        if self._guard.acquire(timeout=RELEASE_S):
+            try:
+                self._lock.release()
+            finally:
+                self._guard.release()
 
     def abandon(self) -> None:
         """In a forked child: closes its copy of the lock, whatever threads of the parent were about to do."""
