@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -391,6 +392,9 @@ def test_the_directory_is_nobody_elses_before_the_last_word_is_written(
     assert fs.is_there.wait(60)
     closes = threading.Thread(target=lock.release)
     closes.start()
+    while not lock._ended:
+        time.sleep(0.001)
+    time.sleep(0.05)
     if hangs:
         closes.join(60)
         assert not closes.is_alive()
@@ -400,3 +404,29 @@ def test_the_directory_is_nobody_elses_before_the_last_word_is_written(
         thread.join(60)
     assert not owner_file.is_owned(root)
     assert owner_file.read_owner_file(root) == b"last"
+
+
+def test_who_looks_for_long_releases_what_the_closing_one_could_not(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_file, "RELEASE_S", 0.05)
+    lock = owner_file.OwnerFile(root)
+    assert lock.acquire()
+    lock.write(DirectoryFileSystem(root), b"owner")
+    is_there, let_go = threading.Event(), threading.Event()
+
+    def look() -> str:
+        is_there.set()
+        assert let_go.wait(60)
+        return ""
+
+    monkeypatch.setattr(lock, "_lost", look)
+    (root / "owner").touch()
+    looks = threading.Thread(target=lock.lost)
+    looks.start()
+    assert is_there.wait(60)
+    lock.release()
+    assert owner_file.is_owned(root)
+    let_go.set()
+    looks.join(60)
+    assert not owner_file.is_owned(root)

@@ -12,7 +12,7 @@ from bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.errors import Error, ProtocolError, ResourceFailed, RolledBack
 from xaqueue.space.session import Session
 from xaqueue.storage.barrier import Step, Touched
-from xaqueue.xa import Flag
+from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 
 X = Xid(1, b"x", b"")
@@ -215,3 +215,34 @@ def test_an_interrupted_leader_tells_those_who_wait_for_its_round(
     thread.join(LIMIT_S)
     assert [type(error) for error in told] == [ResourceFailed]
     assert [type(error) for error in ends(lambda: bare.put("q", b"2"))] == [ResourceFailed]
+
+
+@pytest.mark.parametrize("phases", [1, 2])
+def test_who_asks_for_the_outcome_of_a_step_on_its_way_is_told_what_it_comes_to(
+    bare: BareSpace, monkeypatch: pytest.MonkeyPatch, phases: int
+) -> None:
+    """Not that nothing was committed, when the sync that commits it is under way."""
+    session, is_there, let_go = Session(bare.space), threading.Event(), threading.Event()
+    session.start(X)
+    session.enqueue("orders", b"x")
+    session.end(X)
+    if phases == 2:
+        session.prepare(X)
+    real = bare.fs.sync_dir
+
+    def sync(path: str) -> None:
+        is_there.set()
+        assert let_go.wait(LIMIT_S)
+        real(path)
+
+    monkeypatch.setattr(bare.fs, "sync_dir", sync)
+    commits, _ = begun(lambda: session.commit(X, Flag.ONEPHASE if phases == 1 else Flag.NOFLAGS))
+    assert is_there.wait(LIMIT_S)
+    told: list[Outcome] = []
+    asks, _ = begun(lambda: told.append(Session(bare.space).outcome(X)))
+    asks.join(0.1)
+    assert not told
+    let_go.set()
+    for thread in (commits, asks):
+        thread.join(LIMIT_S)
+    assert told == [Outcome.COMMITTED]

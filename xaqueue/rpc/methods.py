@@ -64,7 +64,8 @@ def hello(peer: Peer, said: Any = None) -> dict[str, Any]:
     protocol = told.get("protocol", wire.PROTOCOL)
     if type(protocol) is not int or protocol < 1:
         raise InvalidArgument(f"protocol {protocol!r} is refused: this server speaks 1 to {wire.PROTOCOL}")
-    peer.key, lost = _key(told, "session"), _key(told, "instead_of")
+    key, lost = _key(told, "session"), _key(told, "instead_of")
+    peer.key = key or peer.key
     if lost is not None:
         peer.cut(lost)
     definitions = peer.session.space.definitions

@@ -183,6 +183,8 @@ class Session(BatchVerbs, StreamVerbs):
 
     def outcome(self, xid: Xid) -> Outcome:
         self._check_open()
+        with self.space.lock:
+            self._settled_locked(xid)  # a step on its way is waited for: what it comes to is the answer
         found = self.space.outcome(xid)
         return batches.outcome(self.space, xid) if found is Outcome.UNKNOWN and is_of_a_batch(xid) else found
 

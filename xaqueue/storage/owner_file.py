@@ -96,8 +96,7 @@ class OwnerFile:
                 self._content = content
                 self._seen = self._looks()
             finally:
-                if self._ended:
-                    self._lock.release()
+                self._release_late()
 
     def lost(self) -> str:
         """Why this process is the owner no more; empty as long as it is. After the first ``write``.
@@ -110,10 +109,13 @@ class OwnerFile:
         except OSError:
             pass  # the closer look says which
         with self._guard:
-            return self._lost()
+            try:
+                return self._lost()
+            finally:
+                self._release_late()
 
     def release(self) -> None:
-        """Once no thread writes ``owner``, which might be the next one's by then.
+        """Once no thread writes ``owner``, or looks, which might be the next one's by then.
 
         Where the disk hangs, that thread does it when it comes back.
         """
@@ -123,6 +125,11 @@ class OwnerFile:
                 self._lock.release()
             finally:
                 self._guard.release()
+
+    def _release_late(self) -> None:
+        """For who has the guard, and kept it while another one wanted to release."""
+        if self._ended:
+            self._lock.release()
 
     def abandon(self) -> None:
         """In a forked child: closes its copy of the lock, whatever threads of the parent were about to do."""

@@ -89,11 +89,12 @@ class Survivors:
     def some(self, count: int, dice: random.Random) -> Iterator[Left]:
         """No name that was not synced, and every one; and so many of the extremes by chance. Some may be alike."""
         everything = frozenset(change.number for change in self.pending)
-        worlds = [self._world(chosen) for chosen in self._extremes(everything)]
+        worlds = [self._world(chosen) for chosen in dict.fromkeys(self._extremes(everything))]
+        extremes = worlds[:2]
+        yield from (self._tree(world, {}) for world in extremes)
         cases = [(world, choice) for world in worlds for choice in _extreme_choices(self._torn(world))]
-        yield self._tree(worlds[0], {})
-        yield self._tree(worlds[1], {})
-        for world, choice in dice.sample(cases, min(count, len(cases))):
+        left = [(world, choice) for world, choice in cases if any(choice.values()) or world not in extremes]
+        for world, choice in dice.sample(left, min(count, len(left))):
             yield self._chosen(world, choice)
 
     def by_chance(self, dice: random.Random) -> Left:
