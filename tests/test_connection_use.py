@@ -132,6 +132,26 @@ def test_what_a_dead_thread_has_begun_is_anybodys(connect: Connect) -> None:
         assert bodies(connection) == [b"x"]
 
 
+def test_a_living_thread_with_the_number_of_the_dead_one_is_another(connect: Connect) -> None:
+    """The system gives numbers out again, mostly at once."""
+    connection, over = connect(), threading.Event()
+    dead = threading.Thread(target=connection.enqueue, args=("orders", b"x"))
+    dead.start()
+    dead.join()
+    living: list[threading.Thread] = []
+    while not living or (living[-1].ident != dead.ident and len(living) < 100):
+        living.append(threading.Thread(target=over.wait))
+        living[-1].start()
+    try:
+        connection.commit()
+    finally:
+        over.set()
+        for thread in living:
+            thread.join()
+    assert bodies(connection) == [b"x"]
+    connection.close()
+
+
 def test_participants_that_prepare_side_by_side(root: Path, tmp_path: Path) -> None:
     participants = {"one": lambda: xaqueue.connect(root), "other": lambda: xaqueue.connect(root)}
     with TransactionManager(tmp_path / "log", participants) as manager:

@@ -85,7 +85,7 @@ class Connection:
         self._pid = os.getpid()
         self._entered = threading.Lock()
         """Held by who is in a call."""
-        self._thread = 0
+        self._thread: threading.Thread | None = None
         """Whose work the transaction is."""
 
     # Messages
@@ -412,7 +412,7 @@ class Connection:
 
     def _check_thread(self) -> None:
         """Work is its thread's, as long as that one lives."""
-        if self._thread != threading.get_ident() and any(one.ident == self._thread for one in threading.enumerate()):
+        if self._thread is not threading.current_thread() and self._thread is not None and self._thread.is_alive():
             raise InterfaceError(
                 "the connection is in a transaction of another thread: open one for each, or hand it on between "
                 "transactions"
@@ -420,7 +420,7 @@ class Connection:
 
     def _enter(self, phase: Phase, xid: Xid) -> None:
         self._phase, self._xid, self._undone = phase, xid, 0
-        self._thread = threading.get_ident()
+        self._thread = threading.current_thread()  # its number may be another one's once it has ended
 
     def _leave(self) -> None:
         self._phase, self._xid, self._undone = Phase.NONE, None, 0
@@ -430,7 +430,7 @@ class Connection:
         if self._phase is not Phase.LOCAL and self._phase is not Phase.ACTIVE:
             self._check("work")
             self._begin_local()
-        elif self._thread != threading.get_ident():
+        elif self._thread is not threading.current_thread():
             self._check_thread()
 
     def _begin_local(self) -> None:
