@@ -304,7 +304,10 @@ class Connection:
 
     @_alone
     def outcome(self, xid: Xid) -> Outcome:
-        """What became of a branch, as far as it is remembered (the last 10,000, for an hour)."""
+        """What became of a branch, as far as it is remembered (the last 10,000, for an hour).
+
+        A step that is on its way is waited for. Raises ResourceFailed where the space is fenced meanwhile.
+        """
         self._check_open()
         return self._manager.outcome(_as_xid(xid))
 

@@ -112,7 +112,7 @@ class ResourceManager(Protocol):
         """Ends the memory of a heuristic outcome."""
 
     def outcome(self, xid: Xid) -> Outcome:
-        """What became of the branch, as far as it is remembered."""
+        """What became of the branch, as far as it is remembered, or becomes of it by a step that is on its way."""
 
     def flush(self) -> None:
         """What was not sent yet is done now. Raises what it fails with."""

@@ -82,7 +82,7 @@ def hello(peer: Peer, said: Any = None) -> dict[str, Any]:
 def _key(told: Mapping[Any, Any], name: str) -> bytes | None:
     key = told.get(name)
     if key is not None and not (isinstance(key, bytes) and KEY_BYTES <= len(key) <= 4 * KEY_BYTES):
-        raise InvalidArgument(f"{name} {key!r} is refused: {KEY_BYTES} to {4 * KEY_BYTES} random bytes are wanted")
+        raise InvalidArgument(f"the {name} is refused: {KEY_BYTES} to {4 * KEY_BYTES} random bytes are wanted")
     return key
 
 

@@ -57,6 +57,7 @@ class OwnerFile:
         self._content = b""
         self._seen: tuple[_Seen, _Seen] | None = None
         self._ended = False
+        """Whoever has the guard releases the lock at its end."""
 
     def acquire(self) -> bool:
         """Whether this process has the lock now. Tries for a moment: a look at whether it is owned takes an instant.
@@ -115,9 +116,9 @@ class OwnerFile:
                 self._release_late()
 
     def release(self) -> None:
-        """Once no thread writes ``owner``, or looks, which might be the next one's by then.
+        """Waits for a thread that writes ``owner``: it would replace what the next owner writes.
 
-        Where the disk hangs, that thread does it when it comes back.
+        Where that thread hangs for longer than ``RELEASE_S``, it releases the lock itself when it comes back.
         """
         self._ended = True
         if self._guard.acquire(timeout=RELEASE_S):
