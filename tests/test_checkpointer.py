@@ -11,7 +11,7 @@ import pytest
 
 import xaqueue
 from xaqueue.errors import SpaceError
-from xaqueue.space import inspect, layout
+from xaqueue.space import checkpointer, inspect, layout
 from xaqueue.space.attach import attach
 from xaqueue.space.checkpointer import Checkpointer, format_counters, parse_counters
 from xaqueue.space.reader import QueueReader
@@ -82,6 +82,20 @@ def test_checkpoints_come_with_time(root: Path, monkeypatch: pytest.MonkeyPatch)
         assert before < journal.checkpoint < journal.position
 
 
+def test_checkpoints_come_with_new_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file above the last one is made anew by an open after a kill."""
+    monkeypatch.setattr(checkpointer, "NEW_FILES", 5)
+    session, journal = opened(root)
+    recycled = Recycled(journal, monkeypatch)
+    before = journal.checkpoint
+    with xaqueue.Connection(session, lambda: os.urandom(16)) as connection:
+        for _ in range(6):
+            connection.enqueue("orders", b"one")
+        connection.commit()
+        assert recycled.event.wait(30)  # sooner than checkpoint_s
+        assert before < journal.checkpoint < journal.position
+
+
 def test_the_status_tells_of_the_cache(root: Path) -> None:
     assert parse_counters(format_counters(12, 3)) == (12, 3)
     assert parse_counters(b"12 3\n") is None
@@ -93,8 +107,7 @@ def test_the_status_tells_of_the_cache(root: Path) -> None:
         while connection.dequeue("orders"):
             pass
         connection.commit()
-        checkpointer = Checkpointer(session.space)
-        checkpointer._tell()
+        Checkpointer(session.space)._tell()
         assert inspect.status(root).cache == (3, 0)
     assert inspect.status(root).cache is None
 

@@ -1,4 +1,5 @@
-"""A thread that makes checkpoints: when a segment of the journal is full, and now and then while there is work.
+"""A thread that makes checkpoints: when a segment of the journal is full, when the directories have so many new files
+that an open after a kill would take long to make them anew, and now and then while there is work.
 
 Without it a space is just as durable, and its journal grows until the space is closed.
 """
@@ -15,6 +16,8 @@ from xaqueue.space import layout, range_images
 
 TELL_S = 1.0
 """How often it looks whether there is something to do or to tell."""
+NEW_FILES = 16 * 1024
+"""With more since the last checkpoint, the next one is due."""
 
 if TYPE_CHECKING:
     from xaqueue.space.space import Space
@@ -46,8 +49,10 @@ class Checkpointer:
 
     def _run(self) -> None:
         journal = self._space.barrier.journal
+        lag = self._space.lag
         assert journal is not None
-        covered, last = journal.position, time.monotonic()
+        assert lag is not None
+        covered, made, last = journal.position, lag.made, time.monotonic()
         while True:
             due = self._due.wait(TELL_S)
             self._due.clear()
@@ -55,14 +60,14 @@ class Checkpointer:
                 return
             self._tell()
             started = time.monotonic()
-            due = due or started > last + self._space.definitions.checkpoint_s
+            due = due or started > last + self._space.definitions.checkpoint_s or lag.made > made + NEW_FILES
             if not due or journal.position == covered:
                 continue
             try:
                 range_images.checkpoint(self._space, lambda: self._stopped)
             except ResourceFailed:
                 return  # which is logged
-            covered, last = journal.position, time.monotonic()
+            covered, made, last = journal.position, lag.made, time.monotonic()
             self.checkpoints += 1
             self.seconds = last - started
 

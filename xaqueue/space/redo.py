@@ -211,7 +211,7 @@ def _planned(fs: FileSystem, wanted: _Wanted) -> tuple[list[_Move], dict[str, st
         if not isinstance(want, _Moved):
             continue
         source: str | None = path
-        if path in left or not _stands(fs, path):
+        if path in left or not is_sound(_read(fs, path)):
             places = (place for place in want.places if place not in left)
             source = next((place for place in places if _is_that(fs, place, path)), None)
         if source is None:
@@ -318,9 +318,11 @@ def _make_dirs(fs: FileSystem, directory: str) -> None:
 
 def _make(fs: FileSystem, path: str, content: _Content, anew: bool) -> None:
     """Puts the content there, unless it is there; a message whose tries were counted since stays as it is."""
-    stands = _stands(fs, path, content)
+    data = _read(fs, path)
+    stands = _is_it(path, data, content)
     if anew or not stands:
-        write_anew(fs, path, [fs.read(path)] if stands else [content.head, bytes(content.body)], stands)
+        keeps_time = stands and not content.when_us
+        write_anew(fs, path, [data] if stands else [content.head, bytes(content.body)], keeps_time)
     if content.when_us:
         fs.set_modified_ns(path, content.when_us * 1000)
 
@@ -344,12 +346,11 @@ def write_anew(
     fs.rename(making, path)
 
 
-def _stands(fs: FileSystem, path: str, content: _Content | None = None) -> bool:
-    """Whether a whole block stands there: this one, or where it is a message, any with its id in its name."""
-    data = _read(fs, path)
-    if content is None or path.startswith(_OF_MESSAGES):
-        return is_sound(data)
-    return len(data) == len(content.head) + len(content.body) and data.startswith(content.head) and is_sound(data)
+def _is_it(path: str, data: bytes, content: _Content) -> bool:
+    """Whether these are the bytes of this block, or where it is a message, of any that is whole under its name."""
+    if len(data) == len(content.head) + len(content.body) and data == content.head + bytes(content.body):
+        return True  # it was sound in the journal
+    return path.startswith(_OF_MESSAGES) and is_sound(data)
 
 
 def _is_that(fs: FileSystem, place: str, path: str) -> bool:

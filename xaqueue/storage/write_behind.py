@@ -83,6 +83,8 @@ class WriteBehind:
         self._cache: OrderedDict[str, _File] = OrderedDict()
         self._cached_bytes = 0
         self._pending_bytes = 0
+        self.made = 0
+        """Files that were flushed so far."""
         self.hits = 0
         self.misses = 0
 
@@ -157,6 +159,7 @@ class WriteBehind:
         finally:
             with self._lock:
                 if done:
+                    self.made += 1
                     self._drop_new(path)
                     self._remember(path, file)
                 self._busy = ""
