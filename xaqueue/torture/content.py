@@ -24,6 +24,8 @@ EVERY = 32
 LAST_WRITES = 3
 """How many of the writes not synced are torn in each way; those before them are there or not."""
 
+_ZEROS = bytes(SECTOR_BYTES)
+
 Choice = dict[int, int]
 """Which version each sector has."""
 
@@ -56,13 +58,15 @@ class Content:
     @classmethod
     def new(cls, data: bytes) -> Content:
         """Of a file that is made with this content."""
-        made, after = cls(data), {}
-        for sector in range(-(-len(data) // SECTOR_BYTES)):
-            written = _sector(data, sector)
-            versions = made._versions[sector] = [None, bytes(len(written))]
-            if written != versions[1]:
-                versions.append(written)
-            after[sector] = len(versions) - 1
+        made = cls(data)
+        written = [data[at : at + SECTOR_BYTES] for at in range(0, len(data), SECTOR_BYTES)]
+        versions: dict[int, list[bytes | None]] = {at: [None, _ZEROS[: len(part)]] for at, part in enumerate(written)}
+        after = dict.fromkeys(versions, 1)
+        for sector, part in enumerate(written):
+            if part != versions[sector][1]:
+                versions[sector].append(part)
+                after[sector] = 2
+        made._versions = versions
         made._writes.append(_Write(after))
         made._cut = data[: len(data) // 2]
         return made
@@ -147,11 +151,16 @@ class Content:
 
     def _chosen(self, choice: Choice) -> bytes:
         versions = self._versions
-        parts = [(at * SECTOR_BYTES, data) for at, chosen in choice.items() if (data := versions[at][chosen])]
-        size = max((start + len(data) for start, data in parts), default=0)
+        parts = sorted([(at, data) for at, chosen in choice.items() if (data := versions[at][chosen])])
+        if not parts:
+            return self._synced
+        size = parts[-1][0] * SECTOR_BYTES + len(parts[-1][1])
+        joined = b"".join([data for _, data in parts])
+        if len(joined) == size:  # all from the first on
+            return joined + self._synced[size:]
         left = bytearray(self._synced.ljust(size, b"\0"))
-        for start, data in parts:
-            left[start : start + len(data)] = data
+        for at, data in parts:
+            left[at * SECTOR_BYTES : at * SECTOR_BYTES + len(data)] = data
         return bytes(left)
 
     def _forget(self) -> None:
