@@ -29,7 +29,7 @@ from xaqueue.space import layout, quarantine
 from xaqueue.space.block_files import read_block
 from xaqueue.space.layout import Watermark
 from xaqueue.space.stream_records import StreamRecord, decode_record
-from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem, discard
 from xaqueue.storage.segments import Entry, Record
 
 PUT, MOVE, DROP = 1, 2, 3
@@ -321,8 +321,7 @@ def _make(fs: FileSystem, path: str, content: _Content, anew: bool) -> None:
     data = _read(fs, path)
     stands = _is_it(path, data, content)
     if anew or not stands:
-        keeps_time = stands and not content.when_us
-        write_anew(fs, path, [data] if stands else [content.head, bytes(content.body)], keeps_time)
+        write_anew(fs, path, [data] if stands else [content.head, bytes(content.body)], stands)
     if content.when_us:
         fs.set_modified_ns(path, content.when_us * 1000)
 
@@ -331,19 +330,30 @@ def write_anew(
     fs: FileSystem,
     path: str,
     chunks: Sequence[bytes],
-    keeps_time: bool = True,
+    stands: bool = True,
     harden: Callable[[Sequence[str]], object] = lambda _: None,
 ) -> None:
     """Puts a new file in the place of whatever stands there, elsewhere on the disk.
 
-    keeps_time: it is as old as that. harden: has its content on disk before it takes the name, where no journal has it.
+    stands: that has this content; then the new file is as old, and where there is no room for one, it is overwritten
+    with itself, which is better than a space that cannot be opened. harden: has the content on disk before it takes the
+    name, where no journal has it.
     """
     making = f"{layout.ACTIVE}/{MAKING}"
-    fs.create(making, chunks)
-    if keeps_time:
-        fs.set_modified_ns(making, fs.modified_ns(path))
-    harden([making])
-    fs.rename(making, path)
+    modified_ns = fs.modified_ns(path) if stands else 0
+    try:
+        fs.create(making, chunks)
+        if stands:
+            fs.set_modified_ns(making, modified_ns)
+        harden([making])
+        fs.rename(making, path)
+    except OSError as error:
+        if error.errno not in NO_ROOM or not stands:
+            raise
+        discard(fs, making)
+        fs.write_at(path, 0, chunks)
+        fs.set_modified_ns(path, modified_ns)
+        harden([path])
 
 
 def _is_it(path: str, data: bytes, content: _Content) -> bool:

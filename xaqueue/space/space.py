@@ -192,7 +192,7 @@ class Space:
             notes += journal.start([])  # whoever had the old one may write there yet
         else:
             journal.tidy()
-        if replayed or self.suspect:
+        if replayed:
             journal.write_checkpoint(journal.position)
             journal.recycle()
         if replayed:

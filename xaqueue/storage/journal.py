@@ -219,9 +219,13 @@ class Journal:
         return fitting
 
     def write_checkpoint(self, lsn: int) -> None:
-        """Records, durably, that everything below ``lsn`` is in the directories; ``recycle`` may follow."""
-        self._write_own(CHECKPOINT, lsn)
-        self.checkpoint = max(self.checkpoint, lsn)
+        """Records, durably, that everything below ``lsn`` is in the directories; ``recycle`` may follow.
+
+        Not in the last place of a segment that cannot grow: that is the switch's.
+        """
+        if self._has_room(0):
+            self._write_own(CHECKPOINT, lsn)
+            self.checkpoint = max(self.checkpoint, lsn)
 
     def _fitting(self, entries: Sequence[Entry]) -> int:
         size = 0
@@ -277,12 +281,7 @@ class Journal:
         self.position += size
 
     def _sync(self, path: str) -> None:
-        try:
-            self._fs.sync_data(path)
-        except OSError as error:
-            if error.errno in NO_ROOM:  # a failed sync must not pass for a write that can be tried again
-                raise OSError(errno.EIO, f"sync failed: {error.strerror}", path) from error
-            raise
+        _settle(self._fs.sync_data, path)
 
     # Segments
 
@@ -349,8 +348,9 @@ class Journal:
 
 
 def make_segment(fs: FileSystem, directory: str, segment: Segment, records: Sequence[bytes] = ()) -> Segment:
-    """Makes the file of a segment, its first part allocated, or as much as the records need. Raises OSError, and
-    leaves nothing then.
+    """Makes the file of a segment, its first part allocated, or as much as the records need.
+
+    Raises OSError: where it is one of NO_ROOM, nothing is left of it.
     """
     used = SECTOR_BYTES + sum(map(len, records))
     segment.allocated = segment.growth
@@ -363,12 +363,23 @@ def make_segment(fs: FileSystem, directory: str, segment: Segment, records: Sequ
     fs.create(new, [header_of(segment), *records, bytes(segment.allocated - used)])
     try:
         fs.sync_file(new)
+        fs.hold_dir(directory)
         fs.rename(new, path)
     except OSError:
         fs.unlink(new)
         raise
-    fs.sync_dir(directory)
+    _settle(fs.sync_dir, directory)
     return segment
+
+
+def _settle(sync: Callable[[str], None], path: str) -> None:
+    """A failed sync must not pass for a call that had no room and did nothing. Raises OSError."""
+    try:
+        sync(path)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise OSError(errno.EIO, f"sync failed: {error.strerror}", path) from error
+        raise
 
 
 def free_archive(fs: FileSystem, path: str) -> str:
