@@ -166,9 +166,16 @@ def test_a_branch_is_known_by_its_beginning_and_its_gtrid(tmp_path: Path) -> Non
     for text in (str(LONG)[:14], "7f3c0b529a4e", LONG.gtrid.hex()[:20], str(Xid(7, b"order-1", b"queue")), "order-1"):
         assert "in doubt" in run("indoubt", "show", text, "--space", root)
     told = fails("indoubt", "commit", "order-", "--yes", "--space", root, code=ExitCode.USAGE)
-    assert "is the beginning of 2 branches: 7." in told
+    assert "names 2 branches: 7." in told
     assert "no branch in doubt begins so" in fails("indoubt", "show", "nobody", "--space", root, code=ExitCode.USAGE)
     assert "is not in doubt" in fails("indoubt", "show", "7.YQ.Yg", "--space", root, code=ExitCode.ERROR)
+    with xaqueue.connect(root) as connection:
+        connection.tpc_begin(Xid(7, b"order-10", b"queue"))
+        connection.enqueue("replies", b"x")
+        connection.tpc_prepare()
+    assert "order-1 " in run("indoubt", "show", "order-1", "--space", root).replace("\n", " "), "not order-10"
+    run("indoubt", "rollback", "order-10", "--yes", "--space", root)
+    run("indoubt", "forget", "order-10", "--yes", "--space", root)
     run("indoubt", "rollback", "order-2", "--yes", "--space", root)
     run("indoubt", "forget", "order-2", "--yes", "--space", root)
     assert len(listed("--space", root)) == 2

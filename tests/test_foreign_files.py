@@ -20,7 +20,7 @@ import pytest
 import xaqueue
 from xaqueue.command import decode
 from xaqueue.errors import DamagedBlock, DecisionLogError, Error
-from xaqueue.space import attach, check, inspect, inspect_branches, layout
+from xaqueue.space import attach, check, inspect, inspect_branches, inspect_messages, layout
 from xaqueue.space.reader import QueueReader
 from xaqueue.space.salvage import find_loss, salvage
 from xaqueue.spark import rows, sizes, times, view
@@ -161,27 +161,36 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def template(memory: Path) -> Path:
-    root = memory / "template"
+def templates(memory: Path) -> dict[str, Path]:
+    """A space as a close leaves it, and as a kill does: then its journal has records."""
+    root, killed = memory / "closed", memory / "killed"
     attach.create(root)
     (root / layout.QUEUES).write_text("[default]\n[space]\njournal_segment_bytes = 65536\n")
-    with xaqueue.connect(root) as connection:
+    session = attach.attach(root)
+    with xaqueue.Connection(session, lambda: os.urandom(16)) as connection:
         for body in (b"1", b"2"):
             connection.enqueue("q", body)
         connection.commit()
         connection.tpc_begin(IN_DOUBT)
         connection.enqueue("q", b"3")
         connection.tpc_prepare()
-    return root
+        session.space.fs.sync_all()
+        shutil.copytree(root, killed)
+    return {"closed": root, "killed": killed}
 
 
 @pytest.fixture
-def fresh(template: Path, memory: Path) -> Callable[[], Path]:
+def left() -> str:
+    return "closed"
+
+
+@pytest.fixture
+def fresh(templates: dict[str, Path], memory: Path, left: str) -> Callable[[], Path]:
     def make() -> Path:
         root = memory / "s"
         if root.exists():
             shutil.rmtree(root)
-        shutil.copytree(template, root)
+        shutil.copytree(templates[left], root)
         return root
 
     return make
@@ -208,6 +217,7 @@ def look(root: Path) -> None:
         lambda: inspect.status(root),
         lambda: inspect_branches.in_doubt(root),
         lambda: find_loss(root),
+        lambda: list(inspect_messages.browse(root, "q", lambda *_: None)),
         lambda: reader().consumed(),
         lambda: list(reader().read(0, reader().watermark())),
         lambda: list(rows.files(reader(), 0, 1 << 40)),
@@ -233,6 +243,7 @@ def use(root: Path) -> None:
         assert [message.body for message in connection.browse("q")] == [b"1", b"2", b"4"]
 
 
+@pytest.mark.parametrize("left", ["closed", "killed"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_space_opens_whatever_stands_in_its_directories(
     fresh: Callable[[], Path], kind: Callable[[Path], None]
@@ -323,6 +334,20 @@ def test_a_message_that_was_replaced_in_an_open_space_is_set_aside(
         assert found.body == b"2"
         connection.commit()
     assert [name for name in os.listdir(root / "quarantine") if not name.endswith(".reason")] != []  # noqa: PTH208
+
+
+@pytest.mark.parametrize("left", ["killed"])
+@pytest.mark.parametrize("lacking", [RANGE, f"{RANGE}/*1.*", f"prepared/{IN_DOUBT}.*"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_journal_has_is_made_where_something_else_stands(
+    fresh: Callable[[], Path], kind: Callable[[Path], None], lacking: str
+) -> None:
+    root = fresh()
+    (path,) = root.glob(lacking)
+    plant(root, str(path.relative_to(root)), kind)
+    with within_bounds(lacking):
+        look(root)
+        use(root)
 
 
 TM_PLACES = ("NODE", "operators.log", ".NODE.new", "foreign", "journal/foreign", SEGMENT)

@@ -164,6 +164,21 @@ def test_a_checkpoint_is_recorded_on_a_full_disk(disk: FullFileSystem) -> None:
     assert found(disk) == written
 
 
+def test_checkpoints_on_a_full_disk_leave_the_switch_its_place(disk: FullFileSystem) -> None:
+    """However many opens there are before the disk has room again."""
+    journal = started(disk)
+    fill(journal, 1)
+    disk.full = True
+    left = 2 * SMALLEST_SEGMENT_BYTES - journal.position - journal_room._OWN_BYTES
+    last = max((entry(2, left - less) for less in range(100)), key=lambda e: (e.size_bytes <= left, e.size_bytes))
+    write(journal, last)
+    for _ in range(5):
+        journal.write_checkpoint(journal.position)
+    disk.full = False
+    write(journal, entry(3))
+    assert found(disk) == [3]
+
+
 def test_a_journal_starts_on_a_full_disk_that_has_its_segment(disk: FullFileSystem) -> None:
     write(started(disk), entry(1))
     disk.unlink(f"{PLACE}/{name_of(SMALLEST_SEGMENT_BYTES)}")

@@ -204,10 +204,11 @@ def test_what_another_plan_has_under_the_same_number_is_refused(scene: Scene, tm
 
 
 def test_the_way_on_names_every_queue_in_words_for_a_shell() -> None:
-    queues = {f"queue{number}": number for number in range(100)}
-    told = way_on(json.dumps({"stream": "s#1", "spaces": {"/data of ours": queues}}))
+    queues = {f"queue{number}": number for number in range(1, 100)}
+    told = way_on(json.dumps({"stream": "s#1", "spaces": {"/data of ours": queues | {"empty": 0}}}))
     for queue, seq in queues.items():
         assert f"`xaqueue release {queue} --through {seq} --space '/data of ours'`" in told
+    assert "release empty" not in told, "which was never read: that would be an error"
 
 
 def test_a_number_below_the_last_is_refused(scene: Scene, tmp_path: Path) -> None:
@@ -412,8 +413,8 @@ def test_nothing_is_overwritten() -> None:
 
 def test_a_path_that_is_no_space_is_told_before_anything_is_written(tmp_path: Path) -> None:
     schema = StructType([StructField("body", StringType())])
-    for make in (sink.batch_writer, sink.stream_writer):
-        with pytest.raises(SpaceError, match="none is no queue space"):
+    for make, told in ((sink.batch_writer, "make it one with"), (sink.stream_writer, "or bring back the disk")):
+        with pytest.raises(SpaceError, match=f"none is no queue space: .*{told}"):
             make({"path": str(tmp_path / "none"), "queue": "orders"}, schema, False)
 
 

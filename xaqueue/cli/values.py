@@ -103,12 +103,14 @@ def named(text: str, xids: Sequence[Xid]) -> Xid:
         whole = None
     if whole is not None and whole in xids:
         return whole
-    found = [each for each in xids if any(form.startswith(bare) for form in _forms(each))] if bare else []
+    found = [each for each in xids if bare in _forms(each)]
+    if not found and bare:
+        found = [each for each in xids if any(form.startswith(bare) for form in _forms(each))]
     if len(found) == 1:
         return found[0]
     if found:
         shown = ", ".join(map(str, found[:MANY])) + (" ..." if len(found) > MANY else "")
-        raise InvalidArgument(f"{text!r} is the beginning of {len(found):,} branches: {shown}: give more of one")
+        raise InvalidArgument(f"{text!r} names {len(found):,} branches: {shown}: give more of one")
     if whole is None:
         raise InvalidArgument(f"{text!r} is no xid, and no branch in doubt begins so: give it {XID_FORMS}")
     raise UnknownXid(f"branch {whole} is not in doubt: list those that are with `xaqueue indoubt list`")

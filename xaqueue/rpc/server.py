@@ -74,8 +74,8 @@ class Server:
     def check_memory(self) -> None:
         """Where requests on their way hold too much, the session that holds most is ended."""
         limit = max(self.limits.request_memory_bytes, self.limits.request_bytes)
-        if sum(session.unfinished_bytes for session in self.sessions) > limit:
-            max(self.sessions, key=lambda session: session.unfinished_bytes).refuse_memory(limit)
+        if sum(session.waiting_bytes for session in self.sessions) > limit:
+            max(self.sessions, key=lambda session: session.waiting_bytes).refuse_memory(limit)
 
     def cut(self, key: bytes) -> None:
         """Ends the session of this key, if it is open: its client has lost it, and goes on in another."""

@@ -40,7 +40,8 @@ class Served(asyncio.Protocol):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._calls: deque[Call] = deque()
+        self._calls: deque[tuple[Call, int]] = deque()
+        """Each with the end of its frame, in bytes that were received."""
         self._unpacker = wire.CallUnpacker(server.limits.request_bytes)
         self._task = server.hub.spawn(self._run)
         self._idle = True
@@ -50,10 +51,8 @@ class Served(asyncio.Protocol):
         """No call is begun any more."""
         self._over = False
         """What it had active is rolled back."""
-        self._ahead_bytes = 0
-        """Received since no call waited."""
-        self._received_bytes = self._whole_bytes = 0
-        """In all, and up to the end of the last whole request."""
+        self._received_bytes = self._begun_bytes = 0
+        """In all, and up to the end of the last request that was begun."""
         self._paused = False
         self._writable = True
         self._failed_ride: dict[str, Any] | None = None
@@ -90,26 +89,24 @@ class Served(asyncio.Protocol):
             self._unpacker.feed(data)
             self._received_bytes += len(data)
             for frame in self._unpacker:
-                self._calls.append(wire.call_of(frame))
-                self._whole_bytes = self._unpacker.tell()
+                self._calls.append((wire.call_of(frame), self._unpacker.tell()))
         except (ValueError, MalformedFrame, msgpack.UnpackException) as error:
             log.warning("%s is ended: it sent what is no frame: %s", self.name, error or type(error).__name__)
             self._calls.clear()
             self.end()
         self._patience.hear(self._server.loop.time(), whole=len(self._calls) > waiting)
-        self._ahead_bytes += len(data)
-        if self._calls and not self._paused and (len(self._calls) > CALLS_AHEAD or self._ahead_bytes > BYTES_AHEAD):
+        if self._calls and not self._paused and (len(self._calls) > CALLS_AHEAD or self.waiting_bytes > BYTES_AHEAD):
             self._paused = True
             self._transport.pause_reading()
-        if self.unfinished_bytes > STRANGER_BYTES:
-            self._server.check_memory()
         if self._idle:
             self._task.switch()
+        if self.waiting_bytes > STRANGER_BYTES:
+            self._server.check_memory()
 
     @property
-    def unfinished_bytes(self) -> int:
-        """Of a request that is received in part."""
-        return self._received_bytes - self._whole_bytes
+    def waiting_bytes(self) -> int:
+        """Of requests that are not begun: whole ones behind another, and one that is received in part."""
+        return self._received_bytes - self._begun_bytes
 
     def refuse_memory(self, limit_bytes: int) -> None:
         """There is no room for the rest of its request: the client is told, and the session is over."""
@@ -121,7 +118,7 @@ class Served(asyncio.Protocol):
         log.warning("%s is ended: %s", self._who, refused)
         self._calls.clear()
         self._unpacker = wire.CallUnpacker(self._server.limits.request_bytes)
-        self._whole_bytes = self._received_bytes
+        self._begun_bytes = self._received_bytes
         self._transport.write(wire.response(0, wire.error_to(refused), None))
         self.end()
 
@@ -199,10 +196,10 @@ class Served(asyncio.Protocol):
                     hub.switch()
                     self._idle = False
                     continue
-                self._carry_out(self._calls.popleft())
-                if not self._calls:
-                    self._ahead_bytes = 0
-                if self._paused and len(self._calls) <= CALLS_AHEAD // 2 and self._ahead_bytes <= BYTES_AHEAD:
+                call, self._begun_bytes = self._calls.popleft()
+                self._carry_out(call)
+                few = len(self._calls) <= CALLS_AHEAD // 2 and self.waiting_bytes <= BYTES_AHEAD
+                if self._paused and (few or not self._calls):
                     self._paused = False
                     if not self._lost:
                         self._transport.resume_reading()

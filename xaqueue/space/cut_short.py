@@ -48,6 +48,13 @@ def _highest(fs: FileSystem, queue: str, seq: int) -> int:
             number = layout.parse_range(name)
             if number is not None and number >= seq >> layout.RANGE_BITS:
                 with suppress(OSError):
-                    names = fs.list(f"{layout.queue_path(queue)}/{name}")
-                    found = max(found, *(layout.parse_message_seq(name) or 0 for name in names), 0)
+                    found = _highest_message(fs, f"{layout.queue_path(queue)}/{name}", found)
     return found
+
+
+def _highest_message(fs: FileSystem, directory: str, above: int) -> int:
+    """The highest number of a message there, or this one. A name alone proves nothing: anybody may have put it."""
+    names = sorted(name for name in fs.list(directory) if (layout.parse_message_seq(name) or 0) > above)
+    paths = (f"{directory}/{name}" for name in reversed(names))
+    proof = next((path for path in paths if redo.is_that(fs, path, path)), None)
+    return above if proof is None else layout.parse_message_seq(proof.rpartition("/")[2]) or 0

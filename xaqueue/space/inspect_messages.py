@@ -11,6 +11,7 @@ from xaqueue.index import Order
 from xaqueue.message import Message
 from xaqueue.space import layout, survey
 from xaqueue.space.attach import read_definitions
+from xaqueue.space.block_files import damage_of, read_block
 from xaqueue.space.inspect import watermark_in
 from xaqueue.space.load import read_head
 from xaqueue.space.redo_view import look_into
@@ -37,7 +38,7 @@ def browse(path: str | os.PathLike[str], queue: str, damaged: Callable[[int, str
         parsed = layout.parse_message(name)
         assert parsed is not None
         try:
-            message = message_of(queue, seq, parsed[1], fs.read(_path(queue, seq, name)))
+            message = message_of(queue, seq, parsed[1], _read(fs, _path(queue, seq, name)))
         except FileNotFoundError:
             continue  # consumed meanwhile
         except DamagedBlock as damage:
@@ -69,6 +70,15 @@ def _priority(fs: FileSystem, path: str) -> int:
         return read_head(fs, path).properties.priority
     except (DamagedBlock, FileNotFoundError):
         return 0
+
+
+def _read(fs: FileSystem, path: str) -> bytes:
+    try:
+        return read_block(fs, path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise damage_of(fs, path, error) from error
 
 
 def _path(queue: str, seq: int, name: str) -> str:

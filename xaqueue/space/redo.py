@@ -15,6 +15,8 @@ then, and what is missing in the archive, which is others' to empty.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,12 +32,15 @@ from xaqueue.space.block_files import read_block
 from xaqueue.space.layout import Watermark
 from xaqueue.space.stream_records import StreamRecord, decode_record
 from xaqueue.storage.fs import NO_ROOM, FileSystem, discard
+from xaqueue.storage.regular import NO_FILE
 from xaqueue.storage.segments import Entry, Record
 
 PUT, MOVE, DROP = 1, 2, 3
 _OF_MESSAGES = (layout.COMMITTED, layout.ARCHIVE)
 MAKING = ".replay"
 """In active/, where a name that starts with a dot is no block."""
+
+log = logging.getLogger("xaqueue")
 
 
 class Kind(IntEnum):
@@ -157,8 +162,8 @@ def replay(fs: FileSystem, records: Iterable[Record], *, anew: bool = False, wit
     known = {path for path in lost if _is_known(fs, path, wanted[path])}
     if lost.keys() - known and not without_lost:
         raise _damage([told for path, told in lost.items() if path not in known])
-    with suppress(FileNotFoundError):
-        fs.unlink(f"{layout.ACTIVE}/{MAKING}")
+    _clear(fs, f"{layout.ACTIVE}/{MAKING}")
+    discard(fs, f"{layout.ACTIVE}/{MAKING}")
     for directory in sorted({path.rpartition("/")[0] for path, want in wanted.items() if want is not None}):
         _make_dirs(fs, directory)
     for move in moves:
@@ -213,7 +218,7 @@ def _planned(fs: FileSystem, wanted: _Wanted) -> tuple[list[_Move], dict[str, st
         source: str | None = path
         if path in left or not is_sound(_read(fs, path)):
             places = (place for place in want.places if place not in left)
-            source = next((place for place in places if _is_that(fs, place, path)), None)
+            source = next((place for place in places if is_that(fs, place, path)), None)
         if source is None:
             told = "is damaged" if fs.exists(path) else "is nowhere"
             lost[path] = f"{path}, which was {want.places[-1]} once, {told}: the journal has only its name"
@@ -313,13 +318,26 @@ def _make_dirs(fs: FileSystem, directory: str) -> None:
         above = directory.rpartition("/")[0]
         if above:
             _make_dirs(fs, above)
+        if fs.exists(directory):
+            _set_aside(fs, directory, "a file where a directory should be")
         fs.make_dir(directory)
+
+
+def _clear(fs: FileSystem, path: str) -> None:
+    if fs.is_dir(path):
+        _set_aside(fs, path, "a directory where a file should be")
+
+
+def _set_aside(fs: FileSystem, path: str, reason: str) -> None:
+    log.warning("quarantined %s as %s: %s", path, quarantine.move(fs, path, reason, time.time_ns() // 1000), reason)
 
 
 def _make(fs: FileSystem, path: str, content: _Content, anew: bool) -> None:
     """Puts the content there, unless it is there; a message whose tries were counted since stays as it is."""
     data = _read(fs, path)
     stands = _is_it(path, data, content)
+    if not stands:
+        _clear(fs, path)
     if anew or not stands:
         write_anew(fs, path, [data] if stands else [content.head, bytes(content.body)], stands)
     if content.when_us:
@@ -363,7 +381,7 @@ def _is_it(path: str, data: bytes, content: _Content) -> bool:
     return path.startswith(_OF_MESSAGES) and is_sound(data)
 
 
-def _is_that(fs: FileSystem, place: str, path: str) -> bool:
+def is_that(fs: FileSystem, place: str, path: str) -> bool:
     """Whether a whole block stands in a place, and can be the one that belongs to this path."""
     data = _read(fs, place)
     message = layout.parse_message(path.rpartition("/")[2]) if path.startswith(_OF_MESSAGES) else None
@@ -388,11 +406,19 @@ def _reserve(fs: FileSystem, queue: str, seq: int) -> None:
     path = layout.watermark_path(queue)
     data = _read(fs, path)
     watermark = layout.parse_watermark(data)
-    if watermark is None and (data.strip(b"\0") or fs.is_dir(path)):
+    if watermark is None and (data.strip(b"\0") or _is_no_file(fs, path)):
         return
     published, reserved = watermark or (0, 0)
     if reserved < seq:
         fs.write_at(path, 0, [layout.format_watermark(Watermark(published, max(seq, published)))])
+
+
+def _is_no_file(fs: FileSystem, path: str) -> bool:
+    try:
+        fs.size(path)
+    except OSError as error:
+        return error.errno in NO_FILE
+    return False
 
 
 class Last(NamedTuple):

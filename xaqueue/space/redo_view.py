@@ -10,6 +10,7 @@ seen, too, and a file that has moved on since is looked for in the places that i
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -26,6 +27,7 @@ from xaqueue.space.layout import JOURNAL, Watermark
 from xaqueue.space.redo import Last
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.read_only import ReadOnlyFileSystem
+from xaqueue.storage.regular import NO_FILE
 from xaqueue.storage.remains import read_remains
 from xaqueue.storage.scan import Found, look
 from xaqueue.storage.segments import Record, parse_name
@@ -154,8 +156,8 @@ class RedoView(ReadOnlyFileSystem):
         if place is not None and place not in self._marked:
             try:
                 return self._fs.modified_ns(place)
-            except FileNotFoundError:
-                if last is None:
+            except OSError as error:
+                if last is None or error.errno not in NO_FILE | {errno.ENOENT}:
                     raise
         if last is None or last.chunks is None:
             raise FileNotFoundError(path)
@@ -197,7 +199,7 @@ class RedoView(ReadOnlyFileSystem):
     def _watermark(self, path: str, seq: int) -> bytes:
         """As a replay and what follows it would leave it: nothing that the journal has seen is above it."""
         try:
-            data = self._fs.read(path)
+            data = self._fs.read(path, layout.WATERMARK_BYTES + 1)
         except FileNotFoundError:
             data = b""
         watermark = layout.parse_watermark(data)

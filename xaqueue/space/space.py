@@ -178,6 +178,7 @@ class Space:
         fs = self.fs
         if not self.hardening.journal and not used and not fs.is_dir(layout.JOURNAL):
             return []
+        fs.hold_dir("")
         size = segment_bytes(self.definitions, fs.room())
         journal = Journal(fs, layout.JOURNAL, segment_bytes=size, sound=redo.sound, used=used, epoch=self.epoch)
         check_end(fs, journal.replay, journal.position)

@@ -156,5 +156,5 @@ def _by_space(others: Iterable[tuple[str, Xid]]) -> dict[str, list[Xid]]:
 def id_of(space: Space, session: RemoteManager) -> str:
     """The id in its FORMAT file."""
     if space.path and not space.server:
-        return read_format(space.path).id
+        return read_format(space.path, is_expected=True).id
     return str(session.status()["format"]["id"])

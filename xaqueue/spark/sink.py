@@ -72,7 +72,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     """Raises InvalidArgument, UnknownQueue, and SpaceError for a path that is no space."""
     if overwrite:
         raise InvalidArgument('output mode "complete" is refused: a queue takes new messages, so use "append"')
-    return StreamWriter(_checked(parse(options, stream=True)), schema)
+    return StreamWriter(_checked(parse(options, stream=True), is_expected=True), schema)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
@@ -82,11 +82,11 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
     return BatchWriter(_checked(parse(options, stream=False)), schema)
 
 
-def _checked(options: SinkOptions) -> SinkOptions:
+def _checked(options: SinkOptions, *, is_expected: bool = False) -> SinkOptions:
     """SpaceError for a path that is no space, and UnknownQueue: what a task raises is hidden in Spark's report."""
     for space in options.spaces:
         if space.path and not space.server:
-            read_format(space.path)
+            read_format(space.path, is_expected=is_expected)
             if options.queue is not None:
                 read_definitions(space.path).find(options.queue)
     return options

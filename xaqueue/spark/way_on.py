@@ -61,10 +61,12 @@ def _behind(spaces: Mapping[str, Mapping[str, int]]) -> str:
     for number, (path, queues) in enumerate(spaces.items()):
         for queue, seq in queues.items():
             wanted.setdefault(queue, {})[str(number)] = seq + 1
-            releases.append(f"`xaqueue release {queue} --through {seq} --space {shlex.quote(path)}`")
+            if seq:
+                releases.append(f"`xaqueue release {queue} --through {seq} --space {shlex.quote(path)}`")
+    after = f", after {', '.join(releases)}" if releases else ""
     return (
         f"where the source keeps its messages, with the option startingOffsets={_compact(spaces)} (with subscribe "
-        f"{_compact(wanted)}); where it consumes them, at the earliest, after {', '.join(releases)}"
+        f"{_compact(wanted)}); where it consumes them, at the earliest{after}"
     )
 
 

@@ -84,7 +84,9 @@ class FileSystem(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def hold_dir(self, path: str) -> None:
-        """Opens a directory for a ``sync_dir`` that must not fail for want of a descriptor."""
+        """Opens a directory for a ``sync_dir`` that must not fail for want of a descriptor; the root for ``sync_all``
+        as well, which then misses no failure.
+        """
 
     def sync_file(self, path: str) -> None:
         """fsync: content and metadata of the file are on disk."""
@@ -227,6 +229,8 @@ class DirectoryFileSystem:
         return os.path.lexists(self._prefix + path)
 
     def hold_dir(self, path: str) -> None:
+        if not path:
+            self._root()
         if path not in self._directories:
             self._remember(self._directories, path, self._open_dir(path))
 
@@ -246,9 +250,7 @@ class DirectoryFileSystem:
             self._remember(self._directories, path, fd)
 
     def sync_all(self) -> None:
-        if self._root_fd is None:
-            self._root_fd = self._opened(os.open, self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        if _libc.syncfs(self._root_fd) != 0:
+        if _libc.syncfs(self._root()) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), self.root)
 
@@ -264,6 +266,12 @@ class DirectoryFileSystem:
         if self._root_fd is not None:
             os.close(self._root_fd)
             self._root_fd = None
+
+    def _root(self) -> int:
+        """A sync tells of no failure before its descriptor was opened that somebody else was told of."""
+        if self._root_fd is None:
+            self._root_fd = self._opened(os.open, self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return self._root_fd
 
     def _sync(self, path: str, sync: Sync) -> None:
         fd = self._places.pop(path, None)

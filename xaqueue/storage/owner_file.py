@@ -54,7 +54,8 @@ class OwnerFile:
         self._guard = threading.Lock()
         self._paths = os.path.join(root, LOCK), os.path.join(root, OWNER)  # noqa: PTH118
         self._look = _look_anew if _is_nfs(root) else _look
-        self._content = b""
+        self._contents: tuple[bytes, ...] = ()
+        """What may stand in ``owner``: two, once a write has failed."""
         self._seen: tuple[_Seen, _Seen] | None = None
         self._ended = False
         """Whoever has the guard releases the lock at its end."""
@@ -93,8 +94,9 @@ class OwnerFile:
                 reason = self._lost() if self._seen is not None and self._looks() != self._seen else ""
                 if reason:
                     raise ResourceFailed(reason)
+                self._contents = (*self._contents, content)
                 write_owner_file(fs, content, durable=durable)
-                self._content = content
+                self._contents = (content,)
                 self._seen = self._looks()
             finally:
                 self._release_late()
@@ -144,7 +146,7 @@ class OwnerFile:
                 return f"{self._paths[0]} is another file than the one that was locked"
             if not self._lock.acquire():
                 return f"another process has locked {self._paths[0]}"
-            if self.read() != self._content:
+            if self.read() not in self._contents:
                 return f"{self._paths[1]} names another owner"
         except OSError as error:
             return f"{error.filename or self.root} cannot be looked at ({error.strerror})"
