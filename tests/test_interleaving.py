@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from crash_cases import FULL
 from crash_jury import Jury
-from crash_level import CYCLING, FILLING, LAGGING, MOVING, NONE, STRICT, Level
+from crash_level import CYCLING, FILLING, LAGGING, MOVING, NONE, STRICT, Level, ready
 from crash_story import Act, End, Put, Record, Take
 from interleaving import Interrupted, Play, Promises, Scene, StreamPlay, StreamScene
 from stream_story import BEFORE as BEFORE_ALL
@@ -28,8 +29,6 @@ DRAWN = 12 if FULL else 1
 """Trees of each power loss that are drawn, beside the barest and the fullest."""
 PLAYS = 6
 """Of so many scenes of a turn at a level one call is looked at, unless in full size."""
-CALLS = 16
-"""It is one of so many."""
 
 BEFORE = (
     Act(End.PREPARED, (Put("a", 11),)),
@@ -115,6 +114,13 @@ def play_stream(scene: StreamScene, level: Level, calls: Iterable[int]) -> None:
             return
 
 
+def one_call(uninterrupted: Interrupted[Promises], dice: random.Random) -> list[int]:
+    """By chance, of those that whoever is interrupted makes; none where it makes none."""
+    ready(uninterrupted.start(), uninterrupted.level)  # which is made but once
+    uninterrupted.run()
+    return [dice.randrange(uninterrupted.calls)] if uninterrupted.calls else []
+
+
 @pytest.mark.parametrize(("turn", "within", "level"), GROUPS, ids=str)
 def test_nothing_is_lost(turn: str, within: bool, level: Level) -> None:
     every = list(scenes(turn, within))
@@ -124,7 +130,7 @@ def test_nothing_is_lost(turn: str, within: bool, level: Level) -> None:
         return
     dice = random.Random(f"{turn} {within} {level}")
     for scene in dice.sample(every, PLAYS):
-        play_scene(scene, level, [dice.randrange(CALLS)])
+        play_scene(scene, level, one_call(Play(scene, level, sys.maxsize, trees), dice))
 
 
 EVERY = 1 if FULL else 3
@@ -136,15 +142,16 @@ STREAM_CASES = [(name, *group) for name, group in itertools.product(STREAM_STEPS
 def test_nothing_that_a_stream_consumed_comes_back(name: str, turn: str, within: bool, level: Level) -> None:
     acts, kept_above = STREAM_STEPS[name]
     scene = StreamScene(turn, within, acts, kept_above)
-    calls = [random.Random(f"{name} {turn} {within} {level}").randrange(CALLS)]
-    play_stream(scene, level, itertools.count() if FULL else calls)
+    dice = random.Random(f"{name} {turn} {within} {level}")
+    calls = itertools.count() if FULL else one_call(StreamPlay(scene, level, sys.maxsize, trees), dice)
+    play_stream(scene, level, calls)
 
 
 @pytest.mark.parametrize("level", JOURNALS, ids=str)
 @pytest.mark.parametrize("turn", ["flush", "checkpoint", "close"])
 def test_what_expired_goes_meanwhile(turn: str, level: Level) -> None:
     [scene] = [scene for scene in scenes(turn, True) if scene.clears_away]
-    play_scene(scene, level, itertools.count() if FULL else range(0, CALLS, 5))
+    play_scene(scene, level, itertools.count(0, 1 if FULL else 5))
 
 
 @pytest.mark.parametrize("turn", ["flush", "checkpoint"])

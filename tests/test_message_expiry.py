@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,12 @@ from served import ServerThread
 
 import xaqueue
 from xaqueue.errors import ResourceFailed
+from xaqueue.rpc.server_status import queue_list
 from xaqueue.space import attach, clearing, layout
 from xaqueue.space.reader import QueueReader
 from xaqueue.space.session import Session
 from xaqueue.space.space import wall_clock
+from xaqueue.storage.fs import FileSystem
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -160,6 +163,43 @@ def test_it_stops_between_two_pieces_and_goes_on(tmp_path: Path) -> None:
         assert len(files(tmp_path / "s")) == 2 * clearing.PIECE + 1
         assert clearing.expire(bare.space)
         assert len(files(tmp_path / "s")) == 1
+
+
+@pytest.mark.parametrize("sync", ["JOURNAL", "NONE"])
+def test_a_stream_that_comes_while_they_go_waits_for_a_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str
+) -> None:
+    """What is being removed is held by no branch: the status says so, and the queue can be reserved."""
+    monkeypatch.setattr(clearing, "PIECE", 2)
+    clock = Later()
+    with bare_space(tmp_path / "s", sync, clock) as bare:
+        expiring(bare, 5)
+        clock.now_us += 10
+        reserved, in_the_middle = threading.Event(), threading.Event()
+
+        def reserve() -> None:
+            Session(bare.space).reserve("q", "stream", 0, 0)
+            reserved.set()
+
+        real = clearing._unlink
+        thread = threading.Thread(target=reserve)
+
+        def unlink(fs: FileSystem, paths: Sequence[str]) -> None:
+            if not in_the_middle.is_set():
+                in_the_middle.set()
+                (queue,) = queue_list(bare.space)
+                assert (queue.depth, queue.held) == (4, 0)
+                thread.start()
+                assert not reserved.wait(0.3)
+            real(fs, paths)
+
+        monkeypatch.setattr(clearing, "_unlink", unlink)
+        clearing.expire(bare.space)
+        thread.join(PATIENCE_S)
+        assert reserved.is_set()
+        assert bare.space.queues["q"].index.locked == 0
+        bare.space.fs.sync_all()
+        assert len(files(tmp_path / "s")) == 4, "the stream takes the others"
 
 
 def test_what_a_stream_is_to_consume_stays(tmp_path: Path) -> None:

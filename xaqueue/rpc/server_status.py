@@ -93,8 +93,10 @@ def _queue(space: Space, name: str, in_doubt: int) -> QueueStatus:
     order = definition.order.value if definition is not None else inspect.UNDEFINED
     description = definition.description if definition is not None else ""
     queue = space.queues.get(name)
-    depth, published = (len(queue.index), queue.published) if queue is not None else (0, 0)
-    held = queue.index.locked if queue is not None else 0
+    depth = published = held = 0
+    if queue is not None:
+        published = queue.published
+        depth, held = len(queue.index) - queue.leaving, queue.index.locked - queue.leaving
     if queue is None or queue.record is None:
         return QueueStatus(name, order, description, depth, published, held=held, in_doubt=in_doubt)
     stream = "" if queue.keeper is None else queue.record.stream or "unknown: its record is damaged"

@@ -87,12 +87,13 @@ def _expired(space: Space, queue: Queue) -> list[Entry]:
     """Some that are expired, and nobody else's any more."""
     with space.lock:
         space.barrier.check()
-        if queue.keeper is not None:
+        if queue.keeper is not None or queue.is_wanted:
             return []
         index = queue.index
         index.find_expired(space.now_us(), PIECE)
         piece = index.expired[-PIECE:]
         del index.expired[-PIECE:]
+        queue.expiring = len(piece)
         return piece
 
 
@@ -113,16 +114,16 @@ def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
         space.waiting.run(partial(_unlink, space.fs, paths))
         with space.lock:
             spent = [entry.seq >> RANGE_BITS for entry in piece if queue.consumed(entry)]
-    except RetryLater:
-        with space.lock:
-            queue.index.expired += piece
-        raise
+            piece = []
     except OSError as error:
-        with space.lock:
-            queue.index.expired += piece
         if error.errno in NO_ROOM:
             raise RetryLater(f"no room to remove what expired ({error.strerror}): free some") from error
         raise space.fence(error) from error
+    finally:
+        with space.lock:
+            queue.index.expired += piece  # what is there still
+            queue.expiring = 0
+            space.settled.notify_all()
     _remove_spent(space, queue, spent)
 
 

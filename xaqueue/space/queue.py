@@ -48,6 +48,10 @@ class Queue:
         """Up to this number the files of what was consumed are gone."""
         self.in_hand = False
         """Its record is being changed."""
+        self.expiring = 0
+        """Messages that have expired, and whose files are being removed now."""
+        self.is_wanted = False
+        """A stream waits to reserve it: nothing more is removed until it has."""
         self._awaited: dict[int, int] = {}
         """Ranges, empty perhaps, into which steps on their way are going to move messages."""
         self._late: set[int] = set()
@@ -79,6 +83,11 @@ class Queue:
     def keeper(self) -> StreamRecord | None:
         """Of the stream for which it is reserved; None where anybody may take its messages."""
         return self.record if self.record is not None and not self.record.released else None
+
+    @property
+    def leaving(self) -> int:
+        """Messages that were found expired: the index counts them, as locked, until their files are gone."""
+        return len(self.index.expired) + self.expiring
 
     def keep_expired(self) -> None:
         """What was found expired stays: a stream takes that, too."""

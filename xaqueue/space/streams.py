@@ -42,6 +42,7 @@ def reserve(space: Space, name: str, stream: str, after: int, upto: int) -> Rese
         before, record = queue.record, _record_for(space, queue, stream)
         if record is not before:
             with space.lock:
+                _wait_for_the_sweep(space, queue)
                 queue.keep_expired()
                 _check_unlocked(space, queue)
                 queue.record = record  # from here on nobody locks a message
@@ -168,6 +169,16 @@ def _released(queue: str, stream: str) -> QueueReserved:
         f"the reservation of queue {queue} for stream {stream} was released by an operator, and others may have taken "
         "messages since: start the stream with a new checkpoint"
     )
+
+
+def _wait_for_the_sweep(space: Space, queue: Queue) -> None:
+    """What has expired and is being removed is held by nobody. Called with the lock held."""
+    queue.is_wanted = True
+    try:
+        while queue.expiring:
+            space.wait_settled()
+    finally:
+        queue.is_wanted = False
 
 
 def _check_unlocked(space: Space, queue: Queue) -> None:
