@@ -15,7 +15,7 @@ import pytest
 
 import xaqueue
 from xaqueue.command import decode
-from xaqueue.demo import answer, kills, records
+from xaqueue.demo import answer, flights, kills, records
 from xaqueue.demo.child import Child
 from xaqueue.demo.decisions import COMMIT, ROLLBACK, DecisionLog, committed
 from xaqueue.demo.flights import _remove
@@ -352,6 +352,21 @@ def test_the_answer_from_the_csv_is_the_known_one() -> None:
     assert "ExpressJet" in answer.table(found, records.carriers())[1]
 
 
+def test_the_verdict_comes_before_anything_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+
+    def finds(job: Job, *_: object) -> bool:
+        lines.append(str(job.directory))
+        return True
+
+    monkeypatch.setattr(flights, "_run", finds)
+    monkeypatch.setattr(flights._Parts, "tell", lambda _: None)
+    monkeypatch.setattr(flights, "_temporary", lambda: str(tmp_path))
+    monkeypatch.setattr(flights, "_remove", lambda place, _: lines.append(f"removed {place}"))
+    assert flights.run(3000, None, lines.append, chart=tmp_path / "chart.png")
+    assert lines[1:] == ["PASSED", f"The chart is {tmp_path / 'chart.png'}", f"removed {lines[0]}"]
+
+
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 class TestWhole:
@@ -365,6 +380,7 @@ class TestWhole:
         chart = tmp_path / "chart.png"
         assert run(3000, directory, lines.append, chart=chart), lines
         assert lines[-3:] == ["PASSED", f"The chart is {chart}", f"Everything else is in {directory}"]
+        assert any("sync JOURNAL" in line for line in lines), "the default"
         assert sum(line.startswith("kill ") for line in lines) == 3
         assert "  ok     3,000 messages were read, 3,000 records went in" in lines
         assert chart.read_bytes().startswith(b"\x89PNG")
