@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 class Expired:
-    """Counts messages that have expired: a space refuses them, and a copy of a queue would never get behind one."""
+    """Counts messages that have expired: nobody enqueues one, and a copy of a queue would never get behind one."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._rows = rows
