@@ -79,7 +79,7 @@ def careless(monkeypatch: pytest.MonkeyPatch, left_out: str = "") -> Iterator[Ca
 
 
 ROLES = {"sync_data": "content", "sync_file": "content", "sync_dir": "names", "sync_all": "all"}
-WITHIN = frozenset({*ROLES, "sync", "_sync", "_overwrite", "_write_own", "_write_at", "run"})
+WITHIN = frozenset({*ROLES, "sync", "_sync", "_settle", "_overwrite", "_write_own", "_write_at", "run"})
 """Functions that sync for others, who are the ones that ask."""
 
 
