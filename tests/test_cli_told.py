@@ -167,6 +167,7 @@ def test_a_branch_is_known_by_its_beginning_and_its_gtrid(tmp_path: Path) -> Non
         assert "in doubt" in run("indoubt", "show", text, "--space", root)
     told = fails("indoubt", "commit", "order-", "--yes", "--space", root, code=ExitCode.USAGE)
     assert "names 2 branches: 7." in told
+    assert "no branch in doubt begins so" in fails("indoubt", "show", " ", "--space", root, code=ExitCode.USAGE)
     assert "no branch in doubt begins so" in fails("indoubt", "show", "nobody", "--space", root, code=ExitCode.USAGE)
     assert "is not in doubt" in fails("indoubt", "show", "7.YQ.Yg", "--space", root, code=ExitCode.ERROR)
     with xaqueue.connect(root) as connection:

@@ -337,17 +337,42 @@ def test_a_message_that_was_replaced_in_an_open_space_is_set_aside(
 
 
 @pytest.mark.parametrize("left", ["killed"])
-@pytest.mark.parametrize("lacking", [RANGE, f"{RANGE}/*1.*", f"prepared/{IN_DOUBT}.*"])
+@pytest.mark.parametrize("lacking", [f"{RANGE}/*1.*", f"prepared/{IN_DOUBT}.*"])
+@pytest.mark.parametrize("commits", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_journal_has_is_made_where_something_else_stands(
-    fresh: Callable[[], Path], kind: Callable[[Path], None], lacking: str
+    fresh: Callable[[], Path], kind: Callable[[Path], None], lacking: str, commits: bool
 ) -> None:
     root = fresh()
     (path,) = root.glob(lacking)
     plant(root, str(path.relative_to(root)), kind)
     with within_bounds(lacking):
         look(root)
-        use(root)
+        if not commits:
+            use(root)
+            return
+        with xaqueue.connect(root) as connection:
+            connection.tpc_commit(IN_DOUBT)
+            assert [message.body for message in connection.browse("q")] == [b"1", b"2", b"3"]
+
+
+def test_a_directory_where_a_message_was_taken_is_set_aside(tmp_path: Path) -> None:
+    attach.create(tmp_path / "space")
+    (tmp_path / "space" / layout.QUEUES).write_text("[default]\n")
+    session = attach.attach(tmp_path / "space")
+    with xaqueue.Connection(session, lambda: os.urandom(16)) as connection:
+        connection.enqueue("q", b"taken")
+        connection.commit()
+        session.space.fs.sync_all()
+        (message,) = (tmp_path / "space").glob(f"{RANGE}/*1.*")
+        assert connection.dequeue("q") is not None
+        connection.commit()
+        session.space.fs.sync_all()
+        shutil.copytree(tmp_path / "space", tmp_path / "killed")
+    full_directory(tmp_path / "killed" / message.relative_to(tmp_path / "space"))
+    with xaqueue.connect(tmp_path / "killed") as connection:
+        assert list(connection.browse("q")) == []
+    assert list((tmp_path / "killed").glob("quarantine/foreign.*/file"))
 
 
 TM_PLACES = ("NODE", "operators.log", ".NODE.new", "foreign", "journal/foreign", SEGMENT)

@@ -378,7 +378,7 @@ def test_requests_on_their_way_hold_so_much_together(
     start: Start, caplog: pytest.LogCaptureFixture, sent: Callable[[ServerThread, int], socket.socket]
 ) -> None:
     """The session that holds most is ended and told, and all others go on."""
-    server = start(request_bytes=4 * MIB, request_memory_bytes=4 * MIB)
+    server = start(request_bytes=3 * MIB, request_memory_bytes=4 * MIB)
     holding = []
 
     def held() -> int:

@@ -16,7 +16,7 @@ from crash_story import EMPTY, body_of, message_id
 from served import ServerThread
 
 import xaqueue
-from xaqueue.errors import ResourceFailed
+from xaqueue.errors import QueueReserved, ResourceFailed
 from xaqueue.rpc.server_status import queue_list
 from xaqueue.space import attach, clearing, layout
 from xaqueue.space.reader import QueueReader
@@ -200,6 +200,20 @@ def test_a_stream_that_comes_while_they_go_waits_for_a_piece(
         assert bare.space.queues["q"].index.locked == 0
         bare.space.fs.sync_all()
         assert len(files(tmp_path / "s")) == 4, "the stream takes the others"
+
+
+def test_the_sweep_goes_on_behind_a_stream_that_is_refused(tmp_path: Path) -> None:
+    clock, woken = Later(), []
+    with bare_space(tmp_path / "s", "NONE", clock) as bare:
+        expiring(bare, 2)
+        clock.now_us += 10
+        holder = Session(bare.space)
+        holder.start(Xid(1, b"holder", b""))
+        assert holder.dequeue("q") is not None
+        bare.space.has_consumed = lambda: woken.append(len(bare.space.queues["q"].index.expired))
+        with pytest.raises(QueueReserved, match="1 of its messages"):
+            Session(bare.space).reserve("q", "stream", 0, 0)
+        assert woken == [2], "which wait for it still"
 
 
 def test_what_a_stream_is_to_consume_stays(tmp_path: Path) -> None:

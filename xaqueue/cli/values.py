@@ -103,8 +103,8 @@ def named(text: str, xids: Sequence[Xid]) -> Xid:
         whole = None
     if whole is not None and whole in xids:
         return whole
-    found = [each for each in xids if bare in _forms(each)]
-    if not found and bare:
+    found = [each for each in xids if bare in _forms(each)] if bare else []
+    if bare and not found:
         found = [each for each in xids if any(form.startswith(bare) for form in _forms(each))]
     if len(found) == 1:
         return found[0]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from xaqueue.errors import ResourceFailed, SpaceInUse
-from xaqueue.rpc import server_status
+from xaqueue.rpc import server_status, wire
 from xaqueue.rpc.doors import Doors, Listen
 from xaqueue.rpc.greenlets import Hub
 from xaqueue.rpc.limits import Limits
@@ -72,8 +72,10 @@ class Server:
         return None
 
     def check_memory(self) -> None:
-        """Where requests on their way hold too much, the session that holds most is ended."""
-        limit = max(self.limits.request_memory_bytes, self.limits.request_bytes)
+        """Where requests on their way hold too much, the session that holds most is ended. One of the largest has room,
+        with what was read behind it.
+        """
+        limit = max(self.limits.request_memory_bytes, self.limits.request_bytes + wire.CHUNK_BYTES)
         if sum(session.waiting_bytes for session in self.sessions) > limit:
             max(self.sessions, key=lambda session: session.waiting_bytes).refuse_memory(limit)
 

@@ -105,8 +105,10 @@ class Served(asyncio.Protocol):
 
     @property
     def waiting_bytes(self) -> int:
-        """Of requests that are not begun: whole ones behind another, and one that is received in part."""
-        return self._received_bytes - self._begun_bytes
+        """Of requests that are not begun: whole ones behind another, and one that is received in part. None once the
+        session is ending.
+        """
+        return 0 if self._transport.is_closing() else self._received_bytes - self._begun_bytes
 
     def refuse_memory(self, limit_bytes: int) -> None:
         """There is no room for the rest of its request: the client is told, and the session is over."""

@@ -114,7 +114,7 @@ def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
         space.waiting.run(partial(_unlink, space.fs, paths))
         with space.lock:
             spent = [entry.seq >> RANGE_BITS for entry in piece if queue.consumed(entry)]
-            piece = []
+            piece, queue.expiring = [], 0
     except OSError as error:
         if error.errno in NO_ROOM:
             raise RetryLater(f"no room to remove what expired ({error.strerror}): free some") from error

@@ -7,11 +7,11 @@ A queue of which the records say nothing proves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from xaqueue.space import layout, redo
-from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.scan import damage_of
 from xaqueue.storage.segments import Record
 
@@ -40,14 +40,14 @@ def check_end(fs: FileSystem, records: Sequence[Record], end: int) -> None:
 def _highest(fs: FileSystem, queue: str, seq: int) -> int:
     """The highest number of the queue from this one on, by its watermark and its files."""
     found = seq
-    with suppress(OSError):
+    with _what_can_be_read():
         watermark = layout.parse_watermark(fs.read(layout.watermark_path(queue), layout.WATERMARK_BYTES))
         found = max(found, watermark.published if watermark is not None else 0)
-    with suppress(OSError):
+    with _what_can_be_read():
         for name in fs.list(layout.queue_path(queue)):
             number = layout.parse_range(name)
             if number is not None and number >= seq >> layout.RANGE_BITS:
-                with suppress(OSError):
+                with _what_can_be_read():
                     found = _highest_message(fs, f"{layout.queue_path(queue)}/{name}", found)
     return found
 
@@ -58,3 +58,13 @@ def _highest_message(fs: FileSystem, directory: str, above: int) -> int:
     paths = (f"{directory}/{name}" for name in reversed(names))
     proof = next((path for path in paths if redo.is_that(fs, path, path)), None)
     return above if proof is None else layout.parse_message_seq(proof.rpartition("/")[2]) or 0
+
+
+@contextmanager
+def _what_can_be_read() -> Iterator[None]:
+    """A file that cannot be read proves nothing; that there is no descriptor for it says nothing of it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise

@@ -18,13 +18,17 @@ from xaqueue.xid import Xid
 
 _NAME_LIMIT = 240
 _RESOLVED = "resolved."
+_FOREIGN = "foreign."
 
 log = logging.getLogger("xaqueue")
 
 
-def move(fs: FileSystem, path: str, reason: str, now_us: int) -> str:
-    """Quarantines a file or directory and returns its new path. The caller syncs both directories. Raises OSError."""
-    name = _name_of(path)
+def move(fs: FileSystem, path: str, reason: str, now_us: int, *, foreign: bool = False) -> str:
+    """Quarantines a file or directory and returns its new path. The caller syncs both directories. Raises OSError.
+
+    foreign: it is nothing of the space, where something of it is made again, and nobody is to take it for that.
+    """
+    name = f"{_FOREIGN}{_name_of(path)}" if foreign else _name_of(path)
     target, copies = f"{layout.QUARANTINE}/{name}", 1
     while fs.exists(target) or fs.exists(target + ".reason"):
         copies += 1

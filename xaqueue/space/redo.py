@@ -162,12 +162,12 @@ def replay(fs: FileSystem, records: Iterable[Record], *, anew: bool = False, wit
     known = {path for path in lost if _is_known(fs, path, wanted[path])}
     if lost.keys() - known and not without_lost:
         raise _damage([told for path, told in lost.items() if path not in known])
-    _clear(fs, f"{layout.ACTIVE}/{MAKING}")
-    discard(fs, f"{layout.ACTIVE}/{MAKING}")
+    _remove(fs, f"{layout.ACTIVE}/{MAKING}")
     for directory in sorted({path.rpartition("/")[0] for path, want in wanted.items() if want is not None}):
         _make_dirs(fs, directory)
     for move in moves:
         if move.source != move.target:
+            _clear(fs, move.target)
             fs.rename(move.source, move.target)
         if move.when_us:
             fs.set_modified_ns(move.target, move.when_us * 1000)
@@ -176,8 +176,7 @@ def replay(fs: FileSystem, records: Iterable[Record], *, anew: bool = False, wit
             _make(fs, path, want, anew)
     for path, want in wanted.items():
         if want is None:
-            with suppress(FileNotFoundError):
-                fs.unlink(path)
+            _remove(fs, path)
     for queue, seq in highest.items():
         _reserve(fs, queue, seq)
     return list(lost.values())
@@ -318,18 +317,23 @@ def _make_dirs(fs: FileSystem, directory: str) -> None:
         above = directory.rpartition("/")[0]
         if above:
             _make_dirs(fs, above)
-        if fs.exists(directory):
-            _set_aside(fs, directory, "a file where a directory should be")
         fs.make_dir(directory)
 
 
 def _clear(fs: FileSystem, path: str) -> None:
+    """A directory that stands where a file is made, or was, is set aside."""
     if fs.is_dir(path):
-        _set_aside(fs, path, "a directory where a file should be")
+        reason = "a directory where a file should be"
+        aside = quarantine.move(fs, path, reason, time.time_ns() // 1000, foreign=True)
+        log.warning("quarantined %s as %s: %s", path, aside, reason)
 
 
-def _set_aside(fs: FileSystem, path: str, reason: str) -> None:
-    log.warning("quarantined %s as %s: %s", path, quarantine.move(fs, path, reason, time.time_ns() // 1000), reason)
+def _remove(fs: FileSystem, path: str) -> None:
+    with suppress(FileNotFoundError):
+        try:
+            fs.unlink(path)
+        except IsADirectoryError:
+            _clear(fs, path)
 
 
 def _make(fs: FileSystem, path: str, content: _Content, anew: bool) -> None:

@@ -43,8 +43,12 @@ def reserve(space: Space, name: str, stream: str, after: int, upto: int) -> Rese
         if record is not before:
             with space.lock:
                 _wait_for_the_sweep(space, queue)
+                try:
+                    _check_unlocked(space, queue)
+                except QueueReserved:
+                    space.has_consumed()  # the sweep goes on
+                    raise
                 queue.keep_expired()
-                _check_unlocked(space, queue)
                 queue.record = record  # from here on nobody locks a message
                 queue.arrived.notify_all()
             try:
@@ -52,6 +56,7 @@ def reserve(space: Space, name: str, stream: str, after: int, upto: int) -> Rese
             except BaseException:
                 with space.lock:
                     queue.record = before
+                    space.has_consumed()
                 raise
         with space.lock:
             queue.in_flight = (after, upto) if upto > after else None
@@ -183,7 +188,8 @@ def _wait_for_the_sweep(space: Space, queue: Queue) -> None:
 
 def _check_unlocked(space: Space, queue: Queue) -> None:
     """QueueReserved where branches hold messages. Called with the lock held."""
-    if not queue.index.locked:
+    held = queue.index.locked - queue.leaving
+    if not held:
         return
     holders = [
         branch
@@ -192,7 +198,7 @@ def _check_unlocked(space: Space, queue: Queue) -> None:
     ]
     one = f", one of them branch {holders[0].xid}, which is {holders[0].base.value}" if holders else ""
     raise QueueReserved(
-        f"queue {queue.name} cannot be reserved now: {queue.index.locked:,} of its messages are held by branches{one}. "
+        f"queue {queue.name} cannot be reserved now: {held:,} of its messages are held by branches{one}. "
         "Stop its consumers, and decide what is in doubt: `xaqueue indoubt list`"
     )
 
