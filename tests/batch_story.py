@@ -7,8 +7,8 @@ what it was made from is known with it, so that no other one is ever taken for i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import pytest
 from crash_cases import GIVEN
@@ -16,11 +16,11 @@ from crash_level import Level, follow, open_space, ready
 from crash_story import FRESH, Became, Contents, Put, Take, do, look, message_id, shown, xid_of
 
 from xaqueue.batch import ONE_SPACE, Batch, Decision, Plan
-from xaqueue.errors import InvalidArgument, ResourceFailed, RolledBack
+from xaqueue.errors import InvalidArgument, RolledBack
 from xaqueue.space import layout
 from xaqueue.space.session import Session
 from xaqueue.space.space import Space
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
@@ -71,7 +71,8 @@ class Promise:
     """By queue, the highest number that was ever seen: no later message gets it."""
     losers: bool = True
     """Whether others are prepared for the batch, too."""
-    first_call: int = 0
+    first_call: int | None = None
+    """Of the decision."""
 
     def key(self) -> object:
         numbers = tuple(sorted(self.shown.items())), tuple(sorted(self.highest.items()))
@@ -88,21 +89,28 @@ def prepare(session: Session, branch: Xid, work: tuple[Put | Take, ...], level: 
     follow(session.space, level, "prepare")
 
 
+Watch = Callable[[ForgetfulFileSystem, Promise], object]
+
+
 def play(
-    level: Level, crash_after: int | None = None, *, undo: bool = False, losers: bool = True
+    level: Level, *, undo: bool = False, losers: bool = True, watch: Watch = lambda fs, promise: None
 ) -> tuple[ForgetfulFileSystem, Promise]:
-    """Plays it until the crash, or to its end and a clean close. undo: the batch is rolled back and not committed."""
-    fs, promise = ready(GIVEN, level).open(crash_after), Promise(losers=losers)
-    try:
-        space = open_space(fs, level, goes_on=True)
-        _tell(space, level, promise, undo=undo)
-    except (Crashed, ResourceFailed):
-        if not fs.crashed:
-            raise
+    """Plays it to its end and a clean close. undo: the batch is rolled back and not committed. watch: is called before
+    each call that changes or syncs something.
+    """
+    fs, promise = ready(GIVEN, level).open(), Promise(losers=losers)
+    fs.before_call = lambda: watch(fs, promise)
+    space = open_space(fs, level, goes_on=True)
+    _tell(space, level, promise, undo=undo)
+    fs.before_call = lambda: None
+    _show(fs, promise)
+    return fs, promise
+
+
+def _show(fs: ForgetfulFileSystem, promise: Promise) -> None:
     taken = {(each.queue, each.message) for work in LISTED.values() for each in work if isinstance(each, Take)}
     taken.update(CONSUMED)
     promise.shown = {place: seq for place, seq in shown(fs.tree_after_kill()).items() if place not in taken}
-    return fs, promise
 
 
 def _tell(space: Space, level: Level, promise: Promise, *, undo: bool) -> None:
@@ -150,14 +158,21 @@ def _calls(space: Space) -> int:
 def crashes(
     level: Level, every: int = 1, *, undo: bool = False, losers: bool = True, forward: bool = False
 ) -> Iterator[tuple[ForgetfulFileSystem, Promise]]:
-    """The story cut off before each call from that of the decision on, or one in so many; and played to its end.
+    """What a crash leaves before each call from that of the decision on, or one in so many; and at the end.
 
     forward: otherwise the end comes first.
     """
-    whole, told = play(level, undo=undo, losers=losers)
-    calls = range(whole.calls, told.first_call - 1, -every)
-    for crash_after in reversed(calls) if forward else calls:
-        yield play(level, crash_after, undo=undo, losers=losers)
+    left: list[tuple[ForgetfulFileSystem, Promise]] = []
+
+    def watch(fs: ForgetfulFileSystem, promise: Promise) -> None:
+        if promise.first_call is not None:
+            left.append((fs.copy(), replace(promise)))
+
+    whole = play(level, undo=undo, losers=losers, watch=watch)
+    some = [*left, whole][::-every]
+    for fs, promise in reversed(some) if forward else some:
+        _show(fs, promise)
+        yield fs, promise
 
 
 def judge(tree: Tree, promise: Promise, level: Level) -> None:

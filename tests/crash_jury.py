@@ -60,9 +60,15 @@ def matches(story: Story, record: Record, seen: Seen, start: Contents) -> list[d
     return found
 
 
+_starts: dict[object, Contents] = {}
+
+
 def start_of(story: Story, level: Level) -> Contents:
-    space = open_space(ready(story.start, level).open(), level, goes_on=True)
-    return look(space, Session(space)).contents
+    key = story.start.key(), level
+    if key not in _starts:
+        space = open_space(ready(story.start, level).open(), level, goes_on=True)
+        _starts[key] = look(space, Session(space)).contents
+    return _starts[key]
 
 
 class Jury:

@@ -7,7 +7,7 @@ follow the journal when a level says so: no thread flushes here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -110,6 +110,18 @@ def open_space(
         )
     assert space.read_only is None, f"a mere crash damages no journal: {space.read_only}"
     return space
+
+
+def openings(
+    fs: ForgetfulFileSystem, level: Level, every: int = 1
+) -> Iterator[tuple[ForgetfulFileSystem, Space | None]]:
+    """What a crash leaves before each call of an opening, or one in so many; and at last the space, opened."""
+    left: list[ForgetfulFileSystem] = []
+    fs.before_call = lambda: left.append(fs.copy())
+    space = open_space(fs, level)
+    fs.before_call = lambda: None
+    yield from ((each, None) for each in left[::every])
+    yield fs, space
 
 
 _start = Journal.start

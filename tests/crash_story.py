@@ -7,7 +7,7 @@ become what the last one promised or what the next one will; nothing else, and n
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -115,11 +115,19 @@ class Record:
     """What a reader of the directories could see when the story ended, and nobody was taking: with its number."""
     openings: int = 1
     """How often the tree was opened after a crash."""
-    first_call: int = 0
-    """How many calls the opening took."""
+    first_call: int | None = None
+    """How many calls the opening took; None until it is over."""
 
     def copy(self) -> Record:
-        return replace(self)
+        """What is promised by now, while the story goes on."""
+        return replace(
+            self,
+            may_be=list(self.may_be),
+            seqs=dict(self.seqs),
+            before=dict(self.before),
+            undone=list(self.undone),
+            shown=dict(self.shown),
+        )
 
     def key(self) -> object:
         numbers = tuple(self.seqs.items()), tuple(self.before.items()), tuple(self.shown.items())
@@ -149,11 +157,17 @@ def body_of(message: int) -> bytes:
 
 
 def play(
-    story: Story, level: Level, crash_after: int | None = None, fail_after: int | None = None
+    story: Story,
+    level: Level,
+    crash_after: int | None = None,
+    fail_after: int | None = None,
+    watch: Callable[[ForgetfulFileSystem, Record], object] = lambda fs, record: None,
 ) -> tuple[ForgetfulFileSystem, Record]:
-    """Plays it until the crash, the fence of a sync that failed, or to its end and a clean close."""
+    """Plays it until the crash, the fence of a sync that failed, or to its end and a clean close. watch: is called
+    before each call that changes or syncs something.
+    """
     fs, record = ready(story.start, level).open(crash_after), Record()
-    fs.fail_after = fail_after
+    fs.fail_after, fs.before_call = fail_after, lambda: watch(fs, record)
     try:
         space = open_space(fs, level, goes_on=True)
         record.first_call = fs.calls
@@ -164,9 +178,14 @@ def play(
     except (Crashed, ResourceFailed):
         if not (fs.crashed or fs.failed):
             raise
+    fs.before_call = lambda: None
+    _show(story, fs, record)
+    return fs, record
+
+
+def _show(story: Story, fs: ForgetfulFileSystem, record: Record) -> None:
     taken = {(work.queue, work.message) for act in story.acts for work in act.work if isinstance(work, Take)}
     record.shown = {place: seq for place, seq in shown(fs.tree_after_kill()).items() if place not in taken}
-    return fs, record
 
 
 def shown(tree: Tree) -> dict[tuple[str, int], int]:
@@ -272,21 +291,28 @@ class Sample:
     every: int = 1
     first: int = 0
 
-    def of(self, begin: int, end: int) -> range:
-        return range(begin + self.first, end, self.every)
+    def has(self, call: int) -> bool:
+        return call >= self.first and (call - self.first) % self.every == 0
 
 
 ALL = Sample()
 
 
 def crashes(story: Story, level: Level, sample: Sample = ALL) -> Iterator[tuple[ForgetfulFileSystem, Record]]:
-    """The story cut off before each of its calls in turn, or a sample of them; at last played to its end.
+    """What a crash before each call of the story would leave, or before a sample of them; at last it came to its end.
 
-    A space that is there already is opened in peace: what an opening survives is for the tests of recovery.
+    It is played but once: what a crash would leave is copied. A space that is there already is opened in peace: what an
+    opening survives is for the tests of recovery.
     """
-    peaceful, whole = play(story, level)
-    for crash_after in sample.of(whole.first_call if story.start.nodes else 0, peaceful.calls):
-        fs, record = play(story, level, crash_after)
-        assert fs.crashed, "a story takes the same calls whenever it is played"
+    left: list[tuple[ForgetfulFileSystem, Record]] = []
+
+    def watch(fs: ForgetfulFileSystem, record: Record) -> None:
+        first = record.first_call if story.start.nodes else 0
+        if first is not None and sample.has(fs.calls - first):
+            left.append((fs.copy(), record.copy()))
+
+    whole = play(story, level, watch=watch)
+    for fs, record in left:
+        _show(story, fs, record)
         yield fs, record
-    yield play(story, level)
+    yield whole

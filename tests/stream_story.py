@@ -6,7 +6,8 @@ numbers of all messages, how far they are consumed for sure, and how far at most
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -14,12 +15,12 @@ from crash_level import STRICT, Level, follow, open_space, ready
 from crash_story import EMPTY, body_of, message_id
 
 from xaqueue.command import decode
-from xaqueue.errors import QueueReserved, ResourceFailed
+from xaqueue.errors import QueueReserved
 from xaqueue.space import clearing, layout
 from xaqueue.space.layout import RANGE_SIZE, Watermark
 from xaqueue.space.session import Session
 from xaqueue.space.space import Space
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
@@ -137,29 +138,30 @@ def mark(seq: int) -> bytes:
     return layout.format_watermark(Watermark(seq, seq))
 
 
-def play(acts: Acts, level: Level, crash_after: int | None = None) -> tuple[ForgetfulFileSystem, Promised, int]:
-    """Played until the crash, or to a clean close; and how many calls the opening took."""
+Watch = Callable[[ForgetfulFileSystem, Promised], object]
+
+
+def play(acts: Acts, level: Level, watch: Watch = lambda fs, promised: None) -> tuple[ForgetfulFileSystem, Promised]:
+    """Played to a clean close. watch: is called before each call that changes or syncs something, once it is open."""
     tree, seqs = start()
-    fs, promised, opened = ready(tree, level).open(crash_after), Promised(dict(seqs)), 0
-    try:
-        space = open_space(fs, level, goes_on=True)
-        opened = fs.calls
-        Player(space, level, promised).play(acts)
-        space.close()
-    except (Crashed, ResourceFailed):
-        assert fs.crashed
-    return fs, promised, opened
+    fs, promised = ready(tree, level).open(), Promised(dict(seqs))
+    space = open_space(fs, level, goes_on=True)
+    fs.before_call = lambda: watch(fs, promised)
+    Player(space, level, promised).play(acts)
+    space.close()
+    fs.before_call = lambda: None
+    return fs, promised
 
 
 def crashes(acts: Acts, level: Level, every: int = 1, first: int = 0) -> Iterator[tuple[ForgetfulFileSystem, Promised]]:
-    """Cut off before each call that changes or syncs something, or one in so many, and at last not at all.
+    """What a crash leaves before each call that changes or syncs something, or one in so many, and at the end.
 
     The space is opened in peace.
     """
-    peaceful, promised, opened = play(acts, level)
-    for crash_after in range(opened + first % every, peaceful.calls, every):
-        yield play(acts, level, crash_after)[:2]
-    yield peaceful, promised
+    left: list[tuple[ForgetfulFileSystem, Promised]] = []
+    whole = play(acts, level, lambda fs, promised: left.append((fs.copy(), deepcopy(promised))))
+    yield from left[first % every :: every]
+    yield whole
 
 
 def judge(tree: Tree, promised: Promised, level: Level) -> None:

@@ -8,19 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import count
 
 import pytest
 from batch_story import CONSUMED, Promise, crashes, found, judge, judge_undone, play
 from careless_barrier import careless
 from crash_cases import EXTREMES, FULL, KILL, POWER_LOSS, TREES, trees_of
-from crash_level import JOURNAL, LAGGING, MOVING, NONE, PREPARED_BEFORE, STRICT, Level, open_space
+from crash_level import JOURNAL, LAGGING, MOVING, NONE, PREPARED_BEFORE, STRICT, Level, open_space, openings
 from crash_story import look
 
-from xaqueue.errors import ResourceError, ResourceFailed
+from xaqueue.errors import ResourceError
 from xaqueue.space import batch_steps
 from xaqueue.space.session import Session
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem
+from xaqueue.space.space import Space
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 
@@ -48,27 +47,18 @@ def power_loss_undone(level: Level) -> None:
 def killed_and_opened(level: Level, every: int = 1, every_more: int = 1) -> None:
     """The process is killed at any call, the next one recovers, and the power goes at any call of that or behind it."""
     known = set()
-    for killed, _ in crashes(level, every, forward=True):
-        for more in count(0, every_more):
-            fs, promise = play(level, killed.calls)
-            fs.survive_kill(crash_after=killed.calls + more)
-            told = opened(fs, promise, level)
+    for killed, promise in crashes(level, every, forward=True):
+        killed.survive_kill()
+        for fs, space in openings(killed, level, every_more):
+            promised = promise if space is None else opened(space, promise)
             for tree in trees_of(fs, level, TREES if FULL else EXTREMES, draw=1):
-                if (key := (tree.key(), (told or promise).key())) not in known:
+                if (key := (tree.key(), promised.key())) not in known:
                     known.add(key)
-                    judge(tree, told or promise, level)
-            if told is not None:
-                break
+                    judge(tree, promised, level)
 
 
-def opened(fs: ForgetfulFileSystem, promise: Promise, level: Level) -> Promise | None:
-    """What is promised once the space was opened; None where the crash came before."""
-    try:
-        space = open_space(fs, level)
-    except (Crashed, ResourceFailed):
-        if not fs.crashed:
-            raise
-        return None
+def opened(space: Space, promise: Promise) -> Promise:
+    """What is promised once it was opened."""
     decided = found(space, promise) is not None
     consumed = decided and CONSUMED[0] not in look(space, Session(space)).contents
     return replace(promise, decided=decided, consumed=consumed)

@@ -7,7 +7,6 @@ comes before one call in so many, by turns (``crash_cases.sample``); the second 
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -25,13 +24,13 @@ from crash_level import (
     SWITCHING,
     Level,
     open_space,
+    openings,
 )
 from crash_story import Act, Became, End, Put, Record, Take, call, crashes, look, perform, play, shown, xid_of
 
-from xaqueue.errors import ResourceFailed
 from xaqueue.space.session import Session
 from xaqueue.space.space import Space
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem
+from xaqueue.torture.forgetful import ForgetfulFileSystem
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 
@@ -56,24 +55,24 @@ WIDE_CASES = [(name, STRICT) for name in (STORIES if FULL else ONE_BRANCH)]
 WIDE_CASES += [(name, level) for level in JOURNALS for name in (STORIES if FULL else SOME)]
 
 
-def opened(fs: ForgetfulFileSystem, level: Level) -> Space | None:
-    """The space, recovered; None where the crash came before."""
-    try:
-        return open_space(fs, level)
-    except (Crashed, ResourceFailed):
-        if not fs.crashed:
-            raise
-        return None
+def judge_later(jury: Jury, fs: ForgetfulFileSystem, record: Record) -> None:
+    """Opens what is left, and right after that the power goes."""
+    _judge_opening(jury, fs, open_space(fs, jury.level), record)
 
 
-def judge_later(jury: Jury, fs: ForgetfulFileSystem, record: Record) -> bool:
-    """Opens what is left, then the power goes, during recovery or right after it. Whether recovery came to its end."""
-    space = opened(fs, jury.level)
-    record.openings += 1
-    promised = record if space is None else jury.pinned(space, record)
+def judge_cut_off(jury: Jury, fs: ForgetfulFileSystem, record: Record) -> None:
+    """Opens what is left, and the power goes at any call of that, or right after it."""
+    for cut, space in openings(fs, jury.level):
+        _judge_opening(jury, cut, space, record)
+
+
+def _judge_opening(jury: Jury, fs: ForgetfulFileSystem, space: Space | None, record: Record) -> None:
+    """space: None where the opening did not come to its end."""
+    promised = replace(record, openings=record.openings + 1)
+    if space is not None:
+        promised = jury.pinned(space, promised)
     for tree in trees_of(fs, jury.level, NESTED, draw=2):
         jury.judge(tree, promised)
-    return space is not None
 
 
 @pytest.mark.parametrize(("name", "level"), CASES, ids=str)
@@ -82,26 +81,17 @@ def test_recovery_is_cut_off_by_a_power_loss_and_run_again(name: str, level: Lev
     for fs, record in crashes(STORIES[name], level, sample(3, name, level)):
         for tree in trees_of(fs, level, EXTREMES, draw=2):
             key = tree.key(), record.key()
-            if key in known:
-                continue
-            known.add(key)
-            for crash_after in itertools.count():
-                if judge_later(jury, tree.open(crash_after), record.copy()):
-                    break
+            if key not in known:
+                known.add(key)
+                judge_cut_off(jury, tree.open(), record)
 
 
 @pytest.mark.parametrize(("name", "level"), WIDE_CASES, ids=str)
 def test_the_power_goes_after_a_kill_while_nothing_is_synced_yet(name: str, level: Level) -> None:
     jury = Jury(STORIES[name], level)
     for killed, record in crashes(STORIES[name], level, sample(3, name, level)):
-        calls = killed.calls
         killed.survive_kill()
-        judge_later(jury, killed, record.copy())
-        for more in itertools.count() if FULL or name in HANDFUL else ():
-            fs, record = play(STORIES[name], level, calls)
-            fs.survive_kill(crash_after=calls + more)
-            if judge_later(jury, fs, record):
-                break
+        (judge_cut_off if FULL or name in HANDFUL else judge_later)(jury, killed, record)
 
 
 def go_on(

@@ -134,7 +134,7 @@ def kill_then_power_loss(name: str, level: Level) -> None:
 
 def raised_level(name: str, level: Level) -> None:
     """The next owner has a higher level than the one that consumed."""
-    fs, promised, _ = play(STORIES[name][0][:-1], NONE)
+    fs, promised = play(STORIES[name][0][:-1], NONE)
     promised.kept_above = STORIES[name][1]
     cut_off_next(fs, level, None, closed_well=True)
     judge_each(trees_of(fs, level, EXTREMES), promised, level, set())
@@ -177,7 +177,7 @@ def test_a_sync_left_out_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) 
 def test_every_kind_of_sync_of_streams_is_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     with careless(monkeypatch) as care:
         for name, closed_well in itertools.product(STORIES, (False, True)):
-            fs, _, _ = play(STORIES[name][0], STRICT)
+            fs, _ = play(STORIES[name][0], STRICT)
             cut_off_next(fs, STRICT, None, closed_well=closed_well)
     own = {kind for kind in care.asked if "stream" in kind or kind.startswith(("_write:", "_archive:", "_harden_"))}
     assert own == NOTICED.keys() | REDUNDANT.keys()

@@ -71,6 +71,14 @@ class Content:
         made._cut = data[: len(data) // 2]
         return made
 
+    @property
+    def is_synced(self) -> bool:
+        return not self._writes and self._cut is None
+
+    def copy(self) -> Content:
+        versions = {sector: list(known) for sector, known in self._versions.items()}
+        return Content(self.now, self._synced, versions, list(self._writes), self._cut, set(self._lost))
+
     def overwrite(self, offset: int, data: bytes) -> None:
         old, first, end = self.now, offset // SECTOR_BYTES, -(-(offset + len(data)) // SECTOR_BYTES)
         self.now = old[:offset].ljust(offset, b"\0") + data + old[offset + len(data) :]

@@ -24,7 +24,7 @@ from __future__ import annotations
 import errno
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from xaqueue.storage.fs import Room
 from xaqueue.torture.content import Content
@@ -53,11 +53,15 @@ class ForgetfulFileSystem:
         self.fail_after: int | None = None
         """The first sync behind so many calls fails, once."""
         self.failed = False
+        self.before_call: Callable[[], object] = lambda: None
+        """Is told before each call that changes or syncs something: it may look, or take a copy."""
         self._nodes: dict[int, Node] = {ROOT: Node(None)}
         self._names: Names = {ROOT: {}}
         self._durable: Names = {ROOT: {}}
         self._pending: list[Change] = []
         self._numbers = itertools.count(1)
+        self._held: set[int] = set()
+        """Nodes whose content a copy has as well."""
         for path in sorted(tree.nodes if tree else ()):
             assert tree is not None
             self._settle(path, tree)
@@ -78,10 +82,9 @@ class ForgetfulFileSystem:
         if number is None:
             number = self._new(Node(Content(b"")))
             self._add(directory, name, number)
-        file = self._nodes[number].file
-        if file is None:
+        if self._nodes[number].file is None:
             raise IsADirectoryError(errno.EISDIR, "is a directory", path)
-        file.overwrite(offset, b"".join(chunks))
+        self._own(number).overwrite(offset, b"".join(chunks))
 
     def set_modified_ns(self, path: str, when_ns: int) -> None:
         self._call()
@@ -121,8 +124,7 @@ class ForgetfulFileSystem:
 
     def sync_file(self, path: str) -> None:
         self._call()
-        file = self._node(path).file
-        assert file is not None
+        file = self._own(self._number(path))
         self._fail(path, file)
         file.sync()
 
@@ -140,7 +142,8 @@ class ForgetfulFileSystem:
 
     def sync_all(self) -> None:
         self._call()
-        files = [node.file for node in self._nodes.values() if node.file is not None]
+        waiting = [number for number, node in self._nodes.items() if node.file is not None and not node.file.is_synced]
+        files = [self._own(number) for number in waiting]
         self._fail("", *files)
         for file in files:
             file.sync()
@@ -191,6 +194,19 @@ class ForgetfulFileSystem:
 
     # The crash
 
+    def copy(self) -> ForgetfulFileSystem:
+        """What a crash now would leave: the power goes there, while it goes on here."""
+        copy = ForgetfulFileSystem(self.calls)
+        copy.calls, copy.crashed, copy.failed = self.calls, True, self.failed
+        copy._nodes = {number: Node(node.file, node.modified_ns) for number, node in self._nodes.items()}
+        copy._names = {directory: dict(names) for directory, names in self._names.items()}
+        copy._durable = {directory: dict(names) for directory, names in self._durable.items()}
+        copy._pending = list(self._pending)
+        number = next(self._numbers)
+        self._numbers, copy._numbers = itertools.count(number), itertools.count(number)
+        copy._held, self._held = set(self._nodes), set(self._nodes)
+        return copy
+
     def tree_after_kill(self) -> Tree:
         """The process is gone and the power is not: every call that was made has happened."""
         return _tree(left_of(reach(self._names, self._nodes), self._nodes))
@@ -217,6 +233,7 @@ class ForgetfulFileSystem:
     # Within
 
     def _call(self) -> None:
+        self.before_call()
         self._look()
         if self.crash_after is not None and self.calls >= self.crash_after:
             self.crashed = True
@@ -241,6 +258,15 @@ class ForgetfulFileSystem:
             self._names[number] = {}
             self._durable[number] = {}
         return number
+
+    def _own(self, number: int) -> Content:
+        """The content of a file that is about to change, apart from that of copies."""
+        node = self._nodes[number]
+        assert node.file is not None
+        if number in self._held:
+            self._held.remove(number)
+            node.file = node.file.copy()
+        return node.file
 
     def _settle(self, path: str, tree: Tree) -> None:
         directory, name = self._place(path)
