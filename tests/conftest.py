@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 from collections.abc import Iterator
@@ -24,6 +25,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups first: their tests run one behind the other, and mostly wait, while others compute."""
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
+def pytest_collection_finish() -> None:
+    """The collector of garbage looks no more at what all the tests are made of, which stays until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
