@@ -337,7 +337,7 @@ def test_a_message_that_was_replaced_in_an_open_space_is_set_aside(
 
 
 @pytest.mark.parametrize("left", ["killed"])
-@pytest.mark.parametrize("lacking", [f"{RANGE}/*1.*", f"prepared/{IN_DOUBT}.*"])
+@pytest.mark.parametrize("lacking", [f"{RANGE}/*1.*", f"prepared/{IN_DOUBT}.*", RANGE, "committed/queue=q"])
 @pytest.mark.parametrize("commits", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_journal_has_is_made_where_something_else_stands(

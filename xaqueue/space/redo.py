@@ -313,19 +313,26 @@ def _record_of(fs: FileSystem, queue: str, want: _Content | _Moved | None) -> St
 
 
 def _make_dirs(fs: FileSystem, directory: str) -> None:
+    above = directory.rpartition("/")[0]
+    if above:
+        _make_dirs(fs, above)
     if not fs.is_dir(directory):
-        above = directory.rpartition("/")[0]
-        if above:
-            _make_dirs(fs, above)
-        fs.make_dir(directory)
+        try:
+            fs.make_dir(directory)
+        except FileExistsError:
+            _set_aside(fs, directory, "no directory where one should be")
+            fs.make_dir(directory)
 
 
 def _clear(fs: FileSystem, path: str) -> None:
     """A directory that stands where a file is made, or was, is set aside."""
     if fs.is_dir(path):
-        reason = "a directory where a file should be"
-        aside = quarantine.move(fs, path, reason, time.time_ns() // 1000, foreign=True)
-        log.warning("quarantined %s as %s: %s", path, aside, reason)
+        _set_aside(fs, path, "a directory where a file should be")
+
+
+def _set_aside(fs: FileSystem, path: str, reason: str) -> None:
+    aside = quarantine.move(fs, path, reason, time.time_ns() // 1000, foreign=True)
+    log.warning("quarantined %s as %s: %s", path, aside, reason)
 
 
 def _remove(fs: FileSystem, path: str) -> None:
