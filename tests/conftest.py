@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -39,6 +42,16 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory in memory, where there is one: for many openings of spaces that no power loss meets."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path_factory.mktemp("memory")
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
+        yield Path(made)
 
 
 @pytest.fixture(scope="session")

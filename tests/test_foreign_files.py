@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -148,16 +147,6 @@ def within_bounds(place: str) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-@pytest.fixture(scope="module")
-def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory in memory, where there is one: many spaces are opened here."""
-    if not os.access("/dev/shm", os.W_OK):
-        yield tmp_path_factory.mktemp("foreign")
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
-        yield Path(made)
 
 
 @pytest.fixture(scope="module")

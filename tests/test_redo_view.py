@@ -158,10 +158,8 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> Paused:
 
 @pytest.mark.parametrize("level", ["JOURNAL", "FSYNC;DSYNC", "NONE"])
 @pytest.mark.parametrize("story", [Beside, Killed])
-def test_no_prepared_branch_is_denied_at_any_call(
-    story: type[Story], level: str, tmp_path: Path, paused: Paused
-) -> None:
-    root = tmp_path / "space"
+def test_no_prepared_branch_is_denied_at_any_call(story: type[Story], level: str, memory: Path, paused: Paused) -> None:
+    root = memory / f"{story.__name__} {level}" / "space"
     create(root, sync=level, any_queue=True)
     if level == "JOURNAL":
         small = f'[default]\n[space]\nsync = "JOURNAL"\njournal_segment_bytes = {SMALLEST_SEGMENT_BYTES}\n'
