@@ -103,17 +103,31 @@ def play(
     space = open_space(fs, level, goes_on=True)
     _tell(space, level, promise, undo=undo)
     fs.before_call = lambda: None
-    _show(fs, promise)
+    show(fs.tree_after_kill(), promise)
     return fs, promise
 
 
-def _show(fs: ForgetfulFileSystem, promise: Promise) -> None:
+def show(killed: Tree, promise: Promise) -> None:
+    """Notes what a reader sees in this tree and nobody takes."""
     taken = {(each.queue, each.message) for work in LISTED.values() for each in work if isinstance(each, Take)}
     taken.update(CONSUMED)
-    promise.shown = {place: seq for place, seq in shown(fs.tree_after_kill()).items() if place not in taken}
+    promise.shown = {place: seq for place, seq in shown(killed).items() if place not in taken}
 
 
 def _tell(space: Space, level: Level, promise: Promise, *, undo: bool) -> None:
+    session = prepared(space, level, promise)
+    promise.first_call = _calls(space)
+    decide(session, promise, undo=undo)
+    follow(space, level, "rollback" if undo else "commit")
+    if not undo:
+        promise.consumed = None
+        _consume(session, level)
+        promise.consumed = True
+    space.close()
+
+
+def prepared(space: Space, level: Level, promise: Promise) -> Session:
+    """Everything before the decision; who makes it."""
     session = Session(space)
     for bqual, work in EARLIER.items():
         prepare(session, xid(bqual, BEFORE), work, level)
@@ -122,22 +136,19 @@ def _tell(space: Space, level: Level, promise: Promise, *, undo: bool) -> None:
     for bqual, work in (LISTED | (OTHERS if promise.losers else {})).items():
         prepare(session, xid(bqual), work, level)
     prepare(session, BESIDE, (Put("a", 8),), level)
-    promise.first_call = _calls(space)
+    return session
+
+
+def decide(session: Session, promise: Promise, *, undo: bool) -> None:
     if undo:
         assert session.rollback_all(BATCH) == len(WINNERS) + len(LOSERS)
     else:
         decision = session.commit_all(BATCH, WINNERS, plan=PLAN)
         assert (decision.xids, decision.messages) == (WINNERS, MESSAGES)
-        seen = look(space, session)
+        seen = look(session.space, session)
         assert (seen.contents, seen.listed) == (DECIDED, {BESIDE: Became.IN_DOUBT})
         promise.highest = {queue: seq for (queue, _), seq in sorted(seen.seqs.items(), key=lambda item: item[1])}
     promise.decided = not undo
-    follow(space, level, "rollback" if undo else "commit")
-    if not undo:
-        promise.consumed = None
-        _consume(session, level)
-        promise.consumed = True
-    space.close()
 
 
 def _consume(session: Session, level: Level) -> None:
@@ -171,7 +182,7 @@ def crashes(
     whole = play(level, undo=undo, losers=losers, watch=watch)
     some = [*left, whole][::-every]
     for fs, promise in reversed(some) if forward else some:
-        _show(fs, promise)
+        show(fs.tree_after_kill(), promise)
         yield fs, promise
 
 

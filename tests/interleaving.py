@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Generic, TypeVar
 
+import batch_story
 import stream_story
 from crash_cases import GIVEN
 from crash_level import NOON_US, STRICT, Level, open_space, ready
@@ -96,6 +97,13 @@ class StreamScene(Turn):
 
     acts: stream_story.Acts = field(default_factory=list)
     kept_above: int = 0
+
+
+@dataclass(frozen=True)
+class BatchScene(Turn):
+    """The step is the decision of a batch, or its rollback."""
+
+    undo: bool = False
 
 
 class WatchedFileSystem(ForgetfulFileSystem):
@@ -242,6 +250,24 @@ class StreamPlay(Interrupted[stream_story.Promised]):
 
     def promised(self, _: Tree) -> stream_story.Promised:
         return deepcopy(self.player.promised)
+
+
+@dataclass
+class BatchPlay(Interrupted[batch_story.Promise]):
+    scene: BatchScene
+
+    def start(self) -> Tree:
+        return GIVEN
+
+    def begin(self) -> Callable[[], object]:
+        self.promise = batch_story.Promise()
+        session = batch_story.prepared(self.space, self.level, self.promise)
+        return partial(batch_story.decide, session, self.promise, undo=self.scene.undo)
+
+    def promised(self, killed: Tree) -> batch_story.Promise:
+        promised = replace(self.promise)
+        batch_story.show(killed, promised)
+        return promised
 
 
 class _Branch:

@@ -10,12 +10,13 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
+import batch_story
 import pytest
 from crash_cases import FULL
 from crash_jury import Jury
 from crash_level import CYCLING, FILLING, LAGGING, MOVING, NONE, STRICT, Level, ready
 from crash_story import Act, End, Put, Record, Take
-from interleaving import Interrupted, Play, Promises, Scene, StreamPlay, StreamScene
+from interleaving import BatchPlay, BatchScene, Interrupted, Play, Promises, Scene, StreamPlay, StreamScene
 from stream_story import BEFORE as BEFORE_ALL
 from stream_story import Acts, Promised
 from stream_story import judge as judge_stream
@@ -145,6 +146,27 @@ def test_nothing_that_a_stream_consumed_comes_back(name: str, turn: str, within:
     dice = random.Random(f"{name} {turn} {within} {level}")
     calls = itertools.count() if FULL else one_call(StreamPlay(scene, level, sys.maxsize, trees), dice)
     play_stream(scene, level, calls)
+
+
+EVERY_BATCH = 1 if FULL else 5
+BATCH_CASES = [(undo, *group) for undo in (False, True) for group in GROUPS if group[0] not in ("clear", "expire")]
+
+
+@pytest.mark.parametrize(("undo", "turn", "within", "level"), BATCH_CASES[::EVERY_BATCH], ids=str)
+def test_a_batch_is_decided_as_a_whole(undo: bool, turn: str, within: bool, level: Level) -> None:
+    scene = BatchScene(turn, within, undo)
+    known = set[object]()
+
+    def judge(tree: Tree, promise: batch_story.Promise, _: bool) -> None:
+        key = tree.key(), promise.key()
+        if key not in known:
+            known.add(key)
+            (batch_story.judge_undone if undo else batch_story.judge)(tree, promise, level)
+
+    dice = random.Random(f"{undo} {turn} {within} {level}")
+    for at in itertools.count() if FULL else one_call(BatchPlay(scene, level, sys.maxsize, trees), dice):
+        if not play(BatchPlay(scene, level, at, trees), judge):
+            return
 
 
 @pytest.mark.parametrize("level", JOURNALS, ids=str)
