@@ -44,7 +44,7 @@ def run(name: str, *arguments: str, directory: Path, said: str = "") -> str:
         input=said,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=840,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

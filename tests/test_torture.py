@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import random
@@ -20,12 +21,14 @@ from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.errors import DiskFull
 from xaqueue.space import attach
+from xaqueue.space.session import Session
 from xaqueue.storage.fs import FileSystem
 from xaqueue.torture import kills, power, run, verdict
 from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.torture.ledger import Ledger
 from xaqueue.torture.lives import Child, Life, LifeFailed
 from xaqueue.torture.recording import PowerLost, RecordingFileSystem
+from xaqueue.torture.reopen import reopened
 from xaqueue.torture.scratch import laid_out, tree_in
 from xaqueue.torture.verdict import Outcome, Result
 
@@ -74,6 +77,17 @@ def test_a_sync_that_lies_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_directory_that_holds_something_else_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ForgetfulFileSystem, "unlink", lambda fs, path: None)
     assert "the directory does not hold what was done in it" in until_a_fault(tmp_path, "FDATASYNC;DSYNC").faults
+
+
+def test_a_space_that_was_looked_at_is_at_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left to the collector, whose thread would close it while its directory is removed."""
+    dropped: list[Session] = []
+    monkeypatch.setattr(Session, "drop", dropped.append)
+    attach.create(tmp_path / "space", any_queue=True)
+    found = reopened(tmp_path / "space", "NONE", set())
+    gc.collect()
+    assert (found.faults, dropped) == ([], [])
+    assert not attach.is_owned(tmp_path / "space")
 
 
 def test_after_so_many_calls_the_power_is_gone(tmp_path: Path) -> None:

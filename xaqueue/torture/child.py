@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import threading
-from contextlib import closing
 from pathlib import Path
 
 from xaqueue.errors import DiskFull
@@ -29,8 +28,7 @@ def say(said: Said) -> None:
 
 def live(space: Path, flags: str, life: str, seed: str, threads: int, look: Look = problems) -> None:
     """Does not return. ``look``: says what is wrong with the space once it is recovered."""
-    with closing(attach(space, sync=flags, watch=False)) as session:
-        resolve(session, set(json.load(sys.stdin)), say)
+    resolve(attach(space, sync=flags, watch=False), set(json.load(sys.stdin)), say)
     for problem in look(space):
         say(Said("fault", f"after recovery: {problem}"))
     say(Said("ready"))

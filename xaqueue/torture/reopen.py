@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 from xaqueue.connection import Connection
@@ -20,22 +19,24 @@ Look = Callable[[Path], Iterable[str]]
 
 
 def resolve(session: Session, decided: set[str], say: Say) -> None:
-    """What a transaction manager does after a crash: commits what it decided, and rolls back the rest."""
+    """What a transaction manager does after a crash: commits what it decided, and rolls back the rest. The session is
+    closed by it.
+    """
     for path in session.space.report.quarantined:
         say(Said("fault", f"damaged by the crash: {path}"))
-    connection = Connection(session, lambda: os.urandom(16))
-    in_doubt = connection.tpc_recover()
-    for xid in in_doubt:
-        say(Said("in doubt", xid.gtrid.decode()))
-    say(Said("recovered"))
-    for xid in in_doubt:
-        tag = xid.gtrid.decode()
-        if tag in decided:
-            connection.tpc_commit(xid)
-        else:
-            say(Said("undecided", tag))
-            connection.tpc_rollback(xid)
-        say(Said("resolved", tag))
+    with Connection(session, lambda: os.urandom(16)) as connection:
+        in_doubt = connection.tpc_recover()
+        for xid in in_doubt:
+            say(Said("in doubt", xid.gtrid.decode()))
+        say(Said("recovered"))
+        for xid in in_doubt:
+            tag = xid.gtrid.decode()
+            if tag in decided:
+                connection.tpc_commit(xid)
+            else:
+                say(Said("undecided", tag))
+                connection.tpc_rollback(xid)
+            say(Said("resolved", tag))
 
 
 def problems(space: Path) -> Iterator[str]:
@@ -59,19 +60,17 @@ def reopened(space: Path, flags: str, decided: set[str], look: Look = problems) 
             found.faults.append(said.tag)
 
     try:
-        with closing(attach(space, sync=flags, watch=False)) as session:
-            resolve(session, decided, hear)
+        resolve(attach(space, sync=flags, watch=False), decided, hear)
         found.faults += look(space)
-        with closing(attach(space, sync=flags, watch=False)) as session:
-            _drain(session, found)
+        with Connection(attach(space, sync=flags, watch=False), lambda: os.urandom(16)) as connection:
+            _drain(connection, found)
         found.faults += look(space)
     except (Error, OSError) as error:
         found.faults.append(f"it does not open, or does not serve: {' '.join(str(error).split())}")
     return found
 
 
-def _drain(session: Session, found: Found) -> None:
-    connection = Connection(session, lambda: os.urandom(16))
+def _drain(connection: Connection, found: Found) -> None:
     for queue in QUEUES:
         while (message := connection.dequeue(queue)) is not None:
             found.numbers.append(number_of(message))
