@@ -39,6 +39,39 @@ def test_a_new_file_may_be_missing_or_torn_until_both_are_synced() -> None:
     assert worlds(fs) == {world(a_old=b"old!", b_new=b"abcd")}
 
 
+CHANGES: list[Callable[[ForgetfulFileSystem], object]] = [
+    lambda fs: fs.write_at("a/old", 1, [b"LD"]),
+    lambda fs: fs.create("b/new", [b"ab"]),
+    lambda fs: fs.sync_data("a/old"),
+    lambda fs: fs.rename("a/old", "b/moved"),
+    lambda fs: fs.sync_dir("b"),
+    lambda fs: fs.make_dir("b/c"),
+    lambda fs: fs.write_at("b/moved", 0, [b"anew"]),
+    lambda fs: fs.sync_all(),
+    lambda fs: fs.unlink("b/moved"),
+]
+
+
+@pytest.mark.parametrize("played", range(len(CHANGES) + 1))
+def test_a_copy_and_what_it_is_a_copy_of_go_on_alone(played: int) -> None:
+    fs, other = START.open(), START.open()
+    for change in CHANGES[:played]:
+        change(fs)
+        change(other)
+    copy, left = fs.copy(), worlds(other)
+    assert worlds(copy) == left
+    assert copy.tree_after_kill() == other.tree_after_kill()
+    for change in CHANGES[played:]:
+        change(fs)
+    assert worlds(copy) == left
+    copy.survive_kill()
+    whole = worlds(fs)
+    for change in CHANGES[played:]:
+        change(copy)
+        change(other)
+    assert worlds(copy) == worlds(other) == worlds(fs) == whole
+
+
 def test_a_rename_leaves_a_file_in_one_place_or_both() -> None:
     fs = START.open()
     fs.rename("a/old", "b/new")
