@@ -15,6 +15,7 @@ import xaqueue
 from xaqueue.connection import Connection
 from xaqueue.torture.child import FAILED, say
 from xaqueue.torture.ledger import Said
+from xaqueue.torture.reopen import resolve
 from xaqueue.torture.work import Say, Worker
 
 
@@ -30,21 +31,6 @@ class Client(Worker):
         return self.balance
 
 
-def resolve(connection: Connection, decided: set[str]) -> None:
-    in_doubt = connection.tpc_recover()
-    for xid in in_doubt:
-        say(Said("in doubt", xid.gtrid.decode()))
-    say(Said("recovered"))
-    for xid in in_doubt:
-        tag = xid.gtrid.decode()
-        if tag in decided:
-            connection.tpc_commit(xid)
-        else:
-            say(Said("undecided", tag))
-            connection.tpc_rollback(xid)
-        say(Said("resolved", tag))
-
-
 def work(client: Client) -> None:
     try:
         client.run()
@@ -56,7 +42,7 @@ def work(client: Client) -> None:
 
 def main(url: str, life: str, seed: str, clients: str) -> None:
     first = xaqueue.connect(url)
-    resolve(first, set(json.load(sys.stdin)))
+    resolve(first, set(json.load(sys.stdin)), say)
     depth = sum(queue["depth"] for queue in first._manager.status()["queues"])  # type: ignore[attr-defined]
     say(Said("ready"))
     for number in range(int(clients)):

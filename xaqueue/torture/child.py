@@ -16,7 +16,7 @@ from pathlib import Path
 from xaqueue.errors import DiskFull
 from xaqueue.space.attach import attach
 from xaqueue.torture.ledger import Said
-from xaqueue.torture.reopen import Look, problems, resolve
+from xaqueue.torture.reopen import Look, problems, recover
 from xaqueue.torture.work import Worker
 
 FAILED, NO_ROOM = 3, 4
@@ -28,7 +28,7 @@ def say(said: Said) -> None:
 
 def live(space: Path, flags: str, life: str, seed: str, threads: int, look: Look = problems) -> None:
     """Does not return. ``look``: says what is wrong with the space once it is recovered."""
-    resolve(attach(space, sync=flags, watch=False), set(json.load(sys.stdin)), say)
+    recover(attach(space, sync=flags, watch=False), set(json.load(sys.stdin)), say)
     for problem in look(space):
         say(Said("fault", f"after recovery: {problem}"))
     say(Said("ready"))

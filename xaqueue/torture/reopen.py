@@ -18,25 +18,28 @@ from xaqueue.torture.work import QUEUES, BodyDamaged, Say, number_of, prove
 Look = Callable[[Path], Iterable[str]]
 
 
-def resolve(session: Session, decided: set[str], say: Say) -> None:
-    """What a transaction manager does after a crash: commits what it decided, and rolls back the rest. The session is
-    closed by it.
-    """
+def recover(session: Session, decided: set[str], say: Say) -> None:
+    """Says what opening it found, resolves what is in doubt, and closes the session."""
     for path in session.space.report.quarantined:
         say(Said("fault", f"damaged by the crash: {path}"))
     with Connection(session, lambda: os.urandom(16)) as connection:
-        in_doubt = connection.tpc_recover()
-        for xid in in_doubt:
-            say(Said("in doubt", xid.gtrid.decode()))
-        say(Said("recovered"))
-        for xid in in_doubt:
-            tag = xid.gtrid.decode()
-            if tag in decided:
-                connection.tpc_commit(xid)
-            else:
-                say(Said("undecided", tag))
-                connection.tpc_rollback(xid)
-            say(Said("resolved", tag))
+        resolve(connection, decided, say)
+
+
+def resolve(connection: Connection, decided: set[str], say: Say) -> None:
+    """What a transaction manager does after a crash: commits what it decided, and rolls back the rest."""
+    in_doubt = connection.tpc_recover()
+    for xid in in_doubt:
+        say(Said("in doubt", xid.gtrid.decode()))
+    say(Said("recovered"))
+    for xid in in_doubt:
+        tag = xid.gtrid.decode()
+        if tag in decided:
+            connection.tpc_commit(xid)
+        else:
+            say(Said("undecided", tag))
+            connection.tpc_rollback(xid)
+        say(Said("resolved", tag))
 
 
 def problems(space: Path) -> Iterator[str]:
@@ -60,7 +63,7 @@ def reopened(space: Path, flags: str, decided: set[str], look: Look = problems) 
             found.faults.append(said.tag)
 
     try:
-        resolve(attach(space, sync=flags, watch=False), decided, hear)
+        recover(attach(space, sync=flags, watch=False), decided, hear)
         found.faults += look(space)
         with Connection(attach(space, sync=flags, watch=False), lambda: os.urandom(16)) as connection:
             _drain(connection, found)
