@@ -58,7 +58,7 @@ OWNED = {
     "pyspark": ("xaqueue.spark",),
     "typer": ("xaqueue.cli",),
     "click": ("xaqueue.cli",),
-    "watchdog": ("xaqueue.space", "xaqueue.cli"),
+    "watchdog": ("xaqueue.space",),
     "fcntl": ("xaqueue.storage", "xaqueue.bench"),
 }
 """Packages that only these rooms may import."""

@@ -198,6 +198,25 @@ def test_the_last_record_of_a_path_counts() -> None:
         assert held(fs) == wanted
 
 
+@pytest.mark.parametrize("place", [layout.queue_path(QUEUE), layout.range_path(QUEUE, 1)])
+def test_what_stands_for_a_directory_is_kept_aside_whatever_crash_comes(place: str) -> None:
+    leading = {path: content for path, content in at().nodes.items() if not path.startswith(f"{place}/")}
+    tree, made = Tree({**leading, place: b"no directory"}), records(arrival(1))
+    for crash_after in count():
+        fs = tree.open(crash_after)
+        with suppress(Crashed):
+            replay(fs, made)
+            fs.sync_all()
+        for left in (fs.tree_after_kill(), *fs.trees_after_crash(limit=64, seed=crash_after)):
+            again = left.open()
+            replay(again, made)
+            assert again.read(path_of(1, 1)) == b"".join(block(1))
+            assert b"no directory" in again.tree_after_kill().nodes.values()
+        if not fs.crashed:
+            assert crash_after > 5
+            break
+
+
 # Watermarks
 
 

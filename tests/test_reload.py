@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from watchdog.events import FileCreatedEvent, FileModifiedEvent
+from watchdog.observers.api import EventQueue, ObservedWatch
+from watchdog.observers.inotify import InotifyEmitter
 
 from xaqueue.errors import UnknownQueue
 from xaqueue.index import Order
@@ -165,3 +167,11 @@ def test_without_a_watch_the_start_holds_and_a_warning_says_so(
     with caplog.at_level(logging.WARNING, "xaqueue"):
         attach(tmp_path / "s", create_missing=True, sync="NONE").close()
     assert "queues.toml is not watched" in caplog.text
+
+
+def test_events_that_come_while_the_watch_stops_are_nobodys_concern(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    emitter = InotifyEmitter(EventQueue(), ObservedWatch(str(tmp_path), recursive=False))
+    emitter.queue_events(0)  # as it does once it was told to stop
+    assert caplog.messages == []

@@ -96,7 +96,6 @@ def options(
         logging.lastResort.setFormatter(logging.Formatter("xaqueue: %(message)s"))
         logging.lastResort.setLevel(logging.INFO if verbose else logging.WARNING)
     logging.getLogger("xaqueue").setLevel(logging.INFO if verbose else logging.WARNING)
-    logging.getLogger("watchdog").setLevel(logging.CRITICAL)  # it complains of events that come while it stops
 
 
 space_verbs.add_to(app)

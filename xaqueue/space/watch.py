@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
-from watchdog.observers import Observer
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.space import definitions, layout
+from xaqueue.space.observer import Observer
 from xaqueue.space.space import Space
 
 log = logging.getLogger("xaqueue")
