@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from xaqueue import Connection
-from xaqueue.space import attach, layout
-from xaqueue.space.definitions import Definitions, QueueDefinition
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space, wall_clock
-from xaqueue.storage.flags import Hardening
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space, wall_clock
+from xaqueue.space.model import layout
+from xaqueue.space.model.definitions import Definitions, QueueDefinition
+from xaqueue.space.owner import open
 from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.hardening import Hardening
 from xaqueue.xid import Xid
 
 ANY_QUEUE = Definitions(default=QueueDefinition())
@@ -85,7 +86,7 @@ class BareSpace:
         now_us: Callable[[], int] = wall_clock,
         definitions: Definitions = ANY_QUEUE,
     ) -> None:
-        attach.create(root, any_queue=True)
+        open.create(root, any_queue=True)
         self.root = root
         self.fs = FaultyFileSystem(root)
         self.sync = sync

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from xaqueue.storage.barrier import Barrier, Step, Touched, touched
-from xaqueue.storage.flags import Hardening
 from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.group_commit import Barrier, Step, Touched, touched
+from xaqueue.storage.hardening import Hardening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

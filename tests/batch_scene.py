@@ -5,8 +5,8 @@ from __future__ import annotations
 from bare_space import BareSpace
 from contract_batches import batch, prepared
 
-from xaqueue.space import layout
-from xaqueue.space.session import Session
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
 from xaqueue.xid import Xid
 
 RECORD = layout.batch_path(batch().key, batch().number)

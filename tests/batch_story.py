@@ -17,9 +17,9 @@ from crash_story import FRESH, Became, Contents, Put, Take, do, look, message_id
 
 from xaqueue.batch import ONE_SPACE, Batch, Decision, Plan
 from xaqueue.errors import InvalidArgument, RolledBack
-from xaqueue.space import layout
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
 from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid

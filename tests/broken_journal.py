@@ -8,10 +8,11 @@ from pathlib import Path
 from bare_space import bare_space
 from journals import spoil
 
-from xaqueue.space import heuristic, layout, redo
+from xaqueue.space.engine import heuristics, redo
+from xaqueue.space.model import layout
 from xaqueue.storage.fs import DirectoryFileSystem
-from xaqueue.storage.scan import look
-from xaqueue.storage.segments import Record
+from xaqueue.storage.journal_format import Record
+from xaqueue.storage.journal_reader import look
 from xaqueue.xid import Xid
 
 IN_DOUBT, DECIDED = (Xid(1, name, b"b") for name in (b"in doubt", b"decided"))
@@ -25,7 +26,7 @@ def make(root: Path) -> Path:
         bare.put("orders", b"first", b"second")
         bare.prepare("in doubt", add=[("orders", b"third")], take=["orders"])
         bare.prepare("decided", add=[("orders", b"fourth")])
-        heuristic.decide(bare.space, DECIDED, commit=True, by="test")
+        heuristics.decide(bare.space, DECIDED, commit=True, by="test")
         bare.put("orders", b"fifth")
         bare.space.fs.sync_all()
     killed(root)

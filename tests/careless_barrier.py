@@ -12,9 +12,10 @@ from types import FrameType
 
 import pytest
 
-from xaqueue.space import layout, space
-from xaqueue.storage import barrier
-from xaqueue.storage.barrier import Barrier, Step, Touched
+from xaqueue.space.engine import state
+from xaqueue.space.model import layout
+from xaqueue.storage import group_commit
+from xaqueue.storage.group_commit import Barrier, Step, Touched
 from xaqueue.torture.forgetful import ForgetfulFileSystem
 
 
@@ -72,7 +73,7 @@ def careless(monkeypatch: pytest.MonkeyPatch, left_out: str = "") -> Iterator[Ca
             )
 
     with monkeypatch.context() as patch:
-        patch.setattr(space, "Barrier", CarelessBarrier)
+        patch.setattr(state, "Barrier", CarelessBarrier)
         for name, role in ROLES.items():
             patch.setattr(ForgetfulFileSystem, name, _careless_sync(care, name, role))
         yield care
@@ -89,10 +90,12 @@ def _careless_sync(care: Carelessness, name: str, role: str) -> Callable[..., No
 
     def sync(fs: ForgetfulFileSystem, path: str = "") -> None:
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_name in WITHIN and frame.f_code.co_filename != barrier.__file__:
+        while (
+            frame is not None and frame.f_code.co_name in WITHIN and frame.f_code.co_filename != group_commit.__file__
+        ):
             frame = frame.f_back
         assert frame is not None
-        by_barrier = frame.f_code.co_filename == barrier.__file__
+        by_barrier = frame.f_code.co_filename == group_commit.__file__
         if by_barrier or care.kept(frame.f_code.co_name, role, [path]):
             real(*(fs, path) if name != "sync_all" else (fs,))
 

@@ -24,8 +24,8 @@ from crash_level import (
 )
 from crash_story import EMPTY, Act, End, Put, Sample, Story, Take, play
 
-from xaqueue.space import layout
-from xaqueue.space.layout import RANGE_SIZE, Watermark
+from xaqueue.space.model import layout
+from xaqueue.space.model.layout import RANGE_SIZE, Watermark
 from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"

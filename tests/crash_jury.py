@@ -26,9 +26,9 @@ from crash_story import (
     xid_of,
 )
 
-from xaqueue.space import layout
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
 from xaqueue.torture.forgetful import Tree
 from xaqueue.xa import Flag
 

@@ -13,17 +13,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from unittest import mock
 
-from xaqueue.command import Block, encode
-from xaqueue.command import Kind as BlockKind
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import layout, redo
-from xaqueue.space.definitions import Definitions, QueueDefinition
-from xaqueue.space.redo import Kind, Redo
-from xaqueue.space.space import Space
+from xaqueue.space.engine import redo
+from xaqueue.space.engine.redo import Kind, Redo
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import Block, encode
+from xaqueue.space.model.block import Kind as BlockKind
+from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.storage import journal as journal_of
-from xaqueue.storage.flags import Hardening
+from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.journal import Journal, checkpoint_entry
-from xaqueue.storage.segments import SECTOR_BYTES, Entry
+from xaqueue.storage.journal_format import SECTOR_BYTES, Entry
 from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 
 NOON_US = 1_700_000_000_000_000

@@ -13,13 +13,14 @@ from enum import Enum
 
 from crash_level import NOON_US, STRICT, Level, follow, open_space, ready
 
-from xaqueue.branch import State
 from xaqueue.errors import ResourceFailed
 from xaqueue.message import MessageId
-from xaqueue.space import heuristic, layout
-from xaqueue.space.expiry import expire
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine import heuristics
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.engine.timeouts import expire
+from xaqueue.space.model import layout
+from xaqueue.space.model.branch import State
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -253,7 +254,7 @@ def call(session: Session, verb: str, xid: Xid) -> None:
         case "expire":
             assert expire(session.space, time.monotonic() + 2 * IDLE_S, IDLE_S) == 1
         case _:
-            heuristic.decide(session.space, xid, verb == "decide commit", by="test")
+            heuristics.decide(session.space, xid, verb == "decide commit", by="test")
 
 
 def drained(session: Session, queue: str) -> Iterator[bytes]:

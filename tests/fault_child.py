@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 
 import xaqueue
-from xaqueue.rpc import endpoint, reach  # noqa: F401 loaded while there are descriptors
-from xaqueue.space.attach import attach
+from xaqueue.rpc import reach  # noqa: F401 loaded while there are descriptors
+from xaqueue.space.owner.open import attach
 from xaqueue.xid import Xid
 
 

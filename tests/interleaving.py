@@ -38,11 +38,12 @@ from crash_story import (
 from lockstep import Lockstep
 
 from xaqueue.errors import ResourceFailed
-from xaqueue.space import clearing, layout, range_images
-from xaqueue.space.expiry import expire
-from xaqueue.space.layout import RANGE_SIZE, Watermark
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine import cleanup, range_images
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.engine.timeouts import expire
+from xaqueue.space.model import layout
+from xaqueue.space.model.layout import RANGE_SIZE, Watermark
 from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -178,9 +179,9 @@ class Interrupted(Generic[Promises]):
             case "checkpoint":
                 return lambda: range_images.checkpoint(space)
             case "clear":
-                return lambda: clearing.clear(space)
+                return lambda: cleanup.clear(space)
             case "expire":
-                return lambda: clearing.expire(space)
+                return lambda: cleanup.expire(space)
             case _:
                 return space.close
 
@@ -215,7 +216,7 @@ class Play(Interrupted[Record]):
             _Branch(self.space, self.record, self.scene.story.xid(position), act).play()
         branch = _Branch(self.space, self.record, self.scene.story.xid(len(self.scene.before)), self.scene.act)
         branch.begin()
-        return partial(clearing.expire, self.space) if self.scene.clears_away else branch.finish
+        return partial(cleanup.expire, self.space) if self.scene.clears_away else branch.finish
 
     def promised(self, killed: Tree) -> Record:
         record, hidden = self.record, (STREAMED, LATE)

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
-from xaqueue.storage.segments import CHECKPOINT, EPOCH_BITS, SECTOR_BYTES, Entry, Record, parse_name, record_of
+from xaqueue.storage.journal_format import CHECKPOINT, EPOCH_BITS, SECTOR_BYTES, Entry, Record, parse_name, record_of
 
 PLACE = "journal"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from space_scan import scan
 
-from xaqueue.space import attach as attaching
+from xaqueue.space.owner import open as attaching
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.torture.child import live
 from xaqueue.torture.reopen import problems

@@ -23,7 +23,7 @@ import xaqueue
 from xaqueue.demo import ledger_service
 from xaqueue.demo.ledger_parties import kill_a_backend
 from xaqueue.demo.ledger_service import Service, say
-from xaqueue.space.attach import read_owner
+from xaqueue.space.owner.open import read_owner
 
 CALM = 4
 """So many orders are taken between two strikes, so that everybody has got over the last one."""

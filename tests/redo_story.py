@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from xaqueue.command import Block, Kind, decode, encode_with_checksum
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import layout, redo
-from xaqueue.space.redo import Redo
-from xaqueue.storage.segments import Entry, Record
+from xaqueue.space.engine import redo
+from xaqueue.space.engine.redo import Redo
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import Block, Kind, decode, encode_with_checksum
+from xaqueue.storage.journal_format import Entry, Record
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 QUEUE = "orders"

@@ -12,8 +12,8 @@ from typing import Any
 from xaqueue.rpc.doors import Listen
 from xaqueue.rpc.limits import Limits
 from xaqueue.rpc.server import Server
-from xaqueue.space import attach as attach_room
-from xaqueue.space.space import Space
+from xaqueue.space.engine.state import Space
+from xaqueue.space.owner import open as attach_room
 
 PATIENCE_S = 60.0
 

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from served import ServerThread
 
 from xaqueue.rpc import dial
-from xaqueue.space import attach as attach_room
+from xaqueue.space.owner import open as attach_room
 from xaqueue.spark import sink
 from xaqueue.spark.sink import BatchWriter, Prepared, StreamWriter
 from xaqueue.xa import Flag

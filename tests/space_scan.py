@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from xaqueue.command import decode
 from xaqueue.errors import DamagedBlock
-from xaqueue.space import layout
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import decode
 
 
 def scan(root: str | Path, *, times: bool = True) -> list[str]:

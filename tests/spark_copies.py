@@ -21,9 +21,9 @@ import pytest
 
 import xaqueue
 from xaqueue.errors import OperationalError
-from xaqueue.space import layout
-from xaqueue.space.attach import create, is_owned, read_owner
-from xaqueue.space.reader import QueueReader
+from xaqueue.space.model import layout
+from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.owner.open import create, is_owned, read_owner
 from xaqueue.xa import Flag
 
 FULL = bool(os.environ.get("XAQUEUE_CRASH_FULL"))

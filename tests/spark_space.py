@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from xaqueue import command
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import layout
+from xaqueue.space.model import block as command
+from xaqueue.space.model import layout
 
 ENQUEUED_AT = 1_700_000_000_000_000
 

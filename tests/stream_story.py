@@ -14,12 +14,13 @@ from functools import cache
 from crash_level import STRICT, Level, follow, open_space, ready
 from crash_story import EMPTY, body_of, message_id
 
-from xaqueue.command import decode
 from xaqueue.errors import QueueReserved
-from xaqueue.space import clearing, layout
-from xaqueue.space.layout import RANGE_SIZE, Watermark
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine import cleanup
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import decode
+from xaqueue.space.model.layout import RANGE_SIZE, Watermark
 from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -85,7 +86,7 @@ class Player:
         self.promised.least = upto
 
     def clear(self) -> None:
-        clearing.clear(self.space)
+        cleanup.clear(self.space)
 
     def release(self) -> None:
         self.promised.ended = True
@@ -171,7 +172,7 @@ def judge(tree: Tree, promised: Promised, level: Level) -> None:
     session = Session(space)
     consumed = _check_reservation(session, promised)
     _check_messages(session, promised, consumed)
-    clearing.clear(space)
+    cleanup.clear(space)
     _check_messages(session, promised, consumed)
     _check_files(fs, space, promised, consumed)
     put(session, FRESH)

@@ -24,14 +24,14 @@ from served import ServerThread
 
 import xaqueue
 from xaqueue.connection import Connection
+from xaqueue.endpoint import parse
 from xaqueue.errors import AccessDenied, ConnectionLost, Error, InvalidArgument, RolledBack
 from xaqueue.rpc import dial
 from xaqueue.rpc.client import RemoteManager
 from xaqueue.rpc.doors import Listen
-from xaqueue.rpc.endpoint import parse
 from xaqueue.rpc.identity import Identity
 from xaqueue.rpc.limits import Limits
-from xaqueue.space import attach as attach_room
+from xaqueue.space.owner import open as attach_room
 from xaqueue.xid import Xid
 
 PATIENCE_S = 60.0

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xaqueue.access import NEEDS, NO_TABLE, ON_QUEUES, Policy, Right, Role, check_exposure
 from xaqueue.errors import AccessDenied, InvalidArgument
-from xaqueue.rpc.access import NEEDS, NO_TABLE, ON_QUEUES, Policy, Right, Role, check_exposure
 from xaqueue.rpc.identity import Identity, token_name
 from xaqueue.rpc.methods import METHODS
-from xaqueue.space.definitions import parse
+from xaqueue.space.model.definitions import parse
 from xaqueue.xid import LOCAL_FORMAT_ID
 
 TOKEN = "0123456789abcdef-a-token"

@@ -14,7 +14,7 @@ from served import ServerThread
 
 import xaqueue
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, RolledBack
-from xaqueue.space import attach as attach_room
+from xaqueue.space.owner import open as attach_room
 from xaqueue.xa import Code, Outcome
 
 

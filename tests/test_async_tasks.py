@@ -17,7 +17,7 @@ import xaqueue
 from xaqueue.errors import ConnectionLost, InterfaceError, InvalidArgument, UnknownQueue
 from xaqueue.message import Message
 from xaqueue.rpc.doors import Listen
-from xaqueue.space import attach as attach_room
+from xaqueue.space.owner import open as attach_room
 
 
 @pytest.fixture

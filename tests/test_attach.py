@@ -22,10 +22,10 @@ import pytest
 
 import xaqueue
 from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
-from xaqueue.space import attach as attach_room
-from xaqueue.space import layout
-from xaqueue.space.attach import announce, attach, create, is_owned, read_definitions, read_owner
-from xaqueue.space.format import read_format, why_behind
+from xaqueue.space.model import layout
+from xaqueue.space.model.format import read_format, why_behind
+from xaqueue.space.owner import open as attach_room
+from xaqueue.space.owner.open import announce, attach, create, is_owned, read_definitions, read_owner
 from xaqueue.storage import owner_file
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.lock import FileLock

@@ -10,9 +10,9 @@ import pytest
 from barrier_scene import NONE, PATIENCE_S, STRICT, Scene, told, watched
 
 from xaqueue.errors import RolledBack
-from xaqueue.storage import barrier as barrier_of
-from xaqueue.storage.barrier import Step, Touched, touched
-from xaqueue.storage.flags import Hardening
+from xaqueue.storage import group_commit as barrier_of
+from xaqueue.storage.group_commit import Step, Touched, touched
+from xaqueue.storage.hardening import Hardening
 
 
 @pytest.fixture

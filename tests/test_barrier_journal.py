@@ -11,10 +11,10 @@ import pytest
 from barrier_scene import Scene, told, watched
 
 from xaqueue.errors import ResourceFailed, RetryLater, RolledBack
-from xaqueue.storage.barrier import Touched
-from xaqueue.storage.flags import Hardening
+from xaqueue.storage.group_commit import Touched
+from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.journal import Journal
-from xaqueue.storage.segments import Entry
+from xaqueue.storage.journal_format import Entry
 from xaqueue.torture.forgetful import ForgetfulFileSystem
 
 

@@ -18,10 +18,11 @@ from xaqueue.errors import (
     ResourceFailed,
     RetryLater,
 )
-from xaqueue.space import batch_steps, heuristic, layout
-from xaqueue.space.inspect_branches import in_doubt
-from xaqueue.space.session import Session
-from xaqueue.space.survey import Verdict
+from xaqueue.space.engine import batch_steps, heuristics
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
+from xaqueue.space.offline.inspect_branches import in_doubt
+from xaqueue.space.recovery.prepared import Verdict
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 
@@ -74,7 +75,7 @@ def test_what_finds_no_room_behind_the_decision_can_only_go_forward(bare: BareSp
         with pytest.raises(ProtocolError, match="past its commit point"):
             session.rollback(xid)
         with pytest.raises(ProtocolError, match="past its commit point"):
-            heuristic.decide(bare.space, xid, False, "me")
+            heuristics.decide(bare.space, xid, False, "me")
     with pytest.raises(RetryLater):
         session.commit_all(batch(), [a, b])
     bare.fs.faults.clear()

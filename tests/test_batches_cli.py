@@ -11,7 +11,7 @@ from doubtful import leave_in_doubt, listed, run
 
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES
 from xaqueue.errors import HeuristicOutcome
-from xaqueue.space.attach import attach
+from xaqueue.space.owner.open import attach
 from xaqueue.xid import Xid
 
 

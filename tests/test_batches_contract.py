@@ -10,10 +10,10 @@ from contract_batches import BatchesContract, Manager
 from served import ServerThread
 
 from xaqueue.rpc import dial
-from xaqueue.space import attach as attach_room
-from xaqueue.space import heuristic
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine import heuristics
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.owner import open as attach_room
 from xaqueue.xid import Xid
 
 LEVELS = ["FDATASYNC;DSYNC", "JOURNAL"]
@@ -35,7 +35,7 @@ class EmbeddedHost:
             self._sessions.pop().close()
 
     def decide(self, xid: Xid, commit: bool) -> None:
-        heuristic.decide(self._sessions[0].space, xid, commit, "test")
+        heuristics.decide(self._sessions[0].space, xid, commit, "test")
 
 
 class RemoteHost:
@@ -65,7 +65,7 @@ class RemoteHost:
             self._server = None
 
     def decide(self, xid: Xid, commit: bool) -> None:
-        heuristic.decide(self.space, xid, commit, "test")
+        heuristics.decide(self.space, xid, commit, "test")
 
 
 class TestEmbedded(BatchesContract):

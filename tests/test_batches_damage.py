@@ -17,10 +17,10 @@ from xaqueue.errors import (
     ResourceFailed,
     RetryLater,
 )
-from xaqueue.space import batch_records, layout
-from xaqueue.space.check import check
-from xaqueue.space.findings import Severity
-from xaqueue.space.session import Session
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import batch_records, layout
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.findings import Severity
 
 
 @pytest.fixture(params=[DURABLE, "JOURNAL"])

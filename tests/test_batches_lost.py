@@ -13,7 +13,7 @@ from served import ServerThread
 
 from xaqueue.errors import OutcomeUnknown
 from xaqueue.rpc import dial
-from xaqueue.space import attach as attach_room
+from xaqueue.space.owner import open as attach_room
 
 CUTS = [Cut(*point, when) for point in product(("request", "answer"), (1, 2)) for when in ("before", "within", "after")]
 

@@ -16,12 +16,12 @@ from served import ServerThread
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Plan
 from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.rpc import dial, timer
-from xaqueue.space import attach as attach_room
-from xaqueue.space import layout
-from xaqueue.space.batch_sweep import FORGET_EVERY_US, sweep
-from xaqueue.space.definitions import Definitions, parse
-from xaqueue.space.session import Session
-from xaqueue.space.space import wall_clock
+from xaqueue.space.engine.batch_sweep import FORGET_EVERY_US, sweep
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import wall_clock
+from xaqueue.space.model import layout
+from xaqueue.space.model.definitions import Definitions, parse
+from xaqueue.space.owner import open as attach_room
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 

@@ -15,14 +15,14 @@ from batch_scene import three
 from contract_batches import PATIENCE_S, SCAN, batch, bodies, prepared
 
 from xaqueue.batch import ONE_SPACE, Decision
-from xaqueue.branch import Branch
 from xaqueue.errors import (
     RolledBack,
     UnknownXid,
 )
-from xaqueue.space import batch_steps, heuristic, steps
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine import batch_steps, commit, heuristics
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model.branch import Branch
 from xaqueue.xid import Xid
 
 
@@ -71,7 +71,7 @@ def test_who_comes_while_a_batch_is_decided_waits_and_finds_it_done(
         calls: list[Future[Any]] = [
             pool.submit(Session(bare.space).commit, a),
             pool.submit(Session(bare.space).rollback, other),
-            pool.submit(heuristic.decide, bare.space, b, False, "me"),
+            pool.submit(heuristics.decide, bare.space, b, False, "me"),
             pool.submit(prepared, Session(bare.space), "late", batch()),
         ]
         again = pool.submit(Session(bare.space).commit_all, batch(), [])
@@ -90,14 +90,14 @@ def test_a_branch_that_is_being_prepared_is_waited_for(
     bare: BareSpace, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = prepared(session, "a", batch())
-    reached, go_on, prepare = threading.Event(), threading.Event(), steps.prepare
+    reached, go_on, prepare = threading.Event(), threading.Event(), commit.prepare
 
     def slow(space: Space, branch: Branch) -> None:
         reached.set()
         assert go_on.wait(PATIENCE_S)
         prepare(space, branch)
 
-    monkeypatch.setattr(steps, "prepare", slow)
+    monkeypatch.setattr(commit, "prepare", slow)
     with ThreadPoolExecutor() as pool:
         slower = pool.submit(prepared, Session(bare.space), "slow", batch())
         assert reached.wait(PATIENCE_S)

@@ -19,8 +19,8 @@ from xaqueue.bench.rates import Rate
 from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.errors import InvalidArgument, ResourceFailed
-from xaqueue.space.attach import attach
-from xaqueue.space.format import read_format
+from xaqueue.space.model.format import read_format
+from xaqueue.space.owner.open import attach
 
 
 def test_each_flag_thread_and_operation_is_measured_against_the_bare_calls(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from xaqueue.bench import limits
 from xaqueue.bench.bare import bare_protocol
 from xaqueue.bench.rates import Rate, latency_us, percentile, rate_of, together
-from xaqueue.storage.flags import Hardening
+from xaqueue.storage.hardening import Hardening
 
 
 def files_in(root: Path) -> list[str]:

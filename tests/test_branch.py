@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from xaqueue import errors
-from xaqueue.branch import State, check_flags
 from xaqueue.errors import Error, InvalidArgument, RolledBack
-from xaqueue.space import heuristic
-from xaqueue.space.attach import attach
-from xaqueue.space.session import Session
+from xaqueue.space.engine import heuristics
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model.branch import State, check_flags
+from xaqueue.space.owner.open import attach
 from xaqueue.xa import Code, Flag, Outcome, Vote
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
@@ -91,7 +91,7 @@ class Stage(NamedTuple):
         self.caller.space.branches[xid].deadline = 0.0
 
     def decide(self, commit: bool, xid: Xid = X) -> None:
-        heuristic.decide(self.caller.space, xid, commit, "test")
+        heuristics.decide(self.caller.space, xid, commit, "test")
 
     def state(self, xid: Xid = X) -> str:
         branch = self.caller.space.branches.get(xid)

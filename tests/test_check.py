@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import xaqueue
-from xaqueue.command import Block, Kind, encode
 from xaqueue.errors import SpaceError, SpaceInUse
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import layout
-from xaqueue.space.attach import attach, create
-from xaqueue.space.check import Finding, Severity, check, repair
-from xaqueue.space.heuristic import decide
-from xaqueue.space.layout import Watermark
+from xaqueue.space.engine.heuristics import decide
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import Block, Kind, encode
+from xaqueue.space.model.layout import Watermark
+from xaqueue.space.offline.check import Finding, Severity, check, repair
+from xaqueue.space.owner.open import attach, create
 from xaqueue.xid import Xid
 
 XID = Xid(7, b"gtrid", b"bqual")

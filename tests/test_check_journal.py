@@ -13,14 +13,14 @@ from broken_journal import STEPS, damage, files, lose_directories, records
 from journals import PLACE
 
 import xaqueue
-from xaqueue.space import layout
-from xaqueue.space.attach import is_owned, read_owner
-from xaqueue.space.check import Finding, Severity, check, repair
-from xaqueue.space.inspect import status
-from xaqueue.space.inspect_journal import JournalStatus, journal_status
+from xaqueue.space.model import layout
+from xaqueue.space.offline.check import Finding, Severity, check, repair
+from xaqueue.space.offline.inspect import status
+from xaqueue.space.offline.inspect_journal import JournalStatus, journal_status
+from xaqueue.space.owner.open import is_owned, read_owner
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
-from xaqueue.storage.segments import CRC, HEADER, MAGIC, SECTOR_BYTES, Segment, header_of, name_of
+from xaqueue.storage.journal_format import CRC, HEADER, MAGIC, SECTOR_BYTES, Segment, header_of, name_of
 
 SMALL = f'[default]\n[space]\nsync = "JOURNAL"\njournal_segment_bytes = {SMALLEST_SEGMENT_BYTES}\n'
 

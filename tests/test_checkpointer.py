@@ -11,11 +11,13 @@ import pytest
 
 import xaqueue
 from xaqueue.errors import SpaceError
-from xaqueue.space import checkpointer, inspect, layout
-from xaqueue.space.attach import attach
-from xaqueue.space.checkpointer import Checkpointer, format_counters, parse_counters
-from xaqueue.space.reader import QueueReader
-from xaqueue.space.session import Session
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
+from xaqueue.space.offline import inspect
+from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.owner import checkpointer
+from xaqueue.space.owner.checkpointer import Checkpointer, format_counters, parse_counters
+from xaqueue.space.owner.open import attach
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
 from xaqueue.storage.owner_file import boot_id
 

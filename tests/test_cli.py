@@ -23,7 +23,7 @@ from xaqueue.cli import values
 from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.cli.output import Bar, counted, moment, preview, size
-from xaqueue.space import layout
+from xaqueue.space.model import layout
 
 RUN = [sys.executable, "-c", "from xaqueue.cli.main import main; main()"]
 PATIENCE_S = 60.0

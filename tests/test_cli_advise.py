@@ -18,9 +18,9 @@ from tm_left import CONFIG, Left, leave
 import xaqueue
 from xaqueue.cli.exits import ExitCode
 from xaqueue.rpc import dial
-from xaqueue.space.attach import attach
-from xaqueue.space.heuristic import decide
-from xaqueue.space.operators import forget
+from xaqueue.space.engine.heuristics import decide
+from xaqueue.space.engine.operator_log import forget
+from xaqueue.space.owner.open import attach
 
 
 def advised(left: Left, *, code: int = ExitCode.OK) -> dict[str, Any]:

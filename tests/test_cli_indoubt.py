@@ -16,7 +16,7 @@ from doubtful import RUN, XID, bodies, fails, leave_in_doubt, listed, run
 import xaqueue
 from xaqueue.cli.exits import ExitCode
 from xaqueue.errors import HeuristicOutcome
-from xaqueue.space import layout
+from xaqueue.space.model import layout
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.xa import Code
 from xaqueue.xid import Xid

@@ -13,7 +13,7 @@ from doubtful import XID, bodies, fails, leave_in_doubt, listed, run
 import xaqueue
 from xaqueue.cli import indoubt_rows
 from xaqueue.cli.exits import ExitCode
-from xaqueue.space import layout
+from xaqueue.space.model import layout
 from xaqueue.xid import Xid
 
 OPERATOR = f"{getpass.getuser()}@{socket.gethostname()}"

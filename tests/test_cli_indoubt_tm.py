@@ -11,8 +11,8 @@ from tm_left import Left, leave
 
 import xaqueue
 from xaqueue.cli.exits import ExitCode
-from xaqueue.space.attach import attach
-from xaqueue.space.heuristic import decide
+from xaqueue.space.engine.heuristics import decide
+from xaqueue.space.owner.open import attach
 from xaqueue.tm.by_hand import OPERATORS
 
 

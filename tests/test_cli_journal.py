@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 import xaqueue
 from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.main import app
-from xaqueue.space import layout
-from xaqueue.storage.segments import name_of
+from xaqueue.space.model import layout
+from xaqueue.storage.journal_format import name_of
 
 RUN = [sys.executable, "-c", "from xaqueue.cli.main import main; main()"]
 

@@ -29,8 +29,8 @@ from xaqueue.errors import (
 )
 from xaqueue.rpc import dial
 from xaqueue.rpc.operator_client import RemoteOperator
-from xaqueue.space import layout
-from xaqueue.space.operators import forgotten
+from xaqueue.space.engine.operator_log import forgotten
+from xaqueue.space.model import layout
 from xaqueue.xid import Xid
 
 BRANCHES = 100

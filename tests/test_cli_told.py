@@ -24,8 +24,8 @@ import xaqueue
 from xaqueue.cli import output
 from xaqueue.cli.exits import ExitCode
 from xaqueue.rpc.operator_client import RemoteOperator
-from xaqueue.space import inspect_branches
-from xaqueue.space.attach import create, write_definitions
+from xaqueue.space.offline import inspect_branches
+from xaqueue.space.owner.open import create, write_definitions
 from xaqueue.xid import Xid
 
 LONG = Xid(1480676162, b"7f3c0b529a4e4a869f0e0d6c6b1a2c3d-of-a-long-name", b"a-participant-of-a-long-name")

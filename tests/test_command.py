@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from xaqueue import command
-from xaqueue.command import PREFIX_BYTES, Block, Kind, Listed, decode, decode_head, decode_message, encode
 from xaqueue.errors import DamagedBlock, MessageTooLarge
 from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties
+from xaqueue.space.model import block as command
+from xaqueue.space.model.block import PREFIX_BYTES, Block, Kind, Listed, decode, decode_head, decode_message, encode
 
 HERE = Path(__file__).parent / "vectors"
 VECTORS: list[dict[str, Any]] = json.loads((HERE / "blocks.json").read_text("utf-8"))["blocks"]

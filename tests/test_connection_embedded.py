@@ -31,11 +31,11 @@ from contract_connection import (
 import xaqueue
 from xaqueue.connection import Connection
 from xaqueue.errors import DiskFull, OperationalError, ProtocolError, ResourceFailed, RetryLater, RolledBack
-from xaqueue.space import attach as attach_room
-from xaqueue.space import heuristic
-from xaqueue.space.layout import RANGE_SIZE
-from xaqueue.space.reader import QueueReader
-from xaqueue.space.space import Space
+from xaqueue.space.engine import heuristics
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model.layout import RANGE_SIZE
+from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.owner import open as attach_room
 from xaqueue.xid import Xid
 
 STRICT = "FDATASYNC;DSYNC"
@@ -101,7 +101,7 @@ class EmbeddedHost:
         self._connections.clear()
 
     def decide(self, xid: Xid, commit: bool) -> None:
-        heuristic.decide(self.space, xid, commit, "test")
+        heuristics.decide(self.space, xid, commit, "test")
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from served import ServerThread
 
 from xaqueue.connection import Connection
 from xaqueue.rpc import dial
-from xaqueue.space import attach as attach_room
-from xaqueue.space import heuristic
+from xaqueue.space.engine import heuristics
+from xaqueue.space.owner import open as attach_room
 from xaqueue.storage.ids import fresh_id
 from xaqueue.xid import Xid
 
@@ -69,7 +69,7 @@ class RemoteHost:
                 stream.close()
 
     def decide(self, xid: Xid, commit: bool) -> None:
-        heuristic.decide(self.server.space, xid, commit, "test")
+        heuristics.decide(self.server.space, xid, commit, "test")
 
 
 class AtBothLevels:

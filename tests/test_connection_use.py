@@ -30,7 +30,7 @@ from xaqueue import errors
 from xaqueue.connection import Connection
 from xaqueue.errors import InterfaceError, InvalidArgument, OperationalError, SpaceInUse
 from xaqueue.rpc.async_connection import AsyncConnection
-from xaqueue.space import attach
+from xaqueue.space.owner import open
 from xaqueue.tm.manager import TransactionManager
 from xaqueue.xa import Outcome
 
@@ -42,7 +42,7 @@ Connect = Callable[[], Connection]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    attach.create(tmp_path / "space", any_queue=True, sync="NONE")
+    open.create(tmp_path / "space", any_queue=True, sync="NONE")
     return tmp_path / "space"
 
 
@@ -263,7 +263,7 @@ def test_a_space_whose_connections_are_collected_is_free_again(root: Path) -> No
             xaqueue.connect(root)
         gc.collect()
     deadline = time.monotonic() + PATIENCE_S
-    while attach.is_attached(root):
+    while open.is_attached(root):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 

@@ -17,9 +17,9 @@ from crash_level import JOURNAL, LAGGING, MOVING, NONE, PREPARED_BEFORE, STRICT,
 from crash_story import look
 
 from xaqueue.errors import ResourceError
-from xaqueue.space import batch_steps
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine import batch_steps
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 

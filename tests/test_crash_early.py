@@ -15,8 +15,8 @@ from crash_level import JOURNAL, LAGGING, MOVING, PREPARED_BEFORE, STRICT, Level
 from crash_story import Act, Became, End, Record, call, crashes, look, play
 
 from xaqueue.errors import ResourceFailed
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]

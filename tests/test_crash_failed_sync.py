@@ -21,7 +21,7 @@ from crash_story import Act, End, Put, perform, play, xid_of
 from test_crash_recovery import go_on
 
 from xaqueue.errors import DecisionLogError, ResourceFailed, RetryLater
-from xaqueue.space.space import Space
+from xaqueue.space.engine.state import Space
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.tm.log import DecisionLog
 from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree

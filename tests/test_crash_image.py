@@ -12,10 +12,11 @@ from crash_story import EMPTY
 from test_image import Facts, all_of, identity
 
 from xaqueue.errors import ResourceFailed
-from xaqueue.space import image, layout
-from xaqueue.space.definitions import Definitions, QueueDefinition
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine import image
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.storage import journal
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag

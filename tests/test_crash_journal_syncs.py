@@ -19,7 +19,7 @@ from test_crash_recovery import judge_cut_off, judge_later
 from test_crash_syncs import kill_then_power_loss, next_owner, power_loss, raised_level
 
 from xaqueue.errors import JournalDamaged
-from xaqueue.space.session import Session
+from xaqueue.space.engine.session import Session
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 

@@ -9,7 +9,7 @@ from crash_level import JOURNAL, STRICT, Level, open_space
 from crash_story import EMPTY, look
 
 from xaqueue.errors import ResourceFailed
-from xaqueue.space.session import Session
+from xaqueue.space.engine.session import Session
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid

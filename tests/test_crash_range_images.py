@@ -11,9 +11,10 @@ from crash_story import EMPTY
 from test_crash_image import opened, put_in, seen, take_from
 
 from xaqueue.errors import ResourceFailed
-from xaqueue.space import layout, range_images
-from xaqueue.space.layout import RANGE_SIZE, Watermark
-from xaqueue.space.session import Session
+from xaqueue.space.engine import range_images
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
+from xaqueue.space.model.layout import RANGE_SIZE, Watermark
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 IMAGE = layout.range_image_path("q", 0)

@@ -28,8 +28,8 @@ from crash_level import (
 )
 from crash_story import Act, Became, End, Put, Record, Take, call, crashes, look, perform, play, shown, xid_of
 
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
 from xaqueue.torture.forgetful import ForgetfulFileSystem
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]

@@ -13,7 +13,7 @@ from crash_jury import Jury
 from crash_level import JOURNAL, STRICT, Level, open_space
 from crash_story import FRESH, Became, Sample, call, crashes, drained, look, message_id, xid_of
 
-from xaqueue.space.session import Session
+from xaqueue.space.engine.session import Session
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 

@@ -12,7 +12,7 @@ from crash_level import CHECKPOINTS, CYCLING, JOURNAL, LAGGING, MOVING, NONE, ST
 from stream_story import BEFORE, Acts, Promised, crashes, judge, play
 
 from xaqueue.errors import ResourceFailed
-from xaqueue.space import clearing
+from xaqueue.space.engine import cleanup
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
@@ -114,7 +114,7 @@ def cut_off_next(fs: ForgetfulFileSystem, level: Level, calls: int | None, *, cl
     """The next owner sees what the killed one did, and what that has not synced is not on disk yet."""
     fs.survive_kill(None if calls is None else fs.calls + calls)
     try:
-        clearing.clear(open_space(fs, level, closed_well=closed_well))
+        cleanup.clear(open_space(fs, level, closed_well=closed_well))
     except (Crashed, ResourceFailed):
         assert fs.crashed
 

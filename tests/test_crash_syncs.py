@@ -16,7 +16,7 @@ from crash_level import NONE, STRICT, Level, open_space
 from crash_story import ALL, End, Sample, crashes, play
 from test_crash_recovery import go_on, judge_later
 
-from xaqueue.space.session import Session
+from xaqueue.space.engine.session import Session
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 

@@ -17,7 +17,8 @@ from bare_space import BareSpace, bare_space
 from damages import DAMAGES, LARGE, Damage, check_set_aside, damaged, fingerprint, flip, harm
 from space_scan import scan
 
-from xaqueue.space import heuristic, layout
+from xaqueue.space.engine import heuristics
+from xaqueue.space.model import layout
 
 
 @pytest.fixture
@@ -308,7 +309,7 @@ def test_everything_damaged_at_once_still_starts_and_serves(bare: BareSpace) -> 
     assert bare.take("orders") == [b"0"]
     assert sorted(bare.in_doubt(), key=str) == sorted(xids, key=str)
     for xid in xids:
-        heuristic.decide(bare.space, xid, False, "operator")
+        heuristics.decide(bare.space, xid, False, "operator")
         with closing(bare.connect()) as connection:
             connection.tpc_forget(xid)
     bare.reopen()

@@ -15,7 +15,8 @@ from bare_space import BareSpace, bare_space
 from damages import Damage, check_set_aside, damaged, fingerprint, flip, harm
 
 from xaqueue.errors import HeuristicOutcome, RetryLater
-from xaqueue.space import heuristic, layout
+from xaqueue.space.engine import heuristics
+from xaqueue.space.model import layout
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 
@@ -84,7 +85,7 @@ def test_an_operator_commits_what_damage_left_and_that_is_mixed(bare: BareSpace,
     xid = bare.prepare("several", add=[("bills", b"bill"), ("orders", b"order")])
     harm(bare, bare.block("prepared", xid, suffix), damage)
     bare.reopen()
-    assert heuristic.decide(bare.space, xid, True, "operator").outcome == "mixed"
+    assert heuristics.decide(bare.space, xid, True, "operator").outcome == "mixed"
     for _ in range(2):
         assert bare.take("orders") == [b"order"]
         assert bare.take("bills") == ([b"bill"] if suffix == "000" else [])
@@ -203,7 +204,7 @@ def test_a_damaged_block_of_an_active_branch_is_rolled_back_with_it(
 def test_a_damaged_decision_is_set_aside_and_said(bare: BareSpace, damage: Damage) -> None:
     bare.put("orders", b"first")
     xid = bare.prepare("decided", add=[("bills", b"bill")])
-    heuristic.decide(bare.space, xid, True, "operator")
+    heuristics.decide(bare.space, xid, True, "operator")
     path = bare.root / layout.HEURISTIC / str(xid)
     was = harm(bare, path, damage)
     bare.reopen()

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from bare_space import DURABLE, BareSpace, bare_space
 
-from xaqueue.command import decode, encode
 from xaqueue.errors import DuplicateXid, Error, HeuristicOutcome, ProtocolError, RetryLater
-from xaqueue.space import heuristic, layout
-from xaqueue.space.session import Session
+from xaqueue.space.engine import heuristics
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import decode, encode
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 
@@ -32,7 +33,7 @@ def decided(bare: BareSpace) -> Xid:
     xid = bare.prepare("x", add=[("out", b"message")])
     bare.fs.faults[OUT] = errno.ENOSPC
     with pytest.raises(RetryLater):
-        heuristic.decide(bare.space, xid, True, by="test")
+        heuristics.decide(bare.space, xid, True, by="test")
     return xid
 
 
@@ -74,7 +75,7 @@ def test_a_decision_without_room_binds_the_verbs(bare: BareSpace, decided: Xid) 
 
 def test_a_second_decide_carries_out_the_first(bare: BareSpace, decided: Xid) -> None:
     bare.fs.faults.clear()
-    assert heuristic.decide(bare.space, decided, False, by="another").by == "test"
+    assert heuristics.decide(bare.space, decided, False, by="another").by == "test"
     check_carried_out(bare, decided)
 
 
@@ -93,7 +94,7 @@ def test_a_reopen_without_room_notes_it_and_serves_the_rest(bare: BareSpace, dec
     with pytest.raises(ProtocolError, match="not carried out yet"):
         Session(bare.space).forget(decided)
     bare.fs.faults.clear()
-    heuristic.decide(bare.space, decided, True, by="test")
+    heuristics.decide(bare.space, decided, True, by="test")
     check_carried_out(bare, decided)
 
 
@@ -114,22 +115,22 @@ def test_while_it_is_carried_out_the_xid_is_never_unknown(
         real(path)
 
     monkeypatch.setattr(bare.fs, "sync_dir", sync_dir)
-    heuristic.decide(bare.space, xid, commit, by="test")
+    heuristics.decide(bare.space, xid, commit, by="test")
     assert known
     assert all(known)
     assert [type(told) for told in answers] == [HeuristicOutcome, DuplicateXid]
-    assert bare.space.branches[xid].base is heuristic.OUTCOMES["commit" if commit else "rollback"]
+    assert bare.space.branches[xid].base is heuristics.OUTCOMES["commit" if commit else "rollback"]
     assert bare.space.queues["out"].pending == set()
 
 
 def test_a_record_from_before_there_were_reasons_is_read(bare: BareSpace) -> None:
     xid = bare.prepare("x", add=[("out", b"message")])
-    heuristic.decide(bare.space, xid, True, by="test", reason="why")
+    heuristics.decide(bare.space, xid, True, by="test", reason="why")
     path = f"{layout.HEURISTIC}/{xid}"
     block = decode(bare.fs.read(path))
     old = replace(block, properties=replace(block.properties, headers={"decision": "commit", "by": "test"}))
     (bare.root / path).write_bytes(b"".join(encode(old)))
-    assert heuristic.read(bare.fs, path) == heuristic.Decision("commit", "test", block.properties.enqueued_at)
+    assert heuristics.read(bare.fs, path) == heuristics.Decision("commit", "test", block.properties.enqueued_at)
     bare.reopen()
     check_carried_out(bare, xid)
 
@@ -138,7 +139,7 @@ def test_a_decision_that_was_not_carried_out_keeps_its_reason(bare: BareSpace) -
     xid = bare.prepare("x", add=[("out", b"message")])
     bare.fs.faults[OUT] = errno.ENOSPC
     with pytest.raises(RetryLater):
-        heuristic.decide(bare.space, xid, True, "test", "the first word")
+        heuristics.decide(bare.space, xid, True, "test", "the first word")
     bare.fs.faults.clear()
-    assert heuristic.decide(bare.space, xid, False, "another", "the second").reason == "the first word"
+    assert heuristics.decide(bare.space, xid, False, "another", "the second").reason == "the first word"
     check_carried_out(bare, xid)

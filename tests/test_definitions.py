@@ -6,12 +6,12 @@ import tomllib
 
 import pytest
 
-from xaqueue.command import BODY_LIMIT_BYTES
+from xaqueue.access import Policy, Role
 from xaqueue.errors import InvalidArgument, UnknownQueue
-from xaqueue.index import Order
-from xaqueue.rpc.access import Policy, Role
-from xaqueue.space.definitions import Definitions, QueueDefinition, parse, suggestion, with_queue
-from xaqueue.storage.flags import Hardening
+from xaqueue.space.model.block import BODY_LIMIT_BYTES
+from xaqueue.space.model.definitions import Definitions, QueueDefinition, parse, suggestion, with_queue
+from xaqueue.space.model.index import Order
+from xaqueue.storage.hardening import Hardening
 
 WHOLE = """\
 # limits

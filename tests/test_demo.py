@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 import xaqueue
-from xaqueue.command import decode
 from xaqueue.demo import answer, flights, kills, records
 from xaqueue.demo.child import Child
 from xaqueue.demo.decisions import COMMIT, ROLLBACK, DecisionLog, committed
@@ -24,10 +23,11 @@ from xaqueue.demo.producer import QUEUE, Resolved, batch_of, enqueue, main, xid_
 from xaqueue.demo.progress import Progress
 from xaqueue.demo.stages import COMMITTED, PREPARED, Stages, batches_at
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.space.attach import attach, create
-from xaqueue.space.heuristic import decide
-from xaqueue.space.inspect_branches import in_doubt
-from xaqueue.space.reader import QueueReader
+from xaqueue.space.engine.heuristics import decide
+from xaqueue.space.model.block import decode
+from xaqueue.space.offline.inspect_branches import in_doubt
+from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.owner.open import attach, create
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from space_scan import scan
 
 import xaqueue
 from xaqueue.errors import DiskFull, ResourceFailed, RetryLater, RolledBack, SpaceError
-from xaqueue.space import attach, heuristic
+from xaqueue.space.engine import heuristics
+from xaqueue.space.owner import open
 from xaqueue.xid import Xid
 
 NO_LIMITS = replace(ANY_QUEUE, min_free_bytes=0, min_free_inodes=0)
@@ -198,7 +199,7 @@ def test_a_process_can_open_a_space_on_a_full_disk(disk: Disk, take_all: Callabl
         connection.rollback()
         assert connection.dequeue("orders") is not None
         connection.commit()
-    owner = attach.read_owner(root)
+    owner = open.read_owner(root)
     assert owner is not None
     assert owner.epoch == 3
     free(filler)
@@ -226,10 +227,10 @@ def test_an_operator_without_room_is_told_to_try_again(disk: Disk, take_all: Cal
     xid = bare.prepare("in doubt", add=[("orders", b"first")])
     filler = take_all(bare.root)
     with pytest.raises(RetryLater, match="nothing was done"):
-        heuristic.decide(bare.space, xid, True, "operator")
+        heuristics.decide(bare.space, xid, True, "operator")
     assert bare.in_doubt() == [xid]
     free(filler)
-    heuristic.decide(bare.space, xid, True, "operator")
+    heuristics.decide(bare.space, xid, True, "operator")
     assert bare.take("orders") == [b"first"]
 
 

@@ -19,7 +19,8 @@ from space_scan import scan
 
 import xaqueue
 from xaqueue.errors import DiskLow
-from xaqueue.space import inspect, layout
+from xaqueue.space.model import layout
+from xaqueue.space.offline import inspect
 from xaqueue.xid import Xid
 
 MiB = 1024 * 1024

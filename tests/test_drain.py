@@ -21,7 +21,7 @@ from xaqueue.errors import DuplicateXid, InvalidArgument, RolledBack
 from xaqueue.message import Message
 from xaqueue.rpc import dial
 from xaqueue.rpc.client import RemoteManager
-from xaqueue.space import attach as attach_room
+from xaqueue.space.owner import open as attach_room
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 

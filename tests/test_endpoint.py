@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xaqueue.endpoint import OPTIONS, UNIX_PATH_LIMIT_BYTES, Endpoint, Scheme, host_and_port, is_url, parse
 from xaqueue.errors import InvalidArgument
-from xaqueue.rpc.endpoint import OPTIONS, UNIX_PATH_LIMIT_BYTES, Endpoint, Scheme, host_and_port, is_url, parse
 
 SECRET = "s3cr3t-and-nobody-elses"
 

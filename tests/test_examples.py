@@ -17,7 +17,7 @@ import pytest
 
 from xaqueue.demo import postgres
 from xaqueue.errors import OperationalError
-from xaqueue.space.attach import is_owned, read_owner
+from xaqueue.space.owner.open import is_owned, read_owner
 
 if TYPE_CHECKING:
     import psycopg

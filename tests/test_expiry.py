@@ -14,9 +14,10 @@ import pytest
 from bare_space import DURABLE, BareSpace, bare_space
 
 from xaqueue.errors import ProtocolError, ResourceFailed, RetryLater, RolledBack, UnknownXid
-from xaqueue.space import heuristic, steps
-from xaqueue.space.expiry import expire
-from xaqueue.space.session import Session
+from xaqueue.space.engine import commit as steps
+from xaqueue.space.engine import heuristics
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.timeouts import expire
 from xaqueue.storage.write_behind import LARGE_BYTES
 from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
@@ -39,8 +40,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("xaqueue.space.session.time", made)
-    monkeypatch.setattr("xaqueue.space.busy.time", made)
+    monkeypatch.setattr("xaqueue.space.engine.session.time", made)
+    monkeypatch.setattr("xaqueue.space.engine.busy.time", made)
     return made
 
 
@@ -331,7 +332,7 @@ def test_what_is_prepared_stays(bare: BareSpace, session: Session, clock: Clock)
 @pytest.mark.parametrize("commit", [True, False])
 def test_what_an_operator_decided_stays(bare: BareSpace, session: Session, clock: Clock, commit: bool) -> None:
     xid = bare.prepare("p", add=[("q", b"3")])
-    heuristic.decide(bare.space, xid, commit, "me")
+    heuristics.decide(bare.space, xid, commit, "me")
     assert passes(bare, clock, 1000 * IDLE_S) == 0
     session.forget(xid)
 

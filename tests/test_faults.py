@@ -25,7 +25,8 @@ from space_scan import scan
 
 import xaqueue
 from xaqueue.errors import DiskFull, InvalidArgument, ResourceFailed, RolledBack, SpaceInUse
-from xaqueue.space import attach, clearing, heuristic
+from xaqueue.space.engine import cleanup, heuristics
+from xaqueue.space.owner import open
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -134,7 +135,7 @@ def check_fenced(bare: BareSpace, prepared: Xid) -> None:
         with pytest.raises(ResourceFailed, match="open it again"), closing(bare.connect()) as connection:
             verb(connection)
     with pytest.raises(ResourceFailed):
-        heuristic.decide(bare.space, prepared, True, "operator")
+        heuristics.decide(bare.space, prepared, True, "operator")
 
 
 def check_exercise(bare: BareSpace, said: list[str]) -> None:
@@ -348,7 +349,7 @@ def test_a_failure_to_remove_what_expired_fences(tmp_path: Path) -> None:
         assert bare.take("orders") == [b"plain"], "a dequeue removes nothing"
         for _ in range(2):
             with pytest.raises(ResourceFailed):
-                clearing.expire(bare.space)
+                cleanup.expire(bare.space)
         bare.fs.faults.clear()
         bare.reopen()
         assert bare.take("orders") == [b"plain"]
@@ -375,10 +376,10 @@ def test_a_killed_owner_releases_its_lock(tmp_path: Path) -> None:
         assert owner.stdout.readline()
         with pytest.raises(SpaceInUse, match=rf"process {owner.pid} on "):
             xaqueue.connect(space)
-        assert attach.is_owned(space)
+        assert open.is_owned(space)
         owner.send_signal(signal.SIGKILL)
         owner.wait()
-        assert not attach.is_owned(space)
+        assert not open.is_owned(space)
         with xaqueue.connect(space) as connection:
             assert list(connection.browse("orders")) == []
     assert scan(space) == []
@@ -440,7 +441,7 @@ def test_delayed_messages_follow_the_clock_back_and_forth(tmp_path: Path) -> Non
         assert bare.take("orders") == [b"delayed", b"plain"]
         clock.now_us = NOON
         assert bare.take("orders") == [b"plain"], "what has expired does not come back"
-        assert clearing.expire(bare.space)
+        assert cleanup.expire(bare.space)
         bare.reopen()
         assert bare.take("orders") == [b"plain"]
 

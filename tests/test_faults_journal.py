@@ -15,10 +15,10 @@ from space_scan import scan
 from test_faults import BILLS, RANGE, check_exercise, check_fenced, exercise
 
 from xaqueue.errors import DiskFull, ResourceFailed, RetryLater
-from xaqueue.space import layout
-from xaqueue.space.definitions import Definitions, QueueDefinition
+from xaqueue.space.model import layout
+from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
-from xaqueue.storage.segments import name_of
+from xaqueue.storage.journal_format import name_of
 from xaqueue.xid import Xid
 
 LEFT = ["A prepared", "A", "B prepared", "B", "C", "D"]

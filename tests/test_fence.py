@@ -22,9 +22,9 @@ from xaqueue.errors import DecisionLogError, Error, ProtocolError, ResourceFaile
 from xaqueue.rpc import server as server_room
 from xaqueue.rpc.limits import Limits
 from xaqueue.rpc.server import Server
-from xaqueue.space import inspect
-from xaqueue.space.attach import attach, start_background
-from xaqueue.space.watchdog import Watchdog
+from xaqueue.space.offline import inspect
+from xaqueue.space.owner.io_watchdog import Watchdog
+from xaqueue.space.owner.open import attach, start_background
 from xaqueue.storage.watched import WatchedFileSystem
 from xaqueue.tm.directory import open_log
 

@@ -12,10 +12,10 @@ from bare_space import DURABLE, BareSpace, bare_space
 
 from xaqueue.batch import key_of
 from xaqueue.errors import ResourceFailed
-from xaqueue.space import heuristic
-from xaqueue.space.batch_claim import Claim
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine import heuristics
+from xaqueue.space.engine.batch_claim import Claim
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 
@@ -41,7 +41,7 @@ WAITS: dict[str, Callable[[Session, Xid], object]] = {
     "rollback": lambda session, xid: session.rollback(xid),
     "forget": lambda session, xid: session.forget(xid),
     "start": lambda session, xid: session.start(xid, Flag.JOIN),
-    "decide": lambda session, xid: heuristic.decide(session.space, xid, True, "an operator"),
+    "decide": lambda session, xid: heuristics.decide(session.space, xid, True, "an operator"),
     "reserve": lambda session, _: session.reserve("q", "stream", 0, 0),
     "consume": lambda session, _: session.consume("q", "stream", 0),
     "release": lambda session, _: session.release("q"),

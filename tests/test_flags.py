@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from xaqueue.errors import InvalidArgument
-from xaqueue.space.attach import FLAGS_VARIABLE, attach, create, write_definitions
-from xaqueue.storage.flags import DEFAULT, GRAMMAR, Hardening
+from xaqueue.space.owner.open import FLAGS_VARIABLE, attach, create, write_definitions
+from xaqueue.storage.hardening import DEFAULT, GRAMMAR, Hardening
 
 
 @pytest.mark.parametrize(

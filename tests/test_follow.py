@@ -11,13 +11,13 @@ from queue import Queue
 import pytest
 
 import xaqueue
-from xaqueue.command import decode
 from xaqueue.errors import InvalidArgument, SpaceError
-from xaqueue.space import layout
-from xaqueue.space.attach import create
-from xaqueue.space.follow import follow, start_after
-from xaqueue.space.layout import Watermark
-from xaqueue.space.reader import QueueReader
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import decode
+from xaqueue.space.model.layout import Watermark
+from xaqueue.space.offline.follow import follow, start_after
+from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.owner.open import create
 
 FOREVER_S = 600.0
 """An idle look that never comes: what is seen was told by the file system."""

@@ -17,13 +17,15 @@ from pathlib import Path
 import pytest
 
 import xaqueue
-from xaqueue.command import decode
 from xaqueue.errors import DamagedBlock, DecisionLogError, Error
-from xaqueue.space import attach, check, inspect, inspect_branches, inspect_messages, layout
-from xaqueue.space.reader import QueueReader
-from xaqueue.space.salvage import find_loss, salvage
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import decode
+from xaqueue.space.offline import check, inspect, inspect_branches, inspect_messages
+from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.owner import open
+from xaqueue.space.recovery.salvage import find_loss, salvage
 from xaqueue.spark import rows, sizes, times, view
-from xaqueue.storage.segments import name_of
+from xaqueue.storage.journal_format import name_of
 from xaqueue.tm.directory import is_owned, open_log
 
 LIMIT_S = 30
@@ -153,9 +155,9 @@ def within_bounds(place: str) -> Iterator[None]:
 def templates(memory: Path) -> dict[str, Path]:
     """A space as a close leaves it, and as a kill does: then its journal has records."""
     root, killed = memory / "closed", memory / "killed"
-    attach.create(root)
+    open.create(root)
     (root / layout.QUEUES).write_text("[default]\n[space]\njournal_segment_bytes = 65536\n")
-    session = attach.attach(root)
+    session = open.attach(root)
     with xaqueue.Connection(session, lambda: os.urandom(16)) as connection:
         for body in (b"1", b"2"):
             connection.enqueue("q", body)
@@ -346,9 +348,9 @@ def test_what_the_journal_has_is_made_where_something_else_stands(
 
 
 def test_a_directory_where_a_message_was_taken_is_set_aside(tmp_path: Path) -> None:
-    attach.create(tmp_path / "space")
+    open.create(tmp_path / "space")
     (tmp_path / "space" / layout.QUEUES).write_text("[default]\n")
-    session = attach.attach(tmp_path / "space")
+    session = open.attach(tmp_path / "space")
     with xaqueue.Connection(session, lambda: os.urandom(16)) as connection:
         connection.enqueue("q", b"taken")
         connection.commit()

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xaqueue.index import Entry, Order, QueueIndex
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import image, layout
-from xaqueue.space.layout import RANGE_SIZE
+from xaqueue.space.engine import image
+from xaqueue.space.model import layout
+from xaqueue.space.model.index import Entry, Order, QueueIndex
+from xaqueue.space.model.layout import RANGE_SIZE
 from xaqueue.storage.fs import DirectoryFileSystem
 
 EPOCH = 7
@@ -126,7 +127,7 @@ entries = st.builds(
 @given(given=st.lists(entries, max_size=60, unique_by=lambda entry: entry.seq), order=st.sampled_from(Order))
 def test_any_index_is_read_as_it_was_written(given: list[Entry], order: Order) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xaqueue.index.UNPACKED", 5)
+        patch.setattr("xaqueue.space.model.index.UNPACKED", 5)
         index, again = QueueIndex(order), QueueIndex(order)
         for entry in given:
             index.add(entry)

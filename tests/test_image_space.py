@@ -12,12 +12,13 @@ import pytest
 from bare_space import BareSpace, FaultyFileSystem
 from test_image import all_of
 
-from xaqueue.space import image, layout
-from xaqueue.space.check import check
-from xaqueue.space.inspect import queue_list
-from xaqueue.space.layout import Watermark
-from xaqueue.space.reader import QueueReader
-from xaqueue.space.space import wall_clock
+from xaqueue.space.engine import image
+from xaqueue.space.engine.state import wall_clock
+from xaqueue.space.model import layout
+from xaqueue.space.model.layout import Watermark
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.inspect import queue_list
+from xaqueue.space.offline.reader import QueueReader
 
 MANY = 300
 """More than are held as entries."""

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from xaqueue import index as index_module
-from xaqueue import packed
-from xaqueue.index import Entry, Order, QueueIndex
 from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties
+from xaqueue.space.model import index as index_module
+from xaqueue.space.model import packed_index
+from xaqueue.space.model.index import Entry, Order, QueueIndex
 
 
 def identity(seq: int) -> MessageId:
@@ -352,8 +352,8 @@ class IndexAgainstList(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 40))
     def add_a_run(self, count: int) -> None:
-        first = ((self.seq >> packed.TABLE_BITS) + 1) << packed.TABLE_BITS
-        seqs = range(first, first + min(count, 1 << packed.TABLE_BITS))
+        first = ((self.seq >> packed_index.TABLE_BITS) + 1) << packed_index.TABLE_BITS
+        seqs = range(first, first + min(count, 1 << packed_index.TABLE_BITS))
         self.seq = seqs[-1]
         self.known.update({seq: Known(entry(seq)) for seq in seqs})
         self.index.add_run(first, [identity(seq) for seq in seqs], [100] * len(seqs))
@@ -474,8 +474,8 @@ class PackedIndexAgainstList(IndexAgainstList):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(index_module, "UNPACKED", 0)
         self.patch.setattr(index_module, "BATCH", 3)
-        self.patch.setattr(packed, "TABLE_BITS", 4)
-        self.patch.setattr(packed, "SPARSE", 2)
+        self.patch.setattr(packed_index, "TABLE_BITS", 4)
+        self.patch.setattr(packed_index, "SPARSE", 2)
         super().__init__()
 
     def teardown(self) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 import xaqueue
 from xaqueue.errors import SpaceError, UnknownQueue
-from xaqueue.space import layout
-from xaqueue.space.attach import attach, create, write_definitions
-from xaqueue.space.heuristic import decide
-from xaqueue.space.inspect import UNDEFINED, check_known, queue_list, status
-from xaqueue.space.inspect_branches import in_doubt
+from xaqueue.space.engine.heuristics import decide
+from xaqueue.space.model import layout
+from xaqueue.space.offline.inspect import UNDEFINED, check_known, queue_list, status
+from xaqueue.space.offline.inspect_branches import in_doubt
+from xaqueue.space.owner.open import attach, create, write_definitions
 from xaqueue.xid import Xid
 
 XID = Xid(7, b"gtrid", b"bqual")

@@ -25,7 +25,7 @@ from xaqueue.bench.verdict import Device, DeviceKind, Facts, Level, Timing, doub
 from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.errors import InvalidArgument
-from xaqueue.storage.flags import Hardening
+from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.lock import FileLock
 
 PLACE = Environment("/d", "/", "ext4", "/dev/sda", True, 2, "3.11", "6.1")

@@ -23,7 +23,7 @@ from journals import (
 
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, checkpoint_entry
-from xaqueue.storage.segments import PREFIX_BYTES, SECTOR_BYTES, name_of
+from xaqueue.storage.journal_format import PREFIX_BYTES, SECTOR_BYTES, name_of
 from xaqueue.torture.forgetful import Tree
 
 

@@ -11,13 +11,13 @@ from broken_journal import files, killed
 
 import xaqueue
 from xaqueue.errors import DecisionLogDamaged, ResourceFailed
-from xaqueue.space import layout
-from xaqueue.space.attach import attach
-from xaqueue.space.check import check
-from xaqueue.space.findings import Severity
-from xaqueue.space.salvage import find_loss, salvage
+from xaqueue.space.model import layout
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.findings import Severity
+from xaqueue.space.owner.open import attach
+from xaqueue.space.recovery.salvage import find_loss, salvage
 from xaqueue.storage.fs import DirectoryFileSystem
-from xaqueue.storage.segments import SECTOR_BYTES
+from xaqueue.storage.journal_format import SECTOR_BYTES
 from xaqueue.tm.directory import open_log
 from xaqueue.tm.log import DecisionLog
 

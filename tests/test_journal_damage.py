@@ -25,17 +25,10 @@ from journals import (
 )
 
 from xaqueue.errors import JournalDamaged, SpaceError
-from xaqueue.storage import segments
+from xaqueue.storage import journal_format
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
-from xaqueue.storage.segments import (
-    CRC,
-    HEADER,
-    MAGIC,
-    PREFIX_BYTES,
-    SECTOR_BYTES,
-    name_of,
-)
+from xaqueue.storage.journal_format import CRC, HEADER, MAGIC, PREFIX_BYTES, SECTOR_BYTES, name_of
 from xaqueue.torture.forgetful import Crashed, Tree
 
 FIRST = name_of(0)
@@ -238,7 +231,7 @@ def test_a_newer_format_is_left_alone(fs: FileSystem, damaged_too: bool) -> None
 
 def grown(fs: FileSystem, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A journal of segments that grow by 16 KiB, in the first of which records reach into the third part."""
-    monkeypatch.setattr(segments, "EXTENSION_BYTES", 16_384)
+    monkeypatch.setattr(journal_format, "EXTENSION_BYTES", 16_384)
     journal = started(fs)
     for number in range(1, 5):
         write(journal, entry(number, 9000))
@@ -284,7 +277,7 @@ def test_an_empty_segment_that_was_cut_short_is_made_anew(fs: FileSystem, monkey
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_crash_while_a_segment_grows_is_damage(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(segments, "EXTENSION_BYTES", 4096)
+    monkeypatch.setattr(journal_format, "EXTENSION_BYTES", 4096)
     for crash_after in itertools.count(seed, 4):
         fs, acknowledged = Tree({"journal": None}).open(crash_after), 0
         with suppress(Crashed):

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from xaqueue.command import decode_head
-from xaqueue.space import redo
-from xaqueue.space.redo import Redo
-from xaqueue.storage import segments
-from xaqueue.storage.segments import (
+from xaqueue.space.engine import redo
+from xaqueue.space.engine.redo import Redo
+from xaqueue.space.model.block import decode_head
+from xaqueue.storage import journal_format
+from xaqueue.storage.journal_format import (
     CHECKPOINT,
     LSN,
     PREFIX_BYTES,
@@ -159,7 +159,7 @@ def test_a_record_is_good_in_its_place_only(vector: dict[str, Any]) -> None:
 
 def test_every_flipped_bit_of_a_header_is_seen() -> None:
     data = path(HEADERS[0]).read_bytes()
-    for bit in range(8 * (segments.HEADER.size + segments.CRC.size)):
+    for bit in range(8 * (journal_format.HEADER.size + journal_format.CRC.size)):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises((BadHeader, NewerHeader)) as refused:

@@ -25,11 +25,11 @@ from journals import (
 )
 
 import xaqueue
-from xaqueue.space.attach import attach, create
+from xaqueue.space.owner.open import attach, create
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import Journal
-from xaqueue.storage.scan import look
-from xaqueue.storage.segments import Entry, Record, parse_name
+from xaqueue.storage.journal_format import Entry, Record, parse_name
+from xaqueue.storage.journal_reader import look
 from xaqueue.torture.forgetful import Crashed, Tree
 
 

@@ -22,10 +22,10 @@ from journals import (
 )
 
 from xaqueue.storage import journal as journal_room
-from xaqueue.storage import segments
+from xaqueue.storage import journal_format
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SEGMENT_BYTES, SMALLEST_SEGMENT_BYTES, checkpoint_entry, whole_sectors
-from xaqueue.storage.segments import SECTOR_BYTES, name_of, record_of
+from xaqueue.storage.journal_format import SECTOR_BYTES, name_of, record_of
 from xaqueue.torture.forgetful import Tree
 
 
@@ -93,7 +93,7 @@ def test_a_record_larger_than_a_segment_gets_one_of_its_own(fs: FileSystem) -> N
 
 
 def test_a_segment_grows_by_parts(fs: FileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "EXTENSION_BYTES", 16_384)
+    monkeypatch.setattr(journal_format, "EXTENSION_BYTES", 16_384)
     journal = started(fs)
     assert fs.size(f"{PLACE}/{name_of(0)}") == 16_384
     assert journal.allocated_bytes == 2 * 16_384
@@ -113,7 +113,7 @@ def test_a_segment_grows_by_parts(fs: FileSystem, monkeypatch: pytest.MonkeyPatc
 def test_a_segment_that_cannot_grow_hands_over(
     disk: FullFileSystem, monkeypatch: pytest.MonkeyPatch, short_by: int | None
 ) -> None:
-    monkeypatch.setattr(segments, "EXTENSION_BYTES", 16_384)
+    monkeypatch.setattr(journal_format, "EXTENSION_BYTES", 16_384)
     journal = started(disk)
     disk.full, disk.short_by = True, short_by
     write(journal, entry(1, 9000))

@@ -24,17 +24,11 @@ from journals import (
     write,
 )
 
-from xaqueue.space import layout
-from xaqueue.space.attach import attach, create
+from xaqueue.space.model import layout
+from xaqueue.space.owner.open import attach, create
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, make_segment
-from xaqueue.storage.segments import (
-    PREFIX_BYTES,
-    SECTOR_BYTES,
-    Segment,
-    header_of,
-    name_of,
-)
+from xaqueue.storage.journal_format import PREFIX_BYTES, SECTOR_BYTES, Segment, header_of, name_of
 from xaqueue.torture.forgetful import Crashed, Tree
 
 FIRST = name_of(0)

@@ -21,8 +21,8 @@ import pytest
 import xaqueue
 from xaqueue.demo import records
 from xaqueue.errors import OperationalError
-from xaqueue.space.attach import create, is_owned, read_owner
-from xaqueue.space.reader import QueueReader
+from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.owner.open import create, is_owned, read_owner
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

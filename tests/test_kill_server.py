@@ -20,8 +20,8 @@ from raw_work import Stage, Transaction, Worker, judge, stock
 from test_server_sessions import Process
 
 import xaqueue
-from xaqueue.space.check import check
-from xaqueue.space.findings import Severity
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.findings import Severity
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 KILLS = 30 if FULL else 4

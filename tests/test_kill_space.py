@@ -16,8 +16,8 @@ import pytest
 from kill_child import settled
 
 import xaqueue
-from xaqueue.space.check import check
-from xaqueue.space.findings import Severity
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.findings import Severity
 from xaqueue.torture.ledger import Ledger
 from xaqueue.torture.lives import LONGEST_START_S, Life, kill
 from xaqueue.torture.reopen import reopened

@@ -24,13 +24,13 @@ LAYERS = {
     "xaqueue.phases": 0,
     "xaqueue.batch": 0,
     "xaqueue.reservation": 0,
-    "xaqueue.command": 1,
-    "xaqueue.branch": 1,
-    "xaqueue.index": 1,
-    "xaqueue.packed": 1,
+    "xaqueue.space.model.block": 1,
+    "xaqueue.space.model.branch": 1,
+    "xaqueue.space.model.index": 1,
+    "xaqueue.space.model.packed_index": 1,
     "xaqueue.rpc.wire": 1,
-    "xaqueue.rpc.access": 1,
-    "xaqueue.rpc.endpoint": 1,
+    "xaqueue.access": 1,
+    "xaqueue.endpoint": 1,
     "xaqueue.rpc.identity": 1,
     "xaqueue.tm.gtrid": 1,
     "xaqueue.tm.voting": 1,
@@ -91,7 +91,7 @@ PATH_CHANGES = {
 SHUTIL_CHANGES = {"rmtree", "move", "copy", "copy2", "copyfile", "copytree", "copyfileobj"}
 
 EXCEPTIONS = {
-    "xaqueue.space.attach": "makes the directories of a new space, before there is a port that is opened on them",
+    "xaqueue.space.owner.open": "makes the directories of a new space, before there is a port that is opened on them",
     "xaqueue.bench.engine": "waits for the disk to be quiet before a measurement",
     "xaqueue.bench.bare": "makes the bare system calls that the engine is compared with, on files of its own",
     "xaqueue.bench.iotest": "measures the bare system calls that a space would make, on files of its own",

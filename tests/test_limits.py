@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 import xaqueue
 from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.main import app
+from xaqueue.endpoint import parse
 from xaqueue.errors import ConnectionLost, InvalidArgument, ResourceFailed, RolledBack, UnknownXid
 from xaqueue.rpc import dial, wire
 from xaqueue.rpc.client import RemoteManager
-from xaqueue.rpc.endpoint import parse
 from xaqueue.rpc.limits import FRAME_OVERHEAD_BYTES, LEAST, Limits
 from xaqueue.rpc.patience import Patience
-from xaqueue.space import attach as attach_room
+from xaqueue.space.owner import open as attach_room
 from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from bare_space import BareSpace, bare_space
 
-from xaqueue.command import HEAD_READ_BYTES, Block, Kind, encode
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import layout, load, readers
-from xaqueue.space.layout import RANGE_SIZE
-from xaqueue.space.space import Space
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import HEAD_READ_BYTES, Block, Kind, encode
+from xaqueue.space.model.layout import RANGE_SIZE
+from xaqueue.space.recovery import load, readers
 
 MANY = 3 * readers.SLICE + 7
 

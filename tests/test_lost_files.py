@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 import xaqueue
 from xaqueue.cli.main import app
 from xaqueue.errors import ResourceFailed, RetryLater
-from xaqueue.space import clearing, layout
-from xaqueue.space.check import check
-from xaqueue.space.definitions import Definitions, QueueDefinition
-from xaqueue.space.findings import Severity
+from xaqueue.space.engine import cleanup
+from xaqueue.space.model import layout
+from xaqueue.space.model.definitions import Definitions, QueueDefinition
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.findings import Severity
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -87,7 +88,7 @@ def test_what_expired_is_no_loss(tmp_path: Path) -> None:
         path = moved(bare, now[0] + 1_000_000)
         now[0] += 2_000_000
         assert bare.take("orders") == []
-        clearing.expire(bare.space)
+        cleanup.expire(bare.space)
         bare.space.fs.sync_all()
         assert not path.exists()
         assert bare.reopen().read_only is None

@@ -10,15 +10,22 @@ from pathlib import Path
 import pytest
 
 from xaqueue import errors
-from xaqueue.branch import TRANSITIONS, Call, State
 from xaqueue.cli.exits import ExitCode
-from xaqueue.command import BODY_LIMIT_BYTES, FORMAT_VERSION, MAGIC, PREFIX_BYTES, PROPERTIES_LIMIT_BYTES, Kind
 from xaqueue.message import DEFAULT_PRIORITY, QUEUE_NAME, Properties
-from xaqueue.space import layout
-from xaqueue.space.definitions import parse
-from xaqueue.space.space import FINISHED_LIMIT, FINISHED_SECONDS
+from xaqueue.space.engine.state import FINISHED_LIMIT, FINISHED_SECONDS
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import (
+    BODY_LIMIT_BYTES,
+    FORMAT_VERSION,
+    MAGIC,
+    PREFIX_BYTES,
+    PROPERTIES_LIMIT_BYTES,
+    Kind,
+)
+from xaqueue.space.model.branch import TRANSITIONS, Call, State
+from xaqueue.space.model.definitions import parse
 from xaqueue.storage import fs
-from xaqueue.storage.flags import DEFAULT
+from xaqueue.storage.hardening import DEFAULT
 from xaqueue.xa import Code
 
 MAN = Path(__file__).parent.parent / "man"

@@ -18,10 +18,12 @@ from served import ServerThread
 import xaqueue
 from xaqueue.errors import QueueReserved, ResourceFailed
 from xaqueue.rpc.server_status import queue_list
-from xaqueue.space import attach, clearing, layout
-from xaqueue.space.reader import QueueReader
-from xaqueue.space.session import Session
-from xaqueue.space.space import wall_clock
+from xaqueue.space.engine import cleanup
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import wall_clock
+from xaqueue.space.model import layout
+from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.owner import open
 from xaqueue.storage.fs import FileSystem
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
@@ -44,7 +46,7 @@ def files(root: Path) -> list[str]:
 
 
 def make(root: Path, sync: str, interval_s: int = 1) -> None:
-    attach.create(root)
+    open.create(root)
     text = f'[default]\n[space]\nsync = "{sync}"\ncleanup_interval_s = {interval_s}\n'
     (root / layout.QUEUES).write_text(text)
 
@@ -117,7 +119,7 @@ def expiring(bare: BareSpace, count: int) -> None:
 def test_nothing_is_removed_by_a_dequeue_or_with_the_lock_held(
     tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, count = Later(), 2 * clearing.PIECE + 1
+    clock, count = Later(), 2 * cleanup.PIECE + 1
     with bare_space(tmp_path / "s", sync, clock) as bare:
         expiring(bare, count)
         clock.now_us += 10
@@ -132,10 +134,10 @@ def test_nothing_is_removed_by_a_dequeue_or_with_the_lock_held(
         monkeypatch.setattr(bare.space.fs, "unlink", unlink)
         assert bare.take("q") == [b"stays"]
         assert removed == []
-        assert clearing.expire(bare.space)
+        assert cleanup.expire(bare.space)
         assert removed == [False] * count
         assert len(bare.space.queues["q"].index) == 1
-        assert clearing.expire(bare.space)
+        assert cleanup.expire(bare.space)
         assert len(removed) == count
 
 
@@ -146,10 +148,10 @@ def test_one_that_a_branch_holds_goes_when_that_gives_it_back(tmp_path: Path) ->
         with bare.connect() as connection:
             assert connection.dequeue("q") is not None
             clock.now_us += 10
-            assert clearing.expire(bare.space)
+            assert cleanup.expire(bare.space)
             assert len(files(tmp_path / "s")) == 2
             connection.rollback()
-        assert clearing.expire(bare.space)
+        assert cleanup.expire(bare.space)
         assert len(files(tmp_path / "s")) == 1
         assert bare.take("q") == [b"stays"]
 
@@ -157,11 +159,11 @@ def test_one_that_a_branch_holds_goes_when_that_gives_it_back(tmp_path: Path) ->
 def test_it_stops_between_two_pieces_and_goes_on(tmp_path: Path) -> None:
     clock = Later()
     with bare_space(tmp_path / "s", "NONE", clock) as bare:
-        expiring(bare, 3 * clearing.PIECE)
+        expiring(bare, 3 * cleanup.PIECE)
         clock.now_us += 10
-        assert not clearing.expire(bare.space, lambda: True)
-        assert len(files(tmp_path / "s")) == 2 * clearing.PIECE + 1
-        assert clearing.expire(bare.space)
+        assert not cleanup.expire(bare.space, lambda: True)
+        assert len(files(tmp_path / "s")) == 2 * cleanup.PIECE + 1
+        assert cleanup.expire(bare.space)
         assert len(files(tmp_path / "s")) == 1
 
 
@@ -170,7 +172,7 @@ def test_a_stream_that_comes_while_they_go_waits_for_a_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str
 ) -> None:
     """What is being removed is held by no branch: the status says so, and the queue can be reserved."""
-    monkeypatch.setattr(clearing, "PIECE", 2)
+    monkeypatch.setattr(cleanup, "PIECE", 2)
     clock = Later()
     with bare_space(tmp_path / "s", sync, clock) as bare:
         expiring(bare, 5)
@@ -181,7 +183,7 @@ def test_a_stream_that_comes_while_they_go_waits_for_a_piece(
             Session(bare.space).reserve("q", "stream", 0, 0)
             reserved.set()
 
-        real = clearing._unlink
+        real = cleanup._unlink
         thread = threading.Thread(target=reserve)
 
         def unlink(fs: FileSystem, paths: Sequence[str]) -> None:
@@ -193,8 +195,8 @@ def test_a_stream_that_comes_while_they_go_waits_for_a_piece(
                 assert not reserved.wait(0.3)
             real(fs, paths)
 
-        monkeypatch.setattr(clearing, "_unlink", unlink)
-        clearing.expire(bare.space)
+        monkeypatch.setattr(cleanup, "_unlink", unlink)
+        cleanup.expire(bare.space)
         thread.join(PATIENCE_S)
         assert reserved.is_set()
         assert bare.space.queues["q"].index.locked == 0
@@ -224,10 +226,10 @@ def test_what_a_stream_is_to_consume_stays(tmp_path: Path) -> None:
         assert bare.take("q") == [b"stays"]
         session = Session(bare.space)
         session.reserve("q", "stream", 0, 0)
-        assert clearing.expire(bare.space)
+        assert cleanup.expire(bare.space)
         assert len(files(tmp_path / "s")) == 3
         session.consume("q", "stream", QueueReader(tmp_path / "s", "q").watermark())
-        assert clearing.clear(bare.space)
+        assert cleanup.clear(bare.space)
         assert files(tmp_path / "s") == []
 
 
@@ -253,7 +255,7 @@ def play(level: Level, crash_after: int | None = None) -> tuple[ForgetfulFileSys
         committed = True
         follow(space, level, "one-phase")
         space.now_us = lambda: NOON_US + 10
-        clearing.expire(space)
+        cleanup.expire(space)
         follow(space, level, "expire")
         space.close()
     except (Crashed, ResourceFailed):
@@ -274,7 +276,7 @@ def judge(tree: Tree, level: Level, committed: bool) -> None:
     session.end(xid)
     session.rollback(xid)
     assert found == [body_of(3)] or (found == [] and not committed)
-    assert clearing.expire(space)
+    assert cleanup.expire(space)
     space.close()
     named = [path.rpartition(".")[2] for path in fs.tree_after_kill().nodes if layout.parse_message_path(path)]
     assert named == [message_id(3).hex()] * len(found)
@@ -304,7 +306,7 @@ def test_without_room_it_is_done_later(tmp_path: Path) -> None:
         clock.now_us += 10
         bare.fs.faults["unlink", "committed"] = errno.ENOSPC
         with pytest.raises(xaqueue.RetryLater):
-            clearing.expire(bare.space)
+            cleanup.expire(bare.space)
         bare.fs.faults.clear()
-        assert clearing.expire(bare.space)
+        assert cleanup.expire(bare.space)
         assert len(files(tmp_path / "s")) == 1

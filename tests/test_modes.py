@@ -18,11 +18,14 @@ from typer.testing import CliRunner
 import xaqueue
 from xaqueue.cli.main import app
 from xaqueue.errors import InvalidArgument
-from xaqueue.space import attach, heuristic, inspect_messages, layout, operators
-from xaqueue.space.check import check
-from xaqueue.space.reader import QueueReader
-from xaqueue.space.salvage import salvage
-from xaqueue.space.session import Session
+from xaqueue.space.engine import heuristics, operator_log
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
+from xaqueue.space.offline import inspect_messages
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.owner import open
+from xaqueue.space.recovery.salvage import salvage
 from xaqueue.storage import modes as modes_of
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.modes import BY_UMASK, PRIVATE, Modes, for_group, heir_of
@@ -108,7 +111,7 @@ def until(wanted: Callable[[], bool]) -> None:
 def live(root: Path, sync: str, file: int, *, full: bool = False) -> Seen:
     """A life with all that a space makes; ``file``: the rights of a foreign file. full: with a range that is full."""
     seen = Seen(root)
-    session = attach.attach(root, create_missing=True, sync=sync)
+    session = open.attach(root, create_missing=True, sync=sync)
     seen.look()
     _branches(session, seen, layout.RANGE_SIZE if full else 5)
     _batches(session, seen)
@@ -119,7 +122,7 @@ def live(root: Path, sync: str, file: int, *, full: bool = False) -> Seen:
     foreign.touch()
     foreign.chmod(file)
     os.chown(foreign, -1, root.stat().st_gid)
-    attach.attach(root).close()
+    open.attach(root).close()
     seen.look()
     assert {name.partition("/")[0] for name in (*seen.files, *seen.directories)} >= MADE[sync]
     assert [name for name in seen.files if name.startswith(f"{layout.QUARANTINE}/") and name.endswith(".reason")]
@@ -144,9 +147,9 @@ def _branches(session: Session, seen: Seen, messages: int) -> None:
     session.end(BRANCH)
     session.prepare(BRANCH)
     seen.look()
-    heuristic.decide(session.space, BRANCH, True, "me@here", "why")
+    heuristics.decide(session.space, BRANCH, True, "me@here", "why")
     seen.look()
-    operators.forget(session, BRANCH, "me@here", "told")
+    operator_log.forget(session, BRANCH, "me@here", "told")
 
 
 def _batches(session: Session, seen: Seen) -> None:
@@ -172,8 +175,8 @@ def test_a_space_is_private(tmp_path: Path, sync: str, umask: int) -> None:
 @under
 def test_a_space_is_open_to_its_group(tmp_path: Path, sync: str, umask: int) -> None:
     root = tmp_path / "space"
-    attach.create(root)
-    attach.write_definitions(root, f"{attach.ANY_QUEUE}\n[access]\ngroup = '{GROUP}'\n")
+    open.create(root)
+    open.write_definitions(root, f"{open.ANY_QUEUE}\n[access]\ngroup = '{GROUP}'\n")
     seen = live(root, sync, 0o640, full=sync == JOURNAL and umask == 0o077)
     assert seen.odd(0o640, 0o2750) == {}
     assert seen.groups == {GROUP}
@@ -183,7 +186,7 @@ def test_a_space_is_open_to_its_group(tmp_path: Path, sync: str, umask: int) -> 
 def test_a_space_that_is_defined_before_it_is_made_is_its_groups(tmp_path: Path) -> None:
     root = tmp_path / "space"
     root.mkdir()
-    (root / layout.QUEUES).write_text(f"{attach.ANY_QUEUE}\n[access]\ngroup = '{GROUP}'\n")
+    (root / layout.QUEUES).write_text(f"{open.ANY_QUEUE}\n[access]\ngroup = '{GROUP}'\n")
     xaqueue.connect(root, create=True).close()
     seen = Seen(root)
     seen.look()
@@ -228,7 +231,7 @@ def test_what_is_there_keeps_its_rights(tmp_path: Path) -> None:
 
 def test_an_edit_keeps_the_rights_of_the_definitions(tmp_path: Path) -> None:
     root = tmp_path / "space"
-    attach.create(root)
+    open.create(root)
     (root / layout.QUEUES).chmod(0o664)
     if os.geteuid() == 0:
         os.chown(root / layout.QUEUES, NOBODY, GROUP)
@@ -276,7 +279,7 @@ def streamed(root: Path) -> int:
 @pytest.mark.parametrize("umask", [0o077], indirect=True, ids=oct)
 def test_who_is_of_the_group_reads_and_nobody_else(place: Path, sync: str, umask: int) -> None:
     root = place / "space"
-    attach.create(root, sync=sync, any_queue=True)
+    open.create(root, sync=sync, any_queue=True)
     with (root / layout.QUEUES).open("a") as definitions:
         definitions.write(f"\n[access]\ngroup = '{GROUP}'\n")
     browsed(root)  # and has loaded what it needs
@@ -287,7 +290,7 @@ def test_who_is_of_the_group_reads_and_nobody_else(place: Path, sync: str, umask
         until(lambda: streamed(root) == 3)  # a journal is ahead of the directories
         assert as_nobody(GROUP, lambda: browsed(root)) == "[b'0', b'1', b'2']"
         assert as_nobody(GROUP, lambda: streamed(root)) == "3"
-        assert as_nobody(GROUP, lambda: attach.is_owned(root)) == "True"
+        assert as_nobody(GROUP, lambda: open.is_owned(root)) == "True"
         assert as_nobody(GROUP, lambda: (root / layout.QUEUES).open("a")).startswith("PermissionError")
         assert "Permission denied" in as_nobody(NOBODY, lambda: browsed(root))
     assert as_nobody(GROUP, lambda: len(list(check(root)))) == "0"
@@ -296,7 +299,7 @@ def test_who_is_of_the_group_reads_and_nobody_else(place: Path, sync: str, umask
 @pytest.mark.parametrize("name", ["no-such-group", "no such group", "4294967295", "99999999999999999999"])
 def test_a_group_that_does_not_exist_is_told_at_open(tmp_path: Path, name: str) -> None:
     root = tmp_path / "space"
-    attach.create(root)
+    open.create(root)
     (root / layout.QUEUES).write_text(f"[access]\ngroup = '{name}'\n")
     with pytest.raises(
         InvalidArgument, match=rf"queues.toml: \[access\] group = '{name}': this host has no such group"
@@ -310,7 +313,7 @@ def test_a_group_that_does_not_exist_is_told_at_open(tmp_path: Path, name: str) 
 @root_only
 def test_a_group_that_one_is_no_member_of_is_told_at_open(place: Path) -> None:
     root = place / "space"
-    attach.create(root)
+    open.create(root)
     (root / layout.QUEUES).write_text("[access]\ngroup = 'games'\n")
     for path in (root, *root.rglob("*")):
         os.chown(path, NOBODY, NOBODY)
@@ -324,7 +327,7 @@ def test_a_group_that_one_is_no_member_of_is_told_at_open(place: Path) -> None:
 @root_only
 def test_a_directory_of_another_user_is_told_with_the_key(place: Path) -> None:
     root = place / "space"
-    attach.create(root)
+    open.create(root)
     (root / layout.QUEUES).write_text(f"[access]\ngroup = '{GROUP}'\n")
     for path in root.rglob("*"):
         os.chown(path, NOBODY, NOBODY)
@@ -339,7 +342,7 @@ def test_a_directory_of_another_user_is_told_with_the_key(place: Path) -> None:
 @root_only
 def test_links_and_what_has_more_rights_are_left_as_they_are(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "space", tmp_path / "queues"
-    attach.create(root)
+    open.create(root)
     elsewhere.write_text(f"[access]\ngroup = '{GROUP}'\n")
     elsewhere.chmod(0o600)
     (root / layout.QUEUES).unlink()
@@ -373,7 +376,7 @@ def test_what_root_makes_in_another_users_space_is_that_users(tmp_path: Path, sy
 @root_only
 def test_what_root_did_does_not_shut_the_user_out(place: Path) -> None:
     root = place / "space"
-    attach.create(root, any_queue=True)
+    open.create(root, any_queue=True)
     given(root)
     with xaqueue.connect(root) as connection:
         connection.enqueue("orders", b"by root")
@@ -393,7 +396,7 @@ def test_what_root_makes_in_another_users_decision_log_is_that_users(tmp_path: P
 @root_only
 def test_a_file_of_another_users_is_named_with_what_to_do(place: Path) -> None:
     root = place / "space"
-    attach.create(root)
+    open.create(root)
     given(root)
     (root / layout.OWNER).touch(0o600)
     told = as_nobody(NOBODY, lambda: xaqueue.connect(root))

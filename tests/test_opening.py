@@ -19,15 +19,16 @@ from test_load import lay
 
 from xaqueue.errors import ResourceFailed, UnknownXid
 from xaqueue.message import Properties
-from xaqueue.space import clearing, heuristic, image, layout
-from xaqueue.space.attach import attach
-from xaqueue.space.check import check
-from xaqueue.space.findings import Severity
-from xaqueue.space.layout import RANGE_SIZE, Watermark
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
-from xaqueue.storage.flags import Hardening
-from xaqueue.storage.waiting import Condition, Threads
+from xaqueue.space.engine import cleanup, heuristics, image
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.space.model.layout import RANGE_SIZE, Watermark
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.findings import Severity
+from xaqueue.space.owner.open import attach
+from xaqueue.storage.hardening import Hardening
+from xaqueue.storage.scheduling import Condition, Threads
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 
@@ -39,8 +40,8 @@ Verb = Callable[[Session, Xid], object]
 DECISIONS: dict[str, Verb] = {
     "commit": Session.commit,
     "rollback": Session.rollback,
-    "decide commit": lambda session, xid: heuristic.decide(session.space, xid, True, "test"),
-    "decide rollback": lambda session, xid: heuristic.decide(session.space, xid, False, "test"),
+    "decide commit": lambda session, xid: heuristics.decide(session.space, xid, True, "test"),
+    "decide rollback": lambda session, xid: heuristics.decide(session.space, xid, False, "test"),
 }
 
 
@@ -128,7 +129,7 @@ def settled(bare: BareSpace) -> None:
     before = state(bare)
     for name, contents in before[0].items():
         assert bare.space.queues[name].published >= contents[-1][0]
-    clearing.clear(bare.space)  # what a consumer has emptied goes behind its commit
+    cleanup.clear(bare.space)  # what a consumer has emptied goes behind its commit
     bare.space.close()
     assert [finding for finding in check(bare.root, live=False) if finding.severity is not Severity.NOTE] == []
     bare.fs = FaultyFileSystem(bare.root)
@@ -167,7 +168,7 @@ def test_branches_are_listed_at_once_and_can_be_forgotten(tmp_path: Path, sync: 
     with filled(tmp_path / "space", sync) as bare:
         xid = doubtful(bare, 2)
         decided = bare.prepare("decided", take=["q"])
-        heuristic.decide(bare.space, decided, True, "test")
+        heuristics.decide(bare.space, decided, True, "test")
         told: list[object] = []
 
         def ask(space: Space) -> None:

@@ -13,8 +13,9 @@ from crash_level import Level, level_of, open_space
 from crash_story import EMPTY
 
 from xaqueue.errors import InvalidArgument, ProtocolError, ResourceFailed, RetryLater, UnknownXid
-from xaqueue.space import heuristic, layout, operators
-from xaqueue.space.session import Session
+from xaqueue.space.engine import heuristics, operator_log
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -30,12 +31,12 @@ def bare(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BareSpace]:
 
 def decided(bare: BareSpace, name: str, *, commit: bool = True) -> Xid:
     xid = bare.prepare(name, add=[("orders", name.encode())])
-    heuristic.decide(bare.space, xid, commit, "me@here", f"why {name}")
+    heuristics.decide(bare.space, xid, commit, "me@here", f"why {name}")
     return xid
 
 
 def forget(bare: BareSpace, xid: Xid, reason: str = "") -> None:
-    operators.forget(Session(bare.space), xid, "you@there", reason)
+    operator_log.forget(Session(bare.space), xid, "you@there", reason)
 
 
 def test_lines_are_added_and_outlive_reopens(bare: BareSpace) -> None:
@@ -43,13 +44,13 @@ def test_lines_are_added_and_outlive_reopens(bare: BareSpace) -> None:
     forget(bare, one, "told")
     bare.reopen()
     forget(bare, two)
-    told = operators.forgotten(bare.root)
+    told = operator_log.forgotten(bare.root)
     assert [(line.xid, line.outcome, line.reason) for line in told] == [
         (str(one), "commit", "why one"),
         (str(two), "rollback", "why two"),
     ]
     assert [(line.forgotten_by, line.forgotten_reason) for line in told] == [("you@there", "told"), ("you@there", "")]
-    assert told == operators.forgotten_in(bare.space.fs)
+    assert told == operator_log.forgotten_in(bare.space.fs)
     assert bare.in_doubt() == []
 
 
@@ -61,17 +62,17 @@ def test_what_is_not_decided_leaves_no_line(bare: BareSpace) -> None:
     bare.fs.faults["make_dir", layout.queue_path("orders")] = errno.ENOSPC
     if bare.sync != "JOURNAL":  # there the directories find room by themselves
         with pytest.raises(RetryLater):
-            heuristic.decide(bare.space, xid, True, "me@here")
+            heuristics.decide(bare.space, xid, True, "me@here")
         with pytest.raises(ProtocolError, match="not carried out yet"):
             forget(bare, xid)
-    assert operators.forgotten(bare.root) == []
+    assert operator_log.forgotten(bare.root) == []
 
 
 def test_a_torn_last_line_is_skipped_and_closed(bare: BareSpace) -> None:
     xid = decided(bare, "one")
     (bare.root / layout.OPERATORS).write_bytes(b'{"xid": "1.b25l.Yg", "outco')
     forget(bare, xid)
-    assert [line.xid for line in operators.forgotten(bare.root)] == [str(xid)]
+    assert [line.xid for line in operator_log.forgotten(bare.root)] == [str(xid)]
     assert (bare.root / layout.OPERATORS).read_bytes().count(b"\n") == 2
 
 
@@ -85,14 +86,14 @@ def test_without_room_nothing_is_forgotten(bare: BareSpace) -> None:
     bare.fs.faults.clear()
     forget(bare, xid)
     assert bare.in_doubt() == []
-    assert len(operators.forgotten(bare.root)) == 2
+    assert len(operator_log.forgotten(bare.root)) == 2
 
 
 def test_text_that_is_no_line_is_refused(bare: BareSpace) -> None:
     xid = decided(bare, "one")
     for by, reason in (("a\nb", ""), ("me", "\x00"), ("me", "x" * 1001)):
         with pytest.raises(InvalidArgument, match="1000 characters"):
-            operators.forget(Session(bare.space), xid, by, reason)
+            operator_log.forget(Session(bare.space), xid, by, reason)
     assert bare.in_doubt() == [xid]
 
 
@@ -107,7 +108,7 @@ def before(level: Level) -> Tree:
     session.enqueue("orders", b"1")
     session.end(DECIDED)
     session.prepare(DECIDED)
-    heuristic.decide(session.space, DECIDED, True, "me@here", "why")
+    heuristics.decide(session.space, DECIDED, True, "me@here", "why")
     session.space.close()
     return fs.tree_after_kill()
 
@@ -120,7 +121,7 @@ def crashes(tree: Tree, level: Level) -> Iterator[ForgetfulFileSystem]:
         fs = tree.open()
         fs.crash_after = crash_after
         try:
-            operators.forget(Session(open_space(fs, level)), DECIDED, "you@there", "told")
+            operator_log.forget(Session(open_space(fs, level)), DECIDED, "you@there", "told")
         except (Crashed, ResourceFailed):
             assert fs.crashed
             yield fs
@@ -137,11 +138,11 @@ def test_no_crash_loses_a_decision_without_a_line(level: Level) -> None:
     for fs in crashes(tree, level):
         for left in fs.trees_after_crash(1 << 10):
             session = Session(open_space(left.open(), level))
-            told = operators.forgotten_in(session.space.fs)
+            told = operator_log.forgotten_in(session.space.fs)
             if DECIDED in session.recover(10, Flag.STARTRSCAN | Flag.ENDRSCAN):
                 kept += 1
-                operators.forget(session, DECIDED, "you@there", "told again")
-                assert operators.forgotten_in(session.space.fs)[-1].forgotten_reason == "told again"
+                operator_log.forget(session, DECIDED, "you@there", "told again")
+                assert operator_log.forgotten_in(session.space.fs)[-1].forgotten_reason == "told again"
             else:
                 lost += 1
                 assert [(line.xid, line.reason, line.forgotten_reason) for line in told] == [

@@ -22,15 +22,16 @@ from bare_space import ANY_QUEUE, BareSpace, FaultyFileSystem
 import xaqueue
 from xaqueue import Connection
 from xaqueue.errors import DecisionLogError, ResourceFailed
-from xaqueue.space import attach as attach_room
-from xaqueue.space import clearing, layout
-from xaqueue.space.attach import attach, create
-from xaqueue.space.check import check
-from xaqueue.space.findings import Severity
-from xaqueue.space.space import Space
+from xaqueue.space.engine import cleanup
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.findings import Severity
+from xaqueue.space.owner import open as attach_room
+from xaqueue.space.owner.open import attach, create
 from xaqueue.storage import owner_file, write_behind
-from xaqueue.storage.flags import Hardening
 from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.hardening import Hardening
 from xaqueue.tm.directory import open_log
 from xaqueue.xid import Xid
 
@@ -304,7 +305,7 @@ def test_what_lags_behind_is_left_to_the_other_one(root: Path, monkeypatch: pyte
 
 
 def test_what_was_consumed_is_left_to_the_other_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clearing.Clearer, "_wake", lambda self: None)
+    monkeypatch.setattr(cleanup.Clearer, "_wake", lambda self: None)
     session = attach(root, sync="FSYNC", watch=False)
     with xaqueue.connect(root) as connection:
         for number in range(5):
@@ -315,7 +316,7 @@ def test_what_was_consumed_is_left_to_the_other_one(root: Path, monkeypatch: pyt
         by_a_server_that_forgot(root)
         before = _files(root)
         with pytest.raises(ResourceFailed, match="owns it no more"):
-            clearing.clear(session.space)
+            cleanup.clear(session.space)
     session.close()
     assert _files(root) == before
 
@@ -330,7 +331,7 @@ def _files(root: Path) -> list[str]:
 
 
 def test_who_only_waits_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xaqueue.space.watchdog.LOOK_S", 0.05)
+    monkeypatch.setattr("xaqueue.space.owner.io_watchdog.LOOK_S", 0.05)
     connection = xaqueue.connect(root)
     threading.Timer(0.3, by_a_server_that_forgot, [root]).start()
     with pytest.raises(ResourceFailed, match="owns it no more"):

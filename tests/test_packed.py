@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from xaqueue.index import Entry, Order, QueueIndex
 from xaqueue.message import MessageId, Properties
-from xaqueue.packed import TABLE_BITS, PackedRows, Row
-from xaqueue.space.layout import RANGE_BITS
+from xaqueue.space.model.index import Entry, Order, QueueIndex
+from xaqueue.space.model.layout import RANGE_BITS
+from xaqueue.space.model.packed_index import TABLE_BITS, PackedRows, Row
 
 MANY = 20_000
 PLAIN = Properties("q")
@@ -186,7 +186,7 @@ def test_what_is_trimmed_is_not_lost() -> None:
 
 @every_order
 def test_rows_that_come_out_together_keep_their_order(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xaqueue.index.UNPACKED", 0)
+    monkeypatch.setattr("xaqueue.space.model.index.UNPACKED", 0)
     index = QueueIndex(order)
     seqs = [1, 30, 60, 90, 100]
     for seq in seqs:
@@ -212,7 +212,7 @@ def test_a_run_is_refused_where_its_table_is_begun() -> None:
 
 
 def test_an_index_takes_a_run_also_where_its_table_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xaqueue.index.UNPACKED", 0)
+    monkeypatch.setattr("xaqueue.space.model.index.UNPACKED", 0)
     index = QueueIndex()
     for seq in (9, 8):
         index.add(Entry(seq, identity(seq), PLAIN, 1))

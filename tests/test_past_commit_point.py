@@ -11,8 +11,10 @@ from bare_space import DURABLE, BareSpace, FaultyFileSystem, bare_space
 
 from xaqueue import Connection
 from xaqueue.errors import DiskFull, ProtocolError, ResourceFailed, RetryLater, SpaceError
-from xaqueue.space import attach, heuristic, layout
-from xaqueue.space.session import Session
+from xaqueue.space.engine import heuristics
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
+from xaqueue.space.owner import open
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.xa import Flag, Vote
 from xaqueue.xid import Xid
@@ -119,7 +121,7 @@ def test_an_operators_rollback_past_the_commit_point_is_refused(bare: BareSpace)
     assert session.prepare(X) is Vote.OK
     stuck_past_commit(session, bare, Flag.NOFLAGS, errno.EMFILE)
     with pytest.raises(ProtocolError, match="past its commit point"):
-        heuristic.decide(bare.space, X, False, by="test")
+        heuristics.decide(bare.space, X, False, by="test")
     assert list((bare.root / layout.HEURISTIC).iterdir()) == []
     session.commit(X)
     check_moved(bare)
@@ -130,7 +132,7 @@ def test_an_operators_commit_past_the_commit_point_completes_it(bare: BareSpace)
     move_over(session, bare)
     session.prepare(X)
     stuck_past_commit(session, bare, Flag.NOFLAGS, errno.EMFILE)
-    assert heuristic.decide(bare.space, X, True, by="test").outcome == "commit"
+    assert heuristics.decide(bare.space, X, True, by="test").outcome == "commit"
     check_moved(bare)
 
 
@@ -142,10 +144,10 @@ def test_an_opening_without_room_to_go_forward_says_so_and_a_later_one_does(
     stuck_past_commit(session, bare, Flag.ONEPHASE, errno.EMFILE)
     bare.crash()
     with monkeypatch.context() as patch:
-        patch.setattr(attach, "DirectoryFileSystem", NoDescriptors)
+        patch.setattr(open, "DirectoryFileSystem", NoDescriptors)
         with pytest.raises(SpaceError, match="cannot be opened"):
-            attach.attach(bare.root, sync=DURABLE, watch=False)
-    with Connection(attach.attach(bare.root, sync=DURABLE, watch=False), lambda: bytes(16)) as connection:
+            open.attach(bare.root, sync=DURABLE, watch=False)
+    with Connection(open.attach(bare.root, sync=DURABLE, watch=False), lambda: bytes(16)) as connection:
         assert [message.body for message in connection.browse("out")] == [b"reply"]
         assert list(connection.browse("in")) == []
 

@@ -13,13 +13,14 @@ from crash_jury import Jury
 from crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, Level
 from crash_story import crashes
 
-from xaqueue import index as index_of
 from xaqueue.errors import DiskFull
-from xaqueue.index import Entry, QueueIndex
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import clearing, layout, steps, work
-from xaqueue.space.layout import PREPARED, RANGE_SIZE, block_path, numbered
-from xaqueue.space.session import Session
+from xaqueue.space.engine import cleanup, commit, messages
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import index as index_of
+from xaqueue.space.model import layout
+from xaqueue.space.model.index import Entry, QueueIndex
+from xaqueue.space.model.layout import PREPARED, RANGE_SIZE, block_path, numbered
 from xaqueue.storage.write_behind import Snapshot
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
@@ -61,7 +62,7 @@ class Witness:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "STEP_FILES", PIECE)
+    monkeypatch.setattr(commit, "STEP_FILES", PIECE)
 
 
 @pytest.mark.parametrize("sync", SYNCS)
@@ -127,7 +128,7 @@ ENDS = ("rollback", "prepared", "two_phase", "undone", "decided_commit", "decide
 @pytest.mark.parametrize("level", [STRICT, JOURNAL, LAGGING, CHECKPOINTS], ids=str)
 @pytest.mark.parametrize("name", [f"{done}: {end}" for done in WORK for end in ENDS])
 def test_a_crash_between_the_pieces(name: str, level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "STEP_FILES", 1)
+    monkeypatch.setattr(commit, "STEP_FILES", 1)
     jury = Jury(STORIES[name], level)
     for fs, record in crashes(STORIES[name], level, sample(EVERY, name, level)):
         jury.judge(fs.tree_after_kill(), record)
@@ -179,7 +180,7 @@ def test_a_dequeue_lets_others_go_between(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(condition, "wait", wait)
         assert bare.take("q") == [b"stays"]
         assert waited
-        assert set(waited) == {work.BREATH_S}
+        assert set(waited) == {messages.BREATH_S}
 
 
 @pytest.mark.parametrize("sync", SYNCS)
@@ -210,7 +211,7 @@ def test_who_empties_a_range_flushes_nothing_with_the_lock_held(
             connection.commit()
         assert told
         assert spent.is_dir()
-        assert clearing.clear(bare.space)
+        assert cleanup.clear(bare.space)
         assert not spent.exists()
         assert held.count(True) == 0
         assert lag is None or held

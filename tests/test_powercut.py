@@ -19,8 +19,8 @@ from kill_child import settled
 from powercut import KINDS, Disk, disk
 
 import xaqueue
-from xaqueue.space.check import check
-from xaqueue.space.findings import Severity
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.findings import Severity
 from xaqueue.torture.ledger import Ledger
 from xaqueue.torture.lives import Life
 from xaqueue.torture.reopen import reopened

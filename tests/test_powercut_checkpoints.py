@@ -19,8 +19,8 @@ from test_powercut import Lives, seeded
 from test_server_sessions import Process
 
 import xaqueue
-from xaqueue.space.check import check
-from xaqueue.space.findings import Severity
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.findings import Severity
 from xaqueue.torture.ledger import Ledger
 from xaqueue.torture.lives import Child, Life
 from xaqueue.torture.reopen import reopened

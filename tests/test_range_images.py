@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from test_image import Facts, all_of, entries
 
 import xaqueue
-from xaqueue.index import Entry, Order, QueueIndex
-from xaqueue.space import clearing, image, layout, range_images
-from xaqueue.space.attach import attach
-from xaqueue.space.check import check
-from xaqueue.space.inspect import queue_list
-from xaqueue.space.layout import RANGE_SIZE, Watermark
-from xaqueue.space.reader import QueueReader
-from xaqueue.storage.flags import Hardening
+from xaqueue.space.engine import cleanup, image, range_images
+from xaqueue.space.model import layout
+from xaqueue.space.model.index import Entry, Order, QueueIndex
+from xaqueue.space.model.layout import RANGE_SIZE, Watermark
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.inspect import queue_list
+from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.owner.open import attach
+from xaqueue.storage.hardening import Hardening
 
 PATIENCE_S = 60
 FIRST = RANGE_SIZE - 3
@@ -119,7 +120,7 @@ def numbers(read: list[str]) -> list[str]:
 @given(given=st.lists(entries, max_size=60, unique_by=lambda entry: entry.seq), order=st.sampled_from(Order))
 def test_the_image_of_a_range_is_its_part_of_the_whole(given: list[Entry], order: Order) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xaqueue.index.UNPACKED", 5)
+        patch.setattr("xaqueue.space.model.index.UNPACKED", 5)
         index = QueueIndex(order)
         for entry in given:
             index.add(entry)
@@ -307,7 +308,7 @@ def test_no_room_to_remove_one_with_its_range_stops_nobody(space: Space) -> None
         for _ in BODIES:
             assert connection.dequeue("q") is not None
         connection.commit()
-    clearing.clear(space.space)
+    cleanup.clear(space.space)
     assert space.fs.struck == [("unlink", path)]
     space.fs.faults.clear()
     space.kill()
@@ -333,7 +334,7 @@ def test_it_goes_with_its_range(space: Space) -> None:
         for _ in BODIES:
             assert connection.dequeue("q") is not None
         connection.commit()
-    clearing.clear(space.space)
+    cleanup.clear(space.space)
     assert space.images() == []
 
 

@@ -16,17 +16,18 @@ from journals import spoil
 
 import xaqueue
 from xaqueue import Connection
-from xaqueue.branch import State
 from xaqueue.errors import InterfaceError, JournalDamaged, ResourceFailed, SpaceError
-from xaqueue.space import heuristic, layout
-from xaqueue.space.attach import READ_ONLY, READY, RECOVERING, attach, read_owner
-from xaqueue.space.check import repair
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
-from xaqueue.storage.flags import Hardening
+from xaqueue.space.engine import heuristics
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.space.model.branch import State
+from xaqueue.space.offline.check import repair
+from xaqueue.space.owner.open import READ_ONLY, READY, RECOVERING, attach, read_owner
 from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.hardening import Hardening
+from xaqueue.storage.journal_format import CRC, HEADER, MAGIC, SECTOR_BYTES, parse_name
 from xaqueue.storage.read_only import ReadOnlyFileSystem
-from xaqueue.storage.segments import CRC, HEADER, MAGIC, SECTOR_BYTES, parse_name
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 
@@ -94,7 +95,7 @@ CHANGES: dict[str, Callable[[Session], object]] = {
     "one-phase": lambda session: session.commit(NEW, Flag.ONEPHASE),
     "rollback": lambda session: session.rollback(IN_DOUBT),
     "forget": lambda session: session.forget(DECIDED),
-    "decide": lambda session: heuristic.decide(session.space, IN_DOUBT, commit=True, by="test"),
+    "decide": lambda session: heuristics.decide(session.space, IN_DOUBT, commit=True, by="test"),
     "checkpoint": lambda session: session.space.sync_all(),
 }
 

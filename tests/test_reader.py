@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import xaqueue
-from xaqueue.command import decode
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, SpaceError
-from xaqueue.space import layout
-from xaqueue.space.block_files import read_message
-from xaqueue.space.layout import RANGE_SIZE, Watermark
-from xaqueue.space.reader import QueueReader, queues
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import decode
+from xaqueue.space.model.block_files import read_message
+from xaqueue.space.model.layout import RANGE_SIZE, Watermark
+from xaqueue.space.offline.reader import QueueReader, queues
 
 PATIENCE_S = 60.0
 

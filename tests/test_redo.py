@@ -22,12 +22,13 @@ from redo_story import (
     whole,
 )
 
-from xaqueue.command import decode
 from xaqueue.errors import JournalDamaged
-from xaqueue.space import layout, quarantine, redo
-from xaqueue.space.layout import Watermark
-from xaqueue.space.redo import Redo, replay
-from xaqueue.storage.segments import Record
+from xaqueue.space.engine import quarantine, redo
+from xaqueue.space.engine.redo import Redo, replay
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import decode
+from xaqueue.space.model.layout import Watermark
+from xaqueue.storage.journal_format import Record
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 ACTS = st.lists(

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 import xaqueue
-from xaqueue.space import attach, findings, layout
-from xaqueue.space.attach import create, write_definitions
-from xaqueue.space.check import Severity, check
-from xaqueue.space.inspect import depths, queue_list, status
-from xaqueue.space.inspect_branches import in_doubt
+from xaqueue.space.model import layout
+from xaqueue.space.offline import findings
+from xaqueue.space.offline.check import Severity, check
+from xaqueue.space.offline.inspect import depths, queue_list, status
+from xaqueue.space.offline.inspect_branches import in_doubt
+from xaqueue.space.owner import open
+from xaqueue.space.owner.open import create, write_definitions
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.xid import Xid
@@ -151,7 +153,7 @@ def contents(root: Path) -> tuple[Any, ...]:
 @pytest.fixture
 def paused(monkeypatch: pytest.MonkeyPatch) -> Paused:
     found = Paused()
-    monkeypatch.setattr(attach, "DirectoryFileSystem", lambda *a, **k: found.of(DirectoryFileSystem(*a, **k)))
+    monkeypatch.setattr(open, "DirectoryFileSystem", lambda *a, **k: found.of(DirectoryFileSystem(*a, **k)))
     monkeypatch.setattr(findings, "SECOND_LOOK_S", 0)
     return found
 

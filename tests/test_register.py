@@ -16,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xaqueue.errors import ResourceFailed
-from xaqueue.index import Entry
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import layout, register
-from xaqueue.space.check import check
-from xaqueue.space.layout import ACTIVE, TRIES
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine import register
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.space.model.index import Entry
+from xaqueue.space.model.layout import ACTIVE, TRIES
+from xaqueue.space.offline.check import check
 from xaqueue.torture.forgetful import Crashed, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid

@@ -10,8 +10,8 @@ from journals import PLACE, bytes_of, entry, fill, journal_of, numbers, overwrit
 
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, free_archive
-from xaqueue.storage.remains import Gap, Remains, read_remains
-from xaqueue.storage.segments import PREFIX_BYTES, name_of
+from xaqueue.storage.journal_format import PREFIX_BYTES, name_of
+from xaqueue.storage.readable_records import Gap, Remains, read_remains
 
 FIRST, SECOND, THIRD = (name_of(number * SMALLEST_SEGMENT_BYTES) for number in range(3))
 BODY = PREFIX_BYTES + 100

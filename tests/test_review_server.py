@@ -18,23 +18,24 @@ from served import PATIENCE_S, ServerThread
 
 import xaqueue
 from xaqueue.connection import Connection
+from xaqueue.endpoint import parse
 from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, RolledBack
 from xaqueue.rpc import dial
 from xaqueue.rpc.client import RemoteManager
 from xaqueue.rpc.doors import Listen
-from xaqueue.rpc.endpoint import parse
 from xaqueue.rpc.identity import Identity
 from xaqueue.rpc.limits import Limits
 from xaqueue.rpc.methods import CURSORS
 from xaqueue.rpc.stream import Stream
 from xaqueue.rpc.tls import server_context
 from xaqueue.rpc.tls_layer import TlsLayer
-from xaqueue.space import layout, recovery
-from xaqueue.space import space as space_room
-from xaqueue.space.attach import create
-from xaqueue.space.report import RecoveryReport
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine import state as space_room
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.space.owner.open import create
+from xaqueue.space.recovery import recover as recovery
+from xaqueue.space.recovery.report import RecoveryReport
 from xaqueue.xa import Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 

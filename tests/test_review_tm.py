@@ -26,7 +26,7 @@ from xaqueue import TransactionManager
 from xaqueue.cli.tm_config import ParticipantConfig, opener
 from xaqueue.demo import postgres
 from xaqueue.errors import RolledBack
-from xaqueue.space import attach
+from xaqueue.space.owner import open
 from xaqueue.tm import manager as manager_of
 from xaqueue.tm import marker
 from xaqueue.tm.coordinator import PARALLEL_CALLS
@@ -314,7 +314,7 @@ def test_recovery_opens_a_fenced_space_again(tmp_path: Path) -> None:
     def fence(step: Step, gtrid: bytes, name: str) -> None:
         if step is Step.COMMIT and name == "a" and not fenced:
             fenced.append(name)
-            attach._attached[place.resolve()].space.barrier.fail(OSError(5, "Input/output error"))
+            open._attached[place.resolve()].space.barrier.fail(OSError(5, "Input/output error"))
 
     with manager:
         with manager.transaction("a", "b") as one, manager.transaction("a") as other:  # two connections

@@ -15,12 +15,24 @@ from bare_space import ANY_QUEUE, DURABLE, BareSpace, bare_space
 
 import xaqueue
 from xaqueue.errors import DiskFull, DiskLow, ResourceFailed, RetryLater, RolledBack
-from xaqueue.space import attach, heuristic, inspect, layout, room
-from xaqueue.space.definitions import Definitions
-from xaqueue.space.room import FILE_BYTES, LOOK_FILES, RoomLimit, limits, refusal, segment_bytes, with_reserve
-from xaqueue.space.space import Space
-from xaqueue.storage.flags import Hardening
+from xaqueue.space.engine import disk_space as room
+from xaqueue.space.engine import heuristics
+from xaqueue.space.engine.disk_space import (
+    FILE_BYTES,
+    LOOK_FILES,
+    RoomLimit,
+    limits,
+    refusal,
+    segment_bytes,
+    with_reserve,
+)
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.space.model.definitions import Definitions
+from xaqueue.space.offline import inspect
+from xaqueue.space.owner import open
 from xaqueue.storage.fs import DirectoryFileSystem, Room
+from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.xa import Code
 from xaqueue.xid import Xid
@@ -422,7 +434,7 @@ def test_what_remembers_a_dequeue_uses_nothing_of_it(reserved: ReservedSpace) ->
 def test_an_operator_decides_with_room_from_the_reserve(reserved: ReservedSpace) -> None:
     xid = reserved.prepare("in doubt", add=[("orders", bytes(100_000))])
     full_until_given_up(reserved, "create", "active/", 2)
-    heuristic.decide(reserved.space, xid, True, "operator")
+    heuristics.decide(reserved.space, xid, True, "operator")
     assert reserved.in_doubt() == [xid]
     assert len(reserved.take("orders")) == 1
 
@@ -526,7 +538,7 @@ def test_a_process_keeps_a_reserve_and_tells_of_room(tmp_path: Path) -> None:
             connection.enqueue("orders", b"refused")
         assert connection.dequeue("orders") is not None
         connection.commit()
-    assert attach.read_owner(root) is not None
+    assert open.read_owner(root) is not None
 
 
 def test_a_reserve_that_cannot_be_made_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

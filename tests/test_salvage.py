@@ -14,13 +14,14 @@ from journals import spoil
 
 import xaqueue
 from xaqueue.errors import SpaceError, SpaceInUse
-from xaqueue.space import layout, redo
-from xaqueue.space.attach import attach
-from xaqueue.space.salvage import find_loss, give_up, salvage
-from xaqueue.space.session import Session
+from xaqueue.space.engine import redo
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
+from xaqueue.space.owner.open import attach
+from xaqueue.space.recovery.salvage import find_loss, give_up, salvage
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
-from xaqueue.storage.segments import SECTOR_BYTES, name_of
+from xaqueue.storage.journal_format import SECTOR_BYTES, name_of
 from xaqueue.torture.forgetful import Crashed, Tree
 
 ALL = {b"first", b"second", b"fourth", b"fifth"}

@@ -21,7 +21,7 @@ from raw_work import Stage, Worker, judge, stock
 from served import ServerThread
 
 import xaqueue
-from xaqueue.space.check import check
+from xaqueue.space.offline.check import check
 
 RUN = [sys.executable, "-c", "from xaqueue.cli.main import main; main()"]
 SESSIONS = 64

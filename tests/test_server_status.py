@@ -20,8 +20,9 @@ from xaqueue.connection import Connection
 from xaqueue.rpc import dial
 from xaqueue.rpc.server_status import status_of
 from xaqueue.rpc.wire import MalformedFrame
-from xaqueue.space import attach as attach_room
-from xaqueue.space import heuristic, inspect
+from xaqueue.space.engine import heuristics
+from xaqueue.space.offline import inspect
+from xaqueue.space.owner import open as attach_room
 from xaqueue.xid import Xid
 
 MORE = {"sessions", "waiting", "draining"}
@@ -61,7 +62,7 @@ def fill(connection: Connection, served: ServerThread) -> None:
         connection.enqueue("orders", b"x")
         connection.tpc_prepare()
         if name == b"decided":
-            heuristic.decide(served.space, Xid(1, name, b""), True, "test")
+            heuristics.decide(served.space, Xid(1, name, b""), True, "test")
         connection.close()
         connection = xaqueue.connect(served.url)
     assert connection.dequeue("orders") is not None

@@ -10,8 +10,8 @@ import pytest
 from bare_space import DURABLE, BareSpace, bare_space
 
 from xaqueue.errors import Error, ProtocolError, ResourceFailed, RolledBack
-from xaqueue.space.session import Session
-from xaqueue.storage.barrier import Step, Touched
+from xaqueue.space.engine.session import Session
+from xaqueue.storage.group_commit import Step, Touched
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 

@@ -21,8 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from xaqueue.errors import ResourceFailed
 from xaqueue.message import MessageId
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem
 from xaqueue.xid import Xid
 

@@ -16,8 +16,8 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from test_sim_space import CALLS, PICK, QUEUES, SEED_VARIABLE, JournalMachine, Model, SpaceMachine
 
 from xaqueue.errors import QueueReserved, ResourceFailed
-from xaqueue.space import clearing
-from xaqueue.space.session import Session
+from xaqueue.space.engine import cleanup
+from xaqueue.space.engine.session import Session
 from xaqueue.torture.forgetful import Crashed
 
 VERBS = st.sampled_from(("reserve", "consume", "archive", "release", "clear"))
@@ -111,7 +111,7 @@ class StreamMachine(SpaceMachine):
         elif verb == "release":
             assert (session.release(queue) is None) == (told is None)
         elif verb == "clear":
-            clearing.clear(self.space)
+            cleanup.clear(self.space)
 
 
 class JournalStreamMachine(StreamMachine, JournalMachine):

@@ -12,13 +12,14 @@ from bare_space import DURABLE, BareSpace, FaultyFileSystem, bare_space
 from crash_level import STRICT, open_space
 from crash_story import EMPTY, message_id
 
-from xaqueue.index import Entry, QueueIndex
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import layout, quarantine
-from xaqueue.space.reader import QueueReader
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
-from xaqueue.space.watch import DefinitionsWatch
+from xaqueue.space.engine import quarantine
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.space.model.index import Entry, QueueIndex
+from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.owner.reload import DefinitionsWatch
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid

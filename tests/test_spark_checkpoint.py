@@ -13,8 +13,8 @@ from spark_space import FabricatedSpace
 import xaqueue
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.reservation import Reservation
-from xaqueue.space import attach
-from xaqueue.space.session import Session
+from xaqueue.space.engine.session import Session
+from xaqueue.space.owner import open
 from xaqueue.storage.fs import DirectoryFileSystem
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
@@ -151,7 +151,7 @@ class Shop:
         monkeypatch.setattr(keeping, "reach_owner", self._reach)
 
     def _reach(self, path: str, server: str | None) -> Session:
-        self._sessions.append(attach.attach(path))
+        self._sessions.append(open.attach(path))
         return self._sessions[-1]
 
     def put(self, count: int) -> None:

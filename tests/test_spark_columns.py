@@ -16,7 +16,7 @@ import pytest
 from spark_space import FabricatedSpace, message_id
 
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
-from xaqueue.space.layout import RANGE_SIZE
+from xaqueue.space.model.layout import RANGE_SIZE
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

@@ -17,9 +17,10 @@ import xaqueue
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, InvalidArgument, QueueReserved, SpaceError
 from xaqueue.reservation import Reservation
-from xaqueue.space import attach, layout
-from xaqueue.space.reader import QueueReader
-from xaqueue.space.session import Session
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
+from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.owner import open
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -271,7 +272,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sessions: list[Session] = []
 
     def reach(path: str, server: str | None) -> Session:
-        sessions.append(attach.attach(path))
+        sessions.append(open.attach(path))
         return sessions[-1]
 
     monkeypatch.setattr(keeping, "reach_owner", reach)
@@ -336,7 +337,7 @@ def test_a_second_stream_is_refused_and_one_that_keeps_reads_what_is_left(root: 
     first.all()
     with pytest.raises(QueueReserved, match="first#"):  # also where there is nothing to read
         Query(stream(root, streamName="second")).batch()
-    owner = attach.attach(root)
+    owner = open.attach(root)
     owner.release("orders")
     owner.close()
     put(shop, 1)
@@ -437,7 +438,7 @@ def test_a_queue_released_while_it_is_read_is_no_silent_gap(root: Path, shop: Co
     begun = reader.initialOffset()
     end = reader.latestOffset(begun, ALL)
     shares = reader.partitions(begun, end)
-    owner = attach.attach(root)
+    owner = open.attach(root)
     owner.release("orders")
     owner.close()
     assert shop.dequeue("orders") is not None

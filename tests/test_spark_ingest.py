@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from xaqueue.cli.main import app
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, UnknownQueue
-from xaqueue.space import layout, stream_records
-from xaqueue.space.stream_records import StreamRecord
+from xaqueue.space.model import layout, stream_records
+from xaqueue.space.model.stream_records import StreamRecord
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -288,8 +288,8 @@ class TestWithSpark:
         assert [row["seq"] for row in table(target)] == [1, 2, 3]
 
     def test_verify(self, spark: SparkSession, space: FabricatedSpace, tmp_path: Path) -> None:
-        from xaqueue.space.verify import Told as Finding
-        from xaqueue.space.verify import verify as by_processes
+        from xaqueue.space.offline.verify import Told as Finding
+        from xaqueue.space.offline.verify import verify as by_processes
         from xaqueue.spark.verify import verify
 
         other = FabricatedSpace(tmp_path / "other")

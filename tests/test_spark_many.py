@@ -13,8 +13,8 @@ import pytest
 from spark_space import FabricatedSpace
 
 import xaqueue
-from xaqueue.space.attach import is_owned, read_owner
-from xaqueue.space.reader import QueueReader
+from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.owner.open import is_owned, read_owner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

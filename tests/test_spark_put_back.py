@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from xaqueue.cli.main import app
-from xaqueue.space.attach import create, is_owned, read_owner
+from xaqueue.space.owner.open import create, is_owned, read_owner
 from xaqueue.spark.owner import reach
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid

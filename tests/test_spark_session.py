@@ -14,7 +14,7 @@ import pytest
 from spark_space import FabricatedSpace
 
 from xaqueue.errors import OperationalError
-from xaqueue.space.reader import QueueReader
+from xaqueue.space.offline.reader import QueueReader
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

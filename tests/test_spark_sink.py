@@ -37,8 +37,8 @@ from xaqueue.errors import (
 )
 from xaqueue.rpc import dial
 from xaqueue.rpc.client import RemoteManager
-from xaqueue.space import attach as attach_room
-from xaqueue.space.attach import read_owner
+from xaqueue.space.owner import open as attach_room
+from xaqueue.space.owner.open import read_owner
 from xaqueue.spark import branches, deciding, owner, sink
 from xaqueue.spark.way_on import way_on
 from xaqueue.xa import Flag, Vote

@@ -19,8 +19,8 @@ from sink_scene import QUERY, Scene, as_bytes, texts
 from xaqueue.batch import SEVERAL_SPACES, Batch
 from xaqueue.errors import InvalidArgument, OperationalError, UnknownXid
 from xaqueue.rpc.client import RemoteManager
-from xaqueue.space import attach as attach_room
-from xaqueue.space.format import read_format
+from xaqueue.space.model.format import read_format
+from xaqueue.space.owner import open as attach_room
 from xaqueue.spark import branches
 from xaqueue.spark.owner import reach
 from xaqueue.xid import Xid

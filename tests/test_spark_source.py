@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from spark_space import ENQUEUED_AT, FabricatedSpace, body, message_id
 
-from xaqueue.command import Block, Kind, decode, decode_message, encode
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError, UnknownQueue
 from xaqueue.message import Properties
-from xaqueue.space.layout import RANGE_SIZE
+from xaqueue.space.model.block import Block, Kind, decode, decode_message, encode
+from xaqueue.space.model.layout import RANGE_SIZE
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, ReadMaxRows
 from pyspark.sql.types import StructField, StructType
 
-from xaqueue.command import HEAD_READ_BYTES
+from xaqueue.space.model.block import HEAD_READ_BYTES
 from xaqueue.spark import columns, plan, rows
 from xaqueue.spark.source import BatchReader, QueueSource, Range, Share
 from xaqueue.spark.stream import StreamReader

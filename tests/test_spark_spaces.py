@@ -13,9 +13,9 @@ import pytest
 from spark_space import FabricatedSpace
 
 from xaqueue.errors import InvalidArgument, SpaceError, UnknownQueue
-from xaqueue.space import layout
-from xaqueue.space.format import read_format as format_of_space
-from xaqueue.space.layout import RANGE_SIZE
+from xaqueue.space.model import layout
+from xaqueue.space.model.format import read_format as format_of_space
+from xaqueue.space.model.layout import RANGE_SIZE
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

@@ -22,7 +22,7 @@ from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, RolledBack
 from xaqueue.rpc import wire
 from xaqueue.rpc.limits import Limits
-from xaqueue.space import attach as attach_room
+from xaqueue.space.owner import open as attach_room
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid

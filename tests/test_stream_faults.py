@@ -16,8 +16,10 @@ from served import PATIENCE_S, ServerThread
 from xaqueue import connect
 from xaqueue.errors import InvalidArgument, QueueReserved, ResourceFailed, RetryLater
 from xaqueue.rpc import dial, greenlets
-from xaqueue.space import attach, clearing, layout
-from xaqueue.space.session import Session
+from xaqueue.space.engine import cleanup
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
+from xaqueue.space.owner import open
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.write_behind import LARGE_BYTES
 
@@ -87,11 +89,11 @@ def test_a_file_that_cannot_be_removed_fences_the_space_and_is_no_message_any_mo
     session.consume("orders", STREAM, 3)
     bare.fs.faults = {("unlink", layout.COMMITTED): errno.EIO}
     with pytest.raises(ResourceFailed):
-        clearing.clear(bare.space)
+        cleanup.clear(bare.space)
     bare.fs.faults.clear()
     space = bare.reopen()
     assert seqs(Session(space)) == [4, 5]
-    assert clearing.clear(space)
+    assert cleanup.clear(space)
     assert files(bare, layout.COMMITTED) == [4, 5]
 
 
@@ -102,7 +104,7 @@ def test_an_archive_without_room_is_filled_later(bare: BareSpace) -> None:
     for call in ("make_dir", "rename"):
         bare.fs.faults = {(call, layout.ARCHIVE): errno.ENOSPC}
         with pytest.raises(RetryLater, match="no room to clear"):
-            clearing.clear(bare.space)
+            cleanup.clear(bare.space)
         assert seqs(session) == [4, 5]
     bare.fs.faults = {("rename", layout.ARCHIVE): errno.ENOSPC}
     with pytest.raises(RetryLater, match="no room to clear"):
@@ -148,7 +150,7 @@ def test_an_archive_without_room_keeps_nobody_from_making_some(bare: BareSpace) 
         session.consume(queue, STREAM, 2, archive)
     bare.fs.faults = {("rename", layout.ARCHIVE): errno.ENOSPC}
     with pytest.raises(RetryLater, match="no room to clear"):
-        clearing.clear(bare.space)
+        cleanup.clear(bare.space)
     assert list((bare.root / layout.queue_path("removed")).glob("range=*/*")) == []
 
 
@@ -157,16 +159,16 @@ def test_whoever_waits_for_the_archive_keeps_no_thread_from_those_who_harden(
 ) -> None:
     for name, value in (("SLOW_CALLS", 1), ("BRIEF_S", -1.0), ("APART_S", 3600.0)):
         monkeypatch.setattr(greenlets, name, value)
-    make_dirs, begun = clearing.make_dirs, threading.Event()
+    make_dirs, begun = cleanup.make_dirs, threading.Event()
 
     def slow(fs: FileSystem, directory: str) -> None:
         begun.set()
         time.sleep(0.1)  # until somebody leads a round
         make_dirs(fs, directory)
 
-    monkeypatch.setattr(clearing, "make_dirs", slow)
-    monkeypatch.setattr(clearing.Clearer, "_wake", lambda _: None)  # so that release has it all to do
-    attach.create(tmp_path / "space", sync="JOURNAL", any_queue=True)
+    monkeypatch.setattr(cleanup, "make_dirs", slow)
+    monkeypatch.setattr(cleanup.Clearer, "_wake", lambda _: None)  # so that release has it all to do
+    open.create(tmp_path / "space", sync="JOURNAL", any_queue=True)
     server = ServerThread(tmp_path / "space", tmp_path / "socket")
     manager, released = dial.manager(server.url), threading.Event()
 

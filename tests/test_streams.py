@@ -16,13 +16,15 @@ from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, QueueReserved, UnknownQueue
 from xaqueue.rpc import dial
 from xaqueue.rpc.client import RemoteManager
-from xaqueue.space import attach, clearing, layout, stream_records
-from xaqueue.space.check import Severity, check
-from xaqueue.space.layout import RANGE_SIZE
-from xaqueue.space.reader import QueueReader
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
-from xaqueue.space.stream_records import StreamRecord
+from xaqueue.space.engine import cleanup
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout, stream_records
+from xaqueue.space.model.layout import RANGE_SIZE
+from xaqueue.space.model.stream_records import StreamRecord
+from xaqueue.space.offline.check import Severity, check
+from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.owner import open
 from xaqueue.torture.forgetful import Tree
 from xaqueue.xid import Xid
 
@@ -35,8 +37,8 @@ class Host:
     """A space with queue orders; ``streams`` is a manager of it, ``connect`` makes connections."""
 
     def __init__(self, root: Path, sync: str, remote: bool) -> None:
-        attach.create(root, sync=sync)
-        attach.write_definitions(root, QUEUES)
+        open.create(root, sync=sync)
+        open.write_definitions(root, QUEUES)
         self.root, self.remote = root, remote
         self._open: list[Connection | Session | RemoteManager] = []
         self._start()
@@ -44,7 +46,7 @@ class Host:
     def _start(self) -> None:
         self.server = ServerThread(self.root, self.root.parent / "socket") if self.remote else None
         self.streams: Session | RemoteManager = (
-            dial.manager(self.server.url) if self.server is not None else attach.attach(self.root)
+            dial.manager(self.server.url) if self.server is not None else open.attach(self.root)
         )
 
     def connect(self) -> Connection:
@@ -303,7 +305,7 @@ def test_a_reader_of_the_directory_takes_nothing_that_is_consumed(host: Host, mo
     host.put(*range(10))
     reader = QueueReader(host.root, "orders", even_behind=True)
     until(lambda: [seq for seq, _, _ in reader.read(0, 10)] == list(range(1, 11)))
-    monkeypatch.setattr(clearing, "_clear_files", lambda *_: None)
+    monkeypatch.setattr(cleanup, "_clear_files", lambda *_: None)
     assert reader.consumed() == 0
     host.streams.reserve("orders", STREAM, 0, 10)
     host.streams.consume("orders", STREAM, 7)

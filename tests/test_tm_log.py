@@ -22,7 +22,7 @@ from xaqueue.errors import (
 )
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
-from xaqueue.storage.segments import Entry
+from xaqueue.storage.journal_format import Entry
 from xaqueue.tm.directory import is_owned, open_log
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid, checked_name, listed
 from xaqueue.tm.log import DecisionLog

@@ -28,7 +28,8 @@ from xaqueue.errors import (
     RolledBack,
     UnknownXid,
 )
-from xaqueue.space import attach, heuristic
+from xaqueue.space.engine import heuristics
+from xaqueue.space.owner import open
 from xaqueue.tm.look import look
 from xaqueue.tm.standing import State
 from xaqueue.tm.steps import Step
@@ -153,12 +154,12 @@ def test_a_decorated_function_runs_in_a_transaction_of_its_own_or_in_the_callers
 
 
 def test_what_an_operator_decided_is_told_kept_and_forgotten(spaces: Spaces, log_dir: Path) -> None:
-    space = attach._attached[spaces.paths["a"].resolve()].space
+    space = open._attached[spaces.paths["a"].resolve()].space
 
     def decide(step: Step, gtrid: bytes, name: str) -> None:
         if (step, name) == (Step.COMMIT, "a"):
             (xid,) = spaces.kept["a"].tpc_recover()
-            heuristic.decide(space, xid, False, "somebody")
+            heuristics.decide(space, xid, False, "somebody")
 
     with TransactionManager(log_dir, spaces.participants, on_step=decide) as tm:
         with pytest.raises(HeuristicMixed) as raised, tm.transaction("a", "b") as tx:

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.errors import DiskFull
-from xaqueue.space import attach
-from xaqueue.space.session import Session
+from xaqueue.space.engine.session import Session
+from xaqueue.space.owner import open
 from xaqueue.storage.fs import FileSystem
 from xaqueue.torture import kills, power, run, verdict
 from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
@@ -89,11 +89,11 @@ def test_a_space_that_was_looked_at_is_at_rest(tmp_path: Path, monkeypatch: pyte
         return False
 
     monkeypatch.setattr(Session, "drop", drop)
-    attach.create(tmp_path / "space", any_queue=True)
+    open.create(tmp_path / "space", any_queue=True)
     found = reopened(tmp_path / "space", "NONE", set())
     gc.collect()
     assert (found.faults, dropped) == ([], [])
-    assert not attach.is_owned(tmp_path / "space")
+    assert not open.is_owned(tmp_path / "space")
 
 
 def test_after_so_many_calls_the_power_is_gone(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_what_is_laid_out_is_what_was_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", ["JOURNAL", "NONE"])
 def test_a_kill_loses_nothing(tmp_path: Path, flags: str) -> None:
-    attach.create(tmp_path / "space", any_queue=True)
+    open.create(tmp_path / "space", any_queue=True)
     outcome = kills.survive_kills(tmp_path / "space", flags, 1.5, f"{time.time_ns()}")
     assert outcome.faults == []
     assert outcome.tries > 0
@@ -154,7 +154,7 @@ def test_a_message_that_a_kill_takes_along_is_missed(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(kills, "kill", kill_and_take)
     monkeypatch.setattr(kills, "LONGEST_WORK_S", 2.0)
-    attach.create(space, any_queue=True)
+    open.create(space, any_queue=True)
     outcome = kills.survive_kills(space, "NONE", 4.0, "seed")
     assert any(fault.startswith(("lost: ", "it does not open, or does not serve: ")) for fault in outcome.faults)
 
@@ -167,7 +167,7 @@ def test_a_child_that_fails_is_no_kill() -> None:
 
 
 def test_no_room_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attach.create(tmp_path / "space", any_queue=True)
+    open.create(tmp_path / "space", any_queue=True)
     with (tmp_path / "space" / "queues.toml").open("a") as definitions:
         definitions.write(f"\n[space]\nmin_free_bytes = {1 << 60}\n")
     with pytest.raises(DiskFull, match="no room to work in"):

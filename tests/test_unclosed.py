@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import xaqueue
-from xaqueue.space.attach import attach
+from xaqueue.space.owner.open import attach
 from xaqueue.storage import owner_file
-from xaqueue.storage.flags import Hardening
+from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.owner_file import OWNER
 from xaqueue.tm.directory import open_log
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from xaqueue.cli.main import app
-from xaqueue.rpc.endpoint import Scheme, parse
+from xaqueue.endpoint import Scheme, parse
 
 UNIT = Path(__file__).parent.parent / "examples" / "xaqueue@.service"
 

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 import xaqueue
 from xaqueue.cli.main import app
 from xaqueue.errors import SpaceError
-from xaqueue.space import layout
-from xaqueue.space.attach import attach, create
-from xaqueue.space.check import check
-from xaqueue.space.verify import Place, Told, duplicates, examine, shares, spaces_of, verify
+from xaqueue.space.model import layout
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.verify import Place, Told, duplicates, examine, shares, spaces_of, verify
+from xaqueue.space.owner.open import attach, create
 from xaqueue.storage.ids import fresh_id
 
 AT_ONCE = "FDATASYNC;DSYNC"

@@ -21,12 +21,14 @@ from typer.testing import CliRunner
 import xaqueue
 from xaqueue.cli.main import app
 from xaqueue.errors import ResourceFailed
-from xaqueue.space import attach, inspect, layout, watchdog
-from xaqueue.space.space import Space
-from xaqueue.space.watchdog import Watchdog
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.space.offline import inspect
+from xaqueue.space.owner import io_watchdog, open
+from xaqueue.space.owner.io_watchdog import Watchdog
 from xaqueue.storage import watched
-from xaqueue.storage.flags import Hardening
 from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.watched import WatchedFileSystem
 from xaqueue.xid import Xid
 
@@ -166,7 +168,7 @@ class WatchedSpace(BareSpace):
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "LOOK_S", SHORT_S)
+    monkeypatch.setattr(io_watchdog, "LOOK_S", SHORT_S)
 
 
 @pytest.fixture(params=LEVELS)
@@ -409,7 +411,7 @@ def test_a_space_that_closes_well_had_no_trouble(tmp_path: Path) -> None:
     with xaqueue.connect(root, create=True) as connection:
         connection.enqueue("orders", b"first")
         connection.commit()
-    owner = attach.read_owner(root)
+    owner = open.read_owner(root)
     assert owner is not None
     assert owner.trouble == ""
     assert "trouble" in json.loads((root / layout.OWNER).read_bytes())

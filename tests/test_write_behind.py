@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import xaqueue
 from xaqueue.errors import RetryLater
-from xaqueue.space.attach import attach
+from xaqueue.space.owner.open import attach
 from xaqueue.storage import write_behind
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.write_behind import Flusher, Waits, WriteBehind

@@ -12,8 +12,8 @@ import pytest
 from bare_space import FaultyFileSystem
 
 from xaqueue.errors import ResourceFailed, RetryLater
-from xaqueue.storage.barrier import Barrier, Touched, touched
-from xaqueue.storage.flags import JOURNAL
+from xaqueue.storage.group_commit import Barrier, Touched, touched
+from xaqueue.storage.hardening import JOURNAL
 from xaqueue.storage.write_behind import LARGE_BYTES, WriteBehind
 
 

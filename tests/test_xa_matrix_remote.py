@@ -22,8 +22,8 @@ from xaqueue.rpc import dial
 from xaqueue.rpc.client import RemoteManager
 from xaqueue.rpc.stream import Stream
 from xaqueue.rpc.wire import error_of, message_of, xid_of, xid_to
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
 from xaqueue.xa import Code, Flag, Vote
 from xaqueue.xid import Xid
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xaqueue.errors import InvalidArgument
-from xaqueue.space.layout import block_path
+from xaqueue.space.model.layout import block_path
 from xaqueue.xid import FORMAT_ID_LIMIT, LOCAL_FORMAT_ID, Xid
 
 NAME_MAX = 255

@@ -81,7 +81,8 @@ def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(given := os.fspath(path), str) or not given:
         raise InvalidArgument(f"connect({path!r}) is refused: a directory or a URL is wanted, as text or as a path")
-    from xaqueue.rpc import endpoint, reach  # half of the package, and a Spark worker needs none of it
+    from xaqueue import endpoint
+    from xaqueue.rpc import reach  # half of the package, and a Spark worker needs none of it
 
     if not endpoint.is_url(given):
         directory, name = openstring.parse(given)

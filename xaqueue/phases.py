@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Phase(Enum):
-    """As its connection sees it; what the branch is to the space, ``xaqueue.branch`` says."""
+    """As its connection sees it; what the branch is to the space, ``xaqueue.space.model.branch`` says."""
 
     NONE = "outside a transaction"
     LOCAL = "in a local transaction"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from xaqueue.bench.limits import DECISION_BYTES, Preallocated
 from xaqueue.bench.rates import Step
-from xaqueue.storage.flags import Hardening
+from xaqueue.storage.hardening import Hardening
 
 DEQUEUE_BLOCK_BYTES = 72
 LISTED_BYTES = 32

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from xaqueue.bench.rates import Rate, latency_us
-from xaqueue.space import range_images
-from xaqueue.space.space import Space
+from xaqueue.space.engine import range_images
+from xaqueue.space.engine.state import Space
 
 PERCENTS = {"p50_us": 50.0, "p99_us": 99.0, "p999_us": 99.9, "max_us": 100.0}
 

@@ -22,13 +22,14 @@ from typing import Any
 
 from xaqueue.bench import depth, environment, page_cache
 from xaqueue.bench.tables import aligned
-from xaqueue.command import Block, Kind, encode
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import layout, range_images
-from xaqueue.space.attach import attach, create
-from xaqueue.space.load import remaining_s
-from xaqueue.space.session import Session
+from xaqueue.space.engine import range_images
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import Block, Kind, encode
+from xaqueue.space.owner.open import attach, create
+from xaqueue.space.recovery.load import remaining_s
 
 QUEUE = "bench"
 SHALLOW = "shallow"

@@ -8,7 +8,7 @@ from pathlib import Path
 from xaqueue.bench.peers import check_names
 from xaqueue.bench.peers.peer import Wanted
 from xaqueue.errors import InvalidArgument
-from xaqueue.storage.flags import Hardening
+from xaqueue.storage.hardening import Hardening
 
 
 @dataclass(frozen=True, slots=True)

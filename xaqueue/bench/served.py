@@ -25,7 +25,7 @@ from xaqueue.connection import Connection
 from xaqueue.errors import OperationalError
 from xaqueue.rpc import dial
 from xaqueue.rpc.server import Server
-from xaqueue.space.attach import create
+from xaqueue.space.owner.open import create
 from xaqueue.storage.ids import fresh_id
 
 QUEUE = "bench"

@@ -21,15 +21,15 @@ from statistics import median
 from typing import Any
 from uuid import uuid4
 
-from xaqueue import command
 from xaqueue.bench import page_cache, spark_scale, spark_sources
 from xaqueue.bench.environment import IN_MEMORY, look
 from xaqueue.bench.spark_query import Run, timed
 from xaqueue.bench.spark_sources import Source, apart
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import MessageId, Properties
-from xaqueue.space import layout
-from xaqueue.space.reader import QueueReader
+from xaqueue.space.model import block as command
+from xaqueue.space.model import layout
+from xaqueue.space.offline.reader import QueueReader
 
 WARM_MESSAGES = 20_000
 WARM_ROUNDS = 5

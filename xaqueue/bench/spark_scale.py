@@ -26,7 +26,7 @@ WAIT_S = 0.05
 @contextmanager
 def served(space: Path) -> Iterator[None]:
     """A server has it, so that nobody waits for one later; it ends with the block."""
-    from xaqueue.space.attach import is_owned, read_owner
+    from xaqueue.space.owner.open import is_owned, read_owner
     from xaqueue.spark.owner import reach
 
     with closing(reach(space)) as manager:
@@ -43,7 +43,7 @@ def served(space: Path) -> Iterator[None]:
 
 def sink(spark: Any, space: Path, messages: int, body_bytes: int) -> dict[str, float]:
     """Messages a second of ``df.write`` into a served space with a journal."""
-    from xaqueue.space.attach import create
+    from xaqueue.space.owner.open import create
 
     create(space, sync="JOURNAL", any_queue=True)
     taken: list[float] = []

@@ -17,7 +17,7 @@ from typing import Any
 
 from xaqueue.bench import spark_scale
 from xaqueue.bench.spark_query import Run, timed
-from xaqueue.space import layout
+from xaqueue.space.model import layout
 
 CORES = 2
 DRIVER_MEMORY = "2g"

@@ -21,9 +21,9 @@ from xaqueue.bench.peers.process_clients import ProcessClients
 from xaqueue.bench.rates import Rate, Step, rate_of
 from xaqueue.bench.served import ServerPeer
 from xaqueue.connection import Connection
-from xaqueue.space.attach import attach, create
-from xaqueue.storage.barrier import Barrier
-from xaqueue.storage.flags import Hardening
+from xaqueue.space.owner.open import attach, create
+from xaqueue.storage.group_commit import Barrier
+from xaqueue.storage.hardening import Hardening
 
 QUEUE = "bench"
 

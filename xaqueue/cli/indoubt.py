@@ -14,9 +14,9 @@ from xaqueue.cli import indoubt_rows, output, values
 from xaqueue.cli.sides import Side, operator, side_of
 from xaqueue.cli.spaces import JsonOption, Place, SpaceOption, place_of
 from xaqueue.errors import InvalidArgument
-from xaqueue.space.foresee import foresee
-from xaqueue.space.heuristic import check_text
-from xaqueue.space.inspect_branches import InDoubt
+from xaqueue.space.engine.heuristics import check_text
+from xaqueue.space.offline.dry_run import foresee
+from xaqueue.space.offline.inspect_branches import InDoubt
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -11,9 +11,9 @@ import typer
 
 from xaqueue.batch import ONE_SPACE, is_of_a_batch, parse_gtrid
 from xaqueue.cli import output, values
-from xaqueue.space.foresee import Change
-from xaqueue.space.heuristic import Decision
-from xaqueue.space.inspect_branches import Content, InDoubt
+from xaqueue.space.engine.heuristics import Decision
+from xaqueue.space.offline.dry_run import Change
+from xaqueue.space.offline.inspect_branches import Content, InDoubt
 from xaqueue.tm.gtrid import Gtrid, listed
 from xaqueue.xid import Xid
 

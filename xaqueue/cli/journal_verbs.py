@@ -12,9 +12,9 @@ from xaqueue.cli import output
 from xaqueue.cli.exits import ExitCode, complain
 from xaqueue.cli.spaces import JsonOption, SpaceOption, directory_of, owned
 from xaqueue.errors import SpaceInUse
-from xaqueue.space.attach import is_owned
-from xaqueue.space.layout import parse_xid
-from xaqueue.space.salvage import Loss, Salvaged, StepRead, find_loss, salvage
+from xaqueue.space.model.layout import parse_xid
+from xaqueue.space.owner.open import is_owned
+from xaqueue.space.recovery.salvage import Loss, Salvaged, StepRead, find_loss, salvage
 
 ROWS = 20
 """Steps that are shown before and behind a loss, the nearest to it; --json has all."""

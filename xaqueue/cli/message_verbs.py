@@ -18,12 +18,12 @@ from xaqueue.cli.spaces import Place, SpaceOption, connected, directory_of, plac
 from xaqueue.connection import Connection
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument
 from xaqueue.message import EnqueueOptions, Message
-from xaqueue.space import inspect_messages
-from xaqueue.space.follow import EARLIEST, LATEST, follow, start_after
-from xaqueue.space.inspect import QueueStatus, check_known
-from xaqueue.space.reader import QueueReader
-from xaqueue.space.session import Session
-from xaqueue.space.work import message_of
+from xaqueue.space.engine.messages import message_of
+from xaqueue.space.engine.session import Session
+from xaqueue.space.offline import inspect_messages
+from xaqueue.space.offline.follow import EARLIEST, LATEST, follow, start_after
+from xaqueue.space.offline.inspect import QueueStatus, check_known
+from xaqueue.space.offline.reader import QueueReader
 from xaqueue.storage.ids import fresh_id
 
 if TYPE_CHECKING:

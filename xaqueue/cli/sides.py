@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from xaqueue.cli.spaces import Place, reached, remote, served_at
-from xaqueue.space import heuristic, inspect, inspect_branches, operators
-from xaqueue.space.heuristic import Decision
-from xaqueue.space.inspect_branches import InDoubt
-from xaqueue.space.operators import Forgotten
-from xaqueue.space.session import Session
+from xaqueue.space.engine import heuristics, operator_log
+from xaqueue.space.engine.heuristics import Decision
+from xaqueue.space.engine.operator_log import Forgotten
+from xaqueue.space.engine.session import Session
+from xaqueue.space.offline import inspect, inspect_branches
+from xaqueue.space.offline.inspect_branches import InDoubt
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
@@ -67,18 +68,18 @@ class DirectorySide:
     def decide(self, xid: Xid, commit: bool, by: str, reason: str) -> Decision:
         with reached(self._place) as manager:
             if isinstance(manager, Session):
-                return heuristic.decide(manager.space, xid, commit, by, reason)
+                return heuristics.decide(manager.space, xid, commit, by, reason)
             return _operator_of(manager).decide(xid, commit, by, reason)
 
     def forget(self, xid: Xid, by: str, reason: str) -> None:
         with reached(self._place) as manager:
             if isinstance(manager, Session):
-                operators.forget(manager, xid, by, reason)
+                operator_log.forget(manager, xid, by, reason)
             else:
                 _operator_of(manager).forget(xid, by, reason)
 
     def forgotten(self) -> list[Forgotten]:
-        return operators.forgotten(self._place.directory)
+        return operator_log.forgotten(self._place.directory)
 
 
 def operator() -> str:

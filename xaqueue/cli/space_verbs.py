@@ -13,11 +13,13 @@ from xaqueue.cli import output
 from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.spaces import JsonOption, SpaceOption, directory_of, place_of, remote
 from xaqueue.cli.stream_verbs import queue_table
-from xaqueue.index import Order
-from xaqueue.space import attach, definitions, inspect, layout
-from xaqueue.space.check import Finding, Severity, check, repair
-from xaqueue.space.inspect_journal import JournalStatus
-from xaqueue.storage.flags import DEFAULT, GRAMMAR, Hardening
+from xaqueue.space.model import definitions, layout
+from xaqueue.space.model.index import Order
+from xaqueue.space.offline import inspect
+from xaqueue.space.offline.check import Finding, Severity, check, repair
+from xaqueue.space.offline.inspect_journal import JournalStatus
+from xaqueue.space.owner import open
+from xaqueue.storage.hardening import DEFAULT, GRAMMAR, Hardening
 
 OrderName = Enum("OrderName", {order.name: order.value for order in Order})  # type: ignore[misc]
 
@@ -41,13 +43,13 @@ def init(
 ) -> None:
     """Make a directory a queue space."""
     there = (directory / layout.FORMAT).exists()
-    written = attach.create(directory, name=name, sync=sync)
+    written = open.create(directory, name=name, sync=sync)
     if there:
         typer.echo(f"{directory} is queue space {written.name} already: left as it is")
         return
     if default is not None:
         text = definitions.read(directory)
-        attach.write_definitions(directory, definitions.with_default(text, default.value))
+        open.write_definitions(directory, definitions.with_default(text, default.value))
     hardening = Hardening.parse(sync) if sync is not None else DEFAULT
     typer.echo(f"{directory} is queue space {written.name} now")
     typer.echo(f"sync {hardening}: a commit {hardening.promise}")
@@ -73,7 +75,7 @@ def define(
     text = definitions.read(directory) if path.exists() else ""
     changed = definitions.with_queue(text, queue, given)
     if changed != text:
-        attach.write_definitions(directory, changed)
+        open.write_definitions(directory, changed)
     defined = definitions.parse(changed).queues[queue]
     typer.echo(f"queue {queue}: {defined.order.value}" + (f", {defined.description}" if defined.description else ""))
 

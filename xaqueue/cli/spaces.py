@@ -16,9 +16,9 @@ from xaqueue.cli.output import Bar
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
 from xaqueue.space import openstring
-from xaqueue.space.attach import attach
-from xaqueue.space.format import read_format
-from xaqueue.space.session import Session
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model.format import read_format
+from xaqueue.space.owner.open import attach
 from xaqueue.storage.ids import fresh_id
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from xaqueue.cli.spaces import JsonOption, Place, SpaceOption, place_of, reached
 from xaqueue.errors import ConnectionLost
 from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation
-from xaqueue.space import inspect
-from xaqueue.space.inspect import QueueStatus
+from xaqueue.space.offline import inspect
+from xaqueue.space.offline.inspect import QueueStatus
 
 
 def add_to(app: typer.Typer) -> None:

@@ -17,11 +17,11 @@ from xaqueue.cli.spaces import Place, remote, served_at
 from xaqueue.cli.tm_config import ParticipantConfig, TmConfig, postgres
 from xaqueue.errors import Error, InvalidArgument
 from xaqueue.rpc.operator_client import RemoteOperator
-from xaqueue.space import operators
-from xaqueue.space.inspect_branches import InDoubt, in_doubt_in
-from xaqueue.space.operators import Forgotten
-from xaqueue.space.redo_view import look_into
-from xaqueue.space.survey import Verdict
+from xaqueue.space.engine import operator_log
+from xaqueue.space.engine.operator_log import Forgotten
+from xaqueue.space.offline.inspect_branches import InDoubt, in_doubt_in
+from xaqueue.space.recovery.prepared import Verdict
+from xaqueue.space.recovery.redo_view import look_into
 from xaqueue.tm import marker
 from xaqueue.tm.advice import Says
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
@@ -94,7 +94,7 @@ def _ask_space(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -
         if looked.journal.damage and xid not in [branch.xid for branch in waiting]:
             yield Testimony(participant.name, Says.UNREACHABLE, looked.journal.damage)
             return
-        seen = _Seen(Outcome.UNKNOWN, waiting, operators.forgotten(place.directory))
+        seen = _Seen(Outcome.UNKNOWN, waiting, operator_log.forgotten(place.directory))
     yield _of_branch(participant.name, xid, seen)
     for branch in seen.in_doubt:
         name = branch.xid.bqual.decode("ascii", "backslashreplace")

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from xaqueue.cli.output import printable
 from xaqueue.errors import InvalidArgument, UnknownXid
 from xaqueue.message import MESSAGE_ID_BYTES
-from xaqueue.space.layout import parse_block
+from xaqueue.space.model.layout import parse_block
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.xid import Xid
 

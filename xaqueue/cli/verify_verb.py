@@ -14,8 +14,8 @@ from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.ingest_verb import spark_there
 from xaqueue.cli.spaces import JsonOption, SpaceOption, paths_of
 from xaqueue.errors import InvalidArgument
-from xaqueue.space import verify as local
-from xaqueue.space.verify import Verdict
+from xaqueue.space.offline import verify as local
+from xaqueue.space.offline.verify import Verdict
 
 
 def add_to(app: typer.Typer) -> None:

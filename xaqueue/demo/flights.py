@@ -20,8 +20,8 @@ from xaqueue.demo.ingest import Ingest
 from xaqueue.demo.kills import KILLS, Job, enqueue_under_fire
 from xaqueue.demo.progress import Progress
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.space.attach import create
-from xaqueue.storage.flags import DEFAULT
+from xaqueue.space.owner.open import create
+from xaqueue.storage.hardening import DEFAULT
 
 BATCH = 200
 """Flights of one branch."""

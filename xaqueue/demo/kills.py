@@ -19,10 +19,10 @@ from xaqueue.demo.decisions import committed
 from xaqueue.demo.progress import Progress
 from xaqueue.demo.stages import DECIDED, PREPARED, batches_at
 from xaqueue.errors import OperationalError
-from xaqueue.space.attach import attach
-from xaqueue.space.heuristic import decide
-from xaqueue.space.inspect_branches import InDoubt, in_doubt
-from xaqueue.space.survey import Verdict
+from xaqueue.space.engine.heuristics import decide
+from xaqueue.space.offline.inspect_branches import InDoubt, in_doubt
+from xaqueue.space.owner.open import attach
+from xaqueue.space.recovery.prepared import Verdict
 
 LOOK_S = 0.05
 """Between two looks at the progress; also for how long the stages are watched at a stretch."""

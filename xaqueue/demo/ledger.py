@@ -32,8 +32,8 @@ from xaqueue.demo.ledger_service import QUEUE, Place
 from xaqueue.demo.postgres import Server
 from xaqueue.demo.progress import Progress
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.space.attach import create
-from xaqueue.space.inspect_branches import in_doubt
+from xaqueue.space.offline.inspect_branches import in_doubt
+from xaqueue.space.owner.open import create
 from xaqueue.tm.look import look
 
 ORDERS = 1_000

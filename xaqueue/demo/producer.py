@@ -32,7 +32,7 @@ from xaqueue.demo import records
 from xaqueue.demo.decisions import COMMIT, ROLLBACK, DecisionLog
 from xaqueue.demo.stages import COMMITTED, DECIDED, PREPARED, Stages
 from xaqueue.errors import HeuristicOutcome
-from xaqueue.storage.flags import DEFAULT
+from xaqueue.storage.hardening import DEFAULT
 from xaqueue.xa import Code
 from xaqueue.xid import Xid
 

@@ -9,13 +9,13 @@ from contextlib import suppress
 from functools import partial
 
 from xaqueue.connection import Connection
+from xaqueue.endpoint import EXAMPLES, Endpoint, Scheme, is_url, parse
 from xaqueue.errors import InvalidArgument
 from xaqueue.rpc.async_connection import AsyncConnection
 from xaqueue.rpc.async_stream import AwaitedSocket
 from xaqueue.rpc.awaiting import awaited, carried
 from xaqueue.rpc.client import RemoteManager
 from xaqueue.rpc.dial import DIAL_S, answer_s, context_of, hello_of, unreached
-from xaqueue.rpc.endpoint import EXAMPLES, Endpoint, Scheme, is_url, parse
 from xaqueue.rpc.sockets import keep_alive
 from xaqueue.rpc.stream import Stream
 from xaqueue.storage.ids import fresh_id

@@ -14,7 +14,6 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, Unpack
 
-from xaqueue.command import pack_properties
 from xaqueue.errors import (
     AccessDenied,
     ConnectionLost,
@@ -34,6 +33,7 @@ from xaqueue.rpc.stream import Stream
 from xaqueue.rpc.stream_client import StreamCalls
 from xaqueue.rpc.tls import is_refusal
 from xaqueue.rpc.wire import xid_to
+from xaqueue.space.model.block import pack_properties
 from xaqueue.storage.ids import fresh_id
 from xaqueue.times import check_seconds
 from xaqueue.xa import Code, Flag, Outcome, Vote

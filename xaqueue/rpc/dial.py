@@ -1,4 +1,4 @@
-"""A URL names a server; this connects to it, and shows who it is: see ``xaqueue.rpc.endpoint`` for the URLs.
+"""A URL names a server; this connects to it, and shows who it is: see ``xaqueue.endpoint`` for the URLs.
 
 Files that the URL names are read anew at each connect, so that tokens and certificates may be replaced meanwhile.
 """
@@ -11,9 +11,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from xaqueue.endpoint import Endpoint, Scheme, parse
 from xaqueue.errors import AccessDenied, ConnectionLost
 from xaqueue.rpc.client import CONNECT_S, RemoteManager
-from xaqueue.rpc.endpoint import Endpoint, Scheme, parse
 from xaqueue.rpc.secret_files import read_token
 from xaqueue.rpc.sockets import keep_alive
 from xaqueue.rpc.stream import Stream

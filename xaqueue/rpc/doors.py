@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xaqueue.access import check_exposure
+from xaqueue.endpoint import Endpoint, Scheme, host_and_port, is_loopback
 from xaqueue.errors import InvalidArgument
-from xaqueue.rpc.access import check_exposure
-from xaqueue.rpc.endpoint import Endpoint, Scheme, host_and_port, is_loopback
 from xaqueue.rpc.gate import NOBODY, Trust
 from xaqueue.rpc.identity import Identity, token_name
 from xaqueue.rpc.secret_files import read_token
@@ -25,7 +25,7 @@ from xaqueue.rpc.session import Served
 from xaqueue.rpc.sockets import UNIX_MODE, listen_tcp, listen_unix, remove_unix, unix_peer
 from xaqueue.rpc.tls import names_in, server_context
 from xaqueue.rpc.tls_layer import TlsLayer
-from xaqueue.space.layout import SOCKET
+from xaqueue.space.model.layout import SOCKET
 
 if TYPE_CHECKING:
     from xaqueue.rpc.server import Server

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from xaqueue.access import Rights
 from xaqueue.errors import AccessDenied
-from xaqueue.rpc.access import Rights
 from xaqueue.rpc.identity import Identity, same_member, token_name
-from xaqueue.space.space import Space
+from xaqueue.space.engine.state import Space
 
 REFUSALS_TOLD = 10
 """Of one session, in the log."""

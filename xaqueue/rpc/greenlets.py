@@ -1,6 +1,6 @@
 """Many sessions wait in one thread: each runs in a greenlet, and where it has to wait the event loop goes on.
 
-The engine's code is the same as under threads (``xaqueue.storage.waiting``). A greenlet is never ended from outside:
+The engine's code is the same as under threads (``xaqueue.storage.scheduling``). A greenlet is never ended from outside:
 it runs on until its session is over. Whoever is no session's greenlet, the checkpointer's thread or the loop at its
 end, waits as a thread does.
 """
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from greenlet import getcurrent, greenlet
 
-from xaqueue.storage.waiting import THREADS, Baton, Condition, Threads
+from xaqueue.storage.scheduling import THREADS, Baton, Condition, Threads
 
 T = TypeVar("T")
 

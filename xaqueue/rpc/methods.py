@@ -19,8 +19,8 @@ from xaqueue.rpc.operator_methods import OPERATOR_METHODS
 from xaqueue.rpc.server_methods import SERVER_METHODS
 from xaqueue.rpc.stream_methods import STREAM_METHODS
 from xaqueue.rpc.wire import flags_of, xid_of
-from xaqueue.space.inspect_branches import InDoubt
-from xaqueue.space.session import Session
+from xaqueue.space.engine.session import Session
+from xaqueue.space.offline.inspect_branches import InDoubt
 from xaqueue.xa import Flag
 
 PAGE = 1000

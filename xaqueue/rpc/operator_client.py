@@ -10,9 +10,9 @@ from xaqueue.errors import ConnectionLost, OutcomeUnknown
 from xaqueue.rpc.client import RemoteManager
 from xaqueue.rpc.operator_wire import decision_of, forgotten_of, in_doubt_of
 from xaqueue.rpc.wire import xid_to
-from xaqueue.space.heuristic import Decision
-from xaqueue.space.inspect_branches import InDoubt, by_age
-from xaqueue.space.operators import Forgotten
+from xaqueue.space.engine.heuristics import Decision
+from xaqueue.space.engine.operator_log import Forgotten
+from xaqueue.space.offline.inspect_branches import InDoubt, by_age
 from xaqueue.xid import Xid
 
 

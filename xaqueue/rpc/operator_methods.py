@@ -13,9 +13,9 @@ from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.message import check_queue_name
 from xaqueue.rpc.operator_wire import decision_to, forgotten_to, in_doubt_to
 from xaqueue.rpc.wire import xid_of
-from xaqueue.space import heuristic, operators
-from xaqueue.space.inspect import depths_in
-from xaqueue.space.inspect_branches import pages
+from xaqueue.space.engine import heuristics, operator_log
+from xaqueue.space.offline.inspect import depths_in
+from xaqueue.space.offline.inspect_branches import pages
 from xaqueue.storage.fs import FileSystem
 
 if TYPE_CHECKING:
@@ -49,17 +49,17 @@ def indoubt_decide(peer: Peer, xid: Any, commit: Any, by: Any, reason: Any = "")
     """Records an operator's decision and carries it out; the answer is the decision that holds."""
     if not isinstance(commit, bool):
         raise InvalidArgument(f"commit {commit!r} is refused: true (commit) or false (roll back) is wanted")
-    return decision_to(heuristic.decide(peer.session.space, xid_of(xid), commit, _signed(peer, by), reason))
+    return decision_to(heuristics.decide(peer.session.space, xid_of(xid), commit, _signed(peer, by), reason))
 
 
 def indoubt_forget(peer: Peer, xid: Any, by: Any, reason: Any = "") -> None:
     """Ends the memory of a decision, by hand."""
-    operators.forget(peer.session, xid_of(xid), _signed(peer, by), reason)
+    operator_log.forget(peer.session, xid_of(xid), _signed(peer, by), reason)
 
 
 def indoubt_forgotten(peer: Peer) -> list[dict[str, Any]]:
     """The decisions that operators forgot, in their order."""
-    return [forgotten_to(told) for told in _looked(peer, operators.forgotten_in)]
+    return [forgotten_to(told) for told in _looked(peer, operator_log.forgotten_in)]
 
 
 def _signed(peer: Peer, by: Any) -> Any:

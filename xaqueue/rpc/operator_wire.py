@@ -18,9 +18,9 @@ from typing import Any
 
 from xaqueue.message import MessageId, check_message_id
 from xaqueue.rpc.wire import MalformedFrame, xid_of, xid_to
-from xaqueue.space.heuristic import Decision
-from xaqueue.space.inspect_branches import Content, InDoubt
-from xaqueue.space.operators import Forgotten
+from xaqueue.space.engine.heuristics import Decision
+from xaqueue.space.engine.operator_log import Forgotten
+from xaqueue.space.offline.inspect_branches import Content, InDoubt
 
 
 def decision_to(decision: Decision) -> dict[str, Any]:

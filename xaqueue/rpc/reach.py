@@ -6,10 +6,10 @@ import os
 from typing import TYPE_CHECKING
 
 from xaqueue.errors import ConnectionLost, InvalidArgument, SpaceError, SpaceInUse
-from xaqueue.space.attach import attach, is_attached, read_owner
-from xaqueue.space.format import read_format
-from xaqueue.space.session import Session
-from xaqueue.storage.flags import Hardening
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model.format import read_format
+from xaqueue.space.owner.open import attach, is_attached, read_owner
+from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.owner_file import is_owned
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from xaqueue.rpc.limits import Limits
 from xaqueue.rpc.notify import READY, STOPPING, Notifier
 from xaqueue.rpc.session import Served
 from xaqueue.rpc.timer import Timer
-from xaqueue.space.attach import announce, attach
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.owner.open import announce, attach
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HANG_S = 5.0

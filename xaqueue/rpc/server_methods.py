@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xaqueue.branch import Branch, State
 from xaqueue.errors import InvalidArgument
 from xaqueue.rpc.wire import xid_to
-from xaqueue.space.space import Space
-from xaqueue.space.survey import Verdict
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model.branch import Branch, State
+from xaqueue.space.recovery.prepared import Verdict
 
 if TYPE_CHECKING:
     from xaqueue.rpc.methods import Peer

@@ -1,4 +1,4 @@
-"""What a served space is and holds: the keys of ``xaqueue.space.inspect.Status``, from its server's memory, and more.
+"""What a served space is and holds: the keys of ``inspect.Status``, from its server's memory, and more.
 
     sessions      how many are open
     waiting       how many of them wait for a message
@@ -16,17 +16,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xaqueue.branch import HEURISTICS, State
-from xaqueue.command import Kind
 from xaqueue.errors import InvalidArgument
 from xaqueue.rpc.server_methods import left
 from xaqueue.rpc.wire import MalformedFrame
-from xaqueue.space import inspect, layout, room, survey
-from xaqueue.space.attach import READ_ONLY, READY, Owner, read_definitions, read_owner
-from xaqueue.space.format import Format, read_format
-from xaqueue.space.inspect import QueueStatus, Status
-from xaqueue.space.inspect_journal import JournalStatus, journal_status
-from xaqueue.space.space import Space
+from xaqueue.space.engine import disk_space as room
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import Kind
+from xaqueue.space.model.branch import HEURISTICS, State
+from xaqueue.space.model.format import Format, read_format
+from xaqueue.space.offline import inspect
+from xaqueue.space.offline.inspect import QueueStatus, Status
+from xaqueue.space.offline.inspect_journal import JournalStatus, journal_status
+from xaqueue.space.owner.open import READ_ONLY, READY, Owner, read_definitions, read_owner
+from xaqueue.space.recovery import prepared
 from xaqueue.storage.fs import DirectoryFileSystem, Room
 
 
@@ -112,7 +115,7 @@ def _files(root: Path) -> _Files:
         complaint = str(error)
     else:
         complaint = ""
-    aside = sum(1 for name in survey.listed(fs, layout.QUARANTINE) if not name.endswith(".reason"))
+    aside = sum(1 for name in prepared.listed(fs, layout.QUARANTINE) if not name.endswith(".reason"))
     return _Files(read_format(root), owner, complaint, fs.room(), aside, journal_status(fs, owner, True))
 
 

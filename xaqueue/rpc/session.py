@@ -21,7 +21,7 @@ from xaqueue.rpc.limits import STRANGER_BYTES
 from xaqueue.rpc.methods import Peer
 from xaqueue.rpc.patience import Patience
 from xaqueue.rpc.wire import Call, MalformedFrame
-from xaqueue.space.session import Session
+from xaqueue.space.engine.session import Session
 from xaqueue.xa import Code
 
 if TYPE_CHECKING:

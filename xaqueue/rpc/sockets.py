@@ -17,8 +17,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from xaqueue.endpoint import Endpoint, Scheme
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.rpc.endpoint import Endpoint, Scheme
 from xaqueue.rpc.identity import Identity
 from xaqueue.storage.lock import FileLock
 

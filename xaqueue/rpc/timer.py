@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING
 
 from xaqueue.errors import ResourceFailed
-from xaqueue.space.batch_sweep import sweep
-from xaqueue.space.expiry import expire
+from xaqueue.space.engine.batch_sweep import sweep
+from xaqueue.space.engine.timeouts import expire
 
 if TYPE_CHECKING:
     from xaqueue.rpc.server import Server

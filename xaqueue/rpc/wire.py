@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, Self, TypeVar
 import msgpack
 
 from xaqueue import errors
-from xaqueue.command import properties_in, property_map
 from xaqueue.errors import DamagedBlock, DatabaseError, Error, HeuristicOutcome, InvalidArgument, RolledBack
 from xaqueue.message import Message, MessageId, check_message_id
+from xaqueue.space.model.block import properties_in, property_map
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 

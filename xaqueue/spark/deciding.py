@@ -19,7 +19,7 @@ from operator import itemgetter
 from xaqueue.batch import Batch, Decision, Plan
 from xaqueue.errors import InvalidArgument, OperationalError, UnknownXid
 from xaqueue.rpc.client import RemoteManager
-from xaqueue.space.format import read_format
+from xaqueue.space.model.format import read_format
 from xaqueue.spark.sink_options import Space
 from xaqueue.spark.way_on import queues_read, way_on
 from xaqueue.xa import Outcome

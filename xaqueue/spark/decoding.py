@@ -15,8 +15,8 @@ import pyarrow as pa
 from pyspark.sql import functions
 from pyspark.sql.types import StructField, StructType
 
-from xaqueue.command import decode_message
 from xaqueue.errors import DamagedBlock
+from xaqueue.space.model.block import decode_message
 from xaqueue.spark.columns import HOUSE, MORE, Rows, arrow_fields
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
 from xaqueue.reservation import Reservation
-from xaqueue.space.format import why_behind
+from xaqueue.space.model.format import why_behind
 from xaqueue.spark.asking import Asker
 from xaqueue.spark.checkpoint import harden_done
 from xaqueue.spark.offsets import Numbers

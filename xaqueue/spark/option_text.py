@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from urllib.parse import unquote
 
 from xaqueue.errors import InvalidArgument
-from xaqueue.space.layout import LAST_SEQ
+from xaqueue.space.model.layout import LAST_SEQ
 
 OF_A_CONNECTION = (
     "groupidprefix",

@@ -15,7 +15,7 @@ from socket import gethostname
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import QUEUE_NAME, check_queue_name
-from xaqueue.space.layout import LAST_SEQ
+from xaqueue.space.model.layout import LAST_SEQ
 from xaqueue.spark.option_text import Given, space_path
 from xaqueue.spark.plan import Tasks
 from xaqueue.spark.positions import EARLIEST, LATEST, Positions, json_object, positions

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xaqueue.endpoint import Scheme, parse
 from xaqueue.errors import ConnectionLost, OperationalError, SpaceError, SpaceInUse
 from xaqueue.rpc import dial
 from xaqueue.rpc.client import RemoteManager
-from xaqueue.rpc.endpoint import Scheme, parse
 from xaqueue.rpc.stream import Stream
-from xaqueue.space.attach import RECOVERING, Owner, is_owned, read_owner
-from xaqueue.space.format import read_format
+from xaqueue.space.model.format import read_format
+from xaqueue.space.owner.open import RECOVERING, Owner, is_owned, read_owner
 from xaqueue.spark.places import last_words, log_of, open_log, socket_of
 from xaqueue.storage.lock import FileLock
 

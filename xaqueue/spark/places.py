@@ -16,9 +16,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
+from xaqueue.endpoint import UNIX_PATH_LIMIT_BYTES
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.rpc.endpoint import UNIX_PATH_LIMIT_BYTES
-from xaqueue.space.layout import SOCKET
+from xaqueue.space.model.layout import SOCKET
 from xaqueue.spark.java import cache_directory
 
 LOG_BYTES = 1024 * 1024

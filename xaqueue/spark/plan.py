@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Generic, NamedTuple, TypeVar
 
-from xaqueue.space.layout import RANGE_BITS, RANGE_SIZE
+from xaqueue.space.model.layout import RANGE_BITS, RANGE_SIZE
 
 Key = TypeVar("Key")
 

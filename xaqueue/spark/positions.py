@@ -14,7 +14,7 @@ from typing import Any
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import QUEUE_NAME
-from xaqueue.space.layout import LAST_SEQ
+from xaqueue.space.model.layout import LAST_SEQ
 from xaqueue.spark.option_text import Given, moment_ms, space_path
 
 EARLIEST = "earliest"

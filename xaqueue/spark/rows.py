@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from xaqueue.command import split_message, stored_in
 from xaqueue.errors import DamagedBlock
-from xaqueue.space.block_files import read_message
-from xaqueue.space.layout import RANGE_BITS, range_path
-from xaqueue.space.reader import QueueReader
+from xaqueue.space.model.block import split_message, stored_in
+from xaqueue.space.model.block_files import read_message
+from xaqueue.space.model.layout import RANGE_BITS, range_path
+from xaqueue.space.offline.reader import QueueReader
 from xaqueue.spark.columns import Columns, Rows
 from xaqueue.storage.read_ahead import ahead
 from xaqueue.storage.regular import READ

@@ -26,8 +26,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from xaqueue.batch import Batch, Decision, Plan
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.rpc.client import RemoteManager
-from xaqueue.space.attach import read_definitions
-from xaqueue.space.format import read_format
+from xaqueue.space.model.format import read_format
+from xaqueue.space.owner.open import read_definitions
 from xaqueue.spark import deciding, owner
 from xaqueue.spark.branches import Branches, Task
 from xaqueue.spark.checkpoint import OFFSETS, Checkpoint, local_directory

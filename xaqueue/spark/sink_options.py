@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from xaqueue.batch import NUMBER_LIMIT, Batch
+from xaqueue.endpoint import parse as parse_url
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import check_queue_name
-from xaqueue.rpc.endpoint import parse as parse_url
 from xaqueue.spark.checkpoint import local_directory
 from xaqueue.spark.option_text import Given, space_path
 

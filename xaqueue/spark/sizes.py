@@ -10,8 +10,8 @@ import os
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TypeVar
 
-from xaqueue.space.layout import RANGE_BITS, range_path
-from xaqueue.space.reader import QueueReader
+from xaqueue.space.model.layout import RANGE_BITS, range_path
+from xaqueue.space.offline.reader import QueueReader
 
 UNLIMITED = 1 << 62
 

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
-from xaqueue.space.reader import QueueReader
+from xaqueue.space.offline.reader import QueueReader
 from xaqueue.spark import columns, plan
 from xaqueue.spark.columns import Columns, Rows
 from xaqueue.spark.option_text import log_ignored

@@ -29,8 +29,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from xaqueue.errors import InvalidArgument, SpaceError
-from xaqueue.space.reader import QueueReader
-from xaqueue.space.stream_records import refusal
+from xaqueue.space.model.stream_records import refusal
+from xaqueue.space.offline.reader import QueueReader
 from xaqueue.spark import keeping, plan
 from xaqueue.spark.keeping import Keeper
 from xaqueue.spark.offsets import Offsets, between, read

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from xaqueue.space.layout import RANGE_BITS, RANGE_SIZE, range_path
-from xaqueue.space.reader import QueueReader
+from xaqueue.space.model.layout import RANGE_BITS, RANGE_SIZE, range_path
+from xaqueue.space.offline.reader import QueueReader
 
 NS_PER_MS = 1_000_000
 

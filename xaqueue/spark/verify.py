@@ -17,7 +17,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import arrow_udf
 
 from xaqueue.errors import InvalidArgument
-from xaqueue.space.verify import (
+from xaqueue.space.offline.verify import (
     WRONG,
     Place,
     Share,

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError, UnknownQueue
-from xaqueue.space import stream_records
-from xaqueue.space.attach import read_definitions
-from xaqueue.space.definitions import suggestion
-from xaqueue.space.format import check_recovered, read_format, why_behind
-from xaqueue.space.layout import FORMAT, stream_path
-from xaqueue.space.reader import QueueReader, queues
-from xaqueue.space.stream_records import StreamRecord
+from xaqueue.space.model import stream_records
+from xaqueue.space.model.definitions import suggestion
+from xaqueue.space.model.format import check_recovered, read_format, why_behind
+from xaqueue.space.model.layout import FORMAT, stream_path
+from xaqueue.space.model.stream_records import StreamRecord
+from xaqueue.space.offline.reader import QueueReader, queues
+from xaqueue.space.owner.open import read_definitions
 from xaqueue.spark.asking import Asker
 from xaqueue.spark.options import Options, is_pattern
 from xaqueue.storage.fs import DirectoryFileSystem

@@ -1,8 +1,8 @@
 """A journal of redo records: what ``write`` returned from is durable, at one overwrite and one sync a round.
 
 Segments are preallocated and overwritten in place, so that a sync needs no commit of the file system's own journal.
-Once a checkpoint has covered a segment, it is recycled under the name of a later LSN. ``xaqueue.storage.segments`` has
-the bytes, ``xaqueue.storage.scan`` reads them back. Nothing here knows what a record means.
+Once a checkpoint has covered a segment, it is recycled under the name of a later LSN. ``journal_format`` has
+the bytes, ``journal_reader`` reads them back. Nothing here knows what a record means.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from xaqueue.storage.fs import NO_ROOM, FileSystem, discard
-from xaqueue.storage.scan import ARCHIVE, NEW, look
-from xaqueue.storage.segments import (
+from xaqueue.storage.journal_format import (
     CHECKPOINT,
     END,
     EPOCH_BITS,
@@ -28,6 +27,7 @@ from xaqueue.storage.segments import (
     header_of,
     record_of,
 )
+from xaqueue.storage.journal_reader import ARCHIVE, NEW, look
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """Default size of a segment."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from xaqueue.errors import DecisionLogError
-from xaqueue.storage import lines
+from xaqueue.storage import append_log
 from xaqueue.storage.fs import FileSystem
 from xaqueue.tm.standing import Heuristic
 
@@ -48,7 +48,7 @@ def record(fs: FileSystem, heuristics: Sequence[Heuristic], by: str, at_us: int,
                 at_us,
                 reason,
             )
-            lines.append(fs, OPERATORS, json.dumps(asdict(told)).encode())
+            append_log.append(fs, OPERATORS, json.dumps(asdict(told)).encode())
         fs.sync_file(OPERATORS)
         fs.sync_dir("")
     except OSError as error:
@@ -58,7 +58,7 @@ def record(fs: FileSystem, heuristics: Sequence[Heuristic], by: str, at_us: int,
 def forgotten(fs: FileSystem) -> list[Forgotten]:
     """The heuristics that operators forgot, in their order; those that ``TransactionManager.forget`` ended are none."""
     found = []
-    for line in lines.read(fs, OPERATORS):
+    for line in append_log.read(fs, OPERATORS):
         try:
             found.append(Forgotten(**json.loads(line)))
         except (ValueError, TypeError):

@@ -25,13 +25,13 @@ from xaqueue.errors import (
     RetryLater,
     SpaceError,
 )
-from xaqueue.storage.barrier import Barrier, Touched
-from xaqueue.storage.flags import JOURNAL as JOURNALLED
 from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.group_commit import Barrier, Touched
+from xaqueue.storage.hardening import JOURNAL as JOURNALLED
 from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.journal import Journal, checkpoint_entry
-from xaqueue.storage.scan import look
-from xaqueue.storage.segments import Entry
+from xaqueue.storage.journal_format import Entry
+from xaqueue.storage.journal_reader import look
 from xaqueue.tm import records
 from xaqueue.tm.node import NODE, damaged, read_node, write_node
 from xaqueue.tm.records import Decision, Table

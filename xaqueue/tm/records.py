@@ -21,7 +21,7 @@ from typing import Any
 import msgpack
 
 from xaqueue.errors import DecisionLogDamaged
-from xaqueue.storage.segments import Entry, Record
+from xaqueue.storage.journal_format import Entry, Record
 from xaqueue.tm.standing import Heuristic
 from xaqueue.tm.voting import Party
 from xaqueue.xa import Outcome

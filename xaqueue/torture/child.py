@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 from xaqueue.errors import DiskFull
-from xaqueue.space.attach import attach
+from xaqueue.space.owner.open import attach
 from xaqueue.torture.ledger import Said
 from xaqueue.torture.reopen import Look, problems, recover
 from xaqueue.torture.work import Worker

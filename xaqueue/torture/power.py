@@ -17,10 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from xaqueue.errors import DiskFull, Error
-from xaqueue.space import attach
-from xaqueue.space.session import Session
-from xaqueue.space.space import Space
-from xaqueue.storage.flags import Hardening
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.owner import open
+from xaqueue.storage.hardening import Hardening
 from xaqueue.torture.forgetful import Tree
 from xaqueue.torture.ledger import Ledger, Said
 from xaqueue.torture.recording import RecordingFileSystem
@@ -54,8 +54,8 @@ def survive_power_losses(scratch: Path, flags: str, seconds: float, seed: str) -
 def _lose_power(place: Path, flags: str, dice: random.Random, outcome: Outcome) -> None:
     """One play, cut off, and everything that is looked at after it."""
     with made(place):
-        attach.create(place / "space")
-        attach.write_definitions(place / "space", DEFINITIONS)
+        open.create(place / "space")
+        open.write_definitions(place / "space", DEFINITIONS)
         play = _Play(place / "space", Hardening.parse(flags), dice)
         play.run()
         outcome.branches += play.ledger.heard["acked"]
@@ -79,7 +79,7 @@ class _Play:
 
     def __init__(self, root: Path, hardening: Hardening, dice: random.Random) -> None:
         self.port = RecordingFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal)
-        self.space = Space(self.port, attach.read_definitions(root), hardening=hardening)
+        self.space = Space(self.port, open.read_definitions(root), hardening=hardening)
         self.ledger = Ledger()
         self.full: DiskFull | None = None
         seed = f"{dice.random()}"
@@ -94,7 +94,7 @@ class _Play:
     def run(self) -> None:
         """Raises DiskFull where that is what ended it."""
         threads = [threading.Thread(target=self._work, args=(worker,)) for worker in self.workers]
-        followers = attach.start_background(self.space)
+        followers = open.start_background(self.space)
         self.port.lose_power_after(self.calls)
         try:
             for thread in threads:

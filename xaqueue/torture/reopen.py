@@ -8,10 +8,10 @@ from pathlib import Path
 
 from xaqueue.connection import Connection
 from xaqueue.errors import Error
-from xaqueue.space.attach import attach
-from xaqueue.space.check import check
-from xaqueue.space.findings import Severity
-from xaqueue.space.session import Session
+from xaqueue.space.engine.session import Session
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.findings import Severity
+from xaqueue.space.owner.open import attach
 from xaqueue.torture.ledger import Found, Said
 from xaqueue.torture.work import QUEUES, BodyDamaged, Say, number_of, prove
 

@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from xaqueue.space import attach
-from xaqueue.storage.flags import Hardening
+from xaqueue.space.owner import open
+from xaqueue.storage.hardening import Hardening
 from xaqueue.torture.kills import survive_kills
 from xaqueue.torture.power import survive_power_losses
 from xaqueue.torture.scratch import made
@@ -32,7 +32,7 @@ def run(
         for level in levels:
             progress(f"killing {level}")
             with made(place / "kills"):
-                attach.create(place / "kills" / "space", any_queue=True)
+                open.create(place / "kills" / "space", any_queue=True)
                 killed = survive_kills(place / "kills" / "space", level, seconds / 2, seed)
             progress(f"taking the power from {level}")
             with made(place / "power"):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from xaqueue.storage.flags import Hardening
+from xaqueue.storage.hardening import Hardening
 
 SHOWN = 5
 """Faults of one outcome that are told; the rest are counted."""

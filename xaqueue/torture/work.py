@@ -10,7 +10,7 @@ from zlib import crc32
 
 from xaqueue.connection import Connection
 from xaqueue.message import Message
-from xaqueue.space.session import Session
+from xaqueue.space.engine.session import Session
 from xaqueue.torture.ledger import Number, Place, Said
 from xaqueue.xid import Xid
 

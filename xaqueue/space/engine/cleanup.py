@@ -1,0 +1,333 @@
+"""What streams have consumed, and what has expired, leaves the directories afterwards, in small pieces, and nobody
+waits for it.
+
+A crash in between loses nothing: the record in ``streams/`` says what is consumed, and the next owner goes on. Files
+are removed in the order of their names, which is that of their making, and range directories with the last of them.
+What is to be kept is renamed into ``archive/`` instead, under the same names. What has expired and comes back by a
+crash has expired still.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from xaqueue.errors import ResourceFailed, RetryLater
+from xaqueue.space.engine import redo as redo_of
+from xaqueue.space.engine.redo import Redo
+from xaqueue.space.model import layout
+from xaqueue.space.model.index import Entry
+from xaqueue.space.model.layout import MESSAGE_NAME, RANGE_BITS
+from xaqueue.space.model.queue import Queue
+from xaqueue.space.model.stream_records import StreamRecord
+from xaqueue.storage import journal_format
+from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.group_commit import Touched, touched
+
+if TYPE_CHECKING:
+    from xaqueue.space.engine.state import Space
+
+PIECE = 256
+"""Files between two looks whether it is to stop; for so many the lock is held where they are kept."""
+RETRY_S = 1.0
+"""After it found no room in the archive."""
+
+log = logging.getLogger("xaqueue")
+Stopped = Callable[[], bool]
+
+
+def never() -> bool:
+    return False
+
+
+def clear(space: Space, stopped: Stopped = never) -> bool:
+    """Removes the files of all that is consumed, and ranges that are spent; False where it was stopped before.
+
+    Raises ResourceFailed, and RetryLater where the archive found no room.
+    """
+    with space.lock:
+        queues = [queue for queue in space.queues.values() if queue.cleared < queue.consumed_through]
+    full: RetryLater | None = None
+    for queue in queues:
+        try:
+            if not clear_queue(space, queue, stopped):
+                return False
+        except RetryLater as error:
+            full = error  # what others remove may be the room that it wants
+    _remove_every_spent(space)
+    if full is not None:
+        raise full
+    return True
+
+
+def expire(space: Space, stopped: Stopped = never) -> bool:
+    """Removes the messages that nobody took in time; False where it was stopped before. Raises as ``clear`` does.
+
+    Those of a queue that is reserved for a stream stay until that has consumed them.
+    """
+    with space.lock:
+        queues = list(space.queues.values())
+    for queue in queues:
+        count = 0
+        while piece := _expired(space, queue):
+            _remove_expired(space, queue, piece)
+            count += len(piece)
+            if stopped():
+                return False
+        if count:
+            log.info("%d expired messages left queue %s", count, queue.name)
+    return True
+
+
+def _expired(space: Space, queue: Queue) -> list[Entry]:
+    """Some that are expired, and nobody else's any more."""
+    with space.lock:
+        space.barrier.check()
+        if queue.keeper is not None or queue.is_wanted:
+            return []
+        index = queue.index
+        index.find_expired(space.now_us(), PIECE)
+        piece = index.expired[-PIECE:]
+        del index.expired[-PIECE:]
+        queue.expiring = len(piece)
+        return piece
+
+
+def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
+    """Recorded before, or a replay would miss those of which the journal has only the names."""
+    paths = [layout.message_path(queue.name, entry.seq, entry.message_id) for entry in piece]
+
+    def record() -> journal_format.Entry:
+        redo = Redo(redo_of.Kind.EXPIRY, queue.name)
+        for path in paths:
+            redo.drop(path)
+        return redo.entry()
+
+    try:
+        if space.barrier.journal is not None:
+            space.barrier.perform(Touched, entry=record)
+        space.check_owner()
+        space.waiting.run(partial(_unlink, space.fs, paths))
+        with space.lock:
+            spent = [entry.seq >> RANGE_BITS for entry in piece if queue.consumed(entry)]
+            piece, queue.expiring = [], 0
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise RetryLater(f"no room to remove what expired ({error.strerror}): free some") from error
+        raise space.fence(error) from error
+    finally:
+        with space.lock:
+            queue.index.expired += piece  # what is there still
+            queue.expiring = 0
+            space.settled.notify_all()
+    _remove_spent(space, queue, spent)
+
+
+def clear_queue(space: Space, queue: Queue, stopped: Stopped = never) -> bool:
+    """As ``clear``, of one queue."""
+    with space.lock:
+        record = queue.record
+        if record is None or queue.cleared >= record.consumed:
+            return True
+        ranges = sorted(number for number in queue.ranges if number <= record.consumed >> RANGE_BITS)
+    for number in ranges:
+        if not _clear_range(space, record, number, stopped):
+            return False
+        if record.archives(((number + 1) << RANGE_BITS) - 1):
+            _harden_archive(space, record, number)
+        _remove_spent(space, queue, [number])
+    with space.lock:
+        queue.cleared = max(queue.cleared, record.consumed)
+    _remove_spent(space, queue, ranges)  # one of them took more until now
+    return True
+
+
+def _remove_every_spent(space: Space) -> None:
+    with space.lock:
+        spent = [(queue, ranges) for queue in space.queues.values() if (ranges := queue.spent_ranges())]
+    for queue, ranges in spent:
+        _remove_spent(space, queue, ranges)
+
+
+def _remove_spent(space: Space, queue: Queue, ranges: Sequence[int]) -> None:
+    """What is pending in them is flushed before, since nobody is to wait for that with the lock held."""
+    space.check_owner()
+    try:
+        for number in ranges:
+            if queue.is_spent(number):
+                with suppress(FileNotFoundError):
+                    space.fs.list(layout.range_path(queue.name, number << RANGE_BITS))
+            with space.lock:
+                space.barrier.check()
+                if number in queue.ranges and queue.is_spent(number):
+                    queue.remove_range(space.fs, number)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise RetryLater(f"no room to remove what is spent ({error.strerror}): free some") from error
+        raise space.fence(error) from error
+
+
+def _harden_archive(space: Space, record: StreamRecord, number: int) -> None:
+    """A crash must not take the range directory and leave what has moved out of it nowhere."""
+    directories = archive_directories(layout.range_path(record.queue, number << RANGE_BITS))
+    if space.fs.is_dir(directories[0]):
+        space.barrier.perform(lambda: touched(directories))
+
+
+def _clear_range(space: Space, record: StreamRecord, number: int, stopped: Stopped) -> bool:
+    directory = layout.range_path(record.queue, number << RANGE_BITS)
+    end = f"{record.consumed:016x}.~"
+    try:
+        listed = space.fs.list(directory)  # and so nothing waits to be written there
+        names = sorted(name for name in listed if len(name) == MESSAGE_NAME and name < end and name[0] != ".")
+        for piece in _pieces(names):
+            if stopped():
+                return False
+            space.check_owner()
+            _clear_files(space, record, number, piece)
+    except FileNotFoundError:
+        return True  # its directory is gone
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise RetryLater(f"no room to clear {directory} ({error.strerror}): free some") from error
+        raise space.fence(error) from error
+    return True
+
+
+def _pieces(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (names[first : first + PIECE] for first in range(0, len(names), PIECE))
+
+
+def _clear_files(space: Space, record: StreamRecord, number: int, names: Sequence[str]) -> None:
+    fs = space.lag.fs if space.lag is not None else space.fs
+    directory = layout.range_path(record.queue, number << RANGE_BITS)
+    edge = f"{record.archived_after:016x}.~" if record.archived_after is not None else "~"
+    space.waiting.run(partial(_unlink, fs, [f"{directory}/{name}" for name in names if name < edge]))
+    kept = [name for name in names if name > edge]
+    if kept:
+        _archive(space, fs, directory, kept)
+
+
+def _unlink(fs: FileSystem, paths: Sequence[str]) -> None:
+    for path in paths:
+        with suppress(FileNotFoundError):
+            fs.unlink(path)
+
+
+def _archive(space: Space, fs: FileSystem, directory: str, names: Sequence[str]) -> None:
+    """One step: nobody syncs the range, and so loses its names, before the archive has them on disk."""
+    target = layout.archived_path(directory)
+    make_dirs(fs, target)
+    there = frozenset(fs.list(target))
+    lack: list[OSError] = []
+
+    def apply() -> Touched:
+        for name in names:
+            try:
+                if name in there:  # a crash has left it in both places
+                    fs.unlink(f"{directory}/{name}")
+                else:
+                    fs.rename(f"{directory}/{name}", f"{target}/{name}")
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                lack.append(error)
+                break
+        if space.barrier.journal is not None:
+            return Touched()  # which makes it again there
+        return touched(archive_directories(directory), (directory,))
+
+    space.barrier.perform(apply)
+    if lack:
+        raise lack[0]
+
+
+def filled_archives(space: Space) -> list[str]:
+    """Where what streams have consumed was being moved to; a range that lost a name is synced behind these."""
+    found: dict[str, None] = {}
+    for queue in space.queues.values():
+        for number in filter(queue.is_archived, queue.ranges):
+            directory = layout.range_path(queue.name, number << RANGE_BITS)
+            if space.fs.is_dir(layout.archived_path(directory)):
+                found |= dict.fromkeys(archive_directories(directory))
+    return list(found)
+
+
+def archive_directories(directory: str) -> list[str]:
+    """Where what leaves this range directory is kept, and all that is above it."""
+    target = layout.archived_path(directory)
+    return [target, target.rpartition("/")[0], layout.ARCHIVE, ""]
+
+
+def make_dirs(fs: FileSystem, directory: str) -> None:
+    """With all that are above it."""
+    if not fs.is_dir(directory):
+        above = directory.rpartition("/")[0]
+        if above:
+            make_dirs(fs, above)
+        with suppress(FileExistsError):
+            fs.make_dir(directory)
+
+
+class Clearer:
+    """A thread that clears whenever something was consumed or found expired, until ``stop`` or until the space fails.
+
+    Where messages may expire, it looks for those that have every ``cleanup_interval_s``, and when the space is opened.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._stopped = False
+        self._due = threading.Event()
+        self._pause = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        space.has_consumed = self._wake
+        space.has_expiring = self._begin
+        if any(queue.consumed_through or queue.index.may_expire for queue in space.queues.values()):
+            self._wake()
+
+    def stop(self) -> None:
+        """What is left is for the next owner, but for ranges in which nothing is left."""
+        self._stopped = True
+        self._due.set()
+        self._pause.set()
+        if self._thread is not None:
+            self._thread.join()
+        with suppress(ResourceFailed, RetryLater):  # the space says so itself
+            _remove_every_spent(self._space)
+
+    def _wake(self) -> None:
+        """Begins the thread with the first that there is to do."""
+        self._due.set()
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._thread is not None:
+            return
+        with self._starting:
+            if self._thread is None and not self._stopped:
+                self._thread = threading.Thread(target=self._run, name="xaqueue-clear", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._due.wait(self._space.definitions.cleanup_interval_s)
+            self._due.clear()
+            try:
+                clear(self._space, self._is_over)
+                expire(self._space, self._is_over)
+            except ResourceFailed:
+                return  # the space says so itself
+            except RetryLater:
+                self._pause.wait(RETRY_S)
+                self._due.set()
+
+    def _is_over(self) -> bool:
+        return self._stopped or self._space.closed

@@ -1,0 +1,193 @@
+"""Enqueues are refused while there is room yet, so that what is under way finds what it needs.
+
+Two limits, of bytes and of inodes, stay free on the disk; beyond them there is the reserve, which is given up where
+the disk becomes full all the same. An enqueue that is refused has changed nothing. Its branch, and everybody's
+dequeue, prepare, commit and rollback, go on; with room on the disk so do enqueues, by themselves.
+
+The disk is not asked for each message: a part of what is free may be used up first, or a second may pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from xaqueue.errors import DiskLow
+from xaqueue.space.model import layout
+from xaqueue.space.model.branch import Branch
+from xaqueue.space.model.definitions import Definitions
+from xaqueue.space.model.layout import ACTIVE
+from xaqueue.storage.fs import NO_ROOM, FileSystem, Room
+from xaqueue.storage.reserve import FULL, Reserve, ReservingFileSystem
+from xaqueue.storage.write_behind import Waits, WriteBehind
+
+if TYPE_CHECKING:
+    from xaqueue.space.engine.state import Space
+
+Create = Callable[[str, Sequence[bytes]], None]
+
+SHARE = 20
+"""Where nothing is defined, this part of the disk stays free."""
+LARGEST_BYTES = 64 * 1024 * 1024
+LARGEST_INODES = 1000
+"""Where nothing is defined, no more than these."""
+FILE_BYTES = 4096
+"""What a file takes beside its content, at most."""
+LOOK_BYTES = 1024 * 1024
+LOOK_FILES = 256
+LOOK_S = 1.0
+"""The disk is looked at whenever one of these was used up."""
+
+
+def limits(definitions: Definitions, room: Room) -> tuple[int, int]:
+    """How many bytes and how many inodes are to stay free; 0 where there is no limit."""
+    size, count = definitions.min_free_bytes, definitions.min_free_inodes
+    if size is None:
+        size = min(room.total_bytes // SHARE, LARGEST_BYTES)
+    if count is None:
+        count = min(room.total_inodes // SHARE, LARGEST_INODES)
+    return size, count if room.total_inodes else 0
+
+
+def segment_bytes(definitions: Definitions, room: Room) -> int:
+    """The size of a journal's segments: on a small disk several of them have to leave room for messages."""
+    return min(definitions.journal_segment_bytes, room.total_bytes // SHARE)
+
+
+def refusal(definitions: Definitions, room: Room, size_bytes: int = FILE_BYTES) -> str:
+    """Why a message of this size is refused, with the figures; empty where it is not."""
+    least_bytes, least_inodes = limits(definitions, room)
+    if least_bytes and room.free_bytes - size_bytes < least_bytes:
+        return (
+            f"{room.free_bytes:,} bytes of the disk are free, {size_bytes:,} are wanted, and {least_bytes:,} have to "
+            "stay free ([space] min_free_bytes)"
+        )
+    if least_inodes and room.free_inodes - 1 < least_inodes:
+        return (
+            f"{room.free_inodes:,} inodes of the disk are free, and {least_inodes:,} have to stay free "
+            "([space] min_free_inodes)"
+        )
+    return ""
+
+
+def with_reserve(fs: FileSystem, reserve_fs: FileSystem) -> tuple[ReservingFileSystem, RoomLimit]:
+    """The port with the reserve that stands there, and its limit. What is missing of it is to be restored.
+
+    ``reserve_fs``: the same directory, by a port that keeps no descriptors.
+    """
+    reserve = Reserve(reserve_fs, layout.RESERVE)
+    files = ReservingFileSystem(fs, reserve)
+    limit = RoomLimit(files, reserve)
+    limit.unreserved = fs
+    return files, limit
+
+
+class RoomLimit:
+    """Watches the room on the disk of a space, and holds its reserve, where there is one."""
+
+    def __init__(self, fs: FileSystem, reserve: Reserve | None = None) -> None:
+        self._fs = fs
+        self.unreserved = fs
+        """For what may be left undone without room."""
+        self._reserve = reserve
+        self._bytes_left = -1
+        self._files_left = -1
+        self._due = 0.0
+        if reserve is not None:
+            reserve.used = self._look_soon
+
+    def check(self, space: Space, branch: Branch, size_bytes: int) -> None:
+        """Before a message with a body of this size is written. Raises DiskLow, and ResourceFailed."""
+        size_bytes += FILE_BYTES
+        self._bytes_left -= size_bytes
+        self._files_left -= 1
+        if self._bytes_left >= 0 and self._files_left >= 0 and monotonic() < self._due:
+            return
+        try:
+            told = self._look(space, size_bytes)
+        except OSError as error:
+            raise space.fence(error) from error
+        if told:
+            self._look_soon()
+            raise DiskLow(
+                f"low on disk: {told}. Nothing was written, and branch {branch.xid} is as it was: go on with it, and "
+                "enqueue again when there is room"
+            )
+
+    def _look_soon(self) -> None:
+        self._files_left = -1
+
+    def create(self, create: Create, path: str, chunks: Sequence[bytes]) -> None:
+        """Makes a file that a step needs, with room from the reserve where there is no other. Raises OSError."""
+        try:
+            create(path, chunks)
+        except OSError as error:
+            self.again(error, create, path, chunks)
+
+    def again(self, error: OSError, call: Callable[..., None], *arguments: object) -> None:
+        """Does a call that failed with this error again, with room from the reserve. Raises its last error."""
+        if self._reserve is None:
+            raise error
+        self._reserve.again(error, call, *arguments)
+
+    def again_unless_active(self, error: OSError, call: Callable[[str], None], path: str) -> None:
+        """As ``again``, for a file that is flushed. One in active/ was promised to nobody: it waits for room."""
+        if path.startswith(ACTIVE):
+            raise Waits(error.errno, error.strerror, path) from error
+        self.again(error, call, path)
+
+    def restore(self, definitions: Definitions) -> str:
+        """Makes the reserve again, where something of it is missing and there is room; returns why not, or nothing.
+
+        Raises OSError.
+        """
+        reserve = self._reserve
+        if reserve is None or not reserve.missing:
+            return ""
+        room, wanted = self._fs.room(), reserve.missing * (reserve.piece_bytes + FILE_BYTES)
+        told = refusal(definitions, room._replace(free_inodes=room.free_inodes - reserve.missing), wanted)
+        try:
+            if not told:
+                reserve.make()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            told = f"{room.free_bytes:,} bytes and {room.free_inodes:,} inodes of the disk are free"
+        return f"the reserve is used up: {told}" if told else ""
+
+    def _look(self, space: Space, size_bytes: int) -> str:
+        """Why this message is refused, or nothing; then, how much may be used until the next look."""
+        told, room = self._refused(space, size_bytes)
+        if told and space.lag is not None:
+            _flush(space.lag)
+            told, room = self._refused(space, size_bytes)
+        if not told:
+            least_bytes, least_inodes = limits(space.definitions, room)
+            self._bytes_left = min((room.free_bytes - size_bytes - least_bytes) // 4, LOOK_BYTES)
+            spare = (room.free_inodes - 1 - least_inodes) // 4 if room.total_inodes else LOOK_FILES
+            self._files_left = min(spare, LOOK_FILES)
+            self._due = monotonic() + LOOK_S
+        return told
+
+    def _refused(self, space: Space, size_bytes: int) -> tuple[str, Room]:
+        """Why this message is refused now, or nothing, and the room that it finds; the reserve comes before it."""
+        told = self.restore(space.definitions)
+        room = self._fs.room() if space.lag is None else _behind(self._fs.room(), space.lag)
+        return told or refusal(space.definitions, room, size_bytes), room
+
+
+def _behind(room: Room, lag: WriteBehind) -> Room:
+    """What is left once the disk has what waits for it."""
+    waiting_bytes, files = lag.waiting
+    free_bytes = room.free_bytes - waiting_bytes - files * FILE_BYTES
+    return room._replace(free_bytes=free_bytes, free_inodes=room.free_inodes - files)
+
+
+def _flush(lag: WriteBehind) -> None:
+    """What goes leaves its room, and what comes is counted by the disk."""
+    try:
+        lag.flush()
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise

@@ -1,0 +1,223 @@
+"""The work of a branch: what it adds, what it takes, and what anybody may look at.
+
+A dequeue locks its message in memory under the space's lock, reads it outside, and writes its block. A message that
+turns out to be damaged is set aside and the next one is delivered.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator
+
+from xaqueue.errors import DamagedBlock, InvalidArgument, RetryLater, RolledBack
+from xaqueue.message import EnqueueOptions, Message, MessageId, body_of, check_message_id, id_of, properties_of
+from xaqueue.space.engine import blocks, quarantine
+from xaqueue.space.engine.state import Space, log
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import Block, Kind, decode, decode_message, encode_with_checksum, properties_in
+from xaqueue.space.model.block_files import read_block
+from xaqueue.space.model.branch import Branch, Written
+from xaqueue.space.model.index import Entry
+from xaqueue.space.model.layout import numbered
+from xaqueue.space.model.stream_records import refusal
+from xaqueue.space.recovery.load import check_message
+from xaqueue.storage.fs import NO_ROOM, is_damage
+from xaqueue.storage.group_commit import Touched, touched
+from xaqueue.storage.ids import fresh_id
+from xaqueue.storage.regular import DAMAGE
+from xaqueue.xa import Code
+
+LOOK_S = 0.5
+"""How long a waiting dequeue sleeps at most before it looks again: a fence or a stepped clock wakes nobody."""
+BREATH_S = 0.001
+"""Who passes over many messages lets others go before so often."""
+
+
+def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: EnqueueOptions) -> MessageId:
+    """Writes a message's block into active/; see ``ResourceManager.enqueue``."""
+    space.definitions.find(name)
+    if type(body) is not bytes:
+        body = body_of(body)
+    space.room.check(space, branch, len(body))
+    properties = properties_of(name, space.now_us(), options)
+    given = options.get("message_id")
+    message_id = MessageId(fresh_id()) if given is None else id_of(given)
+    block = Block(Kind.ENQUEUE, message_id, properties, body, space.epoch)
+    head, checksum = encode_with_checksum(block, body_limit_bytes=space.definitions.max_body_bytes)
+    with space.lock:
+        queue = space.queue(name)
+        if message_id in queue.pending or message_id in queue.index:
+            raise InvalidArgument(f"message {message_id.hex()} is in queue {name} already: ids are unique")
+        queue.pending.add(message_id)
+        branch.numbers += 1
+        number = branch.numbers
+    suffix = numbered(number)
+    try:
+        blocks.write(space, branch, [head, body] if body else [head], suffix)
+    except BaseException:
+        with space.lock:
+            queue.pending.discard(message_id)
+        raise
+    entry = Entry(0, message_id, properties, len(head) + len(body))
+    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, suffix=suffix)
+    written.given = given is not None
+    blocks.keep(branch, written, head, body)
+    branch.blocks.append(written)
+    return message_id
+
+
+def dequeue(
+    space: Space,
+    branch: Branch,
+    name: str,
+    wait_s: float,
+    message_id: bytes | None,
+    correlation_id: bytes | str | None,
+) -> Message | None:
+    """Locks and reads the next message and writes the block that names it; see ``ResourceManager.dequeue``."""
+    space.definitions.find(name)
+    if isinstance(correlation_id, str):
+        correlation_id = correlation_id.encode()
+    if correlation_id is not None and not isinstance(correlation_id, bytes):
+        raise InvalidArgument(f"correlation_id is a {type(correlation_id).__name__}: bytes or str are wanted")
+    if message_id is not None:
+        check_message_id(message_id)
+    deadline = time.monotonic() + wait_s if wait_s else None
+    while (written := _take(space, branch, name, deadline, message_id, correlation_id)) is not None:
+        message = _fetch(space, branch, written)
+        if message is None:
+            continue
+        try:
+            blocks.write_dequeue(space, branch, written)
+        except RolledBack as full:
+            if full.code is not Code.XA_RBOTHER:
+                raise
+            branch.doom = None  # what ends the branch may need no block, or find room for it
+            written.on_disk = False
+        return message
+    return None
+
+
+def browse(space: Space, name: str, limit: int | None) -> Iterator[Message]:
+    """What is committed, in the order of the queue; see ``ResourceManager.browse``."""
+    space.definitions.find(name)
+    with space.lock:
+        space.check_readable()
+        entries = space.queue(name).index.entries(space.now_us())
+    return _read_each(space, name, entries, limit)
+
+
+def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | None) -> Iterator[Message]:
+    shown = 0
+    for entry in entries:
+        if limit is not None and shown >= limit:
+            return
+        path = layout.message_path(name, entry.seq, entry.message_id)
+        try:
+            message = message_of(name, entry.seq, entry.message_id, read_block(space.fs, path))
+        except (FileNotFoundError, DamagedBlock):
+            continue  # consumed meanwhile, or for the next dequeue to set aside
+        except OSError as error:
+            if error.errno in DAMAGE:
+                continue
+            raise _unread(space, path, error) from error
+        shown += 1
+        yield message
+
+
+def message_of(queue: str, seq: int, message_id: MessageId, data: bytes) -> Message:
+    """The message that a file's bytes are. Raises DamagedBlock."""
+    found, stored, body = decode_message(data)
+    if found != message_id or stored.get("queue") != queue:
+        check_message(decode(data), queue, message_id)
+    return Message(message_id, queue, seq, body, properties_in(stored))
+
+
+def _take(
+    space: Space,
+    branch: Branch,
+    name: str,
+    deadline: float | None,
+    message_id: bytes | None,
+    correlation_id: bytes | None,
+) -> Written | None:
+    """Locks the next message for the branch, waiting for one until the deadline; None without one."""
+    with space.lock:
+        queue = space.queue(name)
+        while True:
+            space.barrier.check()
+            if branch.doom is not None:
+                raise branch.doom
+            if queue.keeper is not None:
+                raise refusal(queue.keeper)
+            now = space.now_us()
+            entry = queue.index.take(now, message_id=message_id, correlation_id=correlation_id)
+            if queue.index.expired:
+                space.has_consumed()  # a dequeue only passes them over
+            if entry is not None:
+                branch.numbers += 1
+                number = branch.numbers
+                written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry, suffix=numbered(number))
+                branch.blocks.append(written)
+                return written
+            if queue.index.is_unfinished:
+                queue.arrived.wait(BREATH_S)
+                continue
+            left = deadline - time.monotonic() if deadline is not None else 0.0
+            if left <= 0 or space.draining:
+                return None
+            due = queue.index.next_due(message_id=message_id, correlation_id=correlation_id)
+            if due is not None and due > now:
+                left = min(left, (due - now) / 1e6 + 0.001)
+            queue.arrived.wait(min(left, LOOK_S))
+
+
+def _fetch(space: Space, branch: Branch, written: Written) -> Message | None:
+    """Reads a locked message; None when it is damaged or gone, and then it has left the queue."""
+    entry = written.entry
+    assert entry is not None
+    path = layout.message_path(written.queue, entry.seq, entry.message_id)
+    try:
+        return message_of(written.queue, entry.seq, entry.message_id, read_block(space.fs, path))
+    except DamagedBlock as damage:
+        _set_aside(space, path, str(damage))
+    except OSError as error:
+        if is_damage(space.fs, path, error):
+            _set_aside(space, path, f"cannot be read: {error.strerror}")
+        elif error.errno == errno.ENOENT:
+            log.error("message file %s is gone: something else removed it", path)
+        else:
+            _give_back(space, branch, written, entry)
+            raise _unread(space, path, error) from error
+    _give_back(space, branch, written, entry, gone=True)
+    return None
+
+
+def _unread(space: Space, path: str, error: OSError) -> Exception:
+    """What a read that failed for no fault of its file means: not now, or the end."""
+    if error.errno in NO_ROOM:
+        return RetryLater(f"{path} cannot be read now ({error.strerror}): try again")
+    return space.fence(error)
+
+
+def _give_back(space: Space, branch: Branch, written: Written, entry: Entry, *, gone: bool = False) -> None:
+    """This dequeue did not happen."""
+    with space.lock:
+        branch.blocks.remove(written)
+        queue = space.queue(written.queue)
+        if gone:
+            if queue.consumed(entry):
+                space.has_consumed()
+        else:
+            queue.index.release(entry)
+
+
+def _set_aside(space: Space, path: str, reason: str) -> None:
+    def apply() -> Touched:
+        target = quarantine.move(space.fs, path, reason, space.now_us())
+        space.report.quarantined.append(f"{path}: {reason}")
+        log.error("quarantined %s as %s: %s", path, target, reason)
+        return touched((layout.QUARANTINE,), (path.rpartition("/")[0],))
+
+    space.barrier.perform(apply)

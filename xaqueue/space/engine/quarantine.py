@@ -1,0 +1,89 @@
+"""What cannot be read is moved aside with its reason, never deleted; the rest of the space goes on.
+
+A file is renamed to ``quarantine/<where it stood, with dots>``, and ``<that name>.reason`` beside it says in words
+what was wrong, when, and what to do. The reason is written first, so that no crash leaves a file without one; only a
+full disk does, where the reason is logged instead: the space must start there, too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from zlib import crc32
+
+from xaqueue.space.model import layout
+from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.xid import Xid
+
+_NAME_LIMIT = 240
+_RESOLVED = "resolved."
+_FOREIGN = "foreign."
+
+log = logging.getLogger("xaqueue")
+
+
+def move(fs: FileSystem, path: str, reason: str, now_us: int, *, foreign: bool = False) -> str:
+    """Quarantines a file or directory and returns its new path. The caller syncs both directories. Raises OSError.
+
+    foreign: it is nothing of the space, where something of it is made again, and nobody is to take it for that.
+    """
+    name = f"{_FOREIGN}{_name_of(path)}" if foreign else _name_of(path)
+    target, copies = f"{layout.QUARANTINE}/{name}", 1
+    while fs.exists(target) or fs.exists(target + ".reason"):
+        copies += 1
+        target = f"{layout.QUARANTINE}/{name}~{copies}"
+    when = datetime.fromtimestamp(now_us / 1e6, UTC).isoformat(timespec="seconds")
+    text = f"{reason}\nstood at {path}\nmoved here {when}\nThe file is as it was found; nothing reads it any more.\n"
+    try:
+        fs.create(target + ".reason", [text.encode()])
+        fs.sync_data(target + ".reason")
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        log.exception("no room for the reason why %s is quarantined as %s: %s", path, target, reason)
+    fs.rename(path, target)
+    return target
+
+
+def holds(fs: FileSystem, paths: Iterable[str]) -> bool:
+    """Whether what stood at one of these was set aside before."""
+    aside = fs.list(layout.QUARANTINE) if fs.is_dir(layout.QUARANTINE) else []
+    names = {name.removeprefix(_RESOLVED).split("~")[0] for name in aside}
+    return any(_name_of(path) in names for path in paths)
+
+
+def lost_blocks(fs: FileSystem) -> dict[Xid, list[str]]:
+    """Blocks of prepared branches that stand in quarantine unresolved: their branches stay in doubt."""
+    lost: dict[Xid, list[str]] = {}
+    for name in fs.list(layout.QUARANTINE):
+        block = _prepared_block(name)
+        if block is not None:
+            lost.setdefault(block[0], []).append(name)
+    return lost
+
+
+def resolve(fs: FileSystem, xid: Xid) -> None:
+    """A decision was made on a branch that lost blocks: they are evidence now and hold it in doubt no longer."""
+    for name in lost_blocks(fs).get(xid, ()):
+        for suffix in ("", ".reason"):
+            source = f"{layout.QUARANTINE}/{name}{suffix}"
+            if fs.exists(source):
+                fs.rename(source, f"{layout.QUARANTINE}/{_RESOLVED}{name}{suffix}")
+
+
+def _name_of(path: str) -> str:
+    """Under which it is set aside, the first time."""
+    name = path.removeprefix(layout.COMMITTED + "/queue=") if _in_committed(path) else path
+    name = name.replace("/", ".")
+    return name if len(name) <= _NAME_LIMIT else f"{name[: _NAME_LIMIT - 9]}.{crc32(name.encode()):08x}"
+
+
+def _in_committed(path: str) -> bool:
+    return path.startswith(layout.COMMITTED + "/queue=")
+
+
+def _prepared_block(name: str) -> tuple[Xid, str] | None:
+    if not name.startswith(layout.PREPARED + ".") or name.endswith(".reason"):
+        return None
+    return layout.parse_block(name.removeprefix(layout.PREPARED + ".").split("~")[0])

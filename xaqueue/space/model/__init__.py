@@ -1,0 +1,1 @@
+"""What a block, a queue, a branch, a name and a change are."""

@@ -1,0 +1,291 @@
+"""The states of a transaction branch, and what each XA verb does in each: a table, and a branch that obeys it.
+
+The table is X/Open C193's tables 6-2 and 6-4 folded into one, seen from the session that calls. A missing row is the
+protocol error. Where the specification allows two answers, ``man/xaqueue.5`` says which one is pinned and why.
+No I/O and no locks: whoever owns a branch serialises its calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from xaqueue.errors import (
+    AsyncNotSupported,
+    DuplicateXid,
+    HeuristicOutcome,
+    InvalidArgument,
+    ProtocolError,
+    RolledBack,
+    UnknownXid,
+)
+from xaqueue.message import MessageId
+from xaqueue.space.model.block import Kind
+from xaqueue.space.model.index import Entry
+from xaqueue.xa import Code, Flag
+from xaqueue.xid import Xid
+
+
+class _Key(Enum):
+    """An Enum that is looked up in the table at every call: hashed by identity, as C does it."""
+
+    __hash__ = object.__hash__
+
+
+class State(_Key):
+    """A branch as one session sees it."""
+
+    UNKNOWN = "unknown"
+    ACTIVE = "active"
+    ACTIVE_ELSEWHERE = "active in another session"
+    SUSPENDED = "suspended"
+    IDLE = "idle"
+    DOOMED = "doomed"
+    """Idle, and rolled back already by this side; the transaction manager has not been told."""
+    PREPARED = "prepared"
+    ROLLBACK_ONLY = "rollback-only"
+    HEURISTIC_COMMIT = "heuristically committed"
+    HEURISTIC_ROLLBACK = "heuristically rolled back"
+    HEURISTIC_MIXED = "heuristically mixed"
+    HEURISTIC_HAZARD = "heuristic hazard"
+
+
+class Call(_Key):
+    """The verbs, those whose flags change their meaning once for each."""
+
+    START = "start()"
+    JOIN = "start(JOIN)"
+    RESUME = "start(RESUME)"
+    END_SUCCESS = "end(SUCCESS)"
+    END_FAIL = "end(FAIL)"
+    END_SUSPEND = "end(SUSPEND)"
+    PREPARE = "prepare()"
+    COMMIT = "commit()"
+    COMMIT_ONEPHASE = "commit(ONEPHASE)"
+    ROLLBACK = "rollback()"
+    FORGET = "forget()"
+
+
+_OK = Code.XA_OK
+_RB = Code.XA_RBROLLBACK
+S, C = State, Call
+
+TRANSITIONS: dict[tuple[Call, State], tuple[Code, State]] = {
+    (C.START, S.UNKNOWN): (_OK, S.ACTIVE),
+    (C.JOIN, S.ACTIVE_ELSEWHERE): (_OK, S.ACTIVE),
+    (C.JOIN, S.IDLE): (_OK, S.ACTIVE),
+    (C.JOIN, S.DOOMED): (_RB, S.ROLLBACK_ONLY),
+    (C.RESUME, S.SUSPENDED): (_OK, S.ACTIVE),
+    (C.END_SUCCESS, S.ACTIVE): (_OK, S.IDLE),
+    (C.END_SUCCESS, S.SUSPENDED): (_OK, S.IDLE),
+    (C.END_FAIL, S.ACTIVE): (_OK, S.ROLLBACK_ONLY),
+    (C.END_FAIL, S.SUSPENDED): (_OK, S.ROLLBACK_ONLY),
+    (C.END_SUSPEND, S.ACTIVE): (_OK, S.SUSPENDED),
+    (C.PREPARE, S.IDLE): (_OK, S.PREPARED),
+    (C.PREPARE, S.DOOMED): (_RB, S.UNKNOWN),
+    (C.COMMIT, S.PREPARED): (_OK, S.UNKNOWN),
+    (C.COMMIT_ONEPHASE, S.IDLE): (_OK, S.UNKNOWN),
+    (C.COMMIT_ONEPHASE, S.DOOMED): (_RB, S.UNKNOWN),
+    (C.ROLLBACK, S.IDLE): (_OK, S.UNKNOWN),
+    (C.ROLLBACK, S.DOOMED): (_OK, S.UNKNOWN),
+    (C.ROLLBACK, S.ROLLBACK_ONLY): (_OK, S.UNKNOWN),
+    (C.ROLLBACK, S.PREPARED): (_OK, S.UNKNOWN),
+}
+for _state in State:
+    if _state is not S.UNKNOWN:
+        TRANSITIONS[C.START, _state] = (Code.XAER_DUPID, _state)
+        TRANSITIONS[C.FORGET, _state] = (Code.XAER_NOTA, _state)
+for _call in Call:
+    if _call is not C.START:
+        TRANSITIONS[_call, S.UNKNOWN] = (Code.XAER_NOTA, S.UNKNOWN)
+
+HEURISTICS: dict[State, Code] = {
+    S.HEURISTIC_COMMIT: Code.XA_HEURCOM,
+    S.HEURISTIC_ROLLBACK: Code.XA_HEURRB,
+    S.HEURISTIC_MIXED: Code.XA_HEURMIX,
+    S.HEURISTIC_HAZARD: Code.XA_HEURHAZ,
+}
+for _state, _code in HEURISTICS.items():
+    TRANSITIONS[C.COMMIT, _state] = (_code, _state)
+    TRANSITIONS[C.ROLLBACK, _state] = (_code, _state)
+    TRANSITIONS[C.FORGET, _state] = (_OK, S.UNKNOWN)
+
+
+def step(state: State, call: Call, xid: Xid) -> State:
+    """The state after the call, or the error that the call has in this state."""
+    try:
+        code, after = TRANSITIONS[call, state]
+    except KeyError:
+        raise ProtocolError(f"{call.value} of branch {xid} is out of order: it is {state.value}") from None
+    if code is _OK:
+        return after
+    raise _error(code, state, call, xid)
+
+
+def dooms(state: State, call: Call) -> bool:
+    """Whether the call is answered by a rollback of the branch."""
+    return TRANSITIONS.get((call, state)) == (_RB, S.UNKNOWN)
+
+
+def _error(code: Code, state: State, call: Call, xid: Xid) -> Exception:
+    if code is Code.XAER_NOTA:
+        why = "it is not heuristically finished" if state is not S.UNKNOWN else "it was never started, or is finished"
+        return UnknownXid(f"{call.value}: branch {xid} is unknown: {why}")
+    if code is Code.XAER_DUPID:
+        return DuplicateXid(f"branch {xid} exists and is {state.value}")
+    if code is _RB:
+        return RolledBack(f"branch {xid} was rolled back")
+    return HeuristicOutcome(f"branch {xid} is {state.value} by an operator's decision; forget ends this answer", code)
+
+
+_LEGAL: dict[str, Flag] = {
+    "start": Flag.JOIN | Flag.RESUME | Flag.NOWAIT,
+    "end": Flag.SUCCESS | Flag.FAIL | Flag.SUSPEND | Flag.MIGRATE,
+    "prepare": Flag.NOFLAGS,
+    "commit": Flag.ONEPHASE | Flag.NOWAIT,
+    "rollback": Flag.NOFLAGS,
+    "forget": Flag.NOFLAGS,
+    "recover": Flag.STARTRSCAN | Flag.ENDRSCAN,
+}
+_CALLS: dict[tuple[str, Flag], Call] = {
+    ("start", Flag.NOFLAGS): C.START,
+    ("start", Flag.JOIN): C.JOIN,
+    ("start", Flag.RESUME): C.RESUME,
+    ("end", Flag.SUCCESS): C.END_SUCCESS,
+    ("end", Flag.FAIL): C.END_FAIL,
+    ("end", Flag.SUSPEND): C.END_SUSPEND,
+    ("end", Flag.SUSPEND | Flag.MIGRATE): C.END_SUSPEND,
+    ("prepare", Flag.NOFLAGS): C.PREPARE,
+    ("commit", Flag.NOFLAGS): C.COMMIT,
+    ("commit", Flag.ONEPHASE): C.COMMIT_ONEPHASE,
+    ("rollback", Flag.NOFLAGS): C.ROLLBACK,
+    ("forget", Flag.NOFLAGS): C.FORGET,
+}
+
+
+def check_flags(verb: str, flags: Flag) -> None:
+    """InvalidArgument for flags that the verb does not take, AsyncNotSupported for ASYNC."""
+    if flags & Flag.ASYNC:
+        raise AsyncNotSupported(f"{verb} with ASYNC: this resource manager answers every call at once")
+    if flags & ~_LEGAL[verb]:
+        raise InvalidArgument(f"{verb} does not take {flags & ~_LEGAL[verb]!r}; it takes {_LEGAL[verb]!r}")
+
+
+def call_of(verb: str, flags: Flag) -> Call:
+    """The row of the table that a verb with these flags stands for. Raises as ``check_flags`` does."""
+    call = _CALLS.get((verb, flags))
+    if call is None:
+        check_flags(verb, flags)
+        call = _CALLS.get((verb, flags & ~Flag.NOWAIT))
+    if call is None:
+        raise InvalidArgument(f"{verb} with {flags!r} has no meaning: see the flags of {verb} in xaqueue(5)")
+    return call
+
+
+@dataclass(slots=True)
+class Written:
+    """A command block of a branch: what it does, and where memory holds its message."""
+
+    number: int
+    kind: Kind
+    queue: str
+    message_id: MessageId
+    checksum: int
+    entry: Entry | None = None
+    """The locked message of a dequeue, or the future entry of an enqueue."""
+    on_disk: bool = True
+    given: bool = False
+    """The caller chose the message id, which may be one that was used and consumed before."""
+    suffix: str = ""
+    """Of its file's name; the number, until a single block becomes the first of a prepared branch."""
+    content: tuple[bytes, bytes] | None = None
+    """Head and body as they were written, while a journal is going to record them."""
+
+
+@dataclass(slots=True)
+class Branch:
+    """One branch: its blocks, which sessions are in it, and how far it is."""
+
+    xid: Xid
+    name: str = field(init=False)
+    """Of its files: the text form of the xid."""
+    blocks: list[Written] = field(default_factory=list)
+    numbers: int = 0
+    """The highest block number given out."""
+    base: State = State.ACTIVE
+    """ACTIVE and IDLE stand for each other here: ``state_for`` tells them apart by the sessions."""
+    active: set[int] = field(default_factory=set)
+    suspended: set[int] = field(default_factory=set)
+    migrates: bool = False
+    """Suspended with MIGRATE: any session may resume it."""
+    doom: RolledBack | None = None
+    deadline: float | None = None
+    """Of the monotonic clock, as ``progress`` is."""
+    begun: float = 0.0
+    """Of the monotonic clock; 0 where another owner has begun it."""
+    progress: float = 0.0
+    """When something was last done in it or to it."""
+    working: set[int] = field(default_factory=set)
+    """Sessions that are enqueueing or dequeueing in it now. Each is here before it looks for a doom."""
+    undone: bool = False
+    """Its work was rolled back by this side; it is kept until its transaction manager has been told."""
+    busy: bool = False
+    """A step is on its way to disk; the next call waits for it."""
+    damage: list[str] = field(default_factory=list)
+    """What was lost of a prepared branch; it can be rolled back, and committed only by an operator."""
+    prepared_at: int = 0
+    """Int microseconds UTC."""
+    listed: bool = False
+    """It has several blocks, and a branch block that lists them."""
+    list_content: tuple[bytes, bytes] = (b"", b"")
+    """Head and body of the branch block that this owner wrote."""
+    kept_bytes: int = 0
+    """Of its blocks' contents, held in memory."""
+    decided: State | None = None
+    """An operator's recorded decision, on its way: what the verbs answer from now on."""
+    committing: bool = False
+    """The commit point is behind it, its moves are not: it can only go forward."""
+    recorded: bool = False
+    """The journal has its commit."""
+    behind: int = 0
+    """Where the journal has it, or below, as long as the directories had no room for it: no checkpoint passes that."""
+
+    def __post_init__(self) -> None:
+        self.name = str(self.xid)
+
+    def state_for(self, session: int) -> State:
+        """The branch's state as this session sees it."""
+        if self.decided is not None:
+            return self.decided
+        if self.base is not State.ACTIVE and self.base is not State.IDLE:
+            return self.base
+        if session in self.active:
+            return State.ACTIVE
+        if session in self.suspended or (self.migrates and self.suspended):
+            return State.SUSPENDED
+        if self.active or self.suspended:
+            return State.ACTIVE_ELSEWHERE
+        return State.DOOMED if self.doom is not None else State.IDLE
+
+    def enter(self, session: int) -> None:
+        if self.migrates:
+            self.suspended.clear()
+            self.migrates = False
+        self.suspended.discard(session)
+        self.active.add(session)
+
+    def leave(self, session: int) -> None:
+        self.active.discard(session)
+        self.suspended.discard(session)
+
+    def suspend(self, session: int, *, migrates: bool) -> None:
+        self.active.discard(session)
+        self.suspended.add(session)
+        self.migrates = migrates
+
+    def become(self, base: State) -> None:
+        """Leaves the active life: no session is associated any more."""
+        self.base = base
+        self.active.clear()
+        self.suspended.clear()
+        self.migrates = False

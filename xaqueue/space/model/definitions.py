@@ -1,0 +1,243 @@
+"""What a space's queues.toml says: limits, sync flags, queues; parsed whole or refused whole.
+
+[space]
+max_body_bytes = 67108864          # largest body, bytes
+sync = "FDATASYNC;DSYNC"           # default flags of this space
+
+[default]                          # template for queues that are not listed; without it they are refused
+order = "fifo"
+
+[queues.orders]
+order = "priority"                 # fifo, lifo or priority
+description = "what the shop sends"
+
+[access]
+group = "readers"                  # who may read the files, besides their owner
+
+[access.roles.shop]                # who may do what through a server; without [access] see xaqueue(5)
+members = ["user:www", "cert:shop.example"]
+produce = ["orders", "orders.*"]
+transact = true
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from xaqueue.access import AS_A_WHOLE, NO_TABLE, ON_QUEUES, Policy, Role
+from xaqueue.errors import InvalidArgument, UnknownQueue
+from xaqueue.message import check_queue_name
+from xaqueue.space.model.block import BODY_LIMIT_BYTES
+from xaqueue.space.model.index import Order
+from xaqueue.space.model.layout import QUEUES
+from xaqueue.storage.hardening import Hardening
+from xaqueue.storage.journal import SEGMENT_BYTES, SMALLEST_SEGMENT_BYTES
+from xaqueue.storage.regular import FOLLOW, read_at_most
+
+TEXT_LIMIT_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDefinition:
+    """How one queue behaves."""
+
+    order: Order = Order.FIFO
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Definitions:
+    """Everything that people define for a space."""
+
+    queues: Mapping[str, QueueDefinition] = field(default_factory=dict)
+    default: QueueDefinition | None = None
+    max_body_bytes: int = BODY_LIMIT_BYTES
+    sync: Hardening | None = None
+    journal_segment_bytes: int = SEGMENT_BYTES
+    checkpoint_s: int = 60
+    """The directories are synced this often at least, where a journal is ahead of them."""
+    cache_bytes: int = 16 * 1024 * 1024
+    """For the bodies of messages just committed."""
+    min_free_bytes: int | None = None
+    """Enqueues are refused where less of the disk is free; None: a twentieth of it, 64 MiB at most."""
+    min_free_inodes: int | None = None
+    """The same for inodes; None: a twentieth of them, 1,000 at most."""
+    io_deadline_s: float = 120
+    """A sync or rename that takes longer fences the space."""
+    sweep_after_s: int = 7 * 24 * 3600
+    """Branches of a batch that was never decided are rolled back when they were prepared so long ago."""
+    forget_after_s: int = 30 * 24 * 3600
+    """What a query has decided is forgotten when it has decided nothing for so long."""
+    cleanup_interval_s: int = 1800
+    """What has expired is looked for so often."""
+    access: Policy = NO_TABLE
+    group: str = ""
+    """By name or number: who may read the files of the space, besides their owner."""
+
+    def find(self, name: str) -> QueueDefinition:
+        """The definition that holds for a queue. Raises UnknownQueue with a suggestion, InvalidArgument for no name."""
+        definition = self.queues.get(name)
+        if definition is None:
+            check_queue_name(name)
+            definition = self.default
+        if definition is None:
+            raise UnknownQueue(
+                f"queue {name!r} is not defined{suggestion(name, self.queues)}; "
+                f"define it with `xaqueue define {name}`, or give queues.toml a [default] table"
+            )
+        return definition
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """``: did you mean 'orders'?`` for a near miss, else an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+def read(space: str | os.PathLike[str]) -> str:
+    """The text of a space's queues.toml, which may be a link to one. Raises OSError, UnicodeDecodeError."""
+    return read_at_most(os.path.join(space, QUEUES), TEXT_LIMIT_BYTES, FOLLOW).decode()  # noqa: PTH118
+
+
+def parse(text: str) -> Definitions:
+    """The definitions in a queues.toml. Raises InvalidArgument that names the table, the key and what it takes."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidArgument(f"queues.toml is no TOML: {error}") from None
+    _only(document, "queues.toml", ("space", "default", "queues", "access"))
+    space = _table(document, "space")
+    _only(space, "[space]", (*_NUMBERS, "sync"))
+    numbers = {key: _number(space, key, least, unit) for key, (least, unit) in _NUMBERS.items() if key in space}
+    sync = space.get("sync")
+    if sync is not None and not isinstance(sync, str):
+        raise InvalidArgument(f"queues.toml: [space] sync = {sync!r}: a string like 'JOURNAL' is wanted")
+    queues = {}
+    for name, table in _table(document, "queues").items():
+        check_queue_name(name)
+        queues[name] = _definition(f"[queues.{name}]", table)
+    default = _definition("[default]", document["default"]) if "default" in document else None
+    hardening = Hardening.parse(sync) if sync is not None else None
+    return Definitions(queues, default, sync=hardening, access=_access(document), group=_group(document), **numbers)
+
+
+_NUMBERS = {
+    "max_body_bytes": (1, "bytes"),
+    "journal_segment_bytes": (SMALLEST_SEGMENT_BYTES, "bytes"),
+    "checkpoint_s": (1, "seconds"),
+    "cache_bytes": (0, "bytes"),
+    "min_free_bytes": (0, "bytes"),
+    "min_free_inodes": (0, "inodes"),
+    "io_deadline_s": (1, "seconds"),
+    "sweep_after_s": (1, "seconds"),
+    "forget_after_s": (1, "seconds"),
+    "cleanup_interval_s": (1, "seconds"),
+}
+"""Keys of [space] that take a number: from which, and of what."""
+
+
+def _number(table: Mapping[str, Any], key: str, least: int, unit: str) -> int:
+    number = table[key]
+    if not isinstance(number, int) or isinstance(number, bool) or number < least:
+        raise InvalidArgument(f"queues.toml: [space] {key} = {number!r}: a number of {unit} from {least} is wanted")
+    return number
+
+
+def with_queue(text: str, name: str, options: Mapping[str, str]) -> str:
+    """The same queues.toml, comments and all, with a queue defined or redefined. Raises as ``parse`` does."""
+    import tomlkit  # only writers need it, and it is slow to load
+
+    check_queue_name(name)
+    parse(text)
+    document = tomlkit.parse(text)
+    queues = document.setdefault("queues", tomlkit.table(is_super_table=True))
+    table = queues.setdefault(name, tomlkit.table())
+    for key, value in options.items():
+        table[key] = value
+    defined = tomlkit.dumps(document)
+    parse(defined)
+    return defined
+
+
+def with_default(text: str, order: str) -> str:
+    """The same queues.toml, with a [default] table of this order. Raises as ``parse`` does."""
+    import tomlkit
+
+    parse(text)
+    document = tomlkit.parse(text)
+    table = document.setdefault("default", tomlkit.table())
+    table["order"] = order
+    defined = tomlkit.dumps(document)
+    parse(defined)
+    return defined
+
+
+def _table(document: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
+    table = document.get(name, {})
+    if not isinstance(table, Mapping):
+        raise InvalidArgument(f"queues.toml: {name} = {table!r}: a table {where or f'[{name}]'} is wanted")
+    return table
+
+
+def _definition(where: str, table: Any) -> QueueDefinition:
+    if not isinstance(table, Mapping):
+        raise InvalidArgument(f"queues.toml: {where} is {table!r}: a table is wanted")
+    _only(table, where, ("order", "description"))
+    order = table.get("order", Order.FIFO.value)
+    if order not in [known.value for known in Order]:
+        raise InvalidArgument(f"queues.toml: {where} order = {order!r}: fifo, lifo or priority is wanted")
+    return QueueDefinition(Order(order), str(table.get("description", "")))
+
+
+def _access(document: Mapping[str, Any]) -> Policy:
+    if "access" not in document:
+        return NO_TABLE
+    access = _table(document, "access")
+    _only(access, "[access]", ("group", "roles"))
+    if tuple(access) == ("group",):  # which says nothing of a server
+        return NO_TABLE
+    return Policy(tuple(_role(name, table) for name, table in _table(access, "roles", "[access.roles]").items()))
+
+
+def _group(document: Mapping[str, Any]) -> str:
+    group = _table(document, "access").get("group", "")
+    if not isinstance(group, str) or (not group and "group" in document.get("access", {})):
+        raise InvalidArgument(f"queues.toml: [access] group = {group!r}: the name of a group of this host is wanted")
+    return group
+
+
+_LISTS = ("members", *(right.value for right in ON_QUEUES))
+_SWITCHES = tuple(right.value for right in AS_A_WHOLE)
+
+
+def _role(name: str, table: Any) -> Role:
+    """What is wrong with a list is told without what is in it: somebody may have put a token there."""
+    where = f"[access.roles.{name}]"
+    if not isinstance(table, Mapping):
+        raise InvalidArgument(f"queues.toml: {where} is no table: members and what they may do are wanted")
+    _only(table, where, (*_LISTS, *_SWITCHES))
+    for key in _LISTS:
+        value = table.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise InvalidArgument(f"queues.toml: {where} {key} is no list of strings")
+    for key in _SWITCHES:
+        if not isinstance(table.get(key, False), bool):
+            raise InvalidArgument(f"queues.toml: {where} {key} = {table[key]!r}: true or false is wanted")
+    given: dict[str, Any] = {key: tuple(value) if key in _LISTS else value for key, value in table.items()}
+    try:
+        return Role(name, **given)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"queues.toml: {error}") from None
+
+
+def _only(table: Mapping[str, Any], where: str, known: tuple[str, ...]) -> None:
+    for key in table:
+        if key not in known:
+            raise InvalidArgument(
+                f"queues.toml: {where} does not take {key!r}{suggestion(key, known)}; it takes {', '.join(known)}"
+            )

@@ -1,0 +1,379 @@
+"""The order of a queue: which message is next, for whom, and why not this one. Memory only, no clock, no I/O.
+
+A message is *ready*, *locked* (a branch dequeued it), *delayed* (``not_before`` is ahead) or *expired*. Most of a deep
+queue is plain, ready and far from its turn: that is held in packed rows, and unpacked to entries when its turn comes
+or somebody asks for it by its id. Heaps hold the keys of entries and are cleaned lazily: a key whose message is gone,
+locked or delayed is dropped when it comes up, and pushed again when the message becomes ready, so that skipping a
+locked message costs nothing for the next reader.
+Invariant: a ready message is packed or its key is in ``_ready``; a delayed one's key is in ``_delayed`` or, before it
+came up, in ``_ready``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from heapq import heapify, heappop, heappush, merge
+
+from xaqueue.message import DEFAULT_PRIORITY, HIGHEST_PRIORITY, MessageId, Properties
+from xaqueue.space.model.packed_index import PackedRows, Row
+
+UNPACKED = 64
+"""Up to so many messages are held as entries, whatever they are: packing is for those that wait behind them."""
+BATCH = 64
+"""How many are unpacked at once when their turn comes."""
+
+SKIPPED = 4096
+"""So many messages that are due or expired are passed at most to find one that is ready."""
+
+_SEQ_BITS = 63
+_SEQ_MASK = (1 << _SEQ_BITS) - 1
+_PLAIN = Properties("")
+
+
+class Order(Enum):
+    """FIFO: by commit sequence. LIFO: newest first. PRIORITY: 9 before 0, each in commit sequence."""
+
+    FIFO = "fifo"
+    LIFO = "lifo"
+    PRIORITY = "priority"
+
+
+class Entry:
+    """What memory holds of a committed message: everything that decides its turn, and nothing of its body."""
+
+    __slots__ = (
+        "correlation_id",
+        "expires_at",
+        "locked",
+        "message_id",
+        "not_before",
+        "priority",
+        "queued",
+        "seq",
+        "size_bytes",
+        "tries",
+    )
+
+    def __init__(self, seq: int, message_id: MessageId, properties: Properties, size_bytes: int) -> None:
+        self.seq = seq
+        self.message_id = message_id
+        self.correlation_id = properties.correlation_id
+        self.priority = properties.priority
+        self.not_before = properties.not_before
+        self.expires_at = properties.expires_at
+        self.tries = properties.tries
+        self.size_bytes = size_bytes
+        self.locked = False
+        self.queued = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a packed row says all of it."""
+        return (
+            self.correlation_id is None
+            and self.not_before is None
+            and self.expires_at is None
+            and self.priority == DEFAULT_PRIORITY
+            and not self.tries
+        )
+
+
+class QueueIndex:
+    """The messages of one queue. The caller serialises all calls; times are int microseconds UTC."""
+
+    def __init__(self, order: Order = Order.FIFO) -> None:
+        self.locked = 0
+        self.is_unfinished = False
+        """The last ``take`` gave up among many that are due or expired: the next goes on there."""
+        self.expired: list[Entry] = []
+        """Found expired and locked for it; whoever removes the files takes them from here and then calls ``remove``."""
+        self._seqs: dict[bytes, int] = {}
+        self._packed = PackedRows(newest_first=False)
+        self._entries: dict[int, Entry] = {}
+        self._arrange(order)
+
+    def _arrange(self, order: Order) -> None:
+        self.order = order
+        self._fifo = order is Order.FIFO
+        self._packed.turn(order is Order.LIFO)
+        self._by_correlation: dict[bytes, list[int]] = {}
+        self._ready: list[int] = []
+        self._delayed: list[tuple[int, int]] = []
+        self._expiring: list[tuple[int, int]] = []
+        """A heap of (when it expires, its number), of some that are gone or locked, too."""
+        entries, self._entries = self._entries, {}
+        for entry in entries.values():
+            entry.queued = False
+            self._enter(entry)
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    def __contains__(self, message_id: bytes) -> bool:
+        return message_id in self._seqs
+
+    def has_any(self, message_ids: Iterable[bytes]) -> bool:
+        """Whether one of these is here."""
+        return not self._seqs.keys().isdisjoint(message_ids)
+
+    def add(self, entry: Entry) -> None:
+        """A committed message becomes visible."""
+        self._seqs[entry.message_id] = entry.seq
+        if (  # ``is_plain`` in full: a call is dear here
+            len(self._entries) < UNPACKED
+            or entry.correlation_id is not None
+            or entry.not_before is not None
+            or entry.expires_at is not None
+            or entry.priority != DEFAULT_PRIORITY
+            or entry.tries
+            or not self._packed.add(entry.seq, entry.message_id, entry.size_bytes)
+        ):
+            self._enter(entry)
+
+    def add_run(self, first: int, ids: Sequence[MessageId], sizes: Sequence[int]) -> None:
+        """Plain messages with consecutive numbers of one range become visible; nobody had these numbers."""
+        if self._packed.add_run(first, ids, sizes):
+            self._seqs.update(zip(ids, range(first, first + len(ids)), strict=True))
+            return
+        for seq, (message_id, size_bytes) in enumerate(zip(ids, sizes, strict=True), first):
+            self.add(Entry(seq, message_id, _PLAIN, size_bytes))
+
+    def take(self, now: int, *, message_id: bytes | None = None, correlation_id: bytes | None = None) -> Entry | None:
+        """The next ready message, now locked; or the one of this id, or the first of this correlation id.
+
+        None with ``is_unfinished``: it has not looked at all.
+        """
+        self.is_unfinished = False
+        if message_id is not None:
+            entry = self.find(message_id)
+            if entry is not None and (correlation_id not in (None, entry.correlation_id) or not self._due(entry, now)):
+                entry = None
+        elif correlation_id is not None:
+            entry = self._first_correlated(now, correlation_id)
+        else:
+            entry = self._first(now)
+        if entry is not None:
+            entry.locked = True
+            self.locked += 1
+        return entry
+
+    def find_expired(self, now: int, limit: int) -> None:
+        """Adds to ``expired`` what nobody was going to find so, until it holds ``limit``."""
+        while self._expiring and self._expiring[0][0] <= now and len(self.expired) < limit:
+            entry = self._entries.get(heappop(self._expiring)[1])
+            if entry is not None:
+                self._due(entry, now)
+
+    @property
+    def may_expire(self) -> bool:
+        """Whether ``find_expired`` may find something, now or later."""
+        return bool(self._expiring)
+
+    def lock(self, message_id: bytes) -> Entry | None:
+        """Locks a message for a branch that was found prepared. None when it is not here."""
+        entry = self.find(message_id)
+        if entry is not None and not entry.locked:
+            entry.locked = True
+            self.locked += 1
+        return entry
+
+    def release(self, entry: Entry) -> None:
+        """A locked message is back where it was."""
+        entry.locked = False
+        self.locked -= 1
+        if entry.expires_at is not None:
+            heappush(self._expiring, (entry.expires_at, entry.seq))
+        self._queue(entry)
+
+    def remove(self, entry: Entry) -> None:
+        """A locked message is gone for good."""
+        del self._entries[entry.seq]
+        del self._seqs[entry.message_id]
+        self.locked -= 1
+        if entry.correlation_id is not None:
+            keys = self._by_correlation[entry.correlation_id]
+            del keys[bisect_left(keys, self._key_of(entry))]
+            if not keys:
+                del self._by_correlation[entry.correlation_id]
+        self._compact_if_worth()
+
+    def remove_through(self, seq: int) -> int:
+        """Every message with this number or one below is gone for good; none may be locked. How many there were."""
+        before = len(self._seqs)
+        for ids in self._packed.remove_through(seq):
+            deque(map(self._seqs.pop, ids), 0)
+        gone = [entry for entry in self._entries.values() if entry.seq <= seq]
+        for entry in gone:
+            del self._entries[entry.seq]
+            del self._seqs[entry.message_id]
+        self._forget_correlations(gone)
+        self._compact_if_worth()
+        return before - len(self._seqs)
+
+    def locked_through(self, seq: int) -> int:
+        """How many messages with this number or one below are locked."""
+        return sum(1 for entry in self._entries.values() if entry.locked and entry.seq <= seq) if self.locked else 0
+
+    def _forget_correlations(self, gone: Iterable[Entry]) -> None:
+        for correlation_id in {entry.correlation_id for entry in gone if entry.correlation_id is not None}:
+            keys = [key for key in self._by_correlation[correlation_id] if self._seq(key) in self._entries]
+            if keys:
+                self._by_correlation[correlation_id] = keys
+            else:
+                del self._by_correlation[correlation_id]
+
+    def _compact_if_worth(self) -> None:
+        if len(self._ready) + len(self._delayed) + len(self._expiring) > 3 * len(self._entries) + 1024:
+            self._compact()
+
+    def _compact(self) -> None:
+        """Keys of messages that were taken by an id never come up where nobody takes the next one."""
+        self._ready = [key for key in self._ready if self._seq(key) in self._entries]
+        heapify(self._ready)
+        self._delayed = [pair for pair in self._delayed if self._seq(pair[1]) in self._entries]
+        heapify(self._delayed)
+        self._expiring = [pair for pair in set(self._expiring) if pair[1] in self._entries]
+        heapify(self._expiring)
+
+    def find(self, message_id: bytes) -> Entry | None:
+        """The entry of a message. It stays one, so that what is changed in it holds."""
+        seq = self._seqs.get(message_id)
+        if seq is None:
+            return None
+        entry = self._entries.get(seq)
+        if entry is None:
+            entry = self._unpack(self._packed.pop(seq))
+            self._queue(entry)
+        return entry
+
+    def entries(self, now: int) -> Iterator[Entry]:
+        """What has not expired, as it is at this call, in the order of the queue, locked and delayed ones too.
+
+        Entries of plain messages are made on the way, for looking only.
+        """
+        entries = sorted(self._entries.values(), key=self._key_of)
+        alive = [entry for entry in entries if entry.expires_at is None or entry.expires_at > now]
+        packed = self._packed.snapshot()
+        plain = (Entry(seq, message_id, _PLAIN, size_bytes) for seq, message_id, size_bytes in packed)
+        return merge(alive, plain, key=self._key_of)
+
+    def packed(self) -> Iterator[list[Row]]:
+        """The plain messages that are held in rows, by ranges, ascending. Nothing may change meanwhile."""
+        return self._packed.tables()
+
+    def unpacked(self) -> list[Entry]:
+        """All others, in no order."""
+        return list(self._entries.values())
+
+    def between(self, begin: int, end: int) -> tuple[list[Row], list[Entry]]:
+        """Those of one range, with numbers from ``begin`` and below ``end``: the packed ones, and all others."""
+        entries = self._entries
+        return self._packed.table(begin), [entries[seq] for seq in range(begin, end) if seq in entries]
+
+    def next_due(self, *, message_id: bytes | None = None, correlation_id: bytes | None = None) -> int | None:
+        """When the earliest delayed message that such a ``take`` found becomes ready."""
+        if message_id is not None:
+            entry = self.find(message_id)
+            return entry.not_before if entry is not None and not entry.locked else None
+        if correlation_id is not None:
+            waiting = [self._entries[self._seq(key)] for key in self._by_correlation.get(correlation_id, ())]
+            return min((e.not_before for e in waiting if e.not_before is not None and not e.locked), default=None)
+        return self._delayed[0][0] if self._delayed else None
+
+    def reorder(self, order: Order) -> None:
+        """The definition changed: the same messages in another order."""
+        if order is not self.order:
+            self._arrange(order)
+
+    def _key(self, seq: int, priority: int = DEFAULT_PRIORITY) -> int:
+        """What the order sorts by."""
+        if self._fifo:
+            return seq
+        if self.order is Order.LIFO:
+            return _SEQ_MASK - seq
+        return (HIGHEST_PRIORITY - priority) << _SEQ_BITS | seq
+
+    def _key_of(self, entry: Entry) -> int:
+        return self._key(entry.seq, entry.priority)
+
+    def _seq(self, key: int) -> int:
+        return _SEQ_MASK - key if self.order is Order.LIFO else key & _SEQ_MASK
+
+    def _enter(self, entry: Entry) -> None:
+        self._entries[entry.seq] = entry
+        if entry.correlation_id is not None:
+            insort(self._by_correlation.setdefault(entry.correlation_id, []), self._key_of(entry))
+        if entry.expires_at is not None:
+            heappush(self._expiring, (entry.expires_at, entry.seq))
+        self._queue(entry)
+
+    def _queue(self, entry: Entry) -> None:
+        if not entry.queued:
+            entry.queued = True
+            heappush(self._ready, entry.seq if self._fifo else self._key(entry.seq, entry.priority))
+
+    def _unpack(self, rows: Sequence[Row]) -> Entry:
+        """Makes entries of rows that were taken out of their table. Returns the first, which is not queued yet."""
+        first, *others = rows
+        for seq, message_id, size_bytes in others:
+            entry = self._entries[seq] = Entry(seq, message_id, _PLAIN, size_bytes)
+            entry.queued = True
+        keys = [row[0] for row in others] if self._fifo else sorted(self._key(row[0]) for row in others)
+        if self._ready:
+            for key in keys:
+                heappush(self._ready, key)
+        else:
+            self._ready = keys  # sorted, and so a heap
+        unpacked = self._entries[first[0]] = Entry(first[0], first[1], _PLAIN, first[2])
+        return unpacked
+
+    def _first(self, now: int) -> Entry | None:
+        passed = 0
+        while self._delayed and self._delayed[0][0] <= now:
+            if passed == SKIPPED:
+                self.is_unfinished = True
+                return None
+            passed += 1
+            waited = self._entries.get(self._seq(heappop(self._delayed)[1]))
+            if waited is not None and not waited.locked:
+                self._queue(waited)
+        while True:
+            head = self._packed.head
+            if head >= 0 and (not self._ready or self._ready[0] > (head if self._fifo else self._key(head))):
+                return self._unpack(self._packed.pop(head) if self.order is Order.LIFO else self._packed.shift(BATCH))
+            if not self._ready:
+                return None
+            if passed == SKIPPED:
+                self.is_unfinished = True
+                return None
+            passed += 1
+            key = heappop(self._ready)
+            entry = self._entries.get(key if self._fifo else self._seq(key))
+            if entry is None:
+                continue
+            entry.queued = False
+            if self._due(entry, now):
+                return entry
+            if not entry.locked and entry.not_before is not None:
+                heappush(self._delayed, (entry.not_before, key))
+
+    def _first_correlated(self, now: int, correlation_id: bytes) -> Entry | None:
+        for key in list(self._by_correlation.get(correlation_id, ())):
+            entry = self._entries[self._seq(key)]
+            if self._due(entry, now):
+                return entry
+        return None
+
+    def _due(self, entry: Entry, now: int) -> bool:
+        """Whether it may be delivered now; one found expired is set aside for removal."""
+        if entry.locked:
+            return False
+        if entry.expires_at is not None and entry.expires_at <= now:
+            entry.locked = True
+            self.locked += 1
+            self.expired.append(entry)
+            return False
+        return entry.not_before is None or entry.not_before <= now

@@ -1,0 +1,210 @@
+"""Every name in a space's directory is made and read here, and nowhere else.
+
+A name that does not parse is None: the caller decides whether that is a foreign file or nothing of interest. Paths
+are relative to the space's directory, with ``/`` between parts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+from zlib import crc32
+
+from xaqueue.errors import InvalidArgument
+from xaqueue.message import QUEUE_NAME, MessageId
+from xaqueue.storage import owner_file
+from xaqueue.xid import Xid
+
+FORMAT = "FORMAT"
+LOCK = owner_file.LOCK
+OWNER = owner_file.OWNER
+QUEUES = "queues.toml"
+ACTIVE = "active"
+PREPARED = "prepared"
+COMMITTED = "committed"
+HEURISTIC = "heuristic"
+QUARANTINE = "quarantine"
+BATCHES = "batches"
+STREAMS = "streams"
+ARCHIVE = "archive"
+"""What streams have consumed and were to keep; made when there is something."""
+JOURNAL = "journal"
+COUNTERS = "counters"
+"""What the owner tells of its cache now and then; nothing depends on it."""
+RESERVE = "reserve"
+TRIES = "tries"
+"""The register of tries; see ``xaqueue.space.engine.register``."""
+OPERATORS = "operators.log"
+"""What became of decisions by hand; see ``xaqueue.space.engine.operator_log``."""
+SOCKET = "socket"
+"""A server's, where it was told of no other place."""
+DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE, BATCHES, STREAMS)
+
+OWN_NAMES = frozenset(
+    {FORMAT, LOCK, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, SOCKET, ARCHIVE, *DIRECTORIES}
+    | {f".{FORMAT}.new", owner_file.NEW_OWNER, f".{QUEUES}.new"}
+)
+"""What a space's directory may hold at its top."""
+
+RANGE_BITS = 12
+RANGE_SIZE = 1 << RANGE_BITS
+"""Sequence numbers a range directory covers."""
+LAST_SEQ = 2**63 - 1
+
+FIRST = "000"
+"""Suffix of the block that makes a branch prepared: its only block, or its branch block."""
+COMMIT = "commit"
+"""Suffix of the branch block once its branch is committed."""
+
+MESSAGE_NAME = 49
+"""Characters in the name of a message file."""
+_MESSAGE = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{32})")
+_MESSAGE_PATH = re.compile(rf"{COMMITTED}/queue=([^/]+)/range=[0-9a-f]{{13}}/([0-9a-f]{{16}})\.[0-9a-f]{{32}}")
+_RANGE = re.compile(r"range=([0-9a-f]{13})")
+_RANGE_IMAGE = re.compile(r"\.index\.([0-9a-f]{13})")
+_BATCH = re.compile(r"([0-9a-f]{32})\.([0-7][0-9a-f]{15})")
+_BLOCK = re.compile(r"(.+)\.([0-9]{3,}|commit)")
+WATERMARK_BYTES = 4096
+"""More than the file of a watermark ever has."""
+_WATERMARK = re.compile(rb"([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{8})\n")
+
+
+class Watermark(NamedTuple):
+    """Two sequence numbers: ``published``, to which every message is in its directory or consumed, and ``reserved``,
+    above which none was ever used.
+    """
+
+    published: int
+    reserved: int
+
+
+def queue_path(queue: str) -> str:
+    return f"{COMMITTED}/queue={queue}"
+
+
+def watermark_path(queue: str) -> str:
+    return f"{COMMITTED}/queue={queue}/.watermark"
+
+
+def image_path(queue: str) -> str:
+    return f"{COMMITTED}/queue={queue}/.index"
+
+
+def range_image_path(queue: str, number: int) -> str:
+    """Of the image of one range."""
+    return f"{COMMITTED}/queue={queue}/.index.{number:013x}"
+
+
+def range_path(queue: str, seq: int) -> str:
+    return f"{COMMITTED}/queue={queue}/range={seq >> RANGE_BITS:013x}"
+
+
+def message_path(queue: str, seq: int, message_id: bytes) -> str:
+    return f"{COMMITTED}/queue={queue}/range={seq >> RANGE_BITS:013x}/{seq:016x}.{message_id.hex()}"
+
+
+def archive_range_path(queue: str, seq: int) -> str:
+    return f"{ARCHIVE}/queue={queue}/range={seq >> RANGE_BITS:013x}"
+
+
+def archived_path(path: str) -> str:
+    """Where the message file that stands there is kept once a stream has consumed it."""
+    return ARCHIVE + path.removeprefix(COMMITTED)
+
+
+def stream_path(queue: str) -> str:
+    """Of the record of the stream that consumes a queue."""
+    return f"{STREAMS}/queue={queue}"
+
+
+def stream_making_path(queue: str) -> str:
+    """Where that record is written before it is renamed into its place."""
+    return f"{STREAMS}/.queue={queue}"
+
+
+def block_path(directory: str, xid_text: str, suffix: str) -> str:
+    return f"{directory}/{xid_text}.{suffix}"
+
+
+def batch_path(key: str, number: int) -> str:
+    """Of the record of a query's batch that is decided."""
+    return f"{BATCHES}/{key}.{number:016x}"
+
+
+def numbered(number: int) -> str:
+    """The suffix of the block with this number, from 1."""
+    return f"{number:03d}"
+
+
+def parse_queue_directory(name: str) -> str | None:
+    queue = name.removeprefix("queue=")
+    return queue if queue != name and QUEUE_NAME.fullmatch(queue) else None
+
+
+def parse_range(name: str) -> int | None:
+    """The number of the range directory; its messages have ``seq >> RANGE_BITS`` equal to it."""
+    match = _RANGE.fullmatch(name)
+    return int(match[1], 16) if match else None
+
+
+def parse_range_image(name: str) -> int | None:
+    """The number of the range of which this is the name of an image."""
+    match = _RANGE_IMAGE.fullmatch(name)
+    return int(match[1], 16) if match else None
+
+
+def parse_message(name: str) -> tuple[int, MessageId] | None:
+    match = _MESSAGE.fullmatch(name)
+    return (int(match[1], 16), MessageId(bytes.fromhex(match[2]))) if match else None
+
+
+def parse_message_seq(name: str) -> int | None:
+    """The number of the message whose file has this name: ``parse_message`` for those who look at very many."""
+    return int(name[:16], 16) if _MESSAGE.fullmatch(name) else None
+
+
+def is_consumed(name: str, consumed: int) -> bool:
+    """Whether this is the name of a message file whose number is at or below this one."""
+    return len(name) == MESSAGE_NAME and name <= f"{consumed:016x}.~"
+
+
+def parse_message_path(path: str) -> tuple[str, int] | None:
+    """Queue and sequence number of the path of a message file; None for any other path."""
+    match = _MESSAGE_PATH.fullmatch(path)
+    return (match[1], int(match[2], 16)) if match else None
+
+
+def parse_block(name: str) -> tuple[Xid, str] | None:
+    """Xid and suffix of a file in ``active/`` or ``prepared/``."""
+    match = _BLOCK.fullmatch(name)
+    if not match:
+        return None
+    xid = parse_xid(match[1])
+    return (xid, match[2]) if xid else None
+
+
+def parse_batch(name: str) -> tuple[str, int] | None:
+    """Key and number of the batch of which a file in ``batches/`` is the record."""
+    match = _BATCH.fullmatch(name)
+    return (match[1], int(match[2], 16)) if match else None
+
+
+def parse_xid(name: str) -> Xid | None:
+    try:
+        return Xid.parse(name)
+    except InvalidArgument:
+        return None
+
+
+def format_watermark(watermark: Watermark) -> bytes:
+    """One line of 43 bytes with its own checksum, written in place: a reader that sees half of it reads again."""
+    numbers = b"%016x %016x" % watermark
+    return b"%s %08x\n" % (numbers, crc32(numbers))
+
+
+def parse_watermark(data: bytes) -> Watermark | None:
+    """None for bytes that are no watermark, or only half of one."""
+    match = _WATERMARK.fullmatch(data)
+    if not match or crc32(data[:33]) != int(match[3], 16):
+        return None
+    return Watermark(int(match[1], 16), int(match[2], 16))

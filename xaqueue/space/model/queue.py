@@ -1,0 +1,271 @@
+"""One queue of an open space: its index, its sequence numbers and its range directories.
+
+Sequence numbers are given out under the space's lock, in the order in which they will be published, and never twice:
+their upper bound is written to the watermark file before the first number below it is used, and that write is
+hardened with the step that used it. So after a crash the next number is above the bound, whatever was consumed.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from contextlib import suppress
+from heapq import heappop, heappush
+
+from xaqueue.reservation import Reservation
+from xaqueue.space.model import layout
+from xaqueue.space.model.definitions import QueueDefinition
+from xaqueue.space.model.index import Entry, QueueIndex
+from xaqueue.space.model.layout import RANGE_BITS, RANGE_SIZE, Watermark
+from xaqueue.space.model.stream_records import StreamRecord
+from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.group_commit import Touched
+from xaqueue.storage.scheduling import Condition
+
+
+class Queue:
+    """All methods are called with the space's lock held."""
+
+    def __init__(self, name: str, definition: QueueDefinition, arrived: Condition) -> None:
+        self.name = name
+        self.index = QueueIndex(definition.order)
+        self.arrived = arrived
+        """There may be a message for somebody who waits for one."""
+        self.pending: set[bytes] = set()
+        """Ids of messages that branches have enqueued and not yet committed."""
+        self.last = 0
+        self.reserved = 0
+        self.published = 0
+        self.ranges: dict[int, int] = {}
+        """Messages a range directory holds, for each that exists; files of what a stream has consumed do not count."""
+        self.images: set[int] = set()
+        """Ranges beside which an image stands; see ``xaqueue.space.engine.range_images``."""
+        self.record: StreamRecord | None = None
+        """Of the stream that consumes it, or of the last one that did."""
+        self.in_flight: tuple[int, int] | None = None
+        """What that stream reads now: above the first number, up to the second."""
+        self.cleared = 0
+        """Up to this number the files of what was consumed are gone."""
+        self.in_hand = False
+        """Its record is being changed."""
+        self.expiring = 0
+        """Messages that have expired, and whose files are being removed now."""
+        self.is_wanted = False
+        """A stream waits to reserve it: nothing more is removed until it has."""
+        self._awaited: dict[int, int] = {}
+        """Ranges, empty perhaps, into which steps on their way are going to move messages."""
+        self._late: set[int] = set()
+        """Numbers that a journal has of messages which found no room: nothing from them on is published, since a reader
+        would go past them."""
+        self._lates: list[int] = []
+        """A heap of them, and of some that have come since."""
+        self._behind_late = 0
+        """The highest number that came meanwhile."""
+        self._has_directory = False
+        self._fresh: set[int] = set()
+        """Ranges whose directory and reservation no finished step has hardened yet."""
+
+    def found(self, ranges: Iterable[int], last: int, watermark: Watermark | None) -> None:
+        """What recovery read of a queue's directory: its ranges, its highest number, its watermark."""
+        self._has_directory = True
+        self.ranges = dict.fromkeys(ranges, 0)
+        self.last = self.reserved = max(last, watermark.reserved) if watermark else last
+        self.published = min(watermark.published, self.last) if watermark else 0  # a damaged one may say anything
+
+    def keep(self, record: StreamRecord) -> None:
+        """What recovery read of the stream that consumes it. Called after ``found``."""
+        self.record = record
+        self.last = max(self.last, record.consumed)
+        self.reserved = max(self.reserved, self.last)
+        self.published = max(self.published, record.consumed)
+
+    @property
+    def keeper(self) -> StreamRecord | None:
+        """Of the stream for which it is reserved; None where anybody may take its messages."""
+        return self.record if self.record is not None and not self.record.released else None
+
+    @property
+    def leaving(self) -> int:
+        """Messages that were found expired: the index counts them, as locked, until their files are gone."""
+        return len(self.index.expired) + self.expiring
+
+    def keep_expired(self) -> None:
+        """What was found expired stays: a stream takes that, too."""
+        for entry in self.index.expired:
+            self.index.release(entry)
+        self.index.expired.clear()
+
+    @property
+    def consumed_through(self) -> int:
+        """What is at or below this number is no message any more, wherever its file is."""
+        return self.record.consumed if self.record is not None else 0
+
+    def consume(self, record: StreamRecord) -> None:
+        """Its record is hardened: what it says is consumed is forgotten."""
+        left, boundary = self.index.remove_through(record.consumed), (record.consumed + 1) >> RANGE_BITS
+        for number in [number for number in self.ranges if number < boundary]:
+            left -= self.ranges[number]
+            self.ranges[number] = 0
+        if left:
+            self.ranges[boundary] -= left
+        self.record = record
+        if self.in_flight is not None and self.in_flight[1] <= record.consumed:
+            self.in_flight = None
+
+    def is_spent(self, number: int) -> bool:
+        """Whether a range has no messages and takes none any more."""
+        return not self.ranges.get(number) and number != (self.last + 1) >> RANGE_BITS and number not in self._awaited
+
+    def is_archived(self, number: int) -> bool:
+        """Whether something of this range may be in the archive."""
+        record = self.record
+        if record is None or record.archived_after is None:
+            return False
+        return record.archived_after >> RANGE_BITS <= number <= record.consumed >> RANGE_BITS
+
+    def _is_to_be_cleared(self, number: int) -> bool:
+        """Whether files of consumed messages may be there: then whoever clears these removes the range, too."""
+        return self.cleared < self.consumed_through and number <= self.consumed_through >> RANGE_BITS
+
+    @property
+    def reservation(self) -> Reservation | None:
+        """What is told of the stream that consumes it."""
+        record = self.record
+        if record is None:
+            return None
+        return Reservation(
+            self.name,
+            record.stream,
+            record.consumed,
+            self.in_flight,
+            self.published,
+            record.since,
+            record.archived_after is not None,
+            record.released,
+        )
+
+    def holds(self, number: int, messages: int) -> None:
+        """A range holds so many messages more, which were found."""
+        self.ranges[number] = self.ranges.get(number, 0) + messages
+
+    def hold(self, fs: FileSystem) -> None:
+        """Makes what the next number needs and opens what its sync needs, so that a lack shows before the commit."""
+        self._make_range(fs, self.last + 1)
+        fs.hold_dir(layout.range_path(self.name, self.last + 1))
+
+    def allocate(self, fs: FileSystem, touched: Touched, again: int = 0) -> int:
+        """The next commit sequence number; its range directory is there and its reservation written.
+
+        ``again``: the number that a message was given before a crash, and keeps.
+        """
+        seq = again or self.last + 1
+        self._make_range(fs, seq)
+        if seq not in self._late:
+            number = seq >> RANGE_BITS
+            self._awaited[number] = self._awaited.get(number, 0) + 1
+        if seq >> RANGE_BITS in self._fresh:
+            touched.files[layout.watermark_path(self.name)] = None
+            touched.targets[layout.queue_path(self.name)] = None
+            touched.targets[layout.COMMITTED] = None
+        touched.targets[layout.range_path(self.name, seq)] = None
+        self.last = max(self.last, seq)
+        return seq
+
+    def occupy(self, seq: int) -> None:
+        number = seq >> RANGE_BITS
+        self.ranges[number] += 1
+        if self._awaited[number] > 1:
+            self._awaited[number] -= 1
+        else:
+            del self._awaited[number]
+
+    def publish(self, entry: Entry) -> None:
+        """The message is hardened: it may be seen. Called in the order of the numbers."""
+        self.index.add(entry)
+        self.pending.discard(entry.message_id)
+        seq = entry.seq if not self._late else self._below_late(entry.seq)
+        self.published = max(self.published, seq)
+        self._fresh.discard(entry.seq >> RANGE_BITS)
+
+    def is_late(self, seq: int) -> None:
+        """The journal says that a message has this number, and there is no room for it yet."""
+        if seq not in self._late:
+            self._late.add(seq)
+            heappush(self._lates, seq)
+
+    def _below_late(self, seq: int) -> int:
+        """How far everything is there, now that this one is."""
+        self._late.discard(seq)
+        self._behind_late = max(self._behind_late, seq)
+        while self._lates and self._lates[0] not in self._late:
+            heappop(self._lates)
+        return self._lates[0] - 1 if self._late else self._behind_late
+
+    def consumed(self, entry: Entry) -> bool:
+        """The message's removal is hardened. Whether its range has become spent: whoever clears removes that."""
+        self.index.remove(entry)
+        number = entry.seq >> RANGE_BITS
+        self.ranges[number] -= 1
+        return self.is_spent(number)
+
+    def spent_ranges(self) -> list[int]:
+        """Those that may be removed, but for what is still to be cleared in them."""
+        return [number for number in self.ranges if self.is_spent(number) and not self._is_to_be_cleared(number)]
+
+    def remove_empty_ranges(self, fs: FileSystem) -> None:
+        for number in [number for number, count in self.ranges.items() if not count and number not in self._awaited]:
+            if not self._is_to_be_cleared(number):
+                self.remove_range(fs, number)
+
+    def remove_range(self, fs: FileSystem, number: int) -> None:
+        """Removes an emptied range directory; it stays with a foreign file in it, or for want of room."""
+        try:
+            fs.remove_dir(layout.range_path(self.name, number << RANGE_BITS))
+            del self.ranges[number]
+            if number in self.images:
+                self.images.discard(number)
+                with suppress(FileNotFoundError):
+                    fs.unlink(layout.range_image_path(self.name, number))
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY and error.errno not in NO_ROOM:
+                raise
+
+    def full_ranges(self, least: int) -> list[int]:
+        """Ranges that take no more messages, hold so many at least, and have no image."""
+        full = [number for number, count in self.ranges.items() if count >= least and number not in self.images]
+        return [number for number in full if number < (self.last + 1) >> RANGE_BITS and number not in self._awaited]
+
+    @property
+    def exists(self) -> bool:
+        """Whether the queue has a directory."""
+        return self._has_directory
+
+    def directories(self) -> list[str]:
+        """Its directory and those of its ranges."""
+        if not self._has_directory:
+            return []
+        ranges = [layout.range_path(self.name, number << RANGE_BITS) for number in self.ranges]
+        return [layout.queue_path(self.name), *ranges]
+
+    def write_watermark(self, fs: FileSystem) -> None:
+        fs.write_at(layout.watermark_path(self.name), 0, [layout.format_watermark(self.watermark)])
+
+    @property
+    def watermark(self) -> Watermark:
+        return Watermark(self.published, self.reserved)
+
+    def _make_range(self, fs: FileSystem, seq: int) -> None:
+        if not self._has_directory:
+            fs.make_dir(layout.queue_path(self.name))
+            self._has_directory = True
+        if seq > self.reserved:
+            reserved = seq | (RANGE_SIZE - 1)
+            self._fresh.add(seq >> RANGE_BITS)
+            fs.write_at(
+                layout.watermark_path(self.name), 0, [layout.format_watermark(Watermark(self.published, reserved))]
+            )
+            self.reserved = reserved
+        if seq >> RANGE_BITS not in self.ranges:
+            self._fresh.add(seq >> RANGE_BITS)
+            fs.make_dir(layout.range_path(self.name, seq))
+            self.ranges[seq >> RANGE_BITS] = 0

@@ -1,0 +1,1 @@
+"""Looking at a space without owning it."""

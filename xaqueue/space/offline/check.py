@@ -1,0 +1,261 @@
+"""Every invariant of a space's directories is checked here from the files alone; looking changes nothing.
+
+A space that another process owns is a moving target: what looks wrong there is looked at a second time, and told only
+if it stands. ``repair`` is the one part that writes: it owns the space, and moves to quarantine what opening it did
+not find, such as a large body whose checksum is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
+from xaqueue.space.engine import heuristics, quarantine
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import batch_records, layout, stream_records
+from xaqueue.space.model.block import Kind
+from xaqueue.space.model.format import read_format
+from xaqueue.space.model.layout import ACTIVE, BATCHES, COMMIT, FIRST, HEURISTIC, PREPARED, QUARANTINE, STREAMS
+from xaqueue.space.offline.check_committed import CommittedCheck
+from xaqueue.space.offline.check_journal import JournalCheck
+from xaqueue.space.offline.findings import Finding, Looks, Severity, broken, damaged, leftover, note
+from xaqueue.space.owner.open import READ_ONLY, attach, is_owned, read_definitions, read_owner
+from xaqueue.space.recovery import prepared as survey
+from xaqueue.space.recovery.load import Progress, read_head
+from xaqueue.space.recovery.prepared import Standing, Verdict
+from xaqueue.space.recovery.redo_view import RedoView, read_journal
+from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.group_commit import Touched, touched
+from xaqueue.storage.journal_format import Record
+from xaqueue.xid import Xid
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What a repair did: the report of the recovery that came with it, and every file that was set aside and why."""
+
+    recovery: str
+    moved: list[str]
+    notes: list[str]
+
+
+def check(
+    path: str | os.PathLike[str],
+    progress: Progress | None = None,
+    *,
+    live: bool | None = None,
+    committed: CommittedCheck | None = None,
+) -> Iterator[Finding]:
+    """All findings, as they are found. Raises SpaceError where the directory is no space of a known format.
+
+    progress: called with range directories read and all there are. live: whether an owner is at work; found out
+    without it. committed: what checks the messages instead.
+    """
+    root = Path(path)
+    if not os.path.lexists(root / layout.FORMAT):
+        read_format(root)
+    live = is_owned(root) if live is None else live
+    if live:
+        owner = read_owner(root)
+        who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
+        yield note(layout.OWNER, f"{who} owns the space: a moving target, suspects were seen twice")
+    yield from _Check(root, live, progress, committed).run()
+
+
+def repair(path: str | os.PathLike[str], progress: Progress | None = None) -> Repaired:
+    """Opens the space, which recovers it, and moves what is damaged yet into quarantine.
+
+    For a space that nobody uses, in this process neither. Raises SpaceInUse, SpaceError, InvalidArgument.
+    """
+    session = attach(path, watch=False, progress=progress)
+    try:
+        space = session.space
+        if space.read_only is not None:
+            space.barrier.check()
+        moved, notes = list(space.report.quarantined), list(space.report.notes)
+        for finding in list(check(path, progress, live=False)):
+            if finding.movable:
+                _set_aside(space, finding)
+                moved.append(f"{finding.path}: {finding.problem}")
+        return Repaired(str(space.report), moved, notes)
+    finally:
+        session.close()
+
+
+def _set_aside(space: Space, finding: Finding) -> None:
+    def apply() -> Touched:
+        quarantine.move(space.fs, finding.path, finding.problem, space.now_us())
+        return touched((QUARANTINE,), (finding.path.rpartition("/")[0],))
+
+    space.barrier.perform(apply)
+
+
+class _Check:
+    def __init__(
+        self, root: Path, live: bool, progress: Progress | None, committed: CommittedCheck | None = None
+    ) -> None:
+        self.root = root
+        fs = DirectoryFileSystem(root, keep_unsynced=False)
+        owner = read_owner(root)
+        self.looks = Looks(live, lambda: self.fs.show(self._records()))
+        self.journal = JournalCheck(
+            fs,
+            self.looks,
+            used=owner is not None and owner.journalled,
+            moving=live and (owner is None or owner.state != READ_ONLY),
+        )
+        self.bare, self.owner = fs, owner
+        self.fs = RedoView(fs, (), files_first=True)
+        self.committed = committed or CommittedCheck(self.fs, self.looks, progress)
+
+    def run(self) -> Iterator[Finding]:
+        yield from self.looks.at(self._top)
+        yield from self.journal.run()
+        self.fs.show(self._records())
+        yield from map(self.journal.told, self._directories())
+
+    def _records(self) -> Sequence[Record]:
+        try:
+            return read_journal(self.bare, self.owner, self.looks.live).records
+        except SpaceError:
+            return ()  # of a newer version: told of the journal
+
+    def _directories(self) -> Iterator[Finding]:
+        yield from self.committed.run()
+        yield from self._prepared()
+        yield from self._active()
+        for name in survey.listed(self.fs, HEURISTIC):
+            yield from self.looks.at(partial(self._decision, name))
+        for name in survey.listed(self.fs, BATCHES):
+            yield from self.looks.at(partial(self._batch, name))
+        for name in survey.listed(self.fs, STREAMS):
+            yield from self.looks.at(partial(self._stream, name))
+        for name in survey.listed(self.fs, QUARANTINE):
+            if not name.endswith(".reason"):
+                yield note(f"{QUARANTINE}/{name}", self._reason(name))
+
+    def _top(self) -> Iterator[Finding]:
+        try:
+            read_format(self.root)
+        except SpaceError as error:
+            yield broken(layout.FORMAT, str(error))
+        try:
+            read_definitions(self.root)
+        except InvalidArgument as error:
+            yield broken(layout.QUEUES, str(error))
+        names = set(self.fs.list(""))
+        for name in sorted(names - layout.OWN_NAMES):
+            yield note(name, "is no part of a queue space; left alone")
+        for name in sorted(set(layout.DIRECTORIES) - names):
+            yield leftover(name, "the directory is missing: made by the next open")
+
+    def _prepared(self) -> Iterator[Finding]:
+        found, foreign = survey.prepared(self.fs)
+        for path in foreign:
+            yield damaged(path, "is no command block: its name is not <xid>.<number>")
+        lost = survey.lost_blocks(self.fs)
+        for xid in sorted({*found, *lost}, key=str):
+            yield from self.looks.at(partial(self._branch, xid, found.get(xid, {})))
+
+    def _branch(self, xid: Xid, files: dict[str, str]) -> Iterator[Finding]:
+        if self.looks.again:
+            files = survey.prepared(self.fs)[0].get(xid, {})
+        lost = survey.lost_blocks(self.fs).get(xid, ())
+        standing = survey.survey(self.fs, xid, files, lost, self.committed.holds, whole=True)
+        for path, reason in standing.broken:
+            yield damaged(path, reason)
+        for text in standing.lost:
+            place = text if text.startswith(f"{QUARANTINE}/") else f"{PREPARED}/{xid}"
+            what = "a block of it" if place == text else text
+            yield broken(place, f"branch {xid} is in doubt and lost {what}: decide with `xaqueue indoubt`")
+        for path, reason in () if self.looks.live else standing.leftovers:  # an owner at work is at it
+            yield leftover(path, reason)
+        yield from self._twofold(standing)
+
+    def _twofold(self, standing: Standing) -> Iterator[Finding]:
+        for path, head in standing.blocks:
+            there = self.committed.holds(head.properties.queue, head.message_id)
+            if standing.verdict is Verdict.IN_DOUBT and head.kind is Kind.ENQUEUE and there:
+                yield broken(path, "its message is committed already, and its branch is not decided")
+
+    def _active(self) -> Iterator[Finding]:
+        found, foreign = survey.branches(self.fs, ACTIVE)
+        for path in foreign:
+            yield damaged(path, "is no command block: its name is not <xid>.<number>")
+        if self.looks.live:
+            return
+        prepared = survey.prepared(self.fs)[0]
+        for xid, files in sorted(found.items(), key=lambda item: str(item[0])):
+            if COMMIT in prepared.get(xid, {}):
+                continue  # committed in one phase: rolled forward from here
+            if xid in prepared:
+                for path in sorted(files.values()):
+                    yield leftover(path, "stands in prepared/ too: the later state wins, the next open removes it")
+                continue
+            if any(map(self._is_done, files.values())):
+                told = "of a branch that is committed: to be removed"
+            else:
+                told = "of a branch never prepared: to be rolled back"
+            yield leftover(f"{ACTIVE}/{xid}", f"{len(files)} blocks {told}")
+
+    def _is_done(self, path: str) -> bool:
+        """Whether what a block in active/ asks for was done, of which the journal has the record."""
+        try:
+            head = read_head(self.fs, path)
+        except DamagedBlock:
+            return False  # torn by the crash, and promised to nobody
+        return head.kind is Kind.ENQUEUE and self.committed.holds(head.properties.queue, head.message_id)
+
+    def _decision(self, name: str) -> Iterator[Finding]:
+        path = f"{HEURISTIC}/{name}"
+        xid = layout.parse_xid(name)
+        if xid is None:
+            yield damaged(path, "is no record of a decision: its name is no xid")
+            return
+        try:
+            decision = heuristics.read(self.fs, path)
+        except DamagedBlock as damage:
+            yield damaged(path, f"the record of a decision: {damage}")
+            return
+        if self.fs.exists(layout.block_path(PREPARED, name, FIRST)):
+            yield leftover(path, f"{decision.outcome} by {decision.by} is decided and not yet carried out")
+
+    def _batch(self, name: str) -> Iterator[Finding]:
+        path = f"{BATCHES}/{name}"
+        if layout.parse_batch(name) is None:
+            yield damaged(path, "is no record of a batch: its name is not <key>.<number>")
+            return
+        try:
+            batch = batch_records.read(self.fs, path).batch
+        except FileNotFoundError:
+            return  # it went with a later one
+        except DamagedBlock as damage:
+            yield damaged(path, f"the record of a batch: {damage}")
+            return
+        if batch_records.path_of(batch) != path:
+            yield damaged(path, f"is the record of {batch}, not of the batch that it is named after")
+
+    def _stream(self, name: str) -> Iterator[Finding]:
+        path, queue = f"{STREAMS}/{name}", layout.parse_queue_directory(name)
+        if queue is None:
+            yield damaged(path, "is no record of a stream: its name is not queue=<name>")
+            return
+        try:
+            stream_records.read(self.fs, queue)
+        except DamagedBlock as damage:
+            advice = f"the queue is kept for it until `xaqueue release {queue}`"
+            yield broken(path, f"the record of the stream that consumes queue {queue}: {damage}: {advice}")
+
+    def _reason(self, name: str) -> str:
+        try:
+            text = self.fs.read(f"{QUARANTINE}/{name}.reason", 4096).decode("utf-8", "replace")
+        except OSError:
+            return "in quarantine, without a reason beside it"
+        return f"in quarantine: {text.partition(chr(10))[0]}"
+
+
+__all__ = ["Finding", "Repaired", "Severity", "check", "repair"]

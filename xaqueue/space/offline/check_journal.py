@@ -1,0 +1,89 @@
+"""The journal's part of a check: its segments and their order, and what of it the directories may lack.
+
+What a record that was not done again names is not damaged in the directories: the next open makes it what it is to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xaqueue.errors import JournalDamaged, SpaceError
+from xaqueue.space.engine import redo
+from xaqueue.space.model.layout import JOURNAL
+from xaqueue.space.offline.findings import Finding, Looks, Severity, broken, leftover, note
+from xaqueue.space.recovery.cut_short import check_end
+from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.journal_format import parse_name
+from xaqueue.storage.journal_reader import ARCHIVE, Found, look
+from xaqueue.storage.readable_records import read_remains
+
+
+class JournalCheck:
+    def __init__(self, fs: FileSystem, looks: Looks, used: bool, moving: bool) -> None:
+        """used: whether there must be a journal. moving: whether somebody writes to it."""
+        self._fs = fs
+        self._looks = looks
+        self._used = used
+        self._moving = moving
+        self._ahead: frozenset[str] = frozenset()
+
+    def run(self) -> Iterator[Finding]:
+        if self._fs.is_dir(JOURNAL):
+            yield from self._names()
+        elif not self._used:
+            return
+        yield from self._looks.at(self._segments)
+
+    def told(self, finding: Finding) -> Finding:
+        """The same, or where the journal is ahead of what was found, what that means."""
+        if finding.severity is not Severity.DAMAGE or not self._is_ahead(finding.path):
+            return finding
+        return leftover(finding.path, f"{finding.problem}; the journal has what it is to be: made so by the next open")
+
+    @property
+    def is_ahead(self) -> bool:
+        """After ``run``: whether the next open does something again."""
+        return bool(self._ahead)
+
+    def _is_ahead(self, path: str) -> bool:
+        return path in self._ahead or any(ahead.startswith(path + ".") for ahead in self._ahead)
+
+    def _names(self) -> Iterator[Finding]:
+        for name in sorted(self._fs.list(JOURNAL)):
+            if ARCHIVE in name:
+                yield note(f"{JOURNAL}/{name}", "what was cut off the journal: nothing reads it any more")
+            elif parse_name(name.removesuffix(".new")) is None:
+                yield note(f"{JOURNAL}/{name}", "is no part of a journal; left alone")
+
+    def _segments(self) -> Iterator[Finding]:
+        try:
+            found = look(self._fs, JOURNAL, redo.sound, used=self._used)
+            if not self._moving:
+                check_end(self._fs, found.records, found.position)
+        except JournalDamaged as damage:
+            yield broken(JOURNAL, str(damage))
+            for gap in read_remains(self._fs, JOURNAL, redo.sound).gaps:
+                yield broken(f"{JOURNAL}/{gap.name}".rstrip("/"), f"cannot be read {gap}")
+        except SpaceError as newer:
+            yield broken(JOURNAL, str(newer))
+        else:
+            if not self._moving:
+                yield from self._left(found)
+
+    def _left(self, found: Found) -> Iterator[Finding]:
+        """What the next open does."""
+        lost = redo.find_lost(self._fs, found.records)
+        yield from (broken(path, f"{told}: the space opens for reading only") for path, told in lost.items())
+        self._ahead = frozenset(path for record in found.records for path in redo.paths_of(record)) - lost.keys()
+        if found.records:
+            many = f"{len(found.records):,} record{'s' if len(found.records) > 1 else ''}"
+            yield leftover(JOURNAL, f"the directories may be behind: {many} to be done again by the next open")
+        if found.tail:
+            name = found.segments[-1].name
+            torn = f"ends in {len(found.tail):,} bytes of a torn record, promised to nobody"
+            yield note(f"{JOURNAL}/{name}", f"{torn}: kept beside it and cut off by the next open")
+        for name in found.given_up:
+            why = "was given up for its damage, or written late by a former owner"
+            yield leftover(f"{JOURNAL}/{name}", f"{why}: kept as .archive by the next open")
+        for name in found.strays:
+            yield leftover(f"{JOURNAL}/{name}", "is needed no more: to be removed")

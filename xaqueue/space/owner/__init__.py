@@ -1,0 +1,1 @@
+"""One process has the directory: opening, threads, I/O watchdog, reload."""

@@ -1,0 +1,102 @@
+"""What opening a space does for batches: what is decided is carried out, and what a dead query left is swept.
+
+A branch that a record lists is rolled forward, in whatever state a crash left its blocks; every other prepared branch
+of that batch is rolled back. Where the record is damaged nobody knows, and all of them stay in doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from xaqueue.batch import Decision, is_of_a_batch
+from xaqueue.errors import DamagedBlock, RetryLater
+from xaqueue.space.engine import batch_steps, batch_sweep
+from xaqueue.space.engine.batch_claim import of_batch
+from xaqueue.space.model import batch_records, layout
+from xaqueue.space.model.block import Kind
+from xaqueue.space.model.branch import State
+from xaqueue.space.model.layout import BATCHES, FIRST, HEURISTIC
+from xaqueue.space.recovery.load import read_head
+from xaqueue.storage.fs import discard
+from xaqueue.xid import Xid
+
+if TYPE_CHECKING:
+    from xaqueue.space.engine.state import Space
+
+SetAside = Callable[[str, str], object]
+Decisions = Mapping[bytes, Decision]
+"""By gtrid."""
+
+
+def find(space: Space, set_aside: SetAside) -> None:
+    """Which batches are decided. A record that was in the making is promised to nobody."""
+    for name in space.batches.found(space.fs.list(BATCHES)):
+        path = f"{BATCHES}/{name}"
+        if name.startswith("."):
+            discard(space.fs, path)
+        else:
+            set_aside(path, "no record of a batch: its name is not <key>.<number>")
+    space.batches.found_lost(space.fs.list(layout.QUARANTINE))
+
+
+def decisions(space: Space, xids: Iterable[Xid], set_aside: SetAside, note: Callable[[str], None]) -> Decisions:
+    """Those on the batches of these branches."""
+    found: dict[bytes, Decision] = {}
+    for gtrid in sorted({xid.gtrid for xid in xids if is_of_a_batch(xid) and space.batches.has(xid.gtrid)}):
+        path = batch_records.path_of_gtrid(gtrid)
+        try:
+            found[gtrid] = batch_records.read(space.fs, path)
+        except DamagedBlock as damage:
+            set_aside(path, f"the record of a batch, damaged: {damage}")
+            note(f"the decision on batch {gtrid.decode()} was damaged: what is left of it stays in doubt")
+            space.batches.lose(gtrid)
+            space.batches.found_lost(space.fs.list(layout.QUARANTINE))
+    return found
+
+
+def rolls_forward(space: Space, decided: Decisions, xid: Xid, files: Mapping[str, str]) -> bool:
+    """Whether a decision commits a branch of several blocks, some of which may have moved already."""
+    if FIRST not in files or not _is_listed(decided, xid) or space.fs.exists(f"{HEURISTIC}/{xid}"):
+        return False
+    try:
+        return read_head(space.fs, files[FIRST]).kind is Kind.BRANCH
+    except DamagedBlock:
+        return len(files) > 1
+
+
+def settle(space: Space, decided: Decisions, note: Callable[[str], None]) -> tuple[int, int]:
+    """Carries the decisions out; returns how many branches were committed and how many rolled back."""
+    done = undone = 0
+    for gtrid, decision in decided.items():
+        left = [branch for branch in of_batch(space, gtrid) if branch.base is State.PREPARED and not branch.decided]
+        listed = [branch for branch in left if branch.xid in decision.xids]
+        others = [branch for branch in left if branch.xid not in decision.xids]
+        for branch in listed:
+            branch.committing = True
+            if branch.damage:
+                lost = ", ".join(branch.damage)
+                note(f"branch {branch.xid} is committed with {decision.batch} and lost {lost}: the rest is committed")
+        try:
+            batch_steps.finish(space, gtrid, listed)
+            batch_steps.undo(space, gtrid, others)
+        except RetryLater as lack:
+            note(f"{decision.batch} is decided and not carried out yet: {lack}")
+        done += sum(1 for branch in listed if branch.xid not in space.branches)
+        undone += sum(1 for branch in others if branch.xid not in space.branches)
+    return done, undone + batch_sweep.sweep(space)
+
+
+def prune(space: Space) -> None:
+    """A crash may have brought records back that went already."""
+    for key, number in space.batches.beyond():
+        if not of_batch(space, f"{key}:{number}".encode()):
+            with suppress(FileNotFoundError):
+                space.fs.unlink(layout.batch_path(key, number))
+            space.batches.remove(key, number)
+
+
+def _is_listed(decided: Decisions, xid: Xid) -> bool:
+    decision = decided.get(xid.gtrid)
+    return decision is not None and xid in decision.xids

@@ -1,0 +1,270 @@
+"""What stands in ``prepared/`` is read here as recovery would read it, and nothing is owned, locked or changed.
+
+For the inspector and the checker, which also look at a space while its owner works in it: a file that vanishes has
+moved on, and raises FileNotFoundError out of ``survey`` so that the caller looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from xaqueue.errors import DamagedBlock
+from xaqueue.message import MessageId
+from xaqueue.space.engine import quarantine
+from xaqueue.space.engine.blocks import NOTHING
+from xaqueue.space.model import batch_records, layout
+from xaqueue.space.model.block import HEAD_READ_BYTES, Head, Kind, Listed, decode, unpack_list, verify
+from xaqueue.space.model.block_files import read_block
+from xaqueue.space.model.layout import COMMIT, FIRST, numbered
+from xaqueue.space.model.stream_records import consumed_in
+from xaqueue.space.recovery.load import read_head
+from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.regular import DAMAGE, NO_DIRECTORY
+from xaqueue.xid import Xid
+
+Holds = Callable[[str, MessageId], bool]
+"""Whether a queue has a message of this id in ``committed/``."""
+
+
+class Verdict(Enum):
+    """What the files of a branch in ``prepared/`` say of it."""
+
+    IN_DOUBT = "in doubt"
+    COMMITTING = "committing"
+    """Its commit is decided, and on its way or completed by the next open."""
+    FINISHED = "finished"
+    """Its one move is done; only its file is left."""
+    INCOMPLETE = "incomplete"
+    """Promised to nobody: rolled back by the next open."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """One branch in ``prepared/``. Paths are relative to the space."""
+
+    xid: Xid
+    verdict: Verdict = Verdict.IN_DOUBT
+    prepared_at: int = 0
+    """Int microseconds UTC."""
+    blocks: list[tuple[str, Head]] = field(default_factory=list)
+    broken: list[tuple[str, str]] = field(default_factory=list)
+    """Files that are not the block they should be, each with what is wrong."""
+    lost: list[str] = field(default_factory=list)
+    """What the branch needs and has no more, in words."""
+    leftovers: list[tuple[str, str]] = field(default_factory=list)
+    """Files that the next open removes or completes, each with why."""
+
+    @property
+    def damage(self) -> list[str]:
+        return [f"{path}: {reason}" for path, reason in self.broken] + self.lost
+
+
+def listed(fs: FileSystem, path: str) -> list[str]:
+    """The names in a directory, sorted, without those that start with a dot; none where it is gone."""
+    try:
+        return sorted(name for name in fs.list(path) if not name.startswith("."))
+    except OSError as error:
+        if error.errno not in NO_DIRECTORY:
+            raise
+        return []
+
+
+def branches(fs: FileSystem, directory: str) -> tuple[dict[Xid, dict[str, str]], list[str]]:
+    """The paths of blocks by xid and suffix, and the paths of files that are foreign here."""
+    found: dict[Xid, dict[str, str]] = {}
+    foreign = []
+    for name in listed(fs, directory):
+        parsed = layout.parse_block(name)
+        if parsed is None:
+            foreign.append(f"{directory}/{name}")
+        else:
+            found.setdefault(parsed[0], {})[parsed[1]] = f"{directory}/{name}"
+    return found, foreign
+
+
+def prepared(fs: FileSystem) -> tuple[dict[Xid, dict[str, str]], list[str]]:
+    """``branches`` of ``prepared/``; a branch that commits in one phase has its blocks in ``active/`` still."""
+    found, foreign = branches(fs, layout.PREPARED)
+    committing = [xid for xid, files in found.items() if COMMIT in files]
+    if committing:
+        active, _ = branches(fs, layout.ACTIVE)
+        for xid in committing:
+            found[xid] = {**active.get(xid, {}), **found[xid]}
+    return found, foreign
+
+
+def files_of(fs: FileSystem, xid: Xid) -> dict[str, str]:
+    """The paths of one branch's blocks by suffix, as ``prepared`` has them."""
+    return prepared(fs)[0].get(xid, {})
+
+
+def unprepared(fs: FileSystem) -> dict[Xid, dict[str, str]]:
+    """The blocks in ``active/`` of branches that have none in ``prepared/``."""
+    found, _ = branches(fs, layout.ACTIVE)
+    prepared_too = {parsed[0] for name in listed(fs, layout.PREPARED) if (parsed := layout.parse_block(name))}
+    return {xid: files for xid, files in found.items() if xid not in prepared_too}
+
+
+def message_names(fs: FileSystem, queue: str) -> list[str]:
+    """The names of a queue's message files, those of foreign files among them, and of none that is consumed."""
+    directory = layout.queue_path(queue)
+    ranges = [name for name in listed(fs, directory) if layout.parse_range(name) is not None]
+    names = [name for inner in ranges for name in listed(fs, f"{directory}/{inner}")]
+    consumed = consumed_in(fs, queue)
+    return [name for name in names if not layout.is_consumed(name, consumed)] if consumed else names
+
+
+def ids_in(fs: FileSystem, queue: str) -> frozenset[str]:
+    """The ids, in hex, of the messages in a queue."""
+    return frozenset(name[17:] for name in message_names(fs, queue))
+
+
+def read_whole(fs: FileSystem, path: str) -> Head:
+    """The head of a block, after its every bit was checked. Raises DamagedBlock, and OSError for a vanished file."""
+    head = read_head(fs, path)
+    if head.size_bytes >= HEAD_READ_BYTES:
+        try:
+            data = read_block(fs, path)
+        except OSError as error:
+            if error.errno not in DAMAGE:
+                raise
+            raise DamagedBlock(f"cannot be read: {error.strerror}") from error
+        verify(head, data)
+    return head
+
+
+def survey(
+    fs: FileSystem, xid: Xid, files: dict[str, str], lost: Sequence[str], holds: Holds, *, whole: bool = False
+) -> Standing:
+    """What a branch is, from its files in ``prepared/`` by suffix.
+
+    lost: names of its blocks in quarantine. whole: whether bodies are read and checked too.
+    """
+    standing = _Survey(fs, files, lost, holds, read_whole if whole else read_head).of(xid)
+    listed = batch_records.lists(fs, xid)
+    if listed is not None and standing.verdict in (Verdict.IN_DOUBT, Verdict.INCOMPLETE) and files:
+        standing.verdict = Verdict.COMMITTING if listed else Verdict.INCOMPLETE
+        told = "committed: to be rolled forward" if listed else "decided without it: to be rolled back"
+        standing.leftovers = [(path, f"its batch is {told}") for path in sorted(files.values())[:1]]
+    return standing
+
+
+@dataclass(slots=True)
+class _Survey:
+    fs: FileSystem
+    files: dict[str, str]
+    lost: Sequence[str]
+    holds: Holds
+    read: Callable[[FileSystem, str], Head]
+
+    def of(self, xid: Xid) -> Standing:
+        standing = Standing(xid, lost=[f"{layout.QUARANTINE}/{name}" for name in self.lost])
+        if COMMIT in self.files:
+            self._committing(standing)
+        elif FIRST in self.files:
+            self._first(standing)
+        elif any(name.partition("~")[0].endswith(f".{FIRST}") for name in self.lost):
+            self._rest(standing)
+        else:
+            standing.verdict = Verdict.INCOMPLETE
+            for path in self.files.values():
+                standing.leftovers.append((path, "its branch has no .000: never prepared, to be rolled back"))
+        return standing
+
+    def _committing(self, standing: Standing) -> None:
+        path = self.files[COMMIT]
+        standing.verdict = Verdict.COMMITTING
+        rows = self._rows(standing, path)
+        if rows is None:
+            self._rest(standing)
+            return
+        standing.prepared_at = self.fs.modified_ns(path) // 1000
+        standing.leftovers.append((path, "its branch is committed: to be rolled forward"))
+        for number, row in enumerate(rows, 1):
+            if numbered(number) in self.files and row != NOTHING:
+                self._block(standing, numbered(number), row)
+
+    def _first(self, standing: Standing) -> None:
+        path = self.files[FIRST]
+        first = self._block(standing, FIRST)
+        if first is None:
+            self._rest(standing)
+            return
+        standing.prepared_at = self.fs.modified_ns(path) // 1000
+        if first.kind is Kind.BRANCH:
+            standing.blocks.clear()
+            self._all_listed(standing, path)
+        else:
+            self._only(standing, path, first)
+
+    def _only(self, standing: Standing, path: str, first: Head) -> None:
+        there = self.holds(first.properties.queue, first.message_id)
+        aside = f".{first.message_id.hex()}"
+        if first.kind is Kind.DEQUEUE and not there and any(aside in n for n in listed(self.fs, layout.QUARANTINE)):
+            standing.lost.append(f"message {aside[1:]}, which {path} dequeues, is in quarantine")
+        elif there is (first.kind is not Kind.DEQUEUE):
+            standing.verdict = Verdict.FINISHED
+            standing.leftovers.append((path, "what it asks for is done: to be removed"))
+        for suffix in sorted(set(self.files) - {FIRST}):
+            standing.leftovers.append((self.files[suffix], "its branch has one block, .000: to be removed"))
+
+    def _all_listed(self, standing: Standing, path: str) -> None:
+        rows = self._rows(standing, path)
+        if rows is None:
+            self._rest(standing)
+            return
+        aside = {name.partition("~")[0].rpartition(".")[2] for name in self.lost}
+        known = {FIRST}
+        for number, row in enumerate(rows, 1):
+            suffix = numbered(number)
+            known.add(suffix)
+            if row == NOTHING:
+                continue
+            if suffix in self.files:
+                self._listed_block(standing, suffix, row)
+            elif suffix not in aside:
+                standing.verdict = Verdict.INCOMPLETE
+                standing.leftovers.append((path, f"lists block {suffix}, which is not there: to be rolled back"))
+        for suffix in sorted(set(self.files) - known):
+            standing.leftovers.append((self.files[suffix], "its branch block does not list it: to be removed"))
+
+    def _listed_block(self, standing: Standing, suffix: str, row: Listed) -> None:
+        head = self._block(standing, suffix, row)
+        if head is not None and head.kind is Kind.DEQUEUE and not self.holds(row.queue, row.message_id):
+            gone = f"message {row.message_id.hex()} of queue {row.queue}"
+            standing.lost.append(f"{gone}, which {self.files[suffix]} dequeues, is gone")
+
+    def _rest(self, standing: Standing) -> None:
+        """Without a list: whatever of the branch can be read."""
+        for suffix in sorted(set(self.files) - {FIRST, COMMIT}, key=int):
+            self._block(standing, suffix)
+
+    def _rows(self, standing: Standing, path: str) -> list[Listed] | None:
+        try:
+            self.read(self.fs, path)
+            return unpack_list(decode(read_block(self.fs, path)).body)
+        except DamagedBlock as damage:
+            standing.broken.append((path, str(damage)))
+            return None
+
+    def _block(self, standing: Standing, suffix: str, row: Listed | None = None) -> Head | None:
+        path = self.files[suffix]
+        try:
+            head = self.read(self.fs, path)
+            if row is not None and (head.checksum, head.message_id) != (row.checksum, row.message_id):
+                raise DamagedBlock("is not the block that its branch lists")  # noqa: TRY301
+        except DamagedBlock as damage:
+            standing.broken.append((path, str(damage)))
+            return None
+        standing.blocks.append((path, head))
+        return head
+
+
+def lost_blocks(fs: FileSystem) -> dict[Xid, list[str]]:
+    """Names in quarantine of blocks that branches in doubt have lost."""
+    try:
+        return quarantine.lost_blocks(fs)
+    except FileNotFoundError:
+        return {}

@@ -1,0 +1,145 @@
+"""A damaged journal is given up: what can be read of it is done again, all of it is kept, and a new one begins.
+
+Every record is a whole step and says what becomes of each file it names, so those behind a loss are done as well as
+those before it. What stood in the lost part is as the directories have it by chance. That may cost what was
+acknowledged, so nobody does it but an operator who was shown what is lost.
+
+    done again and synced -> new segment, above every LSN that was ever used -> the others renamed to .archive
+
+Until the new segment is there the journal is damaged still, and this is to be done again; the renames that a crash
+leaves are finished by the next open.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from xaqueue.errors import JournalDamaged, SpaceError, SpaceInUse
+from xaqueue.space.engine import redo
+from xaqueue.space.model import layout
+from xaqueue.space.model.format import read_format
+from xaqueue.space.model.group import find_group, open_to
+from xaqueue.space.model.layout import JOURNAL
+from xaqueue.space.owner.open import read_definitions, read_owner
+from xaqueue.space.recovery.cut_short import check_end
+from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
+from xaqueue.storage.journal import free_archive, make_segment, whole_sectors
+from xaqueue.storage.journal_format import Record, Segment
+from xaqueue.storage.journal_reader import look
+from xaqueue.storage.owner_file import OwnerFile
+from xaqueue.storage.readable_records import Gap, read_remains
+
+log = logging.getLogger("xaqueue")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRead:
+    """A step of which the record can be read. ``behind``: behind a loss, so that others may be missing before it."""
+
+    lsn: int
+    kind: str
+    xid: str
+    queues: list[str]
+    behind: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What is wrong with a journal, what of it cannot be read, what can, and which files are gone that it had moved."""
+
+    damage: str
+    files: list[str]
+    gaps: list[Gap]
+    steps: list[StepRead]
+
+
+@dataclass(frozen=True, slots=True)
+class Salvaged:
+    """What was done: how many steps, where the old segments are, and what is worth a note."""
+
+    steps: int
+    archives: list[str]
+    notes: list[str]
+
+
+def find_loss(path: str | os.PathLike[str]) -> Loss | None:
+    """What is lost of a space's journal; None where it is sound. Changes nothing. Raises SpaceError, OSError."""
+    read_format(path)
+    fs = DirectoryFileSystem(path, keep_unsynced=False)
+    damage = _damage(fs, path)
+    if damage is None:
+        return None
+    remains = read_remains(fs, JOURNAL, redo.sound)
+    gaps = remains.gaps or ([] if damage.lost_from is None else [Gap(damage.lost_from, None, remains.files[-1])])
+    first = min((gap.start for gap in gaps), default=None)
+    steps = [_step(record, first is not None and record.lsn > first) for record in remains.records]
+    return Loss(str(damage), list(damage.lost_files), gaps, steps)
+
+
+def salvage(path: str | os.PathLike[str]) -> Salvaged:
+    """Goes on without what is lost. Raises SpaceInUse, SpaceError where the journal is sound, OSError."""
+    read_format(path)
+    definitions = read_definitions(path)
+    group = find_group(definitions.group)
+    with _locked(Path(path)):
+        fs = DirectoryFileSystem(path, modes=open_to(Path(path), group))
+        try:
+            if _damage(fs, path) is None:
+                raise SpaceError(f"the journal of {os.fspath(path)} is sound: nothing is to be given up")
+            done = give_up(fs, definitions.journal_segment_bytes)
+        finally:
+            fs.close()
+    log.warning("the journal of %s was given up; %d steps of it were done again", path, done.steps)
+    return done
+
+
+def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
+    """Does what can be read of the journal again, and begins a new one. Raises OSError."""
+    remains = read_remains(fs, JOURNAL, redo.sound)
+    for name in (*layout.DIRECTORIES, JOURNAL):
+        if not fs.is_dir(name):
+            fs.make_dir(name)
+    notes = redo.replay(fs, remains.records, anew=True, without_lost=True)
+    fs.sync_all()
+    for name in remains.unused:
+        fs.unlink(f"{JOURNAL}/{name}")
+    size, epoch = whole_sectors(segment_bytes), remains.epoch + 1
+    make_segment(fs, JOURNAL, Segment(remains.fresh, size, checkpoint=remains.fresh, epoch=epoch))
+    archives = []
+    for name in remains.files:
+        archives.append(free_archive(fs, f"{JOURNAL}/{name}"))
+        fs.rename(f"{JOURNAL}/{name}", archives[-1])
+    fs.sync_dir(JOURNAL)
+    return Salvaged(len(remains.records), archives, notes)
+
+
+def _damage(fs: FileSystem, path: str | os.PathLike[str]) -> JournalDamaged | None:
+    owner = read_owner(path)
+    try:
+        found = look(fs, JOURNAL, redo.sound, used=owner is not None and owner.journalled)
+        check_end(fs, found.records, found.position)
+        redo.check_lost(fs, found.records)
+    except JournalDamaged as damage:
+        return damage
+    return None
+
+
+def _step(record: Record, behind: bool) -> StepRead:
+    kind = redo.Kind(record.kind).name.lower().replace("_", " ")
+    return StepRead(record.lsn, kind, redo.xid_of(record), redo.queues_of(record), behind)
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    lock = OwnerFile(root)
+    try:
+        if not lock.acquire():
+            raise SpaceInUse(f"{root} is in use: stop its owner first")
+        yield
+    finally:
+        lock.release()
