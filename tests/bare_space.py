@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from xaqueue import Connection
+from xaqueue.message import MessageId, Properties
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space, wall_clock
 from xaqueue.space.model import layout
+from xaqueue.space.model.block import Block, Kind, encode
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.space.owner import open
 from xaqueue.storage.fs import DirectoryFileSystem
@@ -175,3 +177,14 @@ def bare_space(
         yield bare
     finally:
         bare.crash()
+
+
+def lay(
+    bare: BareSpace, seq: int, message_id: MessageId, properties: Properties | None = None, body: bytes = b""
+) -> Path:
+    """A message's file, as if its owner had left it there."""
+    path = bare.root / layout.message_path("q", seq, message_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    block = Block(Kind.ENQUEUE, message_id, properties or Properties("q", enqueued_at=seq), body)
+    path.write_bytes(b"".join(encode(block)))
+    return path

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from xaqueue.demo.postgres import Server
 
-pytest.register_assert_rewrite("contract_connection")
+pytest.register_assert_rewrite("contract_connection", "served", "bare_space", "powercut", "stream_story", "support")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, and whatever it starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -244,3 +244,8 @@ def messages_in(fs: ForgetfulFileSystem, directory: str) -> dict[int, bytes]:
         for name in fs.list(f"{base}/{inner}") if inner.startswith("range=") else ():
             found[int(name[:16], 16)] = decode(fs.read(f"{base}/{inner}/{name}")).body
     return found
+
+
+ONE, TWO, THREE, FOUR, FIVE = range(BEFORE + 1, BEFORE + 6)
+"""The numbers of the messages; three stand before the edge of their range, and the fourth behind it."""
+NEVER_KEPT = FIVE

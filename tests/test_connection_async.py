@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from awaited import Facade, LoopThread
 from contract_connection import BlockContract, ConcurrencyContract, KillContract, MessagesContract, TwoPhaseContract
-from test_connection_remote import RemoteHost
+from served import RemoteHost
 
 from xaqueue.connection import Connection
 from xaqueue.rpc.async_connection import AsyncConnection

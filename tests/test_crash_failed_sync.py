@@ -18,7 +18,7 @@ from crash_cases import FULL, ONE_BRANCH, STORIES
 from crash_jury import Jury
 from crash_level import CHECKPOINTS, CYCLING, JOURNAL, LAGGING, MOVING, NONE, STRICT, SWITCHING, Level, open_space
 from crash_story import Act, End, Put, perform, play, xid_of
-from test_crash_recovery import go_on
+from support.crash_ways import go_on
 
 from xaqueue.errors import DecisionLogError, ResourceFailed, RetryLater
 from xaqueue.space.engine.state import Space

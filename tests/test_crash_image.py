@@ -4,54 +4,22 @@ from __future__ import annotations
 
 from contextlib import suppress
 from itertools import count
-from unittest import mock
 
 import pytest
-from crash_level import LAGGING, NONE, NOON_US, STRICT, Level, level_of, ready
+from crash_level import LAGGING, NONE, STRICT, Level, level_of, ready
 from crash_story import EMPTY
-from test_image import Facts, all_of, identity
+from support.index_images import opened, put_in, seen, take_from
 
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine import image
 from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
-from xaqueue.space.model.definitions import Definitions, QueueDefinition
-from xaqueue.storage import journal
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
-from xaqueue.xa import Flag
-from xaqueue.xid import Xid
 
 
 @pytest.fixture(autouse=True)
 def every_queue_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image, "WORTH", 1)
-
-
-def opened(fs: ForgetfulFileSystem, epoch: int, level: Level) -> Space:
-    definitions = Definitions(default=QueueDefinition(), journal_segment_bytes=level.segment_bytes)
-    with mock.patch.object(journal, "SMALLEST_SEGMENT_BYTES", 1024):
-        return Space(fs, definitions, hardening=level.hardening, epoch=epoch, now_us=lambda: NOON_US)
-
-
-def put_in(session: Session, *numbers: int) -> None:
-    for number in numbers:
-        xid = Xid(1, b"put%d" % number, b"")
-        session.start(xid)
-        session.enqueue("q", b"%d" % number, message_id=identity(number))
-        session.end(xid)
-        session.commit(xid, Flag.ONEPHASE)
-
-
-def take_from(session: Session, *, commit: bool) -> None:
-    xid = Xid(1, b"take%d" % commit, b"")
-    session.start(xid)
-    assert session.dequeue("q") is not None
-    session.end(xid)
-    if commit:
-        session.commit(xid, Flag.ONEPHASE)
-    else:
-        session.rollback(xid)
 
 
 def worked(level: Level) -> tuple[ForgetfulFileSystem, int]:
@@ -76,13 +44,6 @@ def cut_off(level: Level, calls: int) -> ForgetfulFileSystem:
         put_in(Session(owner), 1, 2, 3)
         owner.close()
     return fs
-
-
-def seen(tree: Tree, epoch: int, level: Level) -> tuple[list[Facts], int]:
-    """What a space shows that is opened on this, and how many files it set aside."""
-    owner = opened(tree.open(), epoch, level)
-    queue = owner.queues.get("q")
-    return all_of(queue.index) if queue is not None else [], len(owner.report.quarantined)
 
 
 every_level = pytest.mark.parametrize("level", [NONE, level_of("FDATASYNC"), STRICT, LAGGING], ids=str)

@@ -14,9 +14,8 @@ from crash_cases import EXTREMES, FULL, JOURNALS, ONE_BRANCH, STORIES, sample, t
 from crash_jury import Jury
 from crash_level import CHECKPOINTS, CYCLING, FILLING, JOURNAL, LAGGING, MOVING, SWITCHING, Level, open_space
 from crash_story import ALL, Sample, crashes
-from test_crash_journal import test_every_crash_of_a_writer_keeps_what_was_acknowledged as every_crash_of_a_writer
-from test_crash_recovery import judge_cut_off, judge_later
-from test_crash_syncs import kill_then_power_loss, next_owner, power_loss, raised_level
+from support.crash_ways import judge_cut_off, judge_later, kill_then_power_loss, next_owner, power_loss, raised_level
+from support.journal_story import judge_every_crash
 
 from xaqueue.errors import JournalDamaged
 from xaqueue.space.engine.session import Session
@@ -45,7 +44,7 @@ def recovery_cut_off(name: str, level: Level) -> None:
 
 def writer(name: str, level: Level) -> None:
     """The journal alone, with many more rounds and segments than a story has."""
-    every_crash_of_a_writer(0)
+    judge_every_crash(0)
 
 
 LONG = "put decided_commit, take forgotten_rollback, take two_phase"

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 from crash_level import LAGGING, NONE, STRICT, Level, ready
 from crash_story import EMPTY
-from test_crash_image import opened, put_in, seen, take_from
+from support.index_images import opened, put_in, seen, take_from
 
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine import range_images

@@ -9,7 +9,7 @@ import pytest
 from careless_barrier import careless
 from crash_cases import EXTREMES, FULL, KILL, POWER_LOSS, TREES, trees_of
 from crash_level import CHECKPOINTS, CYCLING, JOURNAL, LAGGING, MOVING, NONE, STRICT, Level, open_space
-from stream_story import BEFORE, Acts, Promised, crashes, judge, play
+from stream_story import BEFORE, FIVE, FOUR, NEVER_KEPT, ONE, THREE, TWO, Acts, Promised, crashes, judge, play
 
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine import cleanup
@@ -17,10 +17,7 @@ from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
 
-ONE, TWO, THREE, FOUR, FIVE = range(BEFORE + 1, BEFORE + 6)
-"""The numbers of the messages; three stand before the edge of their range, and the fourth behind it."""
 
-NEVER_KEPT = FIVE
 STORIES: dict[str, tuple[Acts, int]] = {
     "consume": ([("reserve", (TWO,)), ("consume", (TWO,)), ("clear", ())], NEVER_KEPT),
     "all, put before it is cleared": (

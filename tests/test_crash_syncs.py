@@ -10,44 +10,14 @@ from collections.abc import Callable
 
 import pytest
 from careless_barrier import careless
-from crash_cases import EXTREMES, FULL, ONE_BRANCH, STORIES, TREES, sample, trees_of
-from crash_jury import Jury
-from crash_level import NONE, STRICT, Level, open_space
-from crash_story import ALL, End, Sample, crashes, play
-from test_crash_recovery import go_on, judge_later
+from crash_cases import FULL, ONE_BRANCH, STORIES, sample
+from crash_level import NONE, STRICT, open_space
+from crash_story import crashes, play
+from support.crash_ways import kill_then_power_loss, next_owner, power_loss, raised_level
 
 from xaqueue.space.engine.session import Session
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
-
-
-def power_loss(name: str, level: Level = STRICT, calls: Sample = ALL) -> None:
-    """The power goes at any call."""
-    jury = Jury(STORIES[name], level)
-    for fs, record in crashes(STORIES[name], level, calls):
-        for tree in trees_of(fs, level, TREES if FULL else EXTREMES):
-            jury.judge(tree, record)
-
-
-def kill_then_power_loss(name: str, level: Level = STRICT, calls: Sample = ALL) -> None:
-    """The process is killed at any call, the next one recovers, and the power goes."""
-    jury = Jury(STORIES[name], level)
-    for fs, record in crashes(STORIES[name], level, calls):
-        fs.survive_kill()
-        judge_later(jury, fs, record)
-
-
-def next_owner(name: str, level: Level = STRICT, calls: Sample = ALL) -> None:
-    """The process is killed at any call, the next one recovers and goes on, and the power goes."""
-    for fs, record in crashes(STORIES[name], level, calls):
-        fs.survive_kill()
-        go_on(Jury(STORIES[name], level), fs, record, "commit", End.ONE_PHASE)
-
-
-def raised_level(name: str, level: Level = STRICT) -> None:
-    """The next owner has a higher level than the one that prepared."""
-    fs, record = play(STORIES[name], NONE)
-    go_on(Jury(STORIES[name], level), fs, record, "commit", End.ONE_PHASE, closed_well=True)
 
 
 NOTICED: dict[str, tuple[Callable[[str], None], str]] = {

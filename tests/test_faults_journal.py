@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from bare_space import ANY_QUEUE, BareSpace, bare_space
 from space_scan import scan
-from test_faults import BILLS, RANGE, check_exercise, check_fenced, exercise
+from support.fault_exercise import BILLS, RANGE, check_exercise, check_fenced, exercise
 
 from xaqueue.errors import DiskFull, ResourceFailed, RetryLater
 from xaqueue.space.model import layout

@@ -10,48 +10,21 @@ from zlib import crc32
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.index_images import EPOCH, Facts, all_of, entries, facts, identity, plain, written
 
-from xaqueue.message import MessageId, Properties
+from xaqueue.message import Properties
 from xaqueue.space.engine import image
 from xaqueue.space.model import layout
 from xaqueue.space.model.index import Entry, Order, QueueIndex
 from xaqueue.space.model.layout import RANGE_SIZE
 from xaqueue.storage.fs import DirectoryFileSystem
 
-EPOCH = 7
 MANY = 300
 """More than are held as entries."""
-
-Facts = tuple[int, bytes, bytes | None, int, int | None, int | None, int, int]
-
-
-def facts(entry: Entry) -> Facts:
-    rest = entry.correlation_id, entry.priority, entry.not_before, entry.expires_at
-    return (entry.seq, entry.message_id, *rest, entry.tries, entry.size_bytes)
-
-
-def all_of(index: QueueIndex) -> list[Facts]:
-    return sorted((facts(entry) for entry in index.entries(-1)), key=lambda one: one[0])
-
-
-def identity(number: int) -> MessageId:
-    return MessageId(number.to_bytes(16, "big"))
-
-
-def plain(seq: int) -> Entry:
-    return Entry(seq, identity(seq), Properties("q"), 100 + seq)
 
 
 def name_of(seq: int) -> str:
     return layout.message_path("q", seq, identity(seq)).rpartition("/")[2]
-
-
-def written(fs: DirectoryFileSystem, index: QueueIndex) -> image.Image:
-    """The index's image after it was on disk."""
-    image.write(fs, "q", index, EPOCH)
-    found = image.read(fs, "q")
-    assert found is not None
-    return found
 
 
 def told(found: image.Image) -> list[Facts]:
@@ -106,22 +79,6 @@ def test_a_later_image_replaces_an_earlier_one_and_discarding_leaves_none(fs: Di
     image.discard(fs, "q")
     image.discard(fs, "q")
     assert image.read(fs, "q") is None
-
-
-entries = st.builds(
-    lambda seq, size, properties: Entry(seq, identity(seq), properties, size),
-    st.integers(1, 3 * RANGE_SIZE) | st.integers(2**62, 2**63 - 1),
-    st.integers(52, 2**40),
-    st.builds(
-        Properties,
-        st.just("q"),
-        correlation_id=st.none() | st.binary(max_size=20),
-        priority=st.just(4) | st.integers(0, 9),
-        not_before=st.none() | st.integers(0, 2**63 - 1),
-        expires_at=st.none() | st.integers(0, 2**63 - 1),
-        tries=st.just(0) | st.integers(0, 1000),
-    ),
-)
 
 
 @given(given=st.lists(entries, max_size=60, unique_by=lambda entry: entry.seq), order=st.sampled_from(Order))

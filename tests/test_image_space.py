@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from bare_space import BareSpace, FaultyFileSystem
-from test_image import all_of
+from support.index_images import all_of
 
 from xaqueue.space.engine import image
 from xaqueue.space.engine.state import wall_clock

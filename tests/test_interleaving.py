@@ -18,9 +18,8 @@ from crash_level import CYCLING, FILLING, LAGGING, MOVING, NONE, STRICT, Level, 
 from crash_story import Act, End, Put, Record, Take
 from interleaving import BatchPlay, BatchScene, Interrupted, Play, Promises, Scene, StreamPlay, StreamScene
 from stream_story import BEFORE as BEFORE_ALL
-from stream_story import Acts, Promised
+from stream_story import FOUR, NEVER_KEPT, ONE, THREE, TWO, Acts, Promised
 from stream_story import judge as judge_stream
-from test_crash_streams import FOUR, NEVER_KEPT, ONE, THREE, TWO
 
 from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 

@@ -17,7 +17,7 @@ import pytest
 from contract_connection import block_files
 from raw_client import PATIENCE_S
 from raw_work import Stage, Transaction, Worker, judge, stock
-from test_server_sessions import Process
+from served import Process
 
 import xaqueue
 from xaqueue.space.offline.check import check

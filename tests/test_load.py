@@ -10,12 +10,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from bare_space import BareSpace, bare_space
+from bare_space import BareSpace, bare_space, lay
 
 from xaqueue.message import MessageId, Properties
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
-from xaqueue.space.model.block import HEAD_READ_BYTES, Block, Kind, encode
+from xaqueue.space.model.block import HEAD_READ_BYTES
 from xaqueue.space.model.layout import RANGE_SIZE
 from xaqueue.space.recovery import load, readers
 
@@ -37,17 +37,6 @@ def bare(tmp_path: Path) -> Iterator[BareSpace]:
 
 def identity(number: int) -> MessageId:
     return MessageId(number.to_bytes(16, "big"))
-
-
-def lay(
-    bare: BareSpace, seq: int, message_id: MessageId, properties: Properties | None = None, body: bytes = b""
-) -> Path:
-    """A message's file, as if its owner had left it there."""
-    path = bare.root / layout.message_path("q", seq, message_id)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    block = Block(Kind.ENQUEUE, message_id, properties or Properties("q", enqueued_at=seq), body)
-    path.write_bytes(b"".join(encode(block)))
-    return path
 
 
 def seqs(space: Space) -> list[int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
+from support.manual import MAN, page, rows
 
 from xaqueue import errors
 from xaqueue.cli.exits import ExitCode
@@ -28,21 +28,7 @@ from xaqueue.storage import fs
 from xaqueue.storage.hardening import DEFAULT
 from xaqueue.xa import Code
 
-MAN = Path(__file__).parent.parent / "man"
 PAGES = ("xaqueue.1", "xaqueue.5", "xaqueue.7")
-
-
-def page(name: str) -> str:
-    return (MAN / name).read_text()
-
-
-def rows(text: str, header: str) -> list[list[str]]:
-    """The rows of the column list whose header row begins with this word."""
-    table = re.search(rf"\.It Sy {re.escape(header)} Ta.*?\n(.*?)\.El", text, re.DOTALL)
-    assert table, header
-    return [
-        [cell.strip() for cell in line[4:].split(" Ta ")] for line in table[1].splitlines() if line.startswith(".It ")
-    ]
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -10,7 +10,7 @@ import msgpack
 import pytest
 from raw_client import RawClient
 from served import ServerThread
-from test_man import page, rows
+from support.manual import page, rows
 
 import xaqueue
 from xaqueue.errors import InvalidArgument

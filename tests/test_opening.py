@@ -13,9 +13,8 @@ from queue import Queue
 
 import broken_journal
 import pytest
-from bare_space import DURABLE, BareSpace, FaultyFileSystem, bare_space
-from test_image import all_of, identity
-from test_load import lay
+from bare_space import DURABLE, BareSpace, FaultyFileSystem, bare_space, lay
+from support.index_images import all_of, identity
 
 from xaqueue.errors import ResourceFailed, UnknownXid
 from xaqueue.message import Properties

@@ -9,33 +9,18 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
-from kill_child import settled
-from powercut import KINDS, Disk, disk
+from powercut import DURABLE, KINDS, MIXED, Disk, Lives, disk, seeded
 
-import xaqueue
-from xaqueue.space.offline.check import check
-from xaqueue.space.offline.findings import Severity
-from xaqueue.torture.ledger import Ledger
-from xaqueue.torture.lives import Life
-from xaqueue.torture.reopen import reopened
-
-CHILD = Path(__file__).with_name("powercut_child.py")
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
-DURABLE = ("FSYNC;DSYNC", "FDATASYNC;DSYNC", "JOURNAL")
-MIXED = "mixed"
 CALLS = ("sync", "sync", "sync", "write_at", "create", "rename", "unlink", "decide", "consume", "sync_all")
-THREADS = 4
 CUTS = 40 if FULL else 10
 LONGEST_LIFE_S = 2.0
 EACH_SYNC = 70
 """Syncs of one life that are cut before and after, each in turn."""
-SMALL_JOURNAL = "\n[space]\njournal_segment_bytes = 262144\ncheckpoint_s = 1\n"
 
 pytestmark = pytest.mark.crash
 
@@ -44,52 +29,6 @@ pytestmark = pytest.mark.crash
 def drive(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
     with disk(request.param, tmp_path) as made:
         yield made
-
-
-class Lives:
-    """A space on a disk, and all that its lives said."""
-
-    def __init__(self, drive: Disk, seed: str, sync: str, *, small_journal: bool) -> None:
-        self.drive = drive
-        self.sync = sync
-        self.times = drive.kind != "btrfs" or sync == "JOURNAL"
-        """Whether commit times outlive a power cut: btrfs hardens a directory without the times of its files."""
-        self.seed = seed
-        self.space = drive.place / "space"
-        self.ledger = Ledger()
-        self.count = 0
-        xaqueue.connect(self.space, create=True).close()
-        if small_journal:
-            with (self.space / "queues.toml").open("a") as definitions:
-                definitions.write(SMALL_JOURNAL)
-                definitions.flush()
-                os.fsync(definitions.fileno())
-
-    def live(self, fault: str, work_s: float, threads: int = THREADS) -> bool:
-        """One life until its power is cut: at the fault, or ``work_s`` after it recovered. Whether it met its fault."""
-        sync = DURABLE[self.count % len(DURABLE)] if self.sync == MIXED else self.sync
-        arguments = [str(self.space), sync, str(self.count), self.seed, str(threads), fault, str(self.times)]
-        sys.stdout.write(f"life {self.count}: {sync}, {threads} threads, cut at {fault or f'{work_s:.3f} s'}\n")
-        self.count += 1
-        command = [sys.executable, str(CHILD), *arguments]
-        stopped = Life(command, self.drive.cut, work_s, loses_power=self.drive.races).run(self.ledger)
-        damage = [str(finding) for finding in check(self.space) if finding.severity is Severity.DAMAGE]
-        assert damage == [], "a power cut leaves work to finish, and no damage"
-        assert self.ledger.faults == []
-        return stopped
-
-    def judge(self) -> None:
-        """After the last cut: everything that was promised is there, once and whole."""
-        flags = DURABLE[0] if self.sync == MIXED else self.sync
-        found = reopened(self.space, flags, self.ledger.decided(), partial(settled, times=self.times))
-        assert self.ledger.judge(found) == []
-        sys.stdout.write(f"{dict(self.ledger.heard)}; drained {found.messages.total()}\n")
-
-
-def seeded() -> str:
-    seed = os.environ.get("XAQUEUE_KILL_SEED") or str(random.SystemRandom().randrange(10**9))
-    sys.stdout.write(f"seed: XAQUEUE_KILL_SEED={seed}\n")
-    return seed
 
 
 def fault_of(dice: random.Random) -> str:

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from powercut import disk
-from test_powercut import Lives, seeded
-from test_server_sessions import Process
+from powercut import Lives, disk, seeded
+from served import Process
 
 import xaqueue
 from xaqueue.space.offline.check import check

@@ -12,7 +12,7 @@ import pytest
 from bare_space import BareSpace, FaultyFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_image import Facts, all_of, entries
+from support.index_images import Facts, all_of, entries
 
 import xaqueue
 from xaqueue.space.engine import cleanup, image, range_images

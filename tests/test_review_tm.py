@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 import pytest
-import test_tm_last as last
+import support.tm_last_scene as last
 from tm_scene import Scene
 from tm_world import COMMITTED, PREPARED, ROLLED_BACK, Bank, BankConnection, ProgrammingError, Rig, World
 

@@ -7,7 +7,6 @@ import random
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,44 +17,13 @@ import pytest
 from contract_connection import block_files
 from raw_client import MIGRATE, ONEPHASE, PATIENCE_S, SUSPEND, RawClient, UnknownXid
 from raw_work import Stage, Worker, judge, stock
-from served import ServerThread
+from served import Process, ServerThread
 
 import xaqueue
 from xaqueue.space.offline.check import check
 
-RUN = [sys.executable, "-c", "from xaqueue.cli.main import main; main()"]
 SESSIONS = 64
 SYNC = ("NONE", "JOURNAL")
-
-
-class Process:
-    """``xaqueue serve`` in a process of its own."""
-
-    def __init__(self, root: Path, *options: str) -> None:
-        self.path = root.with_name("socket")
-        words = [*RUN, "serve", "--space", str(root), "--unix", str(self.path), *options]
-        self._process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        assert "serving" in self._process.stdout.readline()
-
-    @property
-    def resident_bytes(self) -> int:
-        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-    def end(self, number: int) -> int:
-        """The exit code."""
-        self._process.send_signal(number)
-        return self._process.wait(PATIENCE_S)
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdout is not None
-        self._process.kill()
-        self._process.wait(PATIENCE_S)
-        self._process.stdout.close()
 
 
 @pytest.fixture(params=SYNC)

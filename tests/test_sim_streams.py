@@ -13,7 +13,7 @@ from crash_level import LAGGING
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
-from test_sim_space import CALLS, PICK, QUEUES, SEED_VARIABLE, JournalMachine, Model, SpaceMachine
+from support.sim_space import CALLS, PICK, QUEUES, SEED_VARIABLE, JournalMachine, Model, SpaceMachine
 
 from xaqueue.errors import QueueReserved, ResourceFailed
 from xaqueue.space.engine import cleanup

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 from served import PATIENCE_S, ServerThread
-from test_branch import CASES, Stage, X, answer_of, bring_to, call_on
+from support.xa_table import CASES, Stage, X, answer_of, bring_to, call_on
 
 import xaqueue
 from xaqueue.errors import DatabaseError, Error, RolledBack

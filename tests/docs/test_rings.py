@@ -1,0 +1,32 @@
+"""The tests stand in their rings: no test module imports another one, what they share is in ``support``."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+
+
+def imported(module: Path) -> Iterator[str]:
+    """The names of all modules that it imports, wherever in it."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_no_module_imports_a_test_module() -> None:
+    modules = {module: set(imported(module)) for module in TESTS.rglob("*.py")}
+    tests = {module.stem for module in modules if module.name.startswith("test_")}
+    assert len(tests) > 100
+    wrong = {
+        f"{module.relative_to(TESTS)}: {name}"
+        for module, names in modules.items()
+        for name in names
+        if not name.startswith("xaqueue.") and tests.intersection(name.split("."))
+    }
+    assert wrong == set()
