@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from xaqueue.demo.postgres import Server
 
-pytest.register_assert_rewrite("contract_connection", "served", "bare_space", "powercut", "stream_story", "support")
+pytest.register_assert_rewrite("support")
+# The programs of child processes find what they share with the tests.
+os.environ["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, and whatever it starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -77,7 +79,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def postgres_server() -> Iterator[Server]:
     """A PostgreSQL for all tests of this process; skips where there is none."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
-    from postgres import started
+    from support.postgres import started
 
     with started() as server:
         yield server
@@ -86,7 +88,7 @@ def postgres_server() -> Iterator[Server]:
 @pytest.fixture
 def dsn(postgres_server: Server) -> Iterator[str]:
     """A new database in it."""
-    from postgres import database
+    from support.postgres import database
 
     with database(postgres_server) as name:
         yield name

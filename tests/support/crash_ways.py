@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from crash_cases import EXTREMES, FULL, STORIES, TREES, trees_of
-from crash_jury import Jury
-from crash_level import NONE, STRICT, Level, open_space, openings
-from crash_story import (
+from support.crash_cases import EXTREMES, FULL, STORIES, TREES, trees_of
+from support.crash_jury import Jury
+from support.crash_level import NONE, STRICT, Level, open_space, openings
+from support.crash_story import (
     ALL,
     Act,
     Became,
@@ -24,7 +24,6 @@ from crash_story import (
     shown,
     xid_of,
 )
-
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.torture.forgetful import ForgetfulFileSystem

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
-from bare_space import BareSpace
 
 import xaqueue
+from support.bare_space import BareSpace
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine import heuristics
 from xaqueue.xa import Outcome

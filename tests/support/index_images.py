@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from unittest import mock
 
-from crash_level import NOON_US, Level
 from hypothesis import strategies as st
 
+from support.crash_level import NOON_US, Level
 from xaqueue.message import MessageId, Properties
 from xaqueue.space.engine import image
 from xaqueue.space.engine.session import Session

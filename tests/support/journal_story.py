@@ -6,8 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
-from journals import entry, found, journal_of, numbers, started, write
-
+from support.journals import entry, found, journal_of, numbers, started, write
 from xaqueue.storage.journal import Journal
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from crash_level import LAGGING, STRICT, Level, open_space, ready
-from crash_story import EMPTY, Became, body_of, call, look
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from support.crash_level import LAGGING, STRICT, Level, open_space, ready
+from support.crash_story import EMPTY, Became, body_of, call, look
 from xaqueue.errors import ResourceFailed
 from xaqueue.message import MessageId
 from xaqueue.space.engine.session import Session

@@ -7,8 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from tm_world import Bank, Rig, World
-
+from support.tm_world import Bank, Rig, World
 from xaqueue.tm import marker
 from xaqueue.tm.steps import Step
 from xaqueue.torture.forgetful import Crashed, Tree

@@ -1,0 +1,448 @@
+"""The embedded connection keeps the contract of all connections, and shows what only the owner of a space can see."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.contract_connection import (
+    PATIENCE_S,
+    QUEUES,
+    BlockContract,
+    ConcurrencyContract,
+    KillContract,
+    MessagesContract,
+    TwoPhaseContract,
+    block_files,
+    bodies,
+    drain,
+    put,
+)
+
+import xaqueue
+from xaqueue.connection import Connection
+from xaqueue.errors import DiskFull, OperationalError, ProtocolError, ResourceFailed, RetryLater, RolledBack
+from xaqueue.space.engine import heuristics
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model.layout import RANGE_SIZE
+from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.owner import open as attach_room
+from xaqueue.xid import Xid
+
+STRICT = "FDATASYNC;DSYNC"
+KILLED_IN_PREPARE = """
+import os, signal, sys
+import xaqueue
+from xaqueue.storage.fs import DirectoryFileSystem
+
+renames, rename = int(sys.argv[2]), DirectoryFileSystem.rename
+
+def counted(self, source, target):
+    global renames
+    if target.startswith("prepared/"):
+        if renames == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        renames -= 1
+    rename(self, source, target)
+
+DirectoryFileSystem.rename = counted
+connection = xaqueue.connect(sys.argv[1], sync="FDATASYNC;DSYNC")
+connection.tpc_begin(connection.xid(42, "gtrid", "bqual"))
+assert connection.dequeue("orders").body == b"there"
+connection.enqueue("replies", b"1")
+connection.enqueue("replies", b"2")
+connection.tpc_prepare()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+class EmbeddedHost:
+    """The space is opened by this process, once for all connections."""
+
+    def __init__(self, root: Path, sync: str = STRICT) -> None:
+        self.root = root
+        self.sync = sync
+        self._connections: list[Connection] = []
+        attach_room.create(root)
+        attach_room.write_definitions(root, QUEUES)
+
+    def connect(self) -> Connection:
+        connection = xaqueue.connect(self.root, sync=self.sync)
+        self._connections.append(connection)
+        return connection
+
+    @property
+    def space(self) -> Space:
+        return attach_room._attached[self.root.resolve()].space
+
+    def restart(self) -> None:
+        while self._connections:
+            self._connections.pop().close()
+
+    def kill(self) -> None:
+        """The memory is gone, the kernel's cache and the lock on the directory are as a dead process leaves them."""
+        attached = attach_room._attached.pop(self.root.resolve(), None)
+        if attached is not None:
+            if attached.watch is not None:
+                attached.watch.stop()
+            for thread in attached.background:
+                thread.stop()
+            attached.space.abandon()
+            attached.lock.release()
+        self._connections.clear()
+
+    def decide(self, xid: Xid, commit: bool) -> None:
+        heuristics.decide(self.space, xid, commit, "test")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[EmbeddedHost]:
+    made = EmbeddedHost(tmp_path / "space")
+    yield made
+    made.restart()
+
+
+class AtBothLevels:
+    @pytest.fixture(params=[STRICT, "JOURNAL"])
+    def host(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[EmbeddedHost]:
+        made = EmbeddedHost(tmp_path / "space", request.param)
+        yield made
+        made.restart()
+
+
+class TestTwoPhase(AtBothLevels, TwoPhaseContract):
+    pass
+
+
+class TestBlocks(AtBothLevels, BlockContract):
+    pass
+
+
+class TestMessages(AtBothLevels, MessagesContract):
+    pass
+
+
+class TestKill(AtBothLevels, KillContract):
+    pass
+
+
+class TestConcurrency(AtBothLevels, ConcurrencyContract):
+    pass
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, space: Space, call: str, code: int) -> None:
+    """The next such call of the space's port fails with this error: the reserve did not help it."""
+    real = getattr(space.fs, call)
+    failed: list[str] = []
+
+    def failing(path: str, *arguments: object) -> object:
+        if not failed:
+            failed.append(path)
+            raise OSError(code, os.strerror(code), path)
+        return real(path, *arguments)
+
+    if call == "sync_data":  # the barrier looked it up when it was made
+        monkeypatch.setattr(space.barrier, "_sync_content", failing)
+    else:
+        monkeypatch.setattr(space.fs, call, failing)
+
+
+@pytest.mark.parametrize("renames", range(5))
+def test_killed_inside_prepare(host: EmbeddedHost, renames: int) -> None:
+    """24 and 25: until its last block is in ``prepared/`` the branch is rolled back at boot; then it is in doubt."""
+    put(host.connect(), b"there")
+    host.restart()
+    run = subprocess.run([sys.executable, "-c", KILLED_IN_PREPARE, str(host.root), str(renames)], check=False)
+    assert run.returncode == -signal.SIGKILL
+    connection = host.connect()
+    if renames < 4:
+        assert connection.tpc_recover() == []
+        assert bodies(connection) == [b"there"]
+        assert block_files(host.root) == []
+        assert drain(connection) == [b"there"]
+        return
+    (xid,) = connection.tpc_recover()
+    assert drain(connection) == []
+    connection.rollback()
+    connection.tpc_commit(xid)
+    assert (bodies(connection), bodies(connection, "replies")) == ([], [b"1", b"2"])
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE])
+def test_no_room_for_a_message(host: EmbeddedHost, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """22: the operating system's error, a branch that can only be rolled back, nothing leaked, others go on."""
+    connection, other = host.connect(), host.connect()
+    put(connection, b"there")
+    assert connection.dequeue("orders") is not None
+    refuse(monkeypatch, host.space, "create", code)
+    with pytest.raises(DiskFull, match=os.strerror(code)):
+        connection.enqueue("orders", b"new")
+    put(other, b"other's")
+    with pytest.raises(RolledBack):
+        connection.enqueue("orders", b"again")
+    with pytest.raises(RolledBack):
+        connection.commit()
+    assert bodies(connection) == [b"there", b"other's"]
+    assert block_files(host.root) == []
+    assert drain(connection) == [b"there", b"other's"]
+
+
+def test_no_room_for_a_message_after_which_it_is_rolled_back(
+    host: EmbeddedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = host.connect()
+    refuse(monkeypatch, host.space, "create", errno.ENOSPC)
+    with pytest.raises(DiskFull):
+        connection.enqueue("orders", b"new")
+    connection.rollback()
+    put(connection, b"new")
+    assert bodies(connection) == [b"new"]
+
+
+def test_a_message_is_taken_without_room_for_a_block(host: EmbeddedHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """22: consuming is what makes room."""
+    connection = host.connect()
+    put(connection, b"there")
+    refuse(monkeypatch, host.space, "create", errno.ENOSPC)
+    assert connection.dequeue("orders") is not None
+    connection.commit()
+    host.kill()
+    assert drain(host.connect()) == []
+
+
+@pytest.mark.parametrize("two_phase", [True, False])
+def test_a_message_is_taken_without_room_for_a_block_beside_other_work(
+    host: EmbeddedHost, monkeypatch: pytest.MonkeyPatch, two_phase: bool
+) -> None:
+    """22: its block is written when the branch is prepared, if need be from the reserve."""
+    connection = host.connect()
+    put(connection, b"1", b"2")
+    if two_phase:
+        connection.tpc_begin(connection.xid(1, "x", ""))
+    assert connection.dequeue("orders") is not None
+    refuse(monkeypatch, host.space, "create", errno.ENOSPC)
+    assert connection.dequeue("orders") is not None
+    if two_phase:
+        connection.tpc_prepare()
+        host.kill()
+        connection = host.connect()
+        (xid,) = connection.tpc_recover()
+        connection.tpc_commit(xid)
+    else:
+        connection.commit()
+    assert block_files(host.root) == []
+    host.kill()
+    assert drain(host.connect()) == []
+
+
+@pytest.mark.parametrize("work", ["enqueue", "dequeue"])
+def test_a_failed_write_fences(host: EmbeddedHost, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    """22, crash rule 8: an error of the disk is not a lack of room."""
+    connection = host.connect()
+    put(connection, b"there")
+    refuse(monkeypatch, host.space, "create", errno.EIO)
+    arguments = ("orders", b"new") if work == "enqueue" else ("orders",)
+    with pytest.raises(ResourceFailed, match="Input/output error"):
+        getattr(connection, work)(*arguments)
+    with pytest.raises(ResourceFailed):
+        connection.commit()
+    host.restart()
+    assert drain(host.connect()) == [b"there"]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("two_phase", [True, False])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE])
+def test_a_commit_that_finds_no_room_succeeds_when_it_is_tried_again(
+    host: EmbeddedHost, monkeypatch: pytest.MonkeyPatch, count: int, two_phase: bool, code: int
+) -> None:
+    """27: retryable, and nothing is lost."""
+    connection = host.connect()
+    if two_phase:
+        connection.tpc_begin(connection.xid(1, "x", ""))
+    for number in range(count):
+        connection.enqueue("orders", b"%d" % number)
+    if two_phase:
+        connection.tpc_prepare()
+    finish = connection.tpc_commit if two_phase else connection.commit
+    refuse(monkeypatch, host.space, "make_dir", code)
+    with pytest.raises(RetryLater, match="commit again"):
+        finish()
+    finish()
+    assert bodies(connection) == [b"%d" % number for number in range(count)]
+    host.kill()
+    assert bodies(host.connect()) == [b"%d" % number for number in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_commit_that_finds_no_room_may_be_rolled_back(
+    host: EmbeddedHost, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    connection = host.connect()
+    for number in range(count):
+        connection.enqueue("orders", b"%d" % number)
+    refuse(monkeypatch, host.space, "make_dir", errno.ENOSPC)
+    with pytest.raises(RetryLater):
+        connection.commit()
+    connection.rollback()
+    assert bodies(connection) == []
+    assert block_files(host.root) == []
+    put(connection, b"goes on")
+
+
+@pytest.mark.parametrize("two_phase", [True, False])
+def test_a_commit_that_finds_no_room_behind_its_commit_point_goes_forward_only(
+    host: EmbeddedHost, monkeypatch: pytest.MonkeyPatch, two_phase: bool
+) -> None:
+    """The branch goes over the edge of a range, and there is no room for the directory of the next one."""
+    connection = host.connect()
+    put(connection, b"first")
+    host.space.queues["orders"].last = RANGE_SIZE - 2
+    xid = connection.xid(1, "x", "")
+    connection.tpc_begin(xid)
+    for number in range(4):
+        connection.enqueue("orders", b"%d" % number)
+    if two_phase:
+        connection.tpc_prepare()
+    refuse(monkeypatch, host.space, "make_dir", errno.ENOSPC)
+    with pytest.raises(RetryLater, match="commit again"):
+        connection.tpc_commit()
+    with pytest.raises(ProtocolError, match="past its commit point"):
+        connection.tpc_rollback()
+    assert bodies(connection) == [b"first"]
+    connection.tpc_commit()
+    expected = [b"first", b"0", b"1", b"2", b"3"]
+    assert bodies(connection) == expected
+    host.kill()
+    assert bodies(host.connect()) == expected
+    assert block_files(host.root) == []
+
+
+@pytest.mark.parametrize("call", ["sync_data", "sync_dir"])
+def test_a_failed_sync_fences_until_the_space_is_opened_again(
+    host: EmbeddedHost, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Crash rule 8."""
+    connection, other = host.connect(), host.connect()
+    put(other, b"before")
+    connection.enqueue("orders", b"uncertain")
+    refuse(monkeypatch, host.space, call, errno.EIO)
+    with pytest.raises(ResourceFailed, match="Input/output error"):
+        connection.commit()
+    calls: list[Callable[[], object]] = [connection.rollback, lambda: put(other, b"after"), lambda: drain(other)]
+    for call_after in calls:
+        with pytest.raises(ResourceFailed):
+            call_after()
+    host.restart()
+    again = host.connect()
+    assert bodies(again) in ([b"before"], [b"before", b"uncertain"])
+    put(again, b"after")
+
+
+def test_a_waiter_for_something_else_does_not_swallow_the_wake_up(host: EmbeddedHost) -> None:
+    """Two wait at one queue, the first for another correlation id; what is rolled back is for the second."""
+    holder = host.connect()
+    put(holder, b"x")
+    assert holder.dequeue("orders") is not None
+    arrived = host.space.queues["orders"].arrived
+    done = threading.Event()
+
+    def waiters(count: int) -> bool:
+        pause = threading.Event()
+        while len(arrived._waiters) < count and not done.is_set():  # type: ignore[attr-defined]
+            pause.wait(0.001)
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        picky, any_message = host.connect(), host.connect()
+        never = pool.submit(picky.dequeue, "orders", wait_s=PATIENCE_S, correlation_id=b"other")
+        assert waiters(1)
+        found = pool.submit(any_message.dequeue, "orders", wait_s=PATIENCE_S)
+        assert waiters(2)
+        holder.rollback()
+        try:
+            message = found.result(PATIENCE_S / 4)
+        finally:
+            put(holder, b"for the picky one", correlation_id=b"other")
+        assert message is not None
+        assert message.body == b"x"
+        assert never.result(PATIENCE_S) is not None
+
+
+def test_a_waiter_is_told_when_the_space_is_fenced(host: EmbeddedHost) -> None:
+    connection = host.connect()
+    put(connection, b"x")
+    assert connection.dequeue("orders") is not None
+    arrived = host.space.queues["orders"].arrived
+    waiter = host.connect()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(waiter.dequeue, "orders", wait_s=PATIENCE_S)
+        pause = threading.Event()
+        while not arrived._waiters:  # type: ignore[attr-defined]
+            pause.wait(0.001)
+        host.space.close()
+        with pytest.raises(OperationalError):
+            waiting.result(PATIENCE_S)
+
+
+def test_the_watermark_shows_whole_branches(host: EmbeddedHost) -> None:
+    """26: neither does a reader of the directory ever see a strict subset of a branch."""
+    size, branches = 100, 5
+    producer, reader, done = host.connect(), QueueReader(host.root, "orders"), threading.Event()
+
+    def look() -> list[tuple[int, int]]:
+        seen = []
+        while not done.is_set():
+            upto = reader.watermark()
+            seen.append((upto, sum(1 for _ in reader.read(0, upto))))
+        return seen
+
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        try:
+            for number in range(branches):
+                producer.tpc_begin(producer.xid(1, str(number), ""))
+                for message in range(size):
+                    producer.enqueue("orders", b"%d" % message)
+                producer.tpc_prepare()
+                producer.tpc_commit()
+        finally:
+            done.set()
+        assert [(upto, count) for upto, count in looking.result(PATIENCE_S) if upto % size or count != upto] == []
+    assert reader.watermark() == size * branches
+
+
+def test_expired_messages_are_removed_and_never_delivered(host: EmbeddedHost) -> None:
+    connection = host.connect()
+    put(connection, b"late", ttl=0.05)
+    time.sleep(0.06)
+    put(connection, b"x")
+    assert drain(connection) == [b"x"]
+    connection.commit()
+    until = time.monotonic() + PATIENCE_S
+    while list((host.root / "committed").rglob("*.????????????????????????????????")):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("close_first", [True, False])
+def test_close_of_a_fenced_connection_is_quiet(host: EmbeddedHost, close_first: bool) -> None:
+    connection, other = host.connect(), host.connect()
+    connection.tpc_begin(connection.xid(1, "x", ""))
+    connection.enqueue("orders", b"x")
+    connection.tpc_end()
+    other.enqueue("orders", b"y")
+    host.space.barrier.fail(OSError(errno.EIO, "Input/output error"))
+    order: list[Callable[[], None]] = [connection.close, other.close]
+    for close in order if close_first else order[::-1]:
+        close()
+    assert bodies(host.connect()) == []

@@ -1,0 +1,123 @@
+"""A crash at every call of a batch's commit: it is decided as a whole or not at all, and asked again it happens once.
+
+``XAQUEUE_CRASH_FULL=1`` looks at all levels, and at more of the trees that each crash may leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from support.batch_story import CONSUMED, Promise, crashes, found, judge, judge_undone, play
+from support.careless_barrier import careless
+from support.crash_cases import EXTREMES, FULL, KILL, POWER_LOSS, TREES, trees_of
+from support.crash_level import JOURNAL, LAGGING, MOVING, NONE, PREPARED_BEFORE, STRICT, Level, open_space, openings
+from support.crash_story import look
+
+from xaqueue.errors import ResourceError
+from xaqueue.space.engine import batch_steps
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
+
+SAMPLE = [STRICT, JOURNAL, LAGGING, MOVING]
+LEVELS = POWER_LOSS if FULL else [*SAMPLE, PREPARED_BEFORE]
+
+
+def power_loss(level: Level, *, losers: bool = True) -> None:
+    """The power goes at any call of the decision."""
+    known = set()
+    for fs, promise in crashes(level, losers=losers):
+        for tree in trees_of(fs, level, TREES if FULL else EXTREMES, draw=2):
+            if (key := (tree.key(), promise.key())) not in known:
+                known.add(key)
+                judge(tree, promise, level)
+
+
+def power_loss_undone(level: Level) -> None:
+    """It goes at any call of a rollback of the whole batch."""
+    for fs, promise in crashes(level, undo=True):
+        for tree in (fs.tree_after_kill(), *trees_of(fs, level, EXTREMES)):
+            judge_undone(tree, promise, level)
+
+
+def killed_and_opened(level: Level, every: int = 1, every_more: int = 1) -> None:
+    """The process is killed at any call, the next one recovers, and the power goes at any call of that or behind it."""
+    known = set()
+    for killed, promise in crashes(level, every, forward=True):
+        killed.survive_kill()
+        for fs, space in openings(killed, level, every_more):
+            promised = promise if space is None else opened(space, promise)
+            for tree in trees_of(fs, level, TREES if FULL else EXTREMES, draw=1):
+                if (key := (tree.key(), promised.key())) not in known:
+                    known.add(key)
+                    judge(tree, promised, level)
+
+
+def opened(space: Space, promise: Promise) -> Promise:
+    """What is promised once it was opened."""
+    decided = found(space, promise) is not None
+    consumed = decided and CONSUMED[0] not in look(space, Session(space)).contents
+    return replace(promise, decided=decided, consumed=consumed)
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=str)
+def test_power_loss(level: Level) -> None:
+    power_loss(level)
+
+
+@pytest.mark.parametrize("level", LEVELS if FULL else [STRICT, JOURNAL], ids=str)
+def test_power_loss_while_it_follows_in_groups(level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_steps, "STEP_BLOCKS", 1)
+    power_loss(level)
+
+
+@pytest.mark.parametrize("level", KILL if FULL else [*SAMPLE, NONE], ids=str)
+def test_a_killed_process(level: Level) -> None:
+    for fs, promise in crashes(level):
+        judge(fs.tree_after_kill(), promise, level)
+
+
+@pytest.mark.parametrize("level", LEVELS if FULL else [STRICT, JOURNAL], ids=str)
+def test_the_power_goes_while_a_batch_is_rolled_back(level: Level) -> None:
+    power_loss_undone(level)
+
+
+@pytest.mark.parametrize("level", LEVELS if FULL else [STRICT, JOURNAL], ids=str)
+def test_recovery_is_cut_off_and_run_again(level: Level) -> None:
+    """What it told is true after the next crash, too."""
+    killed_and_opened(level, *((1, 1) if FULL else (5, 13)))
+
+
+NOTICED: dict[str, Callable[[Level], None]] = {
+    "write: content batch record": power_loss,
+    "_Step: target batches": power_loss,
+    "_Step: content watermark": power_loss,
+    "_Step: target committed": power_loss,
+    "_Step: target queue": power_loss,
+    "_Step: target range": power_loss,
+    "_Step: source prepared": partial(power_loss, losers=False),
+    "_undo: source prepared": power_loss_undone,
+    "_sync_directories: target batches": partial(killed_and_opened, every_more=7),
+}
+"""For each kind of sync of batches the way by which its loss is noticed, without a journal."""
+
+
+@pytest.mark.parametrize("kind", NOTICED)
+def test_a_sync_left_out_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with careless(monkeypatch, kind) as care, pytest.raises((AssertionError, ResourceError)):
+        NOTICED[kind](STRICT)
+    assert kind in care.asked
+
+
+def test_every_kind_of_sync_of_batches_is_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    with careless(monkeypatch) as care:
+        for undo in (False, True):
+            fs, _ = play(STRICT, undo=undo)
+            fs.survive_kill()
+            open_space(fs, STRICT)
+    own = {kind for kind in care.asked if "batch" in kind or kind.startswith(("_Step:", "_undo:"))}
+    assert own == NOTICED.keys()

@@ -1,0 +1,133 @@
+"""Every sync of a space with a journal is there for a crash, as ``test_crash_syncs`` shows for one without.
+
+On a full disk a round makes room by a checkpoint of its own (``Space._relieve``): its syncs are in no crash test here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+from support.careless_barrier import careless
+from support.crash_cases import EXTREMES, FULL, JOURNALS, ONE_BRANCH, STORIES, sample, trees_of
+from support.crash_jury import Jury
+from support.crash_level import CHECKPOINTS, CYCLING, FILLING, JOURNAL, LAGGING, MOVING, SWITCHING, Level, open_space
+from support.crash_story import ALL, Sample, crashes
+from support.crash_ways import judge_cut_off, judge_later, kill_then_power_loss, next_owner, power_loss, raised_level
+from support.journal_story import judge_every_crash
+
+from xaqueue.errors import JournalDamaged
+from xaqueue.space.engine.session import Session
+
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
+
+Way = Callable[[str, Level], None]
+Sampled = Callable[[str, Level, Sample], None]
+
+
+def opened_again(name: str, level: Level, calls: Sample = ALL) -> None:
+    """The power goes at any call, the next owner recovers, and the power goes."""
+    jury = Jury(STORIES[name], level)
+    for fs, record in crashes(STORIES[name], level, calls):
+        for tree in trees_of(fs, level, EXTREMES):
+            judge_later(jury, tree.open(), record)
+
+
+def recovery_cut_off(name: str, level: Level) -> None:
+    """The process is killed at any call, and the power goes at any call of the next one's recovery."""
+    jury = Jury(STORIES[name], level)
+    for killed, record in crashes(STORIES[name], level):
+        killed.survive_kill()
+        judge_cut_off(jury, killed, record)
+
+
+def writer(name: str, level: Level) -> None:
+    """The journal alone, with many more rounds and segments than a story has."""
+    judge_every_crash(0)
+
+
+LONG = "put decided_commit, take forgotten_rollback, take two_phase"
+
+NOTICED: dict[str, tuple[Way, Level, str]] = {
+    "write: content segment": (power_loss, LAGGING, "put: one_phase"),
+    "write_checkpoint: content segment": (writer, JOURNAL, ""),
+    "_make_room: content segment": (power_loss, SWITCHING, "put one_phase, take two_phase"),
+    "make_segment: content new segment": (power_loss, FILLING, LONG),
+    "make_segment: names journal": (power_loss, FILLING, LONG),
+    "_recycled: content segment": (writer, JOURNAL, ""),
+    "_recycled: names journal": (writer, JOURNAL, ""),
+    "harden: content segment": (recovery_cut_off, LAGGING, "puts in new queues: one_phase"),
+    "_open_journal: all root": (kill_then_power_loss, LAGGING, "put: one_phase"),
+    "checkpoint: all root": (power_loss, CHECKPOINTS, "put: one_phase"),
+    "harden_names: all root": (power_loss, MOVING, "put: prepared"),
+    "count: content block": (power_loss, JOURNAL, "take: undone"),
+    "_harden: content block": (raised_level, JOURNAL, "puts in new queues: prepared"),
+    "_harden: content first block": (raised_level, JOURNAL, "put: prepared"),
+    "_sync_directories: target prepared": (raised_level, JOURNAL, "put: prepared"),
+    "_sync_directories: target committed": (kill_then_power_loss, LAGGING, "first: decided_commit"),
+    "_sync_directories: target queue": (kill_then_power_loss, LAGGING, "first: decided_commit"),
+    "_sync_directories: target range": (kill_then_power_loss, LAGGING, "put: decided_commit"),
+}
+"""For each kind the way, the level and the story by which its loss is noticed."""
+
+NO_CRASH = "for damaged files: no crash leaves one"
+SYNCED = "what was replayed is synced as a whole before, and what is older by the checkpoint behind it"
+
+REDUNDANT = {
+    "harden_content: content first block": "the sync of all that follows covers it; its own tells of a lost write-back",
+    "harden_content: content block": "the sync of all that follows covers it; its own tells of a lost write-back",
+    "start: names root": "recovery syncs the root before anybody is answered",
+    "_archive: content archive": "a torn tail is kept for people: nothing reads it",
+    "_archive: names journal": "a torn tail is kept for people: nothing reads it",
+    "_archive: content segment": "the next record's sync covers it; until then a tail that is back is cut off again",
+    "_begin_anew: names journal": "a gap between old segments would only have one of them kept as .archive",
+    "_publish: content watermark": SYNCED,
+    "_sync_directories: target active": SYNCED,
+    "_sync_directories: target heuristic": SYNCED,
+    "_sync_directories: target root": SYNCED,
+    "_sync_directories: target quarantine": NO_CRASH,
+    "resolve_damage: target quarantine": NO_CRASH,
+    "_write_final_watermarks: content watermark": "numbers go on without a gap; with one they would be right as well",
+}
+"""Kinds whose loss no crash test notices, and why they are kept. ``xaqueue.7`` says it too."""
+
+ELSEWHERE = {
+    "_sync_directories: target batches": "test_crash_batch",
+    "_sync_directories: target streams": "test_crash_streams",
+}
+"""Kinds that another module has in its tables."""
+
+WAYS: tuple[Sampled, ...] = (power_loss, kill_then_power_loss, opened_again, *((next_owner,) if FULL else ()))
+SAMPLE = ["first: decided_commit", "put and take: one_phase", "put and take: decided_commit"]
+KINDS = ONE_BRANCH if FULL else [name for name in ONE_BRANCH if name.startswith(("first in", "take at", "several"))]
+
+
+def test_every_kind_of_sync_is_in_one_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    with careless(monkeypatch) as care:
+        for level in JOURNALS if FULL else (LAGGING, MOVING, CYCLING):
+            for name in KINDS:
+                for fs, _ in crashes(STORIES[name], level):
+                    fs.survive_kill()
+                    Session(open_space(fs, level)).close()
+        opened_again("several: one_phase", LAGGING)
+    assert care.asked == NOTICED.keys() | REDUNDANT.keys() | ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize("kind", NOTICED)
+def test_a_sync_left_out_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what is seen, or by a journal or a directory with which nobody can go on."""
+    way, level, story = NOTICED[kind]
+    way(story, level)
+    with careless(monkeypatch, kind), pytest.raises((AssertionError, JournalDamaged, FileExistsError)):
+        way(story, level)
+
+
+@pytest.mark.parametrize("level", JOURNALS if FULL else [LAGGING, MOVING], ids=str)
+@pytest.mark.parametrize("kind", REDUNDANT)
+def test_a_redundant_sync_left_out_is_not_noticed(kind: str, level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this fails, the sync is needed after all: move it to the other table."""
+    turn = list(REDUNDANT).index(kind)
+    for name, way in itertools.product(STORIES if FULL else SAMPLE, WAYS):
+        with careless(monkeypatch, kind):
+            way(name, level, sample(2, name, level, turn))

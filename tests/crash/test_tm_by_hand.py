@@ -1,0 +1,87 @@
+"""Whoever forgets a heuristic is on record, whatever crash comes between."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from support.bare_space import FaultyFileSystem
+
+from xaqueue.errors import DecisionLogError
+from xaqueue.tm import by_hand
+from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.log import DecisionLog
+from xaqueue.tm.standing import Heuristic
+from xaqueue.tm.voting import Party
+from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.xa import Outcome
+
+GTRID = bytes(Gtrid("0123456789abcdef", 1, 1))
+NOTED = Heuristic(GTRID, "ledger", Outcome.COMMITTED, Party.HEUR_ROLLED_BACK, 1_700_000_000_000_000, "in its words")
+SEGMENT_BYTES = 64 * 1024
+
+
+def before() -> Tree:
+    """A log that has noted a heuristic."""
+    fs = ForgetfulFileSystem()
+    log = DecisionLog(fs, segment_bytes=SEGMENT_BYTES)
+    log.note(NOTED)
+    log.close()
+    return fs.tree_after_kill()
+
+
+def crashes(tree: Tree) -> Iterator[ForgetfulFileSystem]:
+    """The file system after a crash at every call of a forget by hand, and after all of them."""
+    first = tree.open()
+    DecisionLog(first, segment_bytes=SEGMENT_BYTES)
+    for crash_after in count(first.calls):
+        fs = tree.open()
+        log = DecisionLog(fs, segment_bytes=SEGMENT_BYTES)
+        fs.crash_after = crash_after
+        try:
+            by_hand.record(fs, [NOTED], "you@there", 7, "told")
+            log.forget(GTRID)
+        except (Crashed, DecisionLogError):
+            assert fs.crashed
+            yield fs
+        else:
+            yield fs
+            return
+
+
+@pytest.mark.crash
+@pytest.mark.usefixtures("quiet")
+def test_no_crash_loses_a_heuristic_without_a_line() -> None:
+    tree, lost, kept = before(), 0, 0
+    for fs in crashes(tree):
+        for left in fs.trees_after_crash(1 << 8):
+            opened = left.open()
+            log = DecisionLog(opened, segment_bytes=SEGMENT_BYTES)
+            told = by_hand.forgotten(opened)
+            if log.table.heuristics:
+                kept += 1
+                by_hand.record(opened, [NOTED], "you@there", 8, "told again")
+                log.forget(GTRID)
+                assert by_hand.forgotten(opened)[-1].forgotten_reason == "told again"
+            else:
+                lost += 1
+                assert [(line.participant, line.party, line.forgotten_by) for line in told] == [
+                    ("ledger", "rolled back by itself", "you@there")
+                ]
+    assert lost
+    assert kept
+
+
+def test_without_room_nothing_is_forgotten(tmp_path: Path) -> None:
+    fs = FaultyFileSystem(tmp_path)
+    fs.faults["write_at", by_hand.OPERATORS] = errno.ENOSPC
+    with pytest.raises(DecisionLogError, match="nothing is forgotten, try again"):
+        by_hand.record(fs, [NOTED], "me", 7, "")
+    fs.faults.clear()
+    (tmp_path / by_hand.OPERATORS).write_bytes(b'{"gtrid": "XAQ')
+    by_hand.record(fs, [NOTED, NOTED], "me", 7, "")
+    fs.close()
+    assert len(by_hand.forgotten(fs)) == 2

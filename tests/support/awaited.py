@@ -1,0 +1,180 @@
+"""An event loop in a thread, a synchronous face on connections that live in it, and calls that are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import pytest
+
+import xaqueue
+from support.contract_connection import PATIENCE_S
+from support.served import ServerThread
+from xaqueue.message import Message, MessageId
+from xaqueue.rpc.async_connection import AsyncConnection
+from xaqueue.xa import Flag, Outcome
+from xaqueue.xid import Xid
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs until ``stop``."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="loop")
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(2 * PATIENCE_S)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+
+class Facade:
+    """The methods of Connection, each by awaiting that of an AsyncConnection."""
+
+    xid = staticmethod(AsyncConnection.xid)
+
+    def __init__(self, thread: LoopThread, url: str) -> None:
+        self._thread = thread
+        self.connection = thread.run(xaqueue.connect_async(url))
+
+    def enqueue(self, queue: str, body: bytes, **options: Any) -> MessageId:
+        return self._thread.run(self.connection.enqueue(queue, body, **options))
+
+    def dequeue(self, queue: str, **options: Any) -> Message | None:
+        return self._thread.run(self.connection.dequeue(queue, **options))
+
+    def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
+        async def browsed() -> list[Message]:
+            return [message async for message in self.connection.browse(queue, limit)]
+
+        return iter(self._thread.run(browsed()))
+
+    def flush(self) -> None:
+        self._thread.run(self.connection.flush())
+
+    def commit(self) -> None:
+        self._thread.run(self.connection.commit())
+
+    def rollback(self) -> None:
+        self._thread.run(self.connection.rollback())
+
+    def tpc_begin(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
+        self._thread.run(self.connection.tpc_begin(xid, flags, timeout_s))
+
+    def tpc_end(self, xid: Xid | None = None, flags: Flag = Flag.SUCCESS) -> None:
+        self._thread.run(self.connection.tpc_end(xid, flags))
+
+    def tpc_prepare(self) -> bool:
+        return self._thread.run(self.connection.tpc_prepare())
+
+    def tpc_commit(self, xid: Xid | None = None) -> None:
+        self._thread.run(self.connection.tpc_commit(xid))
+
+    def tpc_rollback(self, xid: Xid | None = None) -> None:
+        self._thread.run(self.connection.tpc_rollback(xid))
+
+    def tpc_recover(self) -> list[Xid]:
+        return self._thread.run(self.connection.tpc_recover())
+
+    def tpc_forget(self, xid: Xid) -> None:
+        self._thread.run(self.connection.tpc_forget(xid))
+
+    def outcome(self, xid: Xid) -> Outcome:
+        return self._thread.run(self.connection.outcome(xid))
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.connection.in_transaction
+
+    @contextmanager
+    def transaction(self) -> Iterator[Self]:
+        block = self.connection.transaction()
+        self._thread.run(block.__aenter__())
+        try:
+            yield self
+        except BaseException as error:
+            self._thread.run(block.__aexit__(type(error), error, None))
+            raise
+        self._thread.run(block.__aexit__(None, None, None))
+
+    def close(self) -> None:
+        self._thread.run(self.connection.close())
+
+    def cut(self) -> None:
+        """The socket is gone, and nobody said good-bye."""
+
+        async def cut() -> None:
+            stream = self.connection._connection._manager._stream  # type: ignore[attr-defined]
+            if stream is not None:
+                stream.close()
+
+        self._thread.run(cut())
+
+    def __enter__(self) -> Self:
+        self._thread.run(self.connection.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.run(self.connection.__aexit__(kind, error, trace))
+
+
+class Held:
+    """The server's loop stands still: what is sent to it stays unanswered."""
+
+    def __init__(self, served: ServerThread) -> None:
+        self._served = served
+        self._released = threading.Event()
+
+    def __enter__(self) -> None:
+        holding = threading.Event()
+
+        def hold() -> None:
+            holding.set()
+            self._released.wait(PATIENCE_S)
+
+        self._served.server.loop.call_soon_threadsafe(hold)
+        assert holding.wait(PATIENCE_S)
+
+    def __exit__(self, *_: object) -> None:
+        self._released.set()
+
+
+async def cancelled(call: Coroutine[Any, Any, Any]) -> None:
+    """Lets a call begin to wait, and cancels it."""
+    task = asyncio.ensure_future(call)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def told(connection: AsyncConnection, xid: Xid, wanted: Outcome) -> None:
+    """Waits until the server knows the outcome; it may be at it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while await connection.outcome(xid) is not wanted:
+            await asyncio.sleep(0.01)
+
+
+async def bodies(connection: AsyncConnection, queue: str = "orders") -> list[bytes]:
+    return [message.body async for message in connection.browse(queue)]

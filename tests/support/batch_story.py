@@ -1,0 +1,283 @@
+"""The story of a batch: branches of every kind are prepared for it, some are committed, and all others are undone.
+
+Another batch of its query was decided before, whose record goes with this one's; a branch of somebody else is in doubt
+beside them. ``judge`` holds what a crash left to what was promised: the batch is decided as a whole, or not at all, and
+what it was made from is known with it, so that no other one is ever taken for it, nor for the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from support.crash_cases import GIVEN
+from support.crash_level import Level, follow, open_space, ready
+from support.crash_story import FRESH, Became, Contents, Put, Take, do, look, message_id, shown, xid_of
+from xaqueue.batch import ONE_SPACE, Batch, Decision, Plan
+from xaqueue.errors import InvalidArgument, RolledBack
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.xa import Flag
+from xaqueue.xid import Xid
+
+BEFORE, BATCH = Batch("query", 6), Batch("query", 7)
+EARLIER: dict[bytes, tuple[Put | Take, ...]] = {b"e0": (Put("a", 1),)}
+LISTED: dict[bytes, tuple[Put | Take, ...]] = {
+    b"p0": (Put("a", 2),),
+    b"p1": (Put("a", 3), Put("b", 4)),
+    b"p2": (Put("c", 5), Take("a", 100)),
+    b"p3": (Take("a", 101),),
+}
+OTHERS: dict[bytes, tuple[Put | Take, ...]] = {
+    b"q0": (Put("a", 6),),
+    b"q1": (Put("b", 7), Take("b", 102)),
+}
+BESIDE, CONSUMER = xid_of(9), xid_of(10)
+CONSUMED = ("a", 2), ("a", 3), ("c", 5)
+"""What is taken as soon as it is there."""
+MESSAGES = 4
+EARLIER_PLAN, PLAN, OTHER_PLAN = (Plan(digit * 64, f"offsets {digit}", ("here",)) for digit in "678")
+
+UNDONE: Contents = {("a", 1): False, ("a", 100): False, ("a", 101): False, ("b", 102): False}
+UNDECIDED: Contents = {**UNDONE, ("a", 100): True, ("a", 101): True, ("b", 102): True}
+DECIDED: Contents = {
+    ("a", 1): False,
+    **dict.fromkeys((("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 102)), False),
+}
+
+
+def xid(bqual: bytes, batch: Batch = BATCH) -> Xid:
+    return Xid(ONE_SPACE, batch.gtrid, bqual)
+
+
+WINNERS = tuple(map(xid, LISTED))
+LOSERS = tuple(map(xid, OTHERS))
+
+
+@dataclass
+class Promise:
+    """What was acknowledged, and what a reader of the directories could see."""
+
+    decided: bool | None = None
+    """None: nobody was told yet."""
+    consumed: bool | None = False
+    """None: it was asked for."""
+    shown: dict[tuple[str, int], int] = field(default_factory=dict)
+    highest: dict[str, int] = field(default_factory=dict)
+    """By queue, the highest number that was ever seen: no later message gets it."""
+    losers: bool = True
+    """Whether others are prepared for the batch, too."""
+    first_call: int | None = None
+    """Of the decision."""
+
+    def key(self) -> object:
+        numbers = tuple(sorted(self.shown.items())), tuple(sorted(self.highest.items()))
+        return self.decided, self.consumed, numbers, self.losers
+
+
+def prepare(session: Session, branch: Xid, work: tuple[Put | Take, ...], level: Level) -> None:
+    session.start(branch)
+    for each in work:
+        do(session, each)
+    follow(session.space, level, "start")
+    session.end(branch)
+    session.prepare(branch)
+    follow(session.space, level, "prepare")
+
+
+Watch = Callable[[ForgetfulFileSystem, Promise], object]
+
+
+def play(
+    level: Level, *, undo: bool = False, losers: bool = True, watch: Watch = lambda fs, promise: None
+) -> tuple[ForgetfulFileSystem, Promise]:
+    """Plays it to its end and a clean close. undo: the batch is rolled back and not committed. watch: is called before
+    each call that changes or syncs something.
+    """
+    fs, promise = ready(GIVEN, level).open(), Promise(losers=losers)
+    fs.before_call = lambda: watch(fs, promise)
+    space = open_space(fs, level, goes_on=True)
+    _tell(space, level, promise, undo=undo)
+    fs.before_call = lambda: None
+    show(fs.tree_after_kill(), promise)
+    return fs, promise
+
+
+def show(killed: Tree, promise: Promise) -> None:
+    """Notes what a reader sees in this tree and nobody takes."""
+    taken = {(each.queue, each.message) for work in LISTED.values() for each in work if isinstance(each, Take)}
+    taken.update(CONSUMED)
+    promise.shown = {place: seq for place, seq in shown(killed).items() if place not in taken}
+
+
+def _tell(space: Space, level: Level, promise: Promise, *, undo: bool) -> None:
+    session = prepared(space, level, promise)
+    promise.first_call = _calls(space)
+    decide(session, promise, undo=undo)
+    follow(space, level, "rollback" if undo else "commit")
+    if not undo:
+        promise.consumed = None
+        _consume(session, level)
+        promise.consumed = True
+    space.close()
+
+
+def prepared(space: Space, level: Level, promise: Promise) -> Session:
+    """Everything before the decision; who makes it."""
+    session = Session(space)
+    for bqual, work in EARLIER.items():
+        prepare(session, xid(bqual, BEFORE), work, level)
+    session.commit_all(BEFORE, [xid(bqual, BEFORE) for bqual in EARLIER], plan=EARLIER_PLAN)
+    follow(space, level, "commit")
+    for bqual, work in (LISTED | (OTHERS if promise.losers else {})).items():
+        prepare(session, xid(bqual), work, level)
+    prepare(session, BESIDE, (Put("a", 8),), level)
+    return session
+
+
+def decide(session: Session, promise: Promise, *, undo: bool) -> None:
+    if undo:
+        assert session.rollback_all(BATCH) == len(WINNERS) + len(LOSERS)
+    else:
+        decision = session.commit_all(BATCH, WINNERS, plan=PLAN)
+        assert (decision.xids, decision.messages) == (WINNERS, MESSAGES)
+        seen = look(session.space, session)
+        assert (seen.contents, seen.listed) == (DECIDED, {BESIDE: Became.IN_DOUBT})
+        promise.highest = {queue: seq for (queue, _), seq in sorted(seen.seqs.items(), key=lambda item: item[1])}
+    promise.decided = not undo
+
+
+def _consume(session: Session, level: Level) -> None:
+    session.start(CONSUMER)
+    for place in CONSUMED:
+        do(session, Take(*place))
+    session.end(CONSUMER)
+    session.commit(CONSUMER, Flag.ONEPHASE)
+    follow(session.space, level, "one-phase")
+
+
+def _calls(space: Space) -> int:
+    fs = space.lag.fs if space.lag is not None else space.fs
+    assert isinstance(fs, ForgetfulFileSystem)
+    return fs.calls
+
+
+def crashes(
+    level: Level, every: int = 1, *, undo: bool = False, losers: bool = True, forward: bool = False
+) -> Iterator[tuple[ForgetfulFileSystem, Promise]]:
+    """What a crash leaves before each call from that of the decision on, or one in so many; and at the end.
+
+    forward: otherwise the end comes first.
+    """
+    left: list[tuple[ForgetfulFileSystem, Promise]] = []
+
+    def watch(fs: ForgetfulFileSystem, promise: Promise) -> None:
+        if promise.first_call is not None:
+            left.append((fs.copy(), replace(promise)))
+
+    whole = play(level, undo=undo, losers=losers, watch=watch)
+    some = [*left, whole][::-every]
+    for fs, promise in reversed(some) if forward else some:
+        show(fs.tree_after_kill(), promise)
+        yield fs, promise
+
+
+def judge(tree: Tree, promise: Promise, level: Level) -> None:
+    """AssertionError unless the tree, opened, keeps the promise, and the same decision can be asked for again."""
+    space = open_space(tree.open(), level)
+    decision = found(space, promise)
+    session = Session(space)
+    losers = LOSERS if promise.losers else ()
+    _is_told_from_others(session, decision)
+    again = session.commit_all(BATCH, WINNERS, plan=PLAN)
+    assert decision in (None, again)
+    assert (again.xids, again.messages) == (WINNERS, MESSAGES)
+    _is_over(space, session, allowed(promise) if decision else [DECIDED], promise.highest)
+    if decision is None:
+        other = Session(open_space(tree.open(), level))
+        assert other.rollback_all(BATCH) == len(WINNERS) + len(losers)
+        assert look(other.space, other).contents == UNDONE
+        assert other.decision(BATCH) is None
+
+
+def _is_told_from_others(session: Session, decision: Decision | None) -> None:
+    """The last batch that was decided is not taken for another one, nor is one before it."""
+    batch, plan = (BEFORE, EARLIER_PLAN) if decision is None else (BATCH, PLAN)
+    assert session.commit_all(batch, [], plan=plan).plan == plan
+    with pytest.raises(InvalidArgument, match=f"up to batch {batch.number}"):
+        session.commit_all(Batch(batch.query, batch.number - 1), [], plan=plan)
+    with pytest.raises(InvalidArgument, match="written before, made from"):
+        session.commit_all(batch, [], plan=OTHER_PLAN)
+
+
+def judge_undone(tree: Tree, promise: Promise, level: Level) -> None:
+    """AssertionError unless nothing of the batch is committed, and the rest of it can be rolled back."""
+    space = open_space(tree.open(), level)
+    assert not space.report.quarantined
+    session = Session(space)
+    assert session.decision(BATCH) is None
+    seen = look(space, session)
+    left = set(seen.listed) - {BESIDE}
+    assert left <= set() if promise.decided is False else left <= {*WINNERS, *LOSERS}
+    held = {each for bqual, work in (LISTED | OTHERS).items() if xid(bqual) in left for each in work}
+    locked = {(each.queue, each.message): True for each in held if isinstance(each, Take)}
+    assert seen.contents == UNDONE | locked
+    assert session.rollback_all(BATCH) == len(left)
+    assert look(space, session).contents == UNDONE
+    assert session.decision(BEFORE) is not None
+
+
+def found(space: Space, promise: Promise) -> Decision | None:
+    """What this space says just after its recovery; AssertionError where that is not what was promised."""
+    assert not space.report.quarantined, "a mere crash damages nothing"
+    session = Session(space)
+    decision, seen = session.decision(BATCH), look(space, session)
+    assert promise.decided in (None, decision is not None)
+    if decision is None:
+        losers = LOSERS if promise.losers else ()
+        assert seen.contents == UNDECIDED | {("b", 102): promise.losers}
+        assert seen.listed == dict.fromkeys((*WINNERS, *losers, BESIDE), Became.IN_DOUBT)
+        assert session.decision(BEFORE) is not None
+    else:
+        assert (decision.batch, decision.xids, decision.messages, decision.plan) == (BATCH, WINNERS, MESSAGES, PLAN)
+        assert seen.contents in allowed(promise)
+        assert seen.listed == {BESIDE: Became.IN_DOUBT}
+    for place, seq in promise.shown.items():
+        assert seen.seqs[place] == seq, "what a reader has seen stays"
+    numbers = [(queue, seq) for (queue, _), seq in seen.seqs.items()]
+    assert len(set(numbers)) == len(numbers)
+    return decision
+
+
+def allowed(promise: Promise) -> list[Contents]:
+    """What the queues may hold once the batch is decided."""
+    rest = {place: locked for place, locked in DECIDED.items() if place not in CONSUMED}
+    return [rest] if promise.consumed else [DECIDED] if promise.consumed is False else [DECIDED, rest]
+
+
+def _is_over(space: Space, session: Session, may_be: list[Contents], highest: dict[str, int]) -> None:
+    """All is as if there had been no crash."""
+    seen = look(space, session)
+    assert seen.contents in may_be
+    assert seen.listed == {BESIDE: Became.IN_DOUBT}
+    if space.lag is not None:
+        space.lag.flush()
+    assert [name.partition(".")[2] for name in space.fs.list(layout.BATCHES)] == [f"{BATCH.number:016x}"]
+    assert {layout.parse_block(name) for name in space.fs.list(layout.PREPARED)} == {(BESIDE, layout.FIRST)}
+    assert space.fs.list(layout.ACTIVE) == []
+    late = xid(b"late")
+    session.start(late)
+    with pytest.raises(RolledBack, match="too late"):
+        session.end(late)
+    session.rollback(late)
+    session.start(CONSUMER)
+    for queue in highest:
+        session.enqueue(queue, b"", message_id=message_id(FRESH))
+    session.end(CONSUMER)
+    session.commit(CONSUMER, Flag.ONEPHASE)
+    seqs = look(space, session).seqs
+    assert all(seqs[queue, FRESH] > seq for queue, seq in highest.items())

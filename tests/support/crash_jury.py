@@ -1,0 +1,162 @@
+"""A jury holds trees to the record of a story: every promise is kept, and what is in doubt goes either way."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+
+from support.crash_level import Level, open_space, ready
+from support.crash_story import (
+    FRESH,
+    SCAN,
+    Became,
+    Contents,
+    Put,
+    Record,
+    Seen,
+    Story,
+    Take,
+    body_of,
+    call,
+    drained,
+    look,
+    message_id,
+    watermark,
+    xid_of,
+)
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.torture.forgetful import Tree
+from xaqueue.xa import Flag
+
+
+def expected(story: Story, became: Mapping[int, Became], start: Contents) -> Contents:
+    """The model: what the queues hold where the acts became this."""
+    contents = dict(start)
+    for position, outcome in became.items():
+        for work in story.acts[position].work:
+            place = work.queue, work.message
+            if outcome in (Became.DONE, Became.DECIDED_DONE):
+                if isinstance(work, Put):
+                    contents[place] = False
+                else:
+                    del contents[place]
+            elif outcome is Became.IN_DOUBT and isinstance(work, Take):
+                contents[place] = True
+    return contents
+
+
+def matches(story: Story, record: Record, seen: Seen, start: Contents) -> list[dict[int, Became]]:
+    """Every outcome of the acts that the record allows and that explains what is seen."""
+    found = []
+    for outcomes in itertools.product(*record.may_be):
+        became = dict(enumerate(outcomes))
+        listed = {story.xid(i): what for i, what in became.items() if what not in (Became.DONE, Became.NOTHING)}
+        if listed == seen.listed and expected(story, became, start) == seen.contents:
+            found.append(became)
+    return found
+
+
+_starts: dict[object, Contents] = {}
+
+
+def start_of(story: Story, level: Level) -> Contents:
+    key = story.start.key(), level
+    if key not in _starts:
+        space = open_space(ready(story.start, level).open(), level, goes_on=True)
+        _starts[key] = look(space, Session(space)).contents
+    return _starts[key]
+
+
+class Jury:
+    """Holds trees to one story's records; the same tree under the same promises is judged once. Level: the jury's."""
+
+    def __init__(self, story: Story, level: Level) -> None:
+        self.story = story
+        self.level = level
+        self.start = start_of(story, level)
+        self.judged: set[object] = set()
+
+    def judge(self, tree: Tree, record: Record, *, tries_kept: bool = False) -> None:
+        """AssertionError unless the tree, opened, keeps every promise, and its branches in doubt go either way."""
+        key = (tree.key(), record.key(), tries_kept)
+        if key in self.judged:
+            return
+        self.judged.add(key)
+        for verb in ("commit", "rollback"):
+            space = open_space(tree.open(), self.level)
+            became = self.recovered(space, record, tries_kept=tries_kept)
+            self._settle(space, became, verb)
+            self._go_on(space, record)
+            if Became.IN_DOUBT not in became.values():
+                break
+
+    def recovered(self, space: Space, record: Record, *, tries_kept: bool = False) -> dict[int, Became]:
+        """What the acts became, as this space says just after its recovery."""
+        assert not space.report.quarantined, "a mere crash damages nothing"
+        seen = look(space, Session(space))
+        found = matches(self.story, record, seen, self.start)
+        assert found, f"seen {seen}, allowed {record.may_be}"
+        for place, seq in seen.seqs.items():
+            assert record.seqs.get(place, seq) == record.shown.get(place, seq) == seq, "a message keeps its number"
+            assert seq > record.before.get(place, 0), "an earlier life of its id is over"
+            assert watermark(space.fs.read(layout.watermark_path(place[0]))).published >= seq
+        for place, seq in record.shown.items():
+            assert seen.seqs.get(place) == seq, "what a reader has seen stays"
+        undone = [
+            (work.queue, work.message)
+            for position, outcome in found[0].items()
+            for work in self.story.acts[position].work
+            if outcome in (Became.NOTHING, Became.DECIDED_NOTHING) or (work.queue, work.message) in record.before
+        ]
+        for place, tries in seen.tries.items():
+            assert tries <= (1 + record.openings) * undone.count(place), (
+                "an opening counts a block that is back, if only by its id"
+            )
+            assert tries >= record.undone.count(place) or not tries_kept
+        return found[0]
+
+    def pinned(self, space: Space, record: Record) -> Record:
+        """The record once this recovery has told what the acts became: no later crash may change it."""
+        seen = look(space, Session(space))
+        found = matches(self.story, record, seen, self.start)
+        may_be = [{became[position] for became in found} for position in range(len(record.may_be))]
+        return replace(record, may_be=may_be, seqs={**record.seqs, **seen.seqs}, openings=record.openings + 1)
+
+    def _settle(self, space: Space, became: Mapping[int, Became], verb: str) -> None:
+        """Decides what is in doubt, forgets what was decided, and finds exactly the messages that this makes."""
+        session = Session(space)
+        decided = Became.DONE if verb == "commit" else Became.NOTHING
+        final = {i: decided if what is Became.IN_DOUBT else what for i, what in became.items()}
+        for position, what in became.items():
+            if what is Became.IN_DOUBT:
+                call(session, verb, self.story.xid(position))
+            elif what not in (Became.DONE, Became.NOTHING):
+                session.forget(self.story.xid(position))
+        assert session.recover(1000, SCAN) == []
+        wanted = expected(self.story, final, self.start)
+        assert look(space, session).contents == wanted
+        assert not any(wanted.values())
+        for directory in (layout.ACTIVE, layout.PREPARED, layout.HEURISTIC, layout.QUARANTINE):
+            assert space.fs.list(directory) == []
+        session.start(xid_of(-1))
+        for queue in self.story.queues:
+            bodies = sorted(drained(session, queue))
+            assert bodies == sorted(body_of(message) for name, message in wanted if name == queue)
+        session.end(xid_of(-1))
+        session.commit(xid_of(-1), Flag.ONEPHASE)
+
+    def _go_on(self, space: Space, record: Record) -> None:
+        """A new message gets a number that no published message ever had."""
+        session = Session(space)
+        session.start(xid_of(-2))
+        for queue in self.story.queues:
+            session.enqueue(queue, b"", message_id=message_id(FRESH))
+        session.end(xid_of(-2))
+        session.commit(xid_of(-2), Flag.ONEPHASE)
+        seqs = look(space, session).seqs
+        for queue in self.story.queues:
+            used = [seq for (name, _), seq in (*record.seqs.items(), *record.before.items()) if name == queue]
+            assert seqs[queue, FRESH] > max(used, default=0)

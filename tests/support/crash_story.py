@@ -1,0 +1,318 @@
+"""A story is played on a forgetful file system; its record says what each act may have become, and is held to trees.
+
+An act is one branch: what it puts and takes, and the verbs that end it. Between two acknowledgements an act may have
+become what the last one promised or what the next one will; nothing else, and never a part of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from support.crash_level import NOON_US, STRICT, Level, follow, open_space, ready
+from xaqueue.errors import ResourceFailed
+from xaqueue.message import MessageId
+from xaqueue.space.engine import heuristics
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.engine.timeouts import expire
+from xaqueue.space.model import layout
+from xaqueue.space.model.branch import State
+from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.xa import Flag
+from xaqueue.xid import Xid
+
+IDLE_S = 1000.0
+"""A branch may do nothing for so long."""
+SCAN = Flag.STARTRSCAN | Flag.ENDRSCAN
+EMPTY = Tree(dict.fromkeys(layout.DIRECTORIES))
+FRESH = 1 << 64
+"""The message that is put after recovery, to see which number it gets."""
+
+
+class Became(Enum):
+    """What an act is, once it is looked at after a crash."""
+
+    NOTHING = "rolled back"
+    IN_DOUBT = "in doubt"
+    DONE = "committed"
+    DECIDED_DONE = "committed by an operator"
+    DECIDED_NOTHING = "rolled back by an operator"
+
+
+class End(Enum):
+    """How an act ends: its verbs, and what each makes of it."""
+
+    ACTIVE = ()
+    ONE_PHASE = (("one-phase", Became.DONE),)
+    ROLLBACK = (("rollback", Became.NOTHING),)
+    EXPIRED = (("expire", Became.NOTHING),)
+    PREPARED = (("prepare", Became.IN_DOUBT),)
+    TWO_PHASE = (*PREPARED, ("commit", Became.DONE))
+    UNDONE = (*PREPARED, ("rollback", Became.NOTHING))
+    DECIDED_COMMIT = (*PREPARED, ("decide commit", Became.DECIDED_DONE))
+    DECIDED_ROLLBACK = (*PREPARED, ("decide rollback", Became.DECIDED_NOTHING))
+    FORGOTTEN_COMMIT = (*DECIDED_COMMIT, ("forget", Became.DONE))
+    FORGOTTEN_ROLLBACK = (*DECIDED_ROLLBACK, ("forget", Became.NOTHING))
+
+
+@dataclass(frozen=True)
+class Put:
+    queue: str
+    message: int
+
+
+@dataclass(frozen=True)
+class Take:
+    queue: str
+    message: int
+
+
+@dataclass(frozen=True)
+class Act:
+    """One branch: its work, and its end. ``life_of``: it has the xid of the act at this position, which is over."""
+
+    end: End
+    work: tuple[Put | Take, ...]
+    life_of: int | None = None
+
+
+@dataclass(frozen=True)
+class Story:
+    """Acts in their order, on a tree where all is durable. The position of an act is the name of its branch."""
+
+    acts: tuple[Act, ...]
+    start: Tree = EMPTY
+
+    def xid(self, position: int) -> Xid:
+        life_of = self.acts[position].life_of
+        return xid_of(position if life_of is None else life_of)
+
+    @property
+    def queues(self) -> list[str]:
+        return sorted({work.queue for act in self.acts for work in act.work})
+
+
+Contents = dict[tuple[str, int], bool]
+"""The messages of all queues, and whether each is locked."""
+
+
+@dataclass
+class Record:
+    """What was acknowledged when the story ended."""
+
+    may_be: list[set[Became]] = field(default_factory=list)
+    """For each act that began."""
+    seqs: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The numbers of all messages that were ever published, each id's last."""
+    before: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The numbers of an id's earlier lives: it never has one of them, or one below, again."""
+    undone: list[tuple[str, int]] = field(default_factory=list)
+    """The messages whose taking was undone, acknowledged; each counts a try."""
+    shown: dict[tuple[str, int], int] = field(default_factory=dict)
+    """What a reader of the directories could see when the story ended, and nobody was taking: with its number."""
+    openings: int = 1
+    """How often the tree was opened after a crash."""
+    first_call: int | None = None
+    """How many calls the opening took; None until it is over."""
+
+    def copy(self) -> Record:
+        """What is promised by now, while the story goes on."""
+        return replace(
+            self,
+            may_be=list(self.may_be),
+            seqs=dict(self.seqs),
+            before=dict(self.before),
+            undone=list(self.undone),
+            shown=dict(self.shown),
+        )
+
+    def key(self) -> object:
+        numbers = tuple(self.seqs.items()), tuple(self.before.items()), tuple(self.shown.items())
+        return tuple(map(frozenset, self.may_be)), numbers, tuple(self.undone), self.openings
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an open space shows."""
+
+    listed: dict[Xid, Became]
+    contents: Contents
+    seqs: dict[tuple[str, int], int]
+    tries: dict[tuple[str, int], int]
+
+
+def xid_of(position: int) -> Xid:
+    return Xid(1, b"act%d" % position, b"")
+
+
+def message_id(message: int) -> MessageId:
+    return MessageId(message.to_bytes(16, "big"))
+
+
+def body_of(message: int) -> bytes:
+    return b"body of %d" % message
+
+
+def play(
+    story: Story,
+    level: Level,
+    crash_after: int | None = None,
+    fail_after: int | None = None,
+    watch: Callable[[ForgetfulFileSystem, Record], object] = lambda fs, record: None,
+) -> tuple[ForgetfulFileSystem, Record]:
+    """Plays it until the crash, the fence of a sync that failed, or to its end and a clean close. watch: is called
+    before each call that changes or syncs something.
+    """
+    fs, record = ready(story.start, level).open(crash_after), Record()
+    fs.fail_after, fs.before_call = fail_after, lambda: watch(fs, record)
+    try:
+        space = open_space(fs, level, goes_on=True)
+        record.first_call = fs.calls
+        record.seqs = look(space, Session(space)).seqs
+        for position, act in enumerate(story.acts):
+            perform(space, record, story.xid(position), act, level)
+        space.close()
+    except (Crashed, ResourceFailed):
+        if not (fs.crashed or fs.failed):
+            raise
+    fs.before_call = lambda: None
+    _show(story, fs, record)
+    return fs, record
+
+
+def _show(story: Story, fs: ForgetfulFileSystem, record: Record) -> None:
+    taken = {(work.queue, work.message) for act in story.acts for work in act.work if isinstance(work, Take)}
+    record.shown = {place: seq for place, seq in shown(fs.tree_after_kill()).items() if place not in taken}
+
+
+def shown(tree: Tree) -> dict[tuple[str, int], int]:
+    """The messages that a reader sees: those that are there, at or below the watermark of their queue."""
+    found = {}
+    for path in tree.nodes:
+        place, parsed = layout.parse_message_path(path), layout.parse_message(path.rpartition("/")[2])
+        if place is not None and parsed is not None:
+            mark = layout.parse_watermark(tree.nodes.get(layout.watermark_path(place[0])) or b"")
+            if mark is not None and parsed[0] <= mark.published:
+                found[place[0], int.from_bytes(parsed[1], "big")] = parsed[0]
+    return found
+
+
+def perform(space: Space, record: Record, xid: Xid, act: Act, level: Level = STRICT) -> None:
+    """The next act of the record."""
+    session, position = Session(space), len(record.may_be)
+    promised = Became.NOTHING
+    record.may_be.append({promised})
+    for work in act.work:
+        if isinstance(work, Put) and (work.queue, work.message) in record.seqs:
+            record.before[work.queue, work.message] = record.seqs.pop((work.queue, work.message))
+    session.start(xid)
+    for work in act.work:
+        do(session, work)
+    follow(space, level, "start")
+    if act.end is End.ACTIVE:
+        return
+    session.end(xid)
+    for verb, after in act.end.value:
+        record.may_be[position] = {promised, after}
+        call(session, verb, xid)
+        promised = after
+        record.may_be[position] = {promised}
+        if verb.endswith("rollback") or verb == "expire":
+            record.undone += [(work.queue, work.message) for work in act.work if isinstance(work, Take)]
+        follow(space, level, verb)
+    seen = look(space, session)
+    record.seqs.update(seen.seqs)
+    if space.lag is None or not space.lag.pending:
+        for (queue, _), seq in seen.seqs.items():
+            assert watermark(space.fs.read(layout.watermark_path(queue))).published >= seq
+
+
+def do(session: Session, work: Put | Take) -> None:
+    if isinstance(work, Put):
+        session.enqueue(work.queue, body_of(work.message), message_id=message_id(work.message))
+    else:
+        message = session.dequeue(work.queue, message_id=message_id(work.message))
+        assert message is not None, f"{work} finds nothing"
+
+
+def call(session: Session, verb: str, xid: Xid) -> None:
+    match verb:
+        case "prepare":
+            session.prepare(xid)
+        case "commit":
+            session.commit(xid)
+        case "one-phase":
+            session.commit(xid, Flag.ONEPHASE)
+        case "rollback":
+            session.rollback(xid)
+        case "forget":
+            session.forget(xid)
+        case "expire":
+            assert expire(session.space, time.monotonic() + 2 * IDLE_S, IDLE_S) == 1
+        case _:
+            heuristics.decide(session.space, xid, verb == "decide commit", by="test")
+
+
+def drained(session: Session, queue: str) -> Iterator[bytes]:
+    while (message := session.dequeue(queue)) is not None:
+        yield message.body
+
+
+def watermark(content: bytes) -> layout.Watermark:
+    parsed = layout.parse_watermark(content)
+    assert parsed is not None, content
+    return parsed
+
+
+_BECAME = {
+    State.PREPARED: Became.IN_DOUBT,
+    State.HEURISTIC_COMMIT: Became.DECIDED_DONE,
+    State.HEURISTIC_ROLLBACK: Became.DECIDED_NOTHING,
+}
+
+
+def look(space: Space, session: Session) -> Seen:
+    listed = {xid: _BECAME[space.branches[xid].base] for xid in session.recover(1000, SCAN)}
+    seen = Seen(listed, {}, {}, {})
+    for name, queue in space.queues.items():
+        for entry in queue.index.entries(NOON_US):
+            place = name, int.from_bytes(entry.message_id, "big")
+            seen.contents[place], seen.seqs[place], seen.tries[place] = entry.locked, entry.seq, entry.tries
+    return seen
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Which calls a crash comes before: one in so many, from this one on. All, where nothing else is said."""
+
+    every: int = 1
+    first: int = 0
+
+    def has(self, call: int) -> bool:
+        return call >= self.first and (call - self.first) % self.every == 0
+
+
+ALL = Sample()
+
+
+def crashes(story: Story, level: Level, sample: Sample = ALL) -> Iterator[tuple[ForgetfulFileSystem, Record]]:
+    """What a crash before each call of the story would leave, or before a sample of them; at last it came to its end.
+
+    It is played but once: what a crash would leave is copied. A space that is there already is opened in peace: what an
+    opening survives is for the tests of recovery.
+    """
+    left: list[tuple[ForgetfulFileSystem, Record]] = []
+
+    def watch(fs: ForgetfulFileSystem, record: Record) -> None:
+        first = record.first_call if story.start.nodes else 0
+        if first is not None and sample.has(fs.calls - first):
+            left.append((fs.copy(), record.copy()))
+
+    whole = play(story, level, watch=watch)
+    for fs, record in left:
+        _show(story, fs, record)
+        yield fs, record
+    yield whole

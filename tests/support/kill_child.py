@@ -1,0 +1,104 @@
+"""The process that test_kill_space kills: the work of xaqueue.torture over a port that dies at a chosen call.
+
+Arguments: space, flags, life, seed, number of threads, fault ("" or call:number:before|after).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from support.space_scan import scan
+from xaqueue.space.owner import open as attaching
+from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.torture.child import live
+from xaqueue.torture.reopen import problems
+
+
+class Doom:
+    """Counts file-system calls and ends the process at the one that the parent chose."""
+
+    def __init__(self, fault: str) -> None:
+        name, number, when = fault.split(":") if fault else ("", "0", "")
+        self.name, self.left, self.when = name, int(number), when
+        self.mutex = threading.Lock()
+
+    def strike(self, names: Sequence[str], when: str) -> None:
+        if self.name not in names or self.when != when:
+            return
+        with self.mutex:
+            self.left -= 1
+            if self.left == 0:
+                self.end()
+
+    def end(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+doom = Doom("")
+
+
+class MortalFileSystem(DirectoryFileSystem):
+    """Dies before or after the n-th call of one kind; a rename is also named after where it leads."""
+
+    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+        doom.strike(["create"], "before")
+        super().create(path, chunks)
+        doom.strike(["create"], "after")
+
+    def rename(self, source: str, target: str) -> None:
+        names = ["rename", "decide" if target.endswith(".commit") else target.partition("/")[0]]
+        doom.strike(names, "before")
+        super().rename(source, target)
+        doom.strike(names, "after")
+
+    def unlink(self, path: str) -> None:
+        names = ["unlink", "consume" if path.startswith("committed/") else "finish"]
+        doom.strike(names, "before")
+        super().unlink(path)
+        doom.strike(names, "after")
+
+    def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        doom.strike(["write_at"], "before")
+        super().write_at(path, offset, chunks)
+        doom.strike(["write_at"], "after")
+
+    def sync_data(self, path: str) -> None:
+        doom.strike(["sync_data", "sync"], "before")
+        super().sync_data(path)
+        doom.strike(["sync_data", "sync"], "after")
+
+    def sync_file(self, path: str) -> None:
+        doom.strike(["sync_file", "sync"], "before")
+        super().sync_file(path)
+        doom.strike(["sync_file", "sync"], "after")
+
+    def sync_dir(self, path: str) -> None:
+        doom.strike(["sync_dir", "sync"], "before")
+        super().sync_dir(path)
+        doom.strike(["sync_dir", "sync"], "after")
+
+    def sync_all(self) -> None:
+        doom.strike(["sync_all", "sync"], "before")
+        super().sync_all()
+        doom.strike(["sync_all", "sync"], "after")
+
+
+def settled(space: Path, *, times: bool = True) -> list[str]:
+    """What is wrong with a space whose branches are all resolved: two readings of it that share little code."""
+    return [*scan(space, times=times), *problems(space)]
+
+
+def main(arguments: Sequence[str], *, times: bool = True) -> None:
+    attaching.DirectoryFileSystem = MortalFileSystem  # type: ignore[attr-defined]
+    space, flags, life, seed, threads = arguments
+    live(Path(space), flags, life, seed, int(threads), lambda space: settled(space, times=times))
+
+
+if __name__ == "__main__":
+    doom = Doom(sys.argv[6])
+    main(sys.argv[1:6])

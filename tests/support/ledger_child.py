@@ -1,0 +1,107 @@
+"""The service of the ledger that test_kill_ledger kills: at a named step somebody gets SIGKILL, then at the next one.
+
+Arguments: those of ``xaqueue.demo.ledger_service``; the strikes in JSON, each ``[victim, step, participant, number]``
+with victim ``service``, ``server`` or ``backend``; the queue space; ``careless`` or nothing. A strike is armed when
+orders have been taken since the one before it. Now and then PostgreSQL refuses to prepare, so that there is something
+to roll back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xaqueue
+from support.careless_manager import CarelessManager
+from xaqueue.demo import ledger_service
+from xaqueue.demo.ledger_parties import kill_a_backend
+from xaqueue.demo.ledger_service import Service, say
+from xaqueue.space.owner.open import read_owner
+
+CALM = 4
+"""So many orders are taken between two strikes, so that everybody has got over the last one."""
+DOUBLED = 7
+"""Every so many orders one is written twice, which PostgreSQL finds out at its prepare."""
+
+
+class Strike(NamedTuple):
+    victim: str
+    step: str
+    participant: str
+    number: int
+    """It falls when the step comes for the n-th time."""
+
+
+class Fate:
+    """Counts the steps of the transaction manager, and kills when it is time."""
+
+    def __init__(self, strikes: Sequence[Strike], dsn: str, space: Path) -> None:
+        self._strikes = list(strikes)
+        self._dsn = dsn
+        self._space = space
+        self._seen = 0
+        self._calm = 0
+        self._mutex = threading.Lock()
+
+    def taken(self) -> None:
+        self._calm += 1
+
+    def on_step(self, step: str, gtrid: bytes, participant: str) -> None:
+        with self._mutex:
+            if not self._strikes or self._calm < CALM:
+                return
+            strike = self._strikes[0]
+            if (strike.step, strike.participant) != (str(step), participant):
+                return
+            self._seen += 1
+            if self._seen < strike.number:
+                return
+            self._strikes.pop(0)
+            self._seen = self._calm = 0
+            self._strike(strike)
+
+    def _strike(self, strike: Strike) -> None:
+        say("struck", "/".join((strike.victim, strike.step, strike.participant)))
+        if strike.victim == "backend":
+            kill_a_backend(self._dsn, lambda pids: pids[-1])
+        elif strike.victim == "server":
+            owner = read_owner(self._space)
+            assert owner is not None
+            os.kill(owner.pid, signal.SIGKILL)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Doubling(Service):
+    """Some orders are refused by PostgreSQL's prepare, while the queue prepares."""
+
+    def _write(self, tx: Any, order: str) -> None:
+        super()._write(tx, order)
+        if int(order.rpartition("-")[2]) % DOUBLED == DOUBLED - 1:
+            super()._write(tx, order)
+
+
+def main(arguments: Sequence[str]) -> None:
+    strikes, space, careless = arguments[-3:]
+    fate = Fate([Strike(*strike) for strike in json.loads(strikes)], arguments[0], Path(space))
+    said: Callable[[str, str], None] = ledger_service.say
+
+    def say_and_tell(word: str, order: str) -> None:
+        said(word, order)
+        if word == "taken":
+            fate.taken()
+
+    ledger_service.say = say_and_tell
+    if careless:
+        xaqueue.TransactionManager = CarelessManager  # type: ignore[assignment,misc]
+    ledger_service.main(arguments[:-3], fate.on_step, Doubling)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

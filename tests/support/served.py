@@ -1,0 +1,208 @@
+"""A server in a thread of this process: as fast to start as a space is to open, and its space can be looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from support.contract_connection import QUEUES
+from xaqueue.connection import Connection
+from xaqueue.rpc import dial
+from xaqueue.rpc.doors import Listen
+from xaqueue.rpc.limits import Limits
+from xaqueue.rpc.server import Server
+from xaqueue.space.engine import heuristics
+from xaqueue.space.engine.state import Space
+from xaqueue.space.owner import open as attach_room
+from xaqueue.storage.ids import fresh_id
+from xaqueue.xid import Xid
+
+PATIENCE_S = 60.0
+
+
+class ServerThread:
+    """Serves ``root`` at ``path`` until ``stop`` or ``kill``."""
+
+    def __init__(
+        self,
+        root: Path,
+        path: Path,
+        *,
+        sync: str | None = None,
+        limits: Limits | None = None,
+        listen: Listen | None = None,
+    ) -> None:
+        self.root = root
+        self.path = path
+        self._made: Server | None = None
+        self._failure: BaseException | None = None
+        ready = threading.Event()
+
+        async def main() -> None:
+            server = Server(root, sync=sync, limits=limits)
+            await server.recover()
+            try:
+                await server.doors.listen(replace(listen or Listen(), unix=(path,)))
+            except BaseException:
+                await server.give_up()
+                raise
+            self._made = server
+            await server.serve(ready.set)
+
+        def run() -> None:
+            try:
+                asyncio.run(main())
+            except BaseException as error:
+                self._failure = error
+            finally:
+                ready.set()
+
+        self._thread = threading.Thread(target=run, name="server")
+        self._thread.start()
+        assert ready.wait(PATIENCE_S)
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def url(self) -> str:
+        return f"xaq+unix://{self.path}"
+
+    @property
+    def server(self) -> Server:
+        assert self._made is not None
+        return self._made
+
+    @property
+    def space(self) -> Space:
+        return self.server.space
+
+    def call(self, call: Callable[[], Any]) -> Any:
+        """The result of a call in the loop's thread."""
+        done = threading.Event()
+        results: list[Any] = []
+
+        def perform() -> None:
+            results.append(call())
+            done.set()
+
+        self.server.loop.call_soon_threadsafe(perform)
+        assert done.wait(PATIENCE_S)
+        return results[0]
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self.server.loop.call_soon_threadsafe(self.server.stop)
+            self._thread.join(PATIENCE_S)
+            assert not self._thread.is_alive()
+
+    def kill(self) -> None:
+        """The memory is gone, the kernel's cache and the lock on the directory are as a dead process leaves them."""
+
+        def die() -> None:
+            attached = attach_room._attached.pop(self.root.resolve(), None)
+            if attached is not None:
+                if attached.watch is not None:
+                    attached.watch.stop()
+                attached.space.abandon()
+                attached.lock.release()
+                if attached.watchdog is not None:
+                    attached.watchdog.stop()
+            for session in self.server.sessions:
+                session._transport.abort()
+
+        def stop_background() -> None:
+            attached = attach_room._attached.get(self.root.resolve())
+            for thread in attached.background if attached is not None else []:
+                thread.stop()
+
+        stop_background()
+        self.call(die)
+        self.stop()
+
+
+CONNECT_S = 1.0
+"""For how long a killed server is looked for."""
+
+
+class RemoteHost:
+    """The space is opened by a server; every connection is a session of its own there."""
+
+    def __init__(self, root: Path, sync: str) -> None:
+        self.root = root
+        self.sync = sync
+        self._connections: list[Connection] = []
+        self._server: ServerThread | None = None
+        self._guard = threading.Lock()
+        attach_room.create(root)
+        attach_room.write_definitions(root, QUEUES)
+
+    @property
+    def server(self) -> ServerThread:
+        with self._guard:
+            if self._server is None:
+                self._server = ServerThread(self.root, self.root.with_name("socket"), sync=self.sync)
+            return self._server
+
+    def connect(self) -> Connection:
+        connection = Connection(dial.manager(self.server.url, connect_s=CONNECT_S), fresh_id)
+        self._connections.append(connection)
+        return connection
+
+    def restart(self) -> None:
+        while self._connections:
+            self._connections.pop().close()
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+
+    def kill(self) -> None:
+        if self._server is not None:
+            self._server.kill()
+            self._server = None
+        while self._connections:
+            stream = self._connections.pop()._manager._stream  # type: ignore[attr-defined]
+            if stream is not None:
+                stream.close()
+
+    def decide(self, xid: Xid, commit: bool) -> None:
+        heuristics.decide(self.server.space, xid, commit, "test")
+
+
+RUN = [sys.executable, "-c", "from xaqueue.cli.main import main; main()"]
+
+
+class Process:
+    """``xaqueue serve`` in a process of its own."""
+
+    def __init__(self, root: Path, *options: str) -> None:
+        self.path = root.with_name("socket")
+        words = [*RUN, "serve", "--space", str(root), "--unix", str(self.path), *options]
+        self._process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert "serving" in self._process.stdout.readline()
+
+    @property
+    def resident_bytes(self) -> int:
+        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def end(self, number: int) -> int:
+        """The exit code."""
+        self._process.send_signal(number)
+        return self._process.wait(PATIENCE_S)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdout is not None
+        self._process.kill()
+        self._process.wait(PATIENCE_S)
+        self._process.stdout.close()

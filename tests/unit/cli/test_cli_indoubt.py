@@ -1,0 +1,171 @@
+"""The operator's verbs: what is in doubt is shown, decided, recorded, told and forgotten."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import pty
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.doubtful import RUN, XID, bodies, fails, leave_in_doubt, listed, run
+
+import xaqueue
+from xaqueue.cli.exits import ExitCode
+from xaqueue.errors import HeuristicOutcome
+from xaqueue.space.model import layout
+from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
+from xaqueue.xa import Code
+from xaqueue.xid import Xid
+
+PATIENCE_S = 60.0
+OURS = Gtrid("0123456789abcdef", 3, 42)
+
+
+@pytest.fixture
+def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XAQUEUE_SPACE", str(tmp_path / "space"))
+    return leave_in_doubt(tmp_path / "space")
+
+
+def test_list_shows_the_branch(space: Path) -> None:
+    heading, row = run("indoubt", "list").splitlines()
+    assert heading.split() == ["xid", "state", "age", "coordinator", "queues", "damage"]
+    assert row.startswith(f"{XID}  in doubt  ")
+    assert row.split()[-7:] == ["s", "foreign", "orders", "-1,", "replies", "+1", "0"]
+
+
+def test_the_coordinator_of_a_branch_is_told_by_its_xid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    xid = Xid(FORMAT_ID, bytes(OURS), b"queue")
+    monkeypatch.setenv("XAQUEUE_SPACE", str(leave_in_doubt(tmp_path / "space", xid)))
+    assert "  0123456789abcdef  " in run("indoubt", "list")
+    (branch,) = listed()
+    assert branch["coordinator"] == {"gtrid": str(OURS), "node": "0123456789abcdef", "epoch": 3, "counter": 42}
+    assert (branch["participant"], branch["xid"]) == ("queue", str(xid))
+    told = run("indoubt", "show", xid)
+    assert "coordinator   node 0123456789abcdef, epoch 3, transaction 42, here as queue\n" in told
+    assert f"`xaqueue indoubt show {OURS} --tm DIR`" in told
+
+
+def test_list_of_nothing(space: Path) -> None:
+    run("indoubt", "rollback", XID)
+    run("indoubt", "forget", XID)
+    assert run("indoubt", "list") == "no branch is in doubt\n"
+    assert listed() == []
+
+
+def test_show_lists_what_is_added_and_held(space: Path) -> None:
+    told = run("indoubt", "show", XID)
+    lines = [line.split() for line in told.splitlines()]
+    assert ["state", "in", "doubt"] in lines
+    assert ["gtrid", "gtrid"] in lines
+    assert ["postgres", "gid", "7_Z3RyaWQ=_YnF1YWw="] in lines
+    assert ["orders", "0", "1"] in lines
+    assert ["replies", "1", "0"] in lines
+    assert [line[:2] for line in lines[-2:]] == [["adds", "replies"], ["holds", "orders"]]
+    parsed = json.loads(run("indoubt", "show", XID, "--json"))
+    assert (parsed["xid"], parsed["state"], parsed["decision"]) == (str(XID), "in doubt", None)
+    assert (parsed["postgres_gid"], parsed["coordinator"]) == ("7_Z3RyaWQ=_YnF1YWw=", None)
+    assert (parsed["added"][0]["queue"], parsed["held"][0]["queue"]) == ("replies", "orders")
+    assert parsed["queues"] == {"orders": {"adds": 0, "holds": 1}, "replies": {"adds": 1, "holds": 0}}
+    assert parsed["age_s"] >= 0
+
+
+def test_list_and_show_need_no_ownership(space: Path) -> None:
+    with xaqueue.connect(space):
+        assert len(listed()) == 1
+        run("indoubt", "show", XID)
+
+
+def test_commit_is_done_recorded_and_told_to_the_transaction_manager(space: Path) -> None:
+    operator = f"{getpass.getuser()}@{socket.gethostname()}"
+    told = run("indoubt", "commit", XID)
+    assert f"branch {XID} committed: 1 message added, 1 message removed" in told
+    assert f"recorded as a decision by {operator}" in told
+    assert bodies(space, "replies") == [b"added"]
+    assert bodies(space, "orders") == []
+    (branch,) = listed()
+    assert (branch["state"], branch["decision"]["by"]) == ("heuristically committed", operator)
+    assert "\ndecided  " in run("indoubt", "show", XID)
+    with xaqueue.connect(space) as connection:
+        assert connection.tpc_recover() == [XID]
+        with pytest.raises(HeuristicOutcome) as told_to_tm:
+            connection.tpc_rollback(XID)
+    assert told_to_tm.value.code is Code.XA_HEURCOM
+
+
+def test_rollback_gives_back_what_was_held(space: Path) -> None:
+    assert "rolled back: 1 message dropped, 1 message back in place" in run("indoubt", "rollback", XID)
+    assert bodies(space, "orders") == [b"held"]
+    assert bodies(space, "replies") == []
+
+
+def test_a_damaged_branch_is_committed_in_part(space: Path) -> None:
+    (space / layout.block_path(layout.PREPARED, str(XID), "002")).write_bytes(b"")
+    assert "damage    prepared/" in run("indoubt", "show", XID)
+    assert "committed in part, for it was damaged" in run("indoubt", "commit", XID)
+    assert bodies(space, "replies") == [b"added"]
+    assert listed()[0]["state"] == "heuristically mixed"
+
+
+def test_forget_ends_the_record(space: Path) -> None:
+    fails("indoubt", "forget", XID, code=ExitCode.ERROR)
+    run("indoubt", "commit", XID)
+    assert "forgotten" in run("indoubt", "forget", XID)
+    assert not any((space / layout.HEURISTIC).iterdir())
+    assert "is not in doubt" in fails("indoubt", "forget", XID, code=ExitCode.ERROR)
+
+
+def test_a_second_decision_is_refused(space: Path) -> None:
+    run("indoubt", "commit", XID)
+    assert "heuristically committed already" in fails("indoubt", "rollback", XID, code=ExitCode.ERROR)
+
+
+@pytest.mark.parametrize("verb", ["show", "commit", "rollback", "forget"])
+def test_what_is_no_branch_in_doubt_is_refused(space: Path, verb: str) -> None:
+    assert "is not in doubt: list those that are" in fails("indoubt", verb, Xid(1, b"a", b"b"), code=ExitCode.ERROR)
+    assert "is no xid" in fails("indoubt", verb, "what", code=ExitCode.USAGE)
+
+
+def test_a_space_in_use_is_not_decided_upon(space: Path) -> None:
+    with xaqueue.connect(space):
+        done = subprocess.run([*RUN, "indoubt", "commit", str(XID)], capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.SPACE
+    assert f"is in use by process {os.getpid()} on {socket.gethostname()} since 20" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert listed()[0]["state"] == "in doubt"
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "state"),
+    [(b"n\n", ExitCode.NOTHING, "in doubt"), (b"y\n", ExitCode.OK, "heuristically committed")],
+)
+def test_on_a_terminal_the_operator_is_asked(space: Path, answer: bytes, code: int, state: str) -> None:
+    terminal, side = pty.openpty()
+    try:
+        with subprocess.Popen(
+            [*RUN, "indoubt", "commit", str(XID)], stdin=side, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as deciding:
+            os.write(terminal, answer)
+            _, asked = deciding.communicate(timeout=PATIENCE_S)
+    finally:
+        os.close(terminal)
+        os.close(side)
+    assert b"adds 1 message and holds 1 message: commit it without its transaction manager?" in asked
+    assert deciding.returncode == code
+    assert listed()[0]["state"] == state
+
+
+def test_with_yes_nobody_is_asked(space: Path) -> None:
+    terminal, side = pty.openpty()
+    try:
+        done = subprocess.run(
+            [*RUN, "indoubt", "rollback", str(XID), "--yes"], stdin=side, capture_output=True, check=True
+        )
+    finally:
+        os.close(terminal)
+        os.close(side)
+    assert done.stderr == b""

@@ -1,0 +1,248 @@
+"""What the command line says of what it does not give, and names that people copy and type."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.doubtful import RUN, XID, fails, leave_in_doubt, listed, run
+from support.served import ServerThread
+
+import xaqueue
+from xaqueue.cli import output
+from xaqueue.cli.exits import ExitCode
+from xaqueue.rpc.operator_client import RemoteOperator
+from xaqueue.space.offline import inspect_branches
+from xaqueue.space.owner.open import create, write_definitions
+from xaqueue.xid import Xid
+
+LONG = Xid(1480676162, b"7f3c0b529a4e4a869f0e0d6c6b1a2c3d-of-a-long-name", b"a-participant-of-a-long-name")
+PATIENCE_S = 60.0
+QUEUES = '[queues.a]\n[queues.urgent]\norder = "priority"\n[queues.stack]\norder = "lifo"\n[space]\nsync = "JOURNAL"\n'
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    create(tmp_path / "space")
+    write_definitions(tmp_path / "space", QUEUES)
+    return tmp_path / "space"
+
+
+@pytest.fixture
+def server(root: Path) -> Iterator[ServerThread]:
+    short = Path(tempfile.mkdtemp(prefix="xaq-"))  # a socket's path has 107 bytes at most
+    thread = ServerThread(root, short / "socket")
+    try:
+        yield thread
+    finally:
+        thread.stop()
+        shutil.rmtree(short)
+
+
+def on_terminal(columns: int, *words: object) -> str:
+    """What a command shows on a terminal of that width."""
+    terminal, side = pty.openpty()
+    environment = {**os.environ, "TERM": "dumb", "COLUMNS": str(columns)}
+    shown = b""
+    try:
+        subprocess.run([*RUN, *map(str, words)], stdout=side, env=environment, check=True, timeout=PATIENCE_S)
+        os.write(side, b"\x04")
+        while not shown.endswith(b"\x04"):
+            shown += os.read(terminal, 4096)
+    finally:
+        os.close(terminal)
+        os.close(side)
+    return shown[:-1].decode().replace("\r\n", "\n")
+
+
+def test_why_nothing_is_given(root: Path, server: ServerThread) -> None:
+    """Each message that a get passes over is counted, whoever it asks."""
+    with xaqueue.connect(server.url) as connection, xaqueue.connect(server.url) as other:
+        connection.enqueue("a", b"later", not_before=time.time_ns() // 1000 + 3_600_000_000)
+        for body in (b"in doubt", b"at work"):
+            connection.enqueue("a", body)
+        connection.commit()
+        connection.tpc_begin(XID)
+        connection.dequeue("a")
+        connection.tpc_prepare()
+        other.dequeue("a")
+        told = fails("get", "a", "--space", server.url, code=ExitCode.NOTHING)
+        assert "nothing to take now of its 3 messages: 1 held by branches in doubt" in told
+        assert "1 held by transactions at work, 1 not due yet" in told
+        told = fails("get", "a", "--correlation-id", "x", "--space", server.url, code=ExitCode.NOTHING)
+        assert "no such message now; it has 3 messages" in told
+        other.rollback()
+    assert "urgent is empty" in fails("get", "urgent", "--space", server.url, code=ExitCode.NOTHING)
+    server.stop()
+    run("get", "a", "--space", root)
+    told = fails("get", "a", "--space", root, code=ExitCode.NOTHING)
+    assert "of its 2 messages: 1 held by branches in doubt (`xaqueue indoubt list`), 1 not due yet" in told
+
+
+def test_a_get_without_a_message_is_no_lost_session(server: ServerThread, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        fails("get", "a", "--space", server.url, code=ExitCode.NOTHING)
+        fails("get", "a", "--wait", "0.1", "--space", server.url, code=ExitCode.NOTHING)
+        server.stop()
+    assert [record.getMessage() for record in caplog.records if "lost" in record.getMessage()] == []
+
+
+@pytest.mark.parametrize("queue", ["a", "urgent", "stack"])
+def test_browse_has_the_order_of_delivery_everywhere(root: Path, server: ServerThread, queue: str) -> None:
+    for body, priority in (("low", 1), ("high", 9), ("middle", 5), ("high too", 9)):
+        run("put", queue, body, "--priority", priority, "--space", server.url)
+
+    def bodies(space: object) -> list[str]:
+        return [json.loads(line)["body"] for line in run("browse", queue, "--json", "--space", space).splitlines()]
+
+    shown = bodies(server.url)
+    assert bodies(root) == shown
+    server.stop()
+    assert bodies(root) == shown
+    assert [run("get", queue, "--space", root) for _ in shown] == shown
+
+
+def test_lines_are_written_as_they_are_read(root: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_bytes(b"one\n\ntw\ro\nthree\n")
+    run("put", "a", "--lines", "--file", lines, "--space", root)
+    run("get", "a", "--lines", "--count", 9, "--output", tmp_path / "back", "--space", root)
+    assert (tmp_path / "back").read_bytes() == lines.read_bytes()
+    for body in ("two\nlines", "ends so\r"):
+        run("put", "a", body, "--space", root)
+        assert "is not one line: it stays in a" in fails("get", "a", "--lines", "--space", root, code=ExitCode.USAGE)
+        assert run("get", "a", "--space", root) == body
+
+
+@pytest.mark.parametrize("body", ["no end", "an end\n"])
+def test_a_terminal_gets_a_line_end(root: Path, body: str) -> None:
+    run("put", "a", body, "--space", root)
+    run("put", "a", body, "--space", root)
+    assert on_terminal(80, "get", "a", "--space", root) == body.removesuffix("\n") + "\n"
+    piped = subprocess.run([*RUN, "get", "a", "--space", str(root)], stdout=subprocess.PIPE, check=True)
+    assert piped.stdout == body.encode()
+
+
+@pytest.mark.parametrize("columns", [40, 80, 300])
+def test_what_is_copied_stands_in_one_line(tmp_path: Path, columns: int) -> None:
+    root = leave_in_doubt(tmp_path / "space", LONG)
+    message_id = run("put", "orders", "x" * 60, "--correlation-id", "c" * 60, "--space", root).strip()
+    assert str(LONG) in on_terminal(columns, "indoubt", "list", "--space", root)
+    assert message_id in on_terminal(columns, "browse", "orders", "--space", root)
+    (branch,) = listed("--space", root)
+    shown = on_terminal(columns, "indoubt", "show", LONG, "--space", root)
+    for content in (*branch["added"], *branch["held"]):
+        assert content["message_id"] in shown
+
+
+def test_other_columns_give_way(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    output.table(("message id", "body"), [("f" * 32, "word " * 40)])
+    lines = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.strip().startswith("f" * 32) for line in lines)
+
+
+def test_a_branch_is_known_by_its_beginning_and_its_gtrid(tmp_path: Path) -> None:
+    root = leave_in_doubt(tmp_path / "space", LONG)
+    for name in (b"order-1", b"order-2"):
+        with xaqueue.connect(root) as connection:
+            connection.tpc_begin(Xid(7, name, b"queue"))
+            connection.enqueue("replies", b"x")
+            connection.tpc_prepare()
+    for text in (str(LONG)[:14], "7f3c0b529a4e", LONG.gtrid.hex()[:20], str(Xid(7, b"order-1", b"queue")), "order-1"):
+        assert "in doubt" in run("indoubt", "show", text, "--space", root)
+    told = fails("indoubt", "commit", "order-", "--yes", "--space", root, code=ExitCode.USAGE)
+    assert "names 2 branches: 7." in told
+    assert "no branch in doubt begins so" in fails("indoubt", "show", " ", "--space", root, code=ExitCode.USAGE)
+    assert "no branch in doubt begins so" in fails("indoubt", "show", "nobody", "--space", root, code=ExitCode.USAGE)
+    assert "is not in doubt" in fails("indoubt", "show", "7.YQ.Yg", "--space", root, code=ExitCode.ERROR)
+    with xaqueue.connect(root) as connection:
+        connection.tpc_begin(Xid(7, b"order-10", b"queue"))
+        connection.enqueue("replies", b"x")
+        connection.tpc_prepare()
+    assert "order-1 " in run("indoubt", "show", "order-1", "--space", root).replace("\n", " "), "not order-10"
+    run("indoubt", "rollback", "order-10", "--yes", "--space", root)
+    run("indoubt", "forget", "order-10", "--yes", "--space", root)
+    run("indoubt", "rollback", "order-2", "--yes", "--space", root)
+    run("indoubt", "forget", "order-2", "--yes", "--space", root)
+    assert len(listed("--space", root)) == 2
+
+
+def test_a_long_list_of_branches_comes_in_pages(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for all of it: between two pages others have their turn."""
+    monkeypatch.setattr(inspect_branches, "PAGE", 7)
+    from xaqueue.rpc import dial
+
+    xids = {Xid(7, f"{number}".encode(), b"b") for number in range(20)}
+    for xid in xids:
+        with xaqueue.connect(server.url) as connection:
+            connection.tpc_begin(xid)
+            connection.enqueue("a", b"1")
+            connection.tpc_prepare()
+    manager = dial.manager(server.url)
+    try:
+        before = manager.requests
+        found = RemoteOperator(manager).in_doubt()
+        assert manager.requests - before >= 5
+    finally:
+        manager.close()
+    assert [branch.xid for branch in found] == [b.xid for b in inspect_branches.in_doubt(server.root)]
+    assert {branch.xid for branch in found} == xids
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 0), (signal.SIGTERM, 0), (signal.SIGINT, 0)])
+def test_a_server_is_ended_in_order(root: Path, number: int, code: int) -> None:
+    child = subprocess.Popen(
+        [*RUN, "serve", "--space", str(root)],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # whoever runs this may ignore it
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline().startswith("serving")
+        child.send_signal(number)
+        assert child.wait(PATIENCE_S) == code
+    finally:
+        child.kill()
+        child.communicate()
+    assert not (root / "socket").exists()
+
+
+def test_nohup_keeps_a_server_alive(root: Path) -> None:
+    child = subprocess.Popen(
+        [*RUN, "serve", "--space", str(root)],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline().startswith("serving")
+        child.send_signal(signal.SIGHUP)
+        assert run("put", "a", "x", "--space", root)
+        assert child.poll() is None
+    finally:
+        child.terminate()
+        child.communicate(timeout=PATIENCE_S)
+    assert child.returncode == 0
+
+
+def test_nothing_destructive_is_suggested(root: Path) -> None:
+    told = fails("delete", "a", "--space", root, code=ExitCode.USAGE)
+    assert "release" not in told
+    assert "Did you mean 'browse'" in fails("browze", "a", "--space", root, code=ExitCode.USAGE)

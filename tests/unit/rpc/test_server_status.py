@@ -1,0 +1,140 @@
+"""What a server tells of its space is what its directory tells, with the same keys."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.contract_connection import PATIENCE_S, QUEUES, put
+from support.served import ServerThread
+from typer.testing import CliRunner
+
+import xaqueue
+from xaqueue.cli.main import app
+from xaqueue.connection import Connection
+from xaqueue.rpc import dial
+from xaqueue.rpc.server_status import status_of
+from xaqueue.rpc.wire import MalformedFrame
+from xaqueue.space.engine import heuristics
+from xaqueue.space.offline import inspect
+from xaqueue.space.owner import open as attach_room
+from xaqueue.xid import Xid
+
+MORE = {"sessions", "waiting", "draining"}
+CHANGING = {"free_bytes", "free_inodes"}
+
+
+@pytest.fixture(params=["FDATASYNC;DSYNC", "JOURNAL"])
+def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ServerThread]:
+    root = tmp_path / "space"
+    attach_room.create(root)
+    attach_room.write_definitions(root, QUEUES)
+    made = ServerThread(root, tmp_path / "socket", sync=request.param)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def connection(served: ServerThread) -> Iterator[Connection]:
+    with xaqueue.connect(served.url) as made:
+        yield made
+
+
+def told(served: ServerThread) -> dict[str, Any]:
+    manager = dial.manager(served.url)
+    try:
+        return manager.status()
+    finally:
+        manager.close()
+
+
+def fill(connection: Connection, served: ServerThread) -> None:
+    """Messages, one branch in doubt, one that an operator decided, one at work."""
+    put(connection, b"1", b"2", b"3")
+    put(connection, b"4", queue="stack")
+    for name in (b"in doubt", b"decided"):
+        connection.tpc_begin(Xid(1, name, b""))
+        connection.enqueue("orders", b"x")
+        connection.tpc_prepare()
+        if name == b"decided":
+            heuristics.decide(served.space, Xid(1, name, b""), True, "test")
+        connection.close()
+        connection = xaqueue.connect(served.url)
+    assert connection.dequeue("orders") is not None
+    connection._manager._stream.close()  # type: ignore[attr-defined]
+
+
+def test_it_is_what_the_directory_tells(served: ServerThread, connection: Connection) -> None:
+    fill(connection, served)
+    while told(served)["active"]:
+        pass  # until it has seen that the last session is gone
+    served.space.checkpoint()
+    answered = told(served)
+    seen = json.loads(json.dumps(asdict(inspect.status(served.root))))
+    assert answered.keys() == seen.keys() | MORE
+    assert answered["cache"] is None or sum(answered["cache"]) >= 0
+    for name in seen.keys() - CHANGING - {"cache"}:
+        assert answered[name] == seen[name], name
+    assert (answered["in_doubt"], answered["heuristic"], answered["state"]) == (1, 1, "ready")
+    assert {queue["name"]: queue["depth"] for queue in answered["queues"]} == {
+        "orders": 4,
+        "replies": 0,
+        "stack": 1,
+        "urgent": 0,
+    }
+
+
+def test_it_counts_sessions_and_branches(served: ServerThread, connection: Connection) -> None:
+    connection.enqueue("orders", b"x")
+    connection.flush()
+    first = told(served)
+    assert (first["sessions"], first["active"], first["waiting"], first["draining"]) == (2, 1, 0, False)
+
+    def wait() -> None:
+        with xaqueue.connect(served.url) as other:
+            other.dequeue("replies", wait_s=PATIENCE_S)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not told(served)["waiting"]:
+        pass
+    served.space.draining = True
+    waiting.join(PATIENCE_S)
+    last = told(served)
+    assert (last["waiting"], last["draining"]) == (0, True)
+
+
+def test_a_wrong_edit_of_the_definitions_is_told(served: ServerThread) -> None:
+    attach_room.write_definitions(served.root, "[queues.orders]\norder = 'sideways'\n")
+    assert "sideways" in told(served)["complaint"]
+
+
+def test_it_is_made_a_status_again(served: ServerThread, connection: Connection) -> None:
+    put(connection, b"x")
+    answered = told(served)
+    again = asdict(status_of(answered))
+    assert json.loads(json.dumps(again)) == {name: answered[name] for name in answered.keys() - MORE}
+
+
+@pytest.mark.parametrize("wrong", [{}, {"queues": 1}, {"owner": 3}, {"format": {"a": 1}}, {"journal": []}])
+def test_what_is_no_status_is_refused(served: ServerThread, wrong: dict[str, Any]) -> None:
+    answered = {**told(served), **wrong} if wrong else {}
+    with pytest.raises(MalformedFrame):
+        status_of(answered)
+
+
+def test_the_command_shows_the_same_rows_by_url(served: ServerThread, connection: Connection) -> None:
+    put(connection, b"x")
+    if served.space.lag is not None:
+        served.space.lag.flush()  # the directory shows what memory does
+    shown = CliRunner().invoke(app, ["status", "--space", served.url]).stdout.splitlines()
+    assert shown[0].split() == ["server", served.url]
+    assert "sessions       2" in shown
+    seen = CliRunner().invoke(app, ["status", "--space", str(served.root)]).stdout.splitlines()
+    unlike = {line.split("  ")[0] for line in {*seen} - {*shown}}
+    assert unlike <= {"disk free", "cache"}

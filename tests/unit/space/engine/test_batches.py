@@ -1,0 +1,222 @@
+"""A batch that finds no room is decided or not, and if it is it goes forward; one too large for a record follows it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.bare_space import DURABLE, BareSpace, bare_space
+from support.batch_scene import MOVES, flushed, reopened, three
+from support.contract_batches import SCAN, batch, bodies, prepared
+
+from xaqueue.batch import ONE_SPACE, Batch
+from xaqueue.errors import (
+    InvalidArgument,
+    ProtocolError,
+    ResourceFailed,
+    RetryLater,
+)
+from xaqueue.space.engine import batch_steps, heuristics
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
+from xaqueue.space.offline.inspect_branches import in_doubt
+from xaqueue.space.recovery.prepared import Verdict
+from xaqueue.xa import Flag, Outcome
+from xaqueue.xid import Xid
+
+
+@pytest.fixture(params=[DURABLE, "JOURNAL"])
+def bare(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BareSpace]:
+    with bare_space(tmp_path / "space", request.param) as opened:
+        yield opened
+
+
+@pytest.fixture
+def session(bare: BareSpace) -> Session:
+    return Session(bare.space)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_without_room_for_the_record_nothing_is_decided(bare: BareSpace, session: Session, number: int) -> None:
+    a, b, _ = three(session)
+    flushed(bare)
+    call = ("write_at", "journal/") if bare.sync == "JOURNAL" else ("create", "batches/")
+    bare.fs.faults[call] = number
+    with pytest.raises(RetryLater):
+        session.commit_all(batch(), [a, b])
+    bare.fs.faults.clear()
+    assert session.decision(batch()) is None
+    assert len(session.recover(10, SCAN)) == 3
+    session.commit_all(batch(), [a, b])
+    assert bodies(session) == [b"1", b"2", b"3"]
+
+
+def test_without_room_for_its_name_nothing_is_decided(tmp_path: Path) -> None:
+    with bare_space(tmp_path / "space", DURABLE) as bare:
+        session = Session(bare.space)
+        a, b, _ = three(session)
+        bare.fs.faults["rename", "batches/"] = errno.ENOSPC
+        with pytest.raises(RetryLater, match="nothing was done"):
+            session.commit_all(batch(), [a, b])
+        assert session.rollback_all(batch()) == 3
+
+
+def test_what_finds_no_room_behind_the_decision_can_only_go_forward(bare: BareSpace, session: Session) -> None:
+    a, b, other = three(session)
+    flushed(bare)
+    bare.fs.faults[MOVES] = errno.ENOSPC
+    with pytest.raises(RetryLater, match="commit again"):
+        session.commit_all(batch(), [a, b])
+    assert session.decision(batch()) is not None
+    assert bodies(session) == []
+    for xid in (a, b):
+        with pytest.raises(ProtocolError, match="past its commit point"):
+            session.rollback(xid)
+        with pytest.raises(ProtocolError, match="past its commit point"):
+            heuristics.decide(bare.space, xid, False, "me")
+    with pytest.raises(RetryLater):
+        session.commit_all(batch(), [a, b])
+    bare.fs.faults.clear()
+    assert session.commit_all(batch(), [a, b]).xids == (a, b)
+    assert sorted(bodies(session)) == [b"1", b"2", b"3"]
+    assert session.outcome(other) is Outcome.ROLLED_BACK
+    assert session.recover(10, SCAN) == []
+    assert sorted(bodies(reopened(bare))) == [b"1", b"2", b"3"]
+
+
+def test_after_a_crash_what_found_no_room_is_rolled_forward(bare: BareSpace, session: Session) -> None:
+    a, b, other = three(session)
+    flushed(bare)
+    bare.fs.faults[MOVES] = errno.ENOSPC
+    with pytest.raises(RetryLater):
+        session.commit_all(batch(), [a, b])
+    bare.fs.faults.clear()
+    flushed(bare)
+    told = {branch.xid: branch.state for branch in in_doubt(bare.root)}
+    journalled = (bare.root / layout.JOURNAL).is_dir()  # then the record has all of it, and it is committed
+    assert told.get(a) == (None if journalled else Verdict.COMMITTING.value)
+    session = reopened(bare)
+    assert sorted(bodies(session)) == [b"1", b"2", b"3"]
+    assert session.recover(10, SCAN) == []
+    assert [session.outcome(xid) for xid in (a, b, other)] == [Outcome.COMMITTED] * 2 + [Outcome.ROLLED_BACK]
+    assert session.commit_all(batch(), [a, b]).messages == 3
+
+
+def test_a_branch_that_waits_for_room_is_finished_by_a_commit_of_its_own(bare: BareSpace, session: Session) -> None:
+    a, b, _ = three(session)
+    flushed(bare)
+    bare.fs.faults[MOVES] = errno.ENOSPC
+    with pytest.raises(RetryLater):
+        session.commit_all(batch(), [a, b])
+    bare.fs.faults.clear()
+    session.commit(b)
+    assert bodies(session) == [b"2", b"3"]
+    session.commit_all(batch(), [a, b])
+    assert sorted(bodies(session)) == [b"1", b"2", b"3"]
+
+
+def test_a_record_stays_as_long_as_its_branches_do(bare: BareSpace, session: Session) -> None:
+    a = prepared(session, "a", batch(1))
+    flushed(bare)
+    bare.fs.faults[MOVES] = errno.ENOSPC
+    with pytest.raises(RetryLater):
+        session.commit_all(batch(1), [a])
+    session.commit_all(batch(2), [])
+    bare.fs.faults.clear()
+    assert session.commit_all(batch(1), [a]).xids == (a,)
+    session.commit_all(batch(3), [])
+    assert known(session) == [3, 3, 3, 3]
+
+
+def known(session: Session) -> list[int]:
+    """Of which batch the decision is that stands for each of the first."""
+    found = [session.decision(batch(number)) for number in range(4)]
+    return [one.batch.number for one in found if one is not None]
+
+
+def test_what_is_older_is_refused_though_a_record_below_it_stays(bare: BareSpace, session: Session) -> None:
+    a = prepared(session, "a", batch(1))
+    flushed(bare)
+    bare.fs.faults[MOVES] = errno.ENOSPC
+    with pytest.raises(RetryLater):
+        session.commit_all(batch(1), [a])
+    bare.fs.faults.clear()
+    for number in (2, 3):
+        session.commit_all(batch(number), [])
+    assert known(session) == [3, 1, 3, 3]
+    for number in (0, 2):
+        with pytest.raises(InvalidArgument, match="up to batch 3"):
+            session.commit_all(batch(number), [])
+    assert session.commit_all(batch(1), [a]).xids == (a,)
+
+
+def test_a_record_that_cannot_be_read_now_is_asked_for_again(bare: BareSpace, session: Session) -> None:
+    a, b, other = three(session)
+    session.commit_all(batch(), [a, b])
+    flushed(bare)
+    bare.reopen()
+    session = Session(bare.space)
+    bare.fs.faults["read", "batches/"] = errno.EMFILE
+    with pytest.raises(RetryLater, match="cannot be read now"):
+        session.decision(batch())
+    with pytest.raises(RetryLater, match="cannot be read now"):
+        session.commit_all(batch(), [a, b])
+    with pytest.raises(RetryLater, match="cannot be read now"):
+        session.outcome(other)
+    bare.fs.faults.clear()
+    assert session.commit_all(batch(), [a, b]).xids == (a, b)
+
+
+def test_a_branch_of_a_batch_is_not_committed_alone(session: Session) -> None:
+    """Its batch would be written again, as one that lost a branch."""
+    a, b, _ = three(session)
+    with pytest.raises(ProtocolError, match="commit_all"):
+        session.commit(a)
+    xid = active(session, batch(2))
+    with pytest.raises(ProtocolError, match="commit_all"):
+        session.commit(xid, Flag.ONEPHASE)
+    assert session.commit_all(batch(), [a, b]).messages == 3
+
+
+def active(session: Session, of: Batch) -> Xid:
+    xid = Xid(ONE_SPACE, of.gtrid, b"active")
+    session.start(xid)
+    session.enqueue("orders", b"active")
+    session.end(xid)
+    return xid
+
+
+def test_a_failed_step_fences_and_the_next_open_knows(bare: BareSpace, session: Session) -> None:
+    a, b, _ = three(session)
+    flushed(bare)
+    bare.fs.faults[MOVES] = errno.EIO
+    with pytest.raises(ResourceFailed):
+        session.commit_all(batch(), [a, b])
+    bare.fs.faults.clear()
+    session = Session(bare.reopen())
+    assert session.decision(batch()) is not None
+    assert sorted(bodies(session)) == [b"1", b"2", b"3"]
+    assert session.recover(10, SCAN) == []
+
+
+@pytest.mark.parametrize(
+    ("sync", "limit", "value"),
+    [("JOURNAL", "_PER_BLOCK_BYTES", 4 << 20), ("JOURNAL", "STEP_BLOCKS", 1), (DURABLE, "STEP_BLOCKS", 1)],
+)
+def test_a_batch_that_no_record_takes_is_decided_first_and_follows_in_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str, limit: str, value: int
+) -> None:
+    monkeypatch.setattr(batch_steps, limit, value)
+    with bare_space(tmp_path / "space", sync) as bare:
+        session = Session(bare.space)
+        listed = [prepared(session, f"{n}", batch(), b"%d" % n, b"+") for n in range(5)]
+        for n in range(5):
+            prepared(session, f"failed {n}", batch())
+        steps = bare.space.barrier.steps
+        session.commit_all(batch(), listed)
+        assert bare.space.barrier.steps - steps > 5
+        assert len(bodies(session)) == 10
+        assert session.recover(10, SCAN) == []
+        assert len(bodies(Session(bare.reopen()))) == 10

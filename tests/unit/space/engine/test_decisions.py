@@ -1,0 +1,145 @@
+"""An operator's decision holds from its record on: for every verb, at every moment, over every lack and restart."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.bare_space import DURABLE, BareSpace, bare_space
+
+from xaqueue.errors import DuplicateXid, Error, HeuristicOutcome, ProtocolError, RetryLater
+from xaqueue.space.engine import heuristics
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import decode, encode
+from xaqueue.xa import Code, Flag
+from xaqueue.xid import Xid
+
+OUT = ("make_dir", layout.queue_path("out"))
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[BareSpace]:
+    with bare_space(tmp_path / "space", DURABLE) as opened:
+        yield opened
+
+
+@pytest.fixture
+def decided(bare: BareSpace) -> Xid:
+    """A branch whose commit was decided, and there was no room to carry it out."""
+    xid = bare.prepare("x", add=[("out", b"message")])
+    bare.fs.faults[OUT] = errno.ENOSPC
+    with pytest.raises(RetryLater):
+        heuristics.decide(bare.space, xid, True, by="test")
+    return xid
+
+
+def answer(call: Callable[[], object]) -> Error | None:
+    try:
+        call()
+    except Error as error:
+        return error
+    return None
+
+
+def check_answers(bare: BareSpace, xid: Xid) -> None:
+    """Every verb answers with the decision, and changes nothing."""
+    session = Session(bare.space)
+    for verb in (session.commit, session.rollback):
+        with pytest.raises(HeuristicOutcome) as told:
+            verb(xid)
+        assert told.value.code is Code.XA_HEURCOM
+    with pytest.raises(DuplicateXid):
+        session.start(xid)
+    assert session.recover(10, Flag.STARTRSCAN | Flag.ENDRSCAN) == [xid]
+
+
+def check_carried_out(bare: BareSpace, xid: Xid) -> None:
+    check_answers(bare, xid)
+    assert bare.take("out") == [b"message"]
+    assert list((bare.root / layout.PREPARED).iterdir()) == []
+    Session(bare.space).forget(xid)
+    assert bare.in_doubt() == []
+    assert list((bare.root / layout.HEURISTIC).iterdir()) == []
+
+
+def test_a_decision_without_room_binds_the_verbs(bare: BareSpace, decided: Xid) -> None:
+    check_answers(bare, decided)
+    with pytest.raises(ProtocolError, match="not carried out yet"):
+        Session(bare.space).forget(decided)
+    assert bare.block(layout.PREPARED, decided, layout.FIRST).exists()
+
+
+def test_a_second_decide_carries_out_the_first(bare: BareSpace, decided: Xid) -> None:
+    bare.fs.faults.clear()
+    assert heuristics.decide(bare.space, decided, False, by="another").by == "test"
+    check_carried_out(bare, decided)
+
+
+def test_a_reopen_with_room_carries_it_out(bare: BareSpace, decided: Xid) -> None:
+    bare.fs.faults.clear()
+    bare.reopen()
+    check_carried_out(bare, decided)
+
+
+def test_a_reopen_without_room_notes_it_and_serves_the_rest(bare: BareSpace, decided: Xid) -> None:
+    report = bare.reopen().report
+    assert any(f"{decided} is not carried out yet" in note for note in report.notes)
+    bare.put("other", b"1")
+    assert bare.take("other") == [b"1"]
+    check_answers(bare, decided)
+    with pytest.raises(ProtocolError, match="not carried out yet"):
+        Session(bare.space).forget(decided)
+    bare.fs.faults.clear()
+    heuristics.decide(bare.space, decided, True, by="test")
+    check_carried_out(bare, decided)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_while_it_is_carried_out_the_xid_is_never_unknown(
+    bare: BareSpace, monkeypatch: pytest.MonkeyPatch, commit: bool
+) -> None:
+    xid = bare.prepare("x", add=[("out", b"1"), ("out", b"2")])
+    manager = Session(bare.space)
+    known: list[bool] = []
+    answers: list[Error | None] = []
+    real = bare.fs.sync_dir
+
+    def sync_dir(path: str) -> None:
+        known.append(xid in bare.space.branches)
+        if path == layout.QUARANTINE:  # the last step: the branch's files are gone
+            answers.extend((answer(lambda: manager.commit(xid)), answer(lambda: manager.start(xid))))
+        real(path)
+
+    monkeypatch.setattr(bare.fs, "sync_dir", sync_dir)
+    heuristics.decide(bare.space, xid, commit, by="test")
+    assert known
+    assert all(known)
+    assert [type(told) for told in answers] == [HeuristicOutcome, DuplicateXid]
+    assert bare.space.branches[xid].base is heuristics.OUTCOMES["commit" if commit else "rollback"]
+    assert bare.space.queues["out"].pending == set()
+
+
+def test_a_record_from_before_there_were_reasons_is_read(bare: BareSpace) -> None:
+    xid = bare.prepare("x", add=[("out", b"message")])
+    heuristics.decide(bare.space, xid, True, by="test", reason="why")
+    path = f"{layout.HEURISTIC}/{xid}"
+    block = decode(bare.fs.read(path))
+    old = replace(block, properties=replace(block.properties, headers={"decision": "commit", "by": "test"}))
+    (bare.root / path).write_bytes(b"".join(encode(old)))
+    assert heuristics.read(bare.fs, path) == heuristics.Decision("commit", "test", block.properties.enqueued_at)
+    bare.reopen()
+    check_carried_out(bare, xid)
+
+
+def test_a_decision_that_was_not_carried_out_keeps_its_reason(bare: BareSpace) -> None:
+    xid = bare.prepare("x", add=[("out", b"message")])
+    bare.fs.faults[OUT] = errno.ENOSPC
+    with pytest.raises(RetryLater):
+        heuristics.decide(bare.space, xid, True, "test", "the first word")
+    bare.fs.faults.clear()
+    assert heuristics.decide(bare.space, xid, False, "another", "the second").reason == "the first word"
+    check_carried_out(bare, xid)

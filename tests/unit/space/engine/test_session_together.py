@@ -1,0 +1,248 @@
+"""Sessions in one branch, and sessions of one space: what one does wrong, the others are told, and nobody hangs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.bare_space import DURABLE, BareSpace, bare_space
+
+from xaqueue.errors import Error, ProtocolError, ResourceFailed, RolledBack
+from xaqueue.space.engine.session import Session
+from xaqueue.storage.group_commit import Step, Touched
+from xaqueue.xa import Flag, Outcome
+from xaqueue.xid import Xid
+
+X = Xid(1, b"x", b"")
+Y = Xid(1, b"y", b"")
+LIMIT_S = 60.0
+"""When a thread counts as hanging."""
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[BareSpace]:
+    with bare_space(tmp_path / "space", DURABLE) as opened:
+        yield opened
+
+
+class InterruptedLock:
+    """A lock that ends in a Ctrl-C the next time that it is entered."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._armed = True
+
+    def __enter__(self) -> bool:
+        if self._armed:
+            self._armed = False
+            raise KeyboardInterrupt
+        return self._lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+def begun(call: Callable[[], object]) -> tuple[threading.Thread, list[Error]]:
+    """A thread that performs the call, and what it was told."""
+    told: list[Error] = []
+
+    def perform() -> None:
+        try:
+            call()
+        except Error as error:
+            told.append(error)
+
+    thread = threading.Thread(target=perform, daemon=True)
+    thread.start()
+    return thread, told
+
+
+def ends(call: Callable[[], object]) -> list[Error]:
+    """Performs the call in a thread, which must not hang."""
+    thread, told = begun(call)
+    thread.join(LIMIT_S)
+    assert not thread.is_alive(), "it hangs"
+    return told
+
+
+def test_closing_leaves_what_another_prepared(bare: BareSpace) -> None:
+    first, second = bare.connect(), bare.connect()
+    first.tpc_begin(X)
+    first.enqueue("q", b"1")
+    first.tpc_end()
+    second.tpc_begin(X, Flag.JOIN)
+    assert second.tpc_prepare()
+    first.close()
+    second.tpc_commit()
+    assert bare.take("q") == [b"1"]
+
+
+def test_closing_after_a_read_only_vote_leaves_the_next_life_of_the_xid(bare: BareSpace) -> None:
+    first, second = bare.connect(), bare.connect()
+    first.tpc_begin(X)
+    assert not first.tpc_prepare()
+    second.tpc_begin(X)
+    second.enqueue("q", b"1")
+    assert second.tpc_prepare()
+    first.close()
+    second.tpc_commit()
+    assert bare.take("q") == [b"1"]
+
+
+def test_a_branch_failed_by_one_of_two_is_rolled_back_once_both_have_left(bare: BareSpace) -> None:
+    bare.put("q", b"1")
+    first, second = Session(bare.space), Session(bare.space)
+    first.start(X)
+    second.start(X, Flag.JOIN)
+    assert second.dequeue("q") is not None
+    first.end(X, Flag.FAIL)
+    with pytest.raises(ProtocolError):
+        first.rollback(X)
+    with pytest.raises(RolledBack):
+        second.dequeue("q")
+    with pytest.raises(RolledBack):
+        second.end(X)
+    first.rollback(X)
+    assert bare.take("q") == [b"1"]
+    second.start(Y)
+    second.enqueue("q", b"2")
+    second.end(Y)
+    second.commit(Y, Flag.ONEPHASE)
+    assert bare.take("q") == [b"1", b"2"]
+
+
+def test_a_branch_failed_by_one_gives_back_what_the_other_held_when_it_closes(bare: BareSpace) -> None:
+    bare.put("q", b"1")
+    first, second = Session(bare.space), Session(bare.space)
+    first.start(X)
+    second.start(X, Flag.JOIN)
+    assert second.dequeue("q") is not None
+    first.end(X, Flag.FAIL)
+    second.close()
+    assert bare.take("q") == [b"1"]
+    assert X not in bare.space.branches
+
+
+def test_closing_on_a_fenced_space_leaves_nobody_waiting(bare: BareSpace) -> None:
+    first, second = Session(bare.space), Session(bare.space)
+    first.start(X)
+    bare.space.fence(OSError("test"))
+    first.close()
+    assert len(ends(lambda: second.end(X))) == 1
+
+
+def test_a_fence_ends_a_waiting_dequeue(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(bare.space)
+    session.start(X)
+    with bare.space.lock:
+        arrived = bare.space.queue("q").arrived
+    waits, real = threading.Event(), arrived.wait
+
+    def wait(timeout: float | None = None) -> bool:
+        waits.set()
+        return real(timeout)
+
+    monkeypatch.setattr(arrived, "wait", wait)
+    thread, told = begun(lambda: session.dequeue("q", wait_s=100 * LIMIT_S))
+    assert waits.wait(LIMIT_S)
+    bare.space.fence(OSError("test"))
+    thread.join(LIMIT_S)
+    assert [type(error) for error in told] == [ResourceFailed]
+
+
+def test_an_interruption_before_a_step_has_gathered_is_no_step(
+    bare: BareSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barrier = bare.space.barrier
+    with monkeypatch.context() as patch:
+        patch.setattr(barrier, "_mutex", InterruptedLock(barrier._mutex))
+        with pytest.raises(KeyboardInterrupt):
+            barrier.perform(lambda: pytest.fail("it is applied"))
+    assert ends(lambda: bare.put("q", b"1")) == []
+    assert bare.take("q") == [b"1"]
+
+
+def test_an_interruption_in_a_step_fences_and_leaves_no_lock_held(
+    bare: BareSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barrier = bare.space.barrier
+    with monkeypatch.context() as patch:
+        patch.setattr(barrier, "_lock", InterruptedLock(bare.space.lock))
+        with pytest.raises(KeyboardInterrupt):
+            barrier.perform(lambda: pytest.fail("it is applied"))
+    told = ends(lambda: bare.put("q", b"1"))
+    assert [type(error) for error in told] == [ResourceFailed]
+    assert not bare.space.lock.locked()
+
+
+def test_an_interrupted_close_leaves_no_other_hanging(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    barrier = bare.space.barrier
+    first, second = Session(bare.space), Session(bare.space)
+    for session, xid in ((first, X), (second, Y)):
+        session.start(xid)
+        session.enqueue("q", b"1")
+    with monkeypatch.context() as patch:
+        patch.setattr(barrier, "_mutex", InterruptedLock(barrier._mutex))
+        with pytest.raises(KeyboardInterrupt):
+            first.close()
+    assert barrier.failure is not None
+    ends(lambda: Session(bare.space).end(X))
+    ends(second.close)
+
+
+def test_an_interrupted_leader_tells_those_who_wait_for_its_round(
+    bare: BareSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barrier, sleep, sleeps = bare.space.barrier, Step.sleep, threading.Event()
+
+    def noted_sleep(step: Step) -> None:
+        if not step.lead:
+            sleeps.set()
+        sleep(step)
+
+    def interrupt() -> Touched:
+        waiting.append(begun(lambda: barrier.perform(Touched)))
+        assert sleeps.wait(LIMIT_S)
+        raise KeyboardInterrupt
+
+    waiting: list[tuple[threading.Thread, list[Error]]] = []
+    monkeypatch.setattr(Step, "sleep", noted_sleep)
+    with pytest.raises(KeyboardInterrupt):
+        barrier.perform(interrupt)
+    ((thread, told),) = waiting
+    thread.join(LIMIT_S)
+    assert [type(error) for error in told] == [ResourceFailed]
+    assert [type(error) for error in ends(lambda: bare.put("q", b"2"))] == [ResourceFailed]
+
+
+@pytest.mark.parametrize("phases", [1, 2])
+def test_who_asks_for_the_outcome_of_a_step_on_its_way_is_told_what_it_comes_to(
+    bare: BareSpace, monkeypatch: pytest.MonkeyPatch, phases: int
+) -> None:
+    """Not that nothing was committed, when the sync that commits it is under way."""
+    session, is_there, let_go = Session(bare.space), threading.Event(), threading.Event()
+    session.start(X)
+    session.enqueue("orders", b"x")
+    session.end(X)
+    if phases == 2:
+        session.prepare(X)
+    real = bare.fs.sync_dir
+
+    def sync(path: str) -> None:
+        is_there.set()
+        assert let_go.wait(LIMIT_S)
+        real(path)
+
+    monkeypatch.setattr(bare.fs, "sync_dir", sync)
+    commits, _ = begun(lambda: session.commit(X, Flag.ONEPHASE if phases == 1 else Flag.NOFLAGS))
+    assert is_there.wait(LIMIT_S)
+    told: list[Outcome] = []
+    asks, _ = begun(lambda: told.append(Session(bare.space).outcome(X)))
+    asks.join(0.1)
+    assert not told
+    let_go.set()
+    for thread in (commits, asks):
+        thread.join(LIMIT_S)
+    assert told == [Outcome.COMMITTED]

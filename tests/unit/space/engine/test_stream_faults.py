@@ -1,0 +1,220 @@
+"""A disk that is full or fails in the way of a stream: it is told so, and what it was promised holds."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support.bare_space import DURABLE, BareSpace
+from support.served import PATIENCE_S, ServerThread
+
+from xaqueue import connect
+from xaqueue.errors import InvalidArgument, QueueReserved, ResourceFailed, RetryLater
+from xaqueue.rpc import dial, greenlets
+from xaqueue.space.engine import cleanup
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
+from xaqueue.space.owner import open
+from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.write_behind import LARGE_BYTES
+
+STREAM = "query#1"
+
+
+@pytest.fixture(params=["JOURNAL", DURABLE])
+def bare(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BareSpace]:
+    made = BareSpace(tmp_path / "space", request.param)
+    put(made, 5)
+    yield made
+    made.fs.faults.clear()
+    made.crash()
+
+
+def put(bare: BareSpace, count: int) -> None:
+    with closing(bare.connect()) as connection:
+        for number in range(count):
+            connection.enqueue("orders", b"%d" % number)
+        connection.commit()
+
+
+def seqs(session: Session) -> list[int]:
+    return [message.seq for message in session.browse("orders")]
+
+
+def files(bare: BareSpace, directory: str) -> list[int]:
+    return sorted(int(path.name[:16], 16) for path in (bare.root / directory).glob("queue=orders/range=*/*"))
+
+
+def test_without_room_for_the_record_nothing_is_reserved_and_nothing_consumed(bare: BareSpace) -> None:
+    session = Session(bare.space)
+    full = {("create", layout.STREAMS): errno.ENOSPC}
+    bare.fs.faults = dict(full)
+    with pytest.raises(RetryLater, match="nothing was done"):
+        session.reserve("orders", STREAM, 0, 3)
+    assert session.reservations() == []
+    with closing(bare.connect()) as connection:
+        assert connection.dequeue("orders") is not None
+        connection.rollback()
+    bare.fs.faults.clear()
+    session.reserve("orders", STREAM, 0, 3)
+    bare.fs.faults = dict(full)
+    with pytest.raises(RetryLater, match="nothing was done"):
+        session.consume("orders", STREAM, 3)
+    assert seqs(session) == [1, 2, 3, 4, 5]
+    bare.fs.faults.clear()
+    assert session.consume("orders", STREAM, 3).consumed == 3
+    assert seqs(session) == [4, 5]
+
+
+def test_a_record_that_cannot_be_hardened_fences_the_space(bare: BareSpace) -> None:
+    session = Session(bare.space)
+    session.reserve("orders", STREAM, 0, 3)
+    bare.fs.faults = {("rename", layout.STREAMS): errno.EIO}
+    with pytest.raises(ResourceFailed):
+        session.consume("orders", STREAM, 3)
+    bare.fs.faults.clear()
+    again = Session(bare.reopen())
+    assert again.reservations()[0].consumed in (0, 3)
+    assert seqs(again) == [seq for seq in range(1, 6) if seq > again.reservations()[0].consumed]
+
+
+def test_a_file_that_cannot_be_removed_fences_the_space_and_is_no_message_any_more(bare: BareSpace) -> None:
+    session = Session(bare.space)
+    session.reserve("orders", STREAM, 0, 3)
+    session.consume("orders", STREAM, 3)
+    bare.fs.faults = {("unlink", layout.COMMITTED): errno.EIO}
+    with pytest.raises(ResourceFailed):
+        cleanup.clear(bare.space)
+    bare.fs.faults.clear()
+    space = bare.reopen()
+    assert seqs(Session(space)) == [4, 5]
+    assert cleanup.clear(space)
+    assert files(bare, layout.COMMITTED) == [4, 5]
+
+
+def test_an_archive_without_room_is_filled_later(bare: BareSpace) -> None:
+    session = Session(bare.space)
+    session.reserve("orders", STREAM, 0, 3)
+    session.consume("orders", STREAM, 3, archive=True)
+    for call in ("make_dir", "rename"):
+        bare.fs.faults = {(call, layout.ARCHIVE): errno.ENOSPC}
+        with pytest.raises(RetryLater, match="no room to clear"):
+            cleanup.clear(bare.space)
+        assert seqs(session) == [4, 5]
+    bare.fs.faults = {("rename", layout.ARCHIVE): errno.ENOSPC}
+    with pytest.raises(RetryLater, match="no room to clear"):
+        session.release("orders")
+    assert session.reservations()[0].stream == STREAM
+    bare.fs.faults.clear()
+    assert session.release("orders") is not None
+    assert (files(bare, layout.ARCHIVE), files(bare, layout.COMMITTED)) == ([1, 2, 3], [4, 5])
+
+
+@pytest.mark.parametrize("bare", ["JOURNAL"], indirect=True)
+def test_nobody_reads_past_what_is_committed_and_waits_for_room(bare: BareSpace) -> None:
+    """Else it would come below what a stream has read, and be consumed unread."""
+    session, late = Session(bare.space), bare.connect()
+    session.reserve("orders", STREAM, 0, 9)
+    for _ in range(2):
+        late.enqueue("orders", bytes(LARGE_BYTES + 1))
+    bare.fs.faults = {("rename", layout.COMMITTED): errno.ENOSPC}
+    with pytest.raises(RetryLater):
+        late.commit()
+    put(bare, 1)
+    with pytest.raises(RetryLater):
+        late.commit()
+    put(bare, 1)
+    assert seqs(session) == [1, 2, 3, 4, 5, 8, 9]
+    assert session.reservations()[0].latest == 5
+    with pytest.raises(InvalidArgument, match="published up to 5"):
+        session.consume("orders", STREAM, 6)
+    assert session.consume("orders", STREAM, 5).consumed == 5
+    bare.fs.faults.clear()
+    late.commit()
+    assert session.reservations()[0].latest == 9
+    assert seqs(session) == [6, 7, 8, 9]
+    late.close()
+    assert seqs(Session(bare.reopen())) == [6, 7, 8, 9]
+
+
+def test_an_archive_without_room_keeps_nobody_from_making_some(bare: BareSpace) -> None:
+    bare.put("removed", b"", b"")
+    session = Session(bare.space)
+    for queue, archive in (("orders", True), ("removed", False)):
+        session.reserve(queue, STREAM, 0, 2)
+        session.consume(queue, STREAM, 2, archive)
+    bare.fs.faults = {("rename", layout.ARCHIVE): errno.ENOSPC}
+    with pytest.raises(RetryLater, match="no room to clear"):
+        cleanup.clear(bare.space)
+    assert list((bare.root / layout.queue_path("removed")).glob("range=*/*")) == []
+
+
+def test_whoever_waits_for_the_archive_keeps_no_thread_from_those_who_harden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("SLOW_CALLS", 1), ("BRIEF_S", -1.0), ("APART_S", 3600.0)):
+        monkeypatch.setattr(greenlets, name, value)
+    make_dirs, begun = cleanup.make_dirs, threading.Event()
+
+    def slow(fs: FileSystem, directory: str) -> None:
+        begun.set()
+        time.sleep(0.1)  # until somebody leads a round
+        make_dirs(fs, directory)
+
+    monkeypatch.setattr(cleanup, "make_dirs", slow)
+    monkeypatch.setattr(cleanup.Clearer, "_wake", lambda _: None)  # so that release has it all to do
+    open.create(tmp_path / "space", sync="JOURNAL", any_queue=True)
+    server = ServerThread(tmp_path / "space", tmp_path / "socket")
+    manager, released = dial.manager(server.url), threading.Event()
+
+    def trade() -> None:
+        with connect(server.url) as connection:
+            begun.wait(PATIENCE_S)
+            while not released.is_set():
+                connection.enqueue("other", b"")
+                connection.commit()
+
+    with connect(server.url) as connection:
+        for _ in range(5):
+            connection.enqueue("orders", b"")
+        connection.commit()
+    manager.reserve("orders", STREAM, 0, 5)
+    manager.consume("orders", STREAM, 5, archive=True)
+    trader = threading.Thread(target=trade, daemon=True)
+    trader.start()
+    releasing = threading.Thread(target=manager.release, args=["orders"], daemon=True)
+    releasing.start()
+    releasing.join(PATIENCE_S)
+    released.set()
+    assert not releasing.is_alive()
+    trader.join(PATIENCE_S)
+    manager.close()
+    server.stop()
+    assert len(list((tmp_path / "space" / layout.ARCHIVE).glob("queue=orders/range=*/*"))) == 5
+
+
+def test_a_branch_that_a_power_loss_brought_back_takes_nothing_of_a_reserved_queue(bare: BareSpace) -> None:
+    """It was rolled back, its removal was not synced, and so it is rolled back once more."""
+    connection = bare.connect()
+    assert connection.dequeue("orders") is not None
+    if bare.space.lag is not None:
+        bare.space.lag.flush()
+    block = next((bare.root / layout.ACTIVE).iterdir())
+    content = block.read_bytes()
+    with pytest.raises(QueueReserved):
+        Session(bare.space).reserve("orders", STREAM, 0, 3)
+    connection.rollback()
+    session = Session(bare.space)
+    session.reserve("orders", STREAM, 0, 3)
+    session.consume("orders", STREAM, 1)
+    bare.crash()
+    block.write_bytes(content)
+    again = Session(bare.reopen())
+    assert seqs(again) == [2, 3, 4, 5]
+    assert [one.stream for one in again.reservations()] == [STREAM]
+    assert list((bare.root / layout.ACTIVE).iterdir()) == []

@@ -1,0 +1,224 @@
+"""A damaged journal is given up: what can be read is done again, from any crash on the way, and all of it is kept."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import pytest
+from support import broken_journal
+from support.bare_space import bare_space
+from support.broken_journal import DECIDED, IN_DOUBT, STEPS, damage, files, lose_directories
+from support.journals import spoil
+
+import xaqueue
+from xaqueue.errors import SpaceError, SpaceInUse
+from xaqueue.space.engine import redo
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
+from xaqueue.space.owner.open import attach
+from xaqueue.space.recovery.salvage import find_loss, give_up, salvage
+from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
+from xaqueue.storage.journal_format import SECTOR_BYTES, name_of
+from xaqueue.torture.forgetful import Crashed, Tree
+
+ALL = {b"first", b"second", b"fourth", b"fifth"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return broken_journal.make(tmp_path / "space")
+
+
+def opened(root: Path) -> tuple[set[bytes], set[object]]:
+    """Bodies, and branches that are listed."""
+    with xaqueue.connect(root) as connection:
+        bodies = {message.body for message in connection.browse("orders")}
+        listed: set[object] = set(connection.tpc_recover())
+        connection.enqueue("orders", b"and on it goes")
+        connection.commit()
+    with xaqueue.connect(root) as connection:
+        assert {message.body for message in connection.browse("orders")} == bodies | {b"and on it goes"}
+    return bodies, listed
+
+
+def test_a_sound_journal_has_no_loss(root: Path) -> None:
+    before = files(root)
+    assert find_loss(root) is None
+    with pytest.raises(SpaceError, match="is sound"):
+        salvage(root)
+    assert files(root) == before
+
+
+def test_the_loss_is_told(root: Path) -> None:
+    damage(root, 2)
+    before = files(root)
+    loss = find_loss(root)
+    assert loss is not None
+    assert "the record at LSN" in loss.damage
+    (gap,) = loss.gaps
+    assert [step.kind for step in loss.steps] == STEPS[:2] + STEPS[3:]
+    assert [step.behind for step in loss.steps] == [False, False, True, True, True, True]
+    assert [step.lsn < gap.start for step in loss.steps] == [not step.behind for step in loss.steps]
+    assert [step.xid for step in loss.steps[2:5]] == [str(DECIDED)] * 3
+    assert [step.queues for step in loss.steps[2:5]] == [["orders"], [], ["orders"]]
+    assert files(root) == before
+
+
+# The records: 0 and 1 add first and second, 2 prepares the branch in doubt, 3 to 5 add fourth, 6 adds fifth
+@pytest.mark.parametrize(
+    ("bad", "bodies", "listed"),
+    [
+        ([0], ALL - {b"first"}, {IN_DOUBT, DECIDED}),
+        ([1], ALL - {b"second"}, {IN_DOUBT, DECIDED}),
+        ([2], ALL, {DECIDED}),
+        ([4], ALL, {IN_DOUBT}),
+        ([5], ALL, {IN_DOUBT, DECIDED}),
+        ([0, 5], ALL - {b"first"}, {IN_DOUBT, DECIDED}),
+        ([0, 1, 2, 3, 4, 5], {b"fifth"}, set()),
+    ],
+    ids=["first", "second", "prepare", "decision", "its commit", "two losses", "all but the last"],
+)
+def test_every_step_that_can_be_read_is_done_again(
+    root: Path, bad: list[int], bodies: set[bytes], listed: set[object]
+) -> None:
+    damage(root, *bad)
+    lose_directories(root)
+    assert salvage(root).steps == len(STEPS) - len(bad)
+    assert find_loss(root) is None
+    assert opened(root) == (bodies, listed)
+
+
+@pytest.mark.parametrize("bad", [[0], [2], [0, 1, 2, 3, 4, 5]], ids=str)
+def test_what_had_reached_the_directories_is_there(root: Path, bad: list[int]) -> None:
+    damage(root, *bad)
+    salvage(root)
+    assert opened(root) == (ALL, {IN_DOUBT, DECIDED})
+
+
+def test_all_segments_are_kept(root: Path) -> None:
+    damage(root, 2)
+    journal = root / layout.JOURNAL
+    kept = {f"{path.name}.archive": path.read_bytes() for path in journal.glob("*.log")}
+    done = salvage(root)
+    assert done.archives == sorted(f"{layout.JOURNAL}/{name}" for name in kept)
+    assert {path.name: path.read_bytes() for path in journal.glob("*.archive")} == kept
+    assert [path.name for path in journal.glob("*.log")] == [name_of(1 << 32, 2)]
+    opened(root)
+    assert {path.name: path.read_bytes() for path in journal.glob("*.archive")} == kept
+    broken_journal.killed(root)
+    min(journal.glob("*.log")).unlink()
+    salvage(root)
+    assert [path.name[17:] for path in journal.glob("*.log")] == [f"{2 << 32:016x}.log"], "no LSN is used twice"
+
+
+def test_a_journal_that_is_gone_is_begun_anew(root: Path) -> None:
+    for path in (root / layout.JOURNAL).iterdir():
+        path.unlink()
+    (root / layout.JOURNAL).rmdir()
+    loss = find_loss(root)
+    assert loss is not None
+    assert (loss.steps, [str(gap) for gap in loss.gaps]) == ([], ["from LSN 0x0 on (missing)"])
+    salvage(root)
+    assert opened(root) == (ALL, {IN_DOUBT, DECIDED})
+
+
+def test_a_damaged_header_loses_nothing(root: Path) -> None:
+    fs = DirectoryFileSystem(root)
+    spoil(fs, 0)
+    fs.close()
+    lose_directories(root)
+    loss = find_loss(root)
+    assert loss is not None
+    assert (len(loss.steps), loss.gaps) == (len(STEPS), [])
+    assert not any(step.behind for step in loss.steps)
+    salvage(root)
+    assert opened(root) == (ALL, {IN_DOUBT, DECIDED})
+
+
+def test_a_space_in_use_is_left_alone(root: Path) -> None:
+    damage(root, 2)
+    session = attach(root)
+    before = files(root)
+    with pytest.raises(SpaceInUse, match="stop its owner first"):
+        salvage(root)
+    assert files(root) == before
+    session.close()
+    salvage(root)
+
+
+def test_its_segments_have_the_size_that_is_asked_for(root: Path) -> None:
+    damage(root, 2)
+    (root / layout.QUEUES).write_text(f"[default]\n[space]\njournal_segment_bytes = {SMALLEST_SEGMENT_BYTES + 700}\n")
+    salvage(root)
+    (segment,) = (root / layout.JOURNAL).glob("*.log")
+    assert segment.stat().st_size == SMALLEST_SEGMENT_BYTES + SECTOR_BYTES
+
+
+# Crashes
+
+
+def tree_of(root: Path) -> Tree:
+    """The space, with a journal that is small enough for a file system in memory."""
+    nodes: dict[str, bytes | None] = {}
+    for path in root.rglob("*"):
+        name = str(path.relative_to(root))
+        nodes[name] = None if path.is_dir() else path.read_bytes()[:SMALLEST_SEGMENT_BYTES]
+    return Tree(nodes)
+
+
+def test_it_may_be_cut_off_at_any_call(tmp_path: Path) -> None:
+    root = tmp_path / "space"
+    xaqueue.connect(root, create=True).close()
+    for path in (root / layout.JOURNAL).iterdir():
+        path.unlink()
+    (root / layout.QUEUES).write_text(f"[default]\n[space]\njournal_segment_bytes = {SMALLEST_SEGMENT_BYTES}\n")
+    broken_journal.make(root)
+    damage(root, 2)
+    lose_directories(root)
+    start = tree_of(root)
+    done = start.open()
+    give_up(done, SMALLEST_SEGMENT_BYTES)
+    wanted = {path: data for path, data in done.tree_after_kill().nodes.items() if not path.startswith(layout.JOURNAL)}
+    kept = {path for path in done.tree_after_kill().nodes if path.endswith(".archive")}
+    assert len(kept) == 2
+    for crash_after in count():
+        fs = start.open(crash_after)
+        with suppress(Crashed):
+            give_up(fs, SMALLEST_SEGMENT_BYTES)
+        for tree in (fs.tree_after_kill(), *fs.trees_after_crash(limit=40, seed=crash_after)):
+            after = tree.open()
+            try:
+                journal = Journal(after, layout.JOURNAL, segment_bytes=SMALLEST_SEGMENT_BYTES, sound=redo.sound)
+            except SpaceError:
+                give_up(after, SMALLEST_SEGMENT_BYTES)
+            else:
+                assert journal.replay == []
+                journal.start()
+            nodes = after.tree_after_kill().nodes
+            assert {path: data for path, data in nodes.items() if not path.startswith(layout.JOURNAL)} == wanted
+            assert {path for path in nodes if path.endswith(".archive")} == kept
+        if not fs.crashed:
+            break
+
+
+def test_what_a_stream_has_consumed_does_not_come_back(tmp_path: Path) -> None:
+    """The record of its last step is lost, and what it did stands in the directories: an earlier one undoes nothing."""
+    root = tmp_path / "space"
+    with bare_space(root, sync="JOURNAL") as bare:
+        bare.put("orders", b"first", b"second", b"third")
+        session = Session(bare.space)
+        session.reserve("orders", "query#1", 0, 9)
+        for upto in (1, 2):
+            session.consume("orders", "query#1", upto)
+        bare.put("orders", b"fourth")
+        bare.space.fs.sync_all()
+    broken_journal.killed(root)
+    damage(root, len(broken_journal.records(root)) - 2)
+    salvage(root)
+    session = attach(root)
+    assert [message.body for message in session.browse("orders")] == [b"third", b"fourth"]
+    assert [one.consumed for one in session.reservations()] == [2]
+    session.close()

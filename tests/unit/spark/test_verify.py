@@ -1,0 +1,195 @@
+"""Many spaces are checked in shares: what `check` finds, and what only all of them together show."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support.spark_space import FabricatedSpace, message_id
+from typer.testing import CliRunner
+
+import xaqueue
+from xaqueue.cli.main import app
+from xaqueue.errors import SpaceError
+from xaqueue.space.model import layout
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.verify import Place, Told, duplicates, examine, shares, spaces_of, verify
+from xaqueue.space.owner.open import attach, create
+from xaqueue.storage.ids import fresh_id
+
+AT_ONCE = "FDATASYNC;DSYNC"
+"""The directories are what a commit has said; with a journal they follow by a moment."""
+
+
+@pytest.fixture
+def spaces(tmp_path: Path) -> list[FabricatedSpace]:
+    """Two spaces; the second one's messages have numbers, and so ids, of their own."""
+    made = [FabricatedSpace(tmp_path / name, name) for name in ("one", "two")]
+    made[0].fill("orders", (*range(1, 41), *range(4_090, 4_200)))
+    made[1].fill("orders", range(6_001, 6_011))
+    made[1].fill("parcels", range(7_001, 7_004))
+    return made
+
+
+def seen(spaces: list[FabricatedSpace], processes: int = 1) -> list[Told]:
+    """What is found beside leftovers, as a fabricated space lacks directories that the next open makes."""
+    _, found = verify([str(space.root) for space in spaces], processes)
+    return [told for told in found if told.severity != "leftover"]
+
+
+def place(space: FabricatedSpace, queue: str, seq: int) -> str:
+    return layout.message_path(queue, seq, message_id(seq))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_sound_spaces_are_counted(spaces: list[FabricatedSpace], processes: int) -> None:
+    verdict, _ = verify([str(space.root) for space in spaces], processes)
+    assert (verdict.spaces, verdict.queues, verdict.messages, verdict.wrong) == (2, 3, 163, 0)
+    assert seen(spaces) == []
+
+
+def test_every_damage_of_a_message_is_found_with_its_space(spaces: list[FabricatedSpace]) -> None:
+    one, two = spaces
+    torn = one.path("orders", 4_150)
+    torn.write_bytes(torn.read_bytes()[:-1])
+    two.path("parcels", 7_002).rename(two.path("orders", 6_001).with_name(f"{6_020:016x}.{message_id(7_002).hex()}"))
+    stray = two.path("orders", 6_001).with_name("stray")
+    stray.touch()
+    problems = {(told.space, told.path): (told.severity, told.problem) for told in seen(spaces)}
+    wrong = problems[str(one.root), place(one, "orders", 4_150)]
+    assert wrong[0] == "damage"
+    assert "truncated" in wrong[1]
+    moved = problems[str(two.root), layout.message_path("orders", 6_020, message_id(7_002))]
+    assert "belongs to queue 'parcels'" in moved[1]
+    assert len(problems) == 3
+
+
+def test_the_same_is_found_as_check_finds(spaces: list[FabricatedSpace]) -> None:
+    space = spaces[0]
+    space.path("orders", 7).write_bytes(b"XAQB")
+    (space.root / "prepared" / "stray").touch()
+    (space.root / "committed" / "stray").mkdir()
+    (space.root / layout.watermark_path("orders")).write_bytes(b"nonsense")
+    _, found = verify([str(space.root)], 1)
+    wanted = {(finding.severity.value, finding.path, finding.problem) for finding in check(space.root)}
+    assert {(told.severity, told.path, told.problem) for told in found} == wanted
+    assert len([told for told in found if told.severity == "damage"]) == 4
+
+
+def test_an_id_in_two_spaces_or_queues_or_twice_in_a_queue(spaces: list[FabricatedSpace]) -> None:
+    one, two = spaces
+    two.put("orders", 4_100)
+    one.put("invoices", 9)
+    one.publish("invoices", 9)
+    twice = one.root / layout.message_path("orders", 5_000, message_id(8))
+    shutil.copy(one.path("orders", 8), twice)
+    found = sorted((told.severity, told.path, told.problem.partition(":")[0]) for told in seen(spaces))
+    assert found == [
+        ("damage", str(twice.relative_to(one.root)), "stands in its queue twice"),
+        (
+            "duplicate",
+            place(one, "orders", 9),
+            f"has the message id of {place(one, 'invoices', 9)} in {one.root}",
+        ),
+        (
+            "duplicate",
+            place(two, "orders", 4_100),
+            f"has the message id of {place(one, 'orders', 4_100)} in {one.root}",
+        ),
+    ]
+
+
+def test_a_duplicate_that_is_gone_does_not_count(spaces: list[FabricatedSpace]) -> None:
+    places = [Place(str(space.root), "orders", 4_100) for space in spaces]
+    assert duplicates(message_id(4_100), places) == []
+    spaces[1].put("orders", 4_100)
+    assert len(duplicates(message_id(4_100), places)) == 1
+
+
+def test_numbers_are_held_against_the_watermark(spaces: list[FabricatedSpace]) -> None:
+    space = spaces[1]
+    space.put("orders", 6_500)
+    space.put("parcels", 9_000)
+    _, found = verify([str(space.root)], 1)
+    problems = {told.path: told.problem for told in found if told.path.endswith(".watermark")}
+    assert problems == {
+        layout.watermark_path("orders"): "message 6500 is above published 6010: the next open shows it",
+        layout.watermark_path("parcels"): "message 9000 is above reserved 8003: the next open reserves it",
+    }
+
+
+def test_a_space_in_use_is_checked_as_it_is(tmp_path: Path) -> None:
+    create(tmp_path / "live", any_queue=True)
+    with xaqueue.connect(tmp_path / "live", sync=AT_ONCE) as connection:
+        connection.enqueue("orders", b"one")
+        connection.commit()
+        connection.enqueue("orders", b"not yet")
+        connection.tpc_recover()
+        verdict, found = verify([str(tmp_path / "live")], 1)
+    assert verdict.messages == 1
+    assert [told.severity for told in found] == ["note"]
+
+
+def test_what_a_stream_has_consumed_is_no_message_any_more(tmp_path: Path) -> None:
+    create(tmp_path / "space", any_queue=True)
+    session = attach(tmp_path / "space", watch=False, sync=AT_ONCE)
+    try:
+        with xaqueue.Connection(session, fresh_id) as connection:
+            for number in range(4):
+                connection.enqueue("orders", b"%d" % number)
+            connection.commit()
+            session.reserve("orders", "s#1", 0, 4)
+            session.consume("orders", "s#1", 3)
+            verdict, _ = verify([str(tmp_path / "space")], 1)
+    finally:
+        session.close()
+    assert verdict.messages == 1
+    assert verdict.wrong == 0
+
+
+def test_a_space_behind_its_journal_is_one_share(tmp_path: Path) -> None:
+    """The owner is killed, as far as the files tell: what it had not carried out yet stands in its journal."""
+    create(tmp_path / "space", any_queue=True)
+    with xaqueue.connect(tmp_path / "space", sync="JOURNAL") as connection:
+        connection.enqueue("orders", b"one")
+        connection.commit()
+        shutil.copytree(tmp_path / "space", tmp_path / "left", ignore=shutil.ignore_patterns("socket"))
+    (share,) = shares(str(tmp_path / "left"))
+    assert share.whole
+    assert examine(share).messages.keys() <= {"orders"}
+    verdict, found = verify([str(tmp_path / "left")], 1)
+    assert verdict.wrong == 0
+    assert any(told.path == "journal" and told.severity == "leftover" for told in found)
+    assert len(shares(str(tmp_path / "space"))) > 1
+
+
+def test_spaces_are_named_one_by_one_or_by_a_pattern(spaces: list[FabricatedSpace], tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    both = [str(space.root) for space in spaces]
+    assert spaces_of(f"{tmp_path}/*") == both
+    assert spaces_of(f"{both[1]}, {both[0]},{both[1]}") == both[::-1]
+    for wrong in (f"{tmp_path}/o[t]*", f"{tmp_path}/other", ""):
+        with pytest.raises(SpaceError):
+            spaces_of(wrong)
+
+
+@pytest.fixture
+def cli() -> CliRunner:
+    return CliRunner()
+
+
+def test_the_verb(cli: CliRunner, spaces: list[FabricatedSpace], tmp_path: Path) -> None:
+    done = cli.invoke(app, ["verify", "--space", f"{tmp_path}/*", "--cores", "1"])
+    assert done.exit_code == 0, done.output
+    assert "163 messages in 3 queues of 2 spaces" in done.output
+    assert "all is well" in done.output
+    spaces[1].put("orders", 4_100)
+    done = cli.invoke(app, ["verify", "--space", f"{tmp_path}/*", "--cores", "1", "--json"])
+    assert done.exit_code == 1
+    told = json.loads(done.stdout)
+    assert (told["messages"], told["wrong"], told["counts"]["duplicate"]) == (164, 1, 1)
+    done = cli.invoke(app, ["verify", "--space", f"{tmp_path}/one", "--report", str(tmp_path / "found.csv")])
+    assert done.exit_code == 2
+    assert "add --spark" in done.output

@@ -1,0 +1,276 @@
+"""A last participant without two phases decides by its own commit, and by the row that commits with it."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tm_last_scene import FILES, Scene
+from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Rig
+
+from xaqueue.errors import InvalidArgument, OutcomeUnknown, RolledBack
+from xaqueue.tm.standing import State
+from xaqueue.tm.steps import Step
+from xaqueue.torture.forgetful import Tree
+from xaqueue.xa import Outcome
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    for connection in made.opened:
+        connection.close()
+
+
+def test_it_is_committed_between_the_phases_with_its_row(scene: Scene) -> None:
+    rig = scene.boot()
+    assert scene.transact(rig, "one", "a", "b") is Outcome.COMMITTED
+    assert scene.files == ["one"]
+    assert scene.states() == {COMMITTED}
+    assert scene.rows == ["commit"]
+    assert rig.log.table.open == {}
+    rig.recover()
+    assert scene.rows == [], "rows go once everybody has acknowledged"
+
+
+def test_alone_it_needs_no_row(scene: Scene) -> None:
+    rig = scene.boot()
+    syncs = rig.log.syncs
+    assert scene.transact(rig, "one") is Outcome.COMMITTED
+    scene.a.votes_read_only = True
+    assert scene.transact(rig, "two", "a") is Outcome.COMMITTED
+    assert (scene.files, scene.rows, rig.log.syncs) == (["one", "two"], [], syncs)
+
+
+def test_without_it_a_transaction_is_as_any_other(scene: Scene) -> None:
+    rig = scene.boot()
+    assert rig.transact("a", "b").outcome is Outcome.COMMITTED
+    rig.recover()
+    assert scene.rows == []
+
+
+def test_it_is_rolled_back_where_another_refuses(scene: Scene) -> None:
+    scene.b.faults = {"prepare": ["refused"]}
+    with pytest.raises(RolledBack, match="'b'"):
+        scene.transact(scene.boot(), "one", "a", "b")
+    assert (scene.files, scene.rows, scene.states()) == ([], [], {ROLLED_BACK})
+
+
+def test_the_others_are_rolled_back_where_it_cannot_commit(scene: Scene) -> None:
+    """Deferred constraints fail at the commit, and the row goes with it."""
+    rig = scene.boot()
+    with contextlib.closing(sqlite3.connect(scene.path)) as connection:
+        connection.execute("create table child (name text references files deferrable initially deferred)")
+    with pytest.raises(RolledBack, match="FOREIGN KEY"), rig.transaction("a", "b", FILES) as tx:
+        tx[FILES].executescript("pragma foreign_keys = on; begin; insert into child values ('nobody')")
+    assert (scene.rows, scene.states()) == ([], {ROLLED_BACK})
+    assert all(report.complete for report in rig.recover().values())
+    assert rig.coordinator.in_doubt() == []
+
+
+def test_a_locked_database_is_no_decision(scene: Scene) -> None:
+    rig = scene.boot()
+    scene.transact(rig, "zero", "a")
+    with contextlib.closing(sqlite3.connect(scene.path)) as other:
+        other.execute("begin immediate")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            scene.transact(rig, "one", "a", "b")
+    assert scene.files == ["zero"]
+
+
+@pytest.mark.parametrize(
+    ("step", "committed"),
+    [
+        ((Step.PREPARED, "b"), False),
+        ((Step.DECIDE, ""), False),
+        ((Step.DECIDED, ""), False),
+        ((Step.COMMIT_LAST, FILES), False),
+        ((Step.COMMITTED_LAST, FILES), True),
+        ((Step.COMMIT, "a"), True),
+        ((Step.COMMITTED, "a"), True),
+        ((Step.COMMITTED, "b"), True),
+        ((Step.DONE, ""), True),
+    ],
+    ids=str,
+)
+def test_dead_at_any_step_the_row_decides(scene: Scene, step: tuple[Step, str], committed: bool) -> None:
+    gtrid = scene.die(*step)
+    rig = scene.boot()
+    for _ in range(2):
+        assert all(report.complete for report in rig.recover().values())
+    assert scene.files == (["one"] if committed else [])
+    assert scene.states() == {COMMITTED if committed else ROLLED_BACK}
+    rig.recover()
+    assert scene.rows == []
+    assert rig.coordinator.in_doubt() == []
+    assert rig.coordinator.outcome(gtrid) in (
+        Outcome.COMMITTED if committed else Outcome.ROLLED_BACK,
+        Outcome.UNKNOWN,
+    )
+
+
+def test_undecided_as_long_as_it_cannot_be_read(scene: Scene) -> None:
+    gtrid = scene.die(Step.COMMITTED_LAST, FILES)
+    scene.is_down = True
+    for _ in range(2):
+        rig = scene.boot()
+        reports = rig.recover()
+        assert not reports[FILES].complete
+        assert reports["a"].left == [gtrid]
+        assert scene.states() == {PREPARED}
+        (left,) = rig.coordinator.in_doubt()
+        assert (left.state, left.last_resource) == (State.UNDECIDED, FILES)
+        assert "unable to open" in left.trouble[FILES]
+    scene.is_down = False
+    rig.recover()
+    assert scene.states() == {COMMITTED}
+
+
+def test_undecided_as_long_as_it_is_not_configured(scene: Scene) -> None:
+    """A transaction manager that is started without it must not take its decisions for none."""
+    scene.die(Step.COMMITTED_LAST, FILES)
+    rig = scene.boot(last=None)
+    rig.recover()
+    assert scene.states() == {PREPARED}
+    (left,) = rig.coordinator.in_doubt()
+    assert "configured" in left.trouble[FILES]
+    scene.boot().recover()
+    assert scene.states() == {COMMITTED}
+
+
+@pytest.mark.parametrize(("fault", "outcome"), [("answer lost", Outcome.COMMITTED), ("request lost", None)])
+def test_a_commit_without_an_answer_is_read(scene: Scene, fault: str, outcome: Outcome | None) -> None:
+    rig = scene.boot()
+    scene.transact(rig, "zero", "a")
+    scene.faults.append(fault)
+    if outcome is Outcome.COMMITTED:
+        assert scene.transact(rig, "one", "a", "b") is outcome
+        assert scene.files == ["one", "zero"]
+    else:
+        with pytest.raises(RolledBack, match="request lost"):
+            scene.transact(rig, "one", "a", "b")
+        assert scene.files == ["zero"]
+        assert scene.rows == ["commit", "rollback"], "a commit that is still on its way can never succeed"
+    rig.recover()
+    assert scene.rows == []
+
+
+@pytest.mark.parametrize("fault", ["answer lost", "request lost"])
+def test_a_commit_without_an_answer_that_cannot_be_read_is_in_doubt(scene: Scene, fault: str) -> None:
+    rig = scene.boot()
+    scene.transact(rig, "zero", "a")
+
+    def on_step(step: Step, gtrid: bytes, name: str) -> None:
+        if step is Step.COMMIT_LAST:
+            scene.faults.append(fault)
+            scene.is_down = True
+
+    rig.coordinator.step = on_step
+    with pytest.raises(OutcomeUnknown, match="in doubt") as raised:
+        scene.transact(rig, "one", "a", "b")
+    assert raised.value.xid is not None
+    gtrid = raised.value.xid.gtrid
+    assert FILES in rig.woken
+    assert rig.coordinator.outcome(gtrid) is Outcome.IN_DOUBT
+    rig.recover()
+    assert len(scene.a.prepared()) == len(scene.b.prepared()) == 1
+    scene.is_down = False
+    rig.recover()
+    committed = fault == "answer lost"
+    assert rig.coordinator.outcome(gtrid) is (Outcome.COMMITTED if committed else Outcome.ROLLED_BACK)
+    assert scene.files == (["one", "zero"] if committed else ["zero"])
+    assert set(scene.world.states(gtrid).values()) == {COMMITTED if committed else ROLLED_BACK}
+
+
+@pytest.mark.parametrize("look", ["undecided", "mark", "in_doubt"])
+def test_a_transaction_that_begins_while_recovery_looks_around_is_live(scene: Scene, look: str) -> None:
+    """It was not among the live ones a moment before, and its record is in the log already."""
+    rig = scene.boot()
+    scene.transact(rig, "zero", "a")
+    lock, decided, goes_on = rig.log.lock, threading.Event(), threading.Event()
+
+    def wait(step: Step, gtrid: bytes, name: str) -> None:
+        if step is (Step.COMMIT if look == "mark" else Step.DECIDED):
+            decided.set()
+            assert goes_on.wait(60)
+
+    rig.coordinator.step = wait
+    late = threading.Thread(target=scene.transact, args=(rig, "one", "a", "b"), daemon=True)
+
+    class Late:
+        """The log's lock; whoever takes it first has been overtaken."""
+
+        def __enter__(self) -> None:
+            rig.log.lock = lock
+            late.start()
+            assert decided.wait(60)
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    rig.log.lock = Late()  # type: ignore[assignment]
+    try:
+        if look == "mark":
+            assert not rig.coordinator.mark("a").outstanding
+        else:
+            assert getattr(rig.coordinator, look)() == []
+    finally:
+        goes_on.set()
+        late.join()
+    assert rig.log.lock is lock
+    assert scene.files == ["one", "zero"]
+
+
+def test_the_row_of_a_transaction_that_is_not_done_stays(scene: Scene) -> None:
+    rig = scene.boot()
+    scene.a.faults = {"commit": ["request lost"]}
+    scene.transact(rig, "one", "a", "b")
+    scene.a.is_down = True
+    for _ in range(2):
+        rig.recover()
+        assert scene.rows == ["commit"]
+    scene.a.is_down = False
+    rig.recover()
+    rig.recover()
+    assert scene.rows == []
+
+
+def test_rows_of_others_stay(scene: Scene, tmp_path: Path) -> None:
+    first = scene.boot()
+    scene.transact(first, "one", "a", "b")
+    first.log.close()
+    mine, scene.fs = scene.fs, Tree({}).open()
+    scene.boot().recover()
+    assert scene.rows == ["commit"]
+    scene.fs = mine
+    scene.boot().recover()
+    assert scene.rows == []
+
+
+def test_what_is_done_is_durable_before_its_row_goes(scene: Scene) -> None:
+    """Or else recovery would read no row, and take what everybody has committed for rolled back."""
+    rig = scene.boot()
+    scene.transact(rig, "one", "a", "b")
+    rig.resolvers[FILES].run_once()
+    assert scene.rows == []
+    for tree in scene.fs.trees_after_crash(limit=32):
+        scene.fs = tree.open()
+        assert scene.boot().log.table.open == {}
+
+
+@pytest.mark.parametrize("options", [{"isolation_level": None}, {"autocommit": True}], ids=str)
+def test_a_connection_that_commits_by_itself_is_refused(scene: Scene, options: dict[str, Any]) -> None:
+    if "autocommit" in options and not hasattr(sqlite3.Connection, "autocommit"):
+        made = type("Auto", (sqlite3.Connection,), {"autocommit": True})
+        options = {"factory": made}
+    rig = Rig(scene.fs, {"a": scene.a.connect, FILES: lambda: sqlite3.connect(scene.path, **options)}, last=FILES)
+    with pytest.raises(InvalidArgument, match="autocommit"), rig.transaction("a", FILES):
+        pass
+    assert scene.states() == {ROLLED_BACK}
