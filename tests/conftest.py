@@ -8,10 +8,12 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import typer.testing
 
 from xaqueue.errors import OperationalError
 
@@ -20,11 +22,20 @@ if TYPE_CHECKING:
 
     from xaqueue.demo.postgres import Server
 
+TESTS = Path(__file__).parent
+
 pytest.register_assert_rewrite("support")
+# Typer makes all commands anew for each line that it is given: ten times the work of most of them.
+typer.testing._get_command = cache(typer.testing._get_command)
 # The programs of child processes find what they share with the tests.
-os.environ["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])))
+os.environ["PYTHONPATH"] = os.pathsep.join((str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, and whatever it starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A ring is a folder, and its marker."""
+    item.add_marker(item.path.relative_to(TESTS).parts[0])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

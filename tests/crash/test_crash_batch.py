@@ -21,7 +21,7 @@ from xaqueue.space.engine import batch_steps
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 
-pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
+pytestmark = pytest.mark.usefixtures("quiet")
 
 SAMPLE = [STRICT, JOURNAL, LAGGING, MOVING]
 LEVELS = POWER_LOSS if FULL else [*SAMPLE, PREPARED_BEFORE]

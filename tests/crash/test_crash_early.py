@@ -19,7 +19,7 @@ from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem
 
-pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
+pytestmark = pytest.mark.usefixtures("quiet")
 
 IN_DOUBT = [name for name, story in STORIES.items() if any(act.end is End.PREPARED for act in story.acts)]
 SOME = [

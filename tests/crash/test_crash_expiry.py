@@ -11,7 +11,7 @@ from support.crash_jury import Jury
 from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, MOVING, STRICT, Level
 from support.crash_story import End, Put, Sample, Story, Take, crashes
 
-pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
+pytestmark = pytest.mark.usefixtures("quiet")
 
 TAKE, PUT = Take("a", 100), Put("a", 1)
 STORIES = {name: Story((act(End.EXPIRED, *work),), start) for name, (work, start) in WORK.items()}

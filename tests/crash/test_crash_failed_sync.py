@@ -37,7 +37,7 @@ from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.tm.log import DecisionLog
 from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 
-pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
+pytestmark = pytest.mark.usefixtures("quiet")
 
 HANDFUL = ["put and take: one_phase", "several: two_phase", "put and take: decided_commit"]
 LEVELS = [LAGGING, JOURNAL, SWITCHING, MOVING, CHECKPOINTS, CYCLING, STRICT]

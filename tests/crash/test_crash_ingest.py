@@ -17,8 +17,6 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 from xaqueue.spark.checkpoint import Checkpoint, check
 from xaqueue.spark.ingest_target import DEAD_LETTERS, Placed, Record, Target, open_target
 
-pytestmark = pytest.mark.crash
-
 DAY = "queue=orders/day=2026-11-21"
 RECORD = Record("/data/space", "orders", {"type": "struct", "fields": []}, query="q")
 OFFSETS = '{"seq": 3}'

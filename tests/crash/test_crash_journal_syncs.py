@@ -20,7 +20,7 @@ from support.journal_story import judge_every_crash
 from xaqueue.errors import JournalDamaged
 from xaqueue.space.engine.session import Session
 
-pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
+pytestmark = pytest.mark.usefixtures("quiet")
 
 Way = Callable[[str, Level], None]
 Sampled = Callable[[str, Level, Sample], None]

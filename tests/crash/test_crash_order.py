@@ -31,7 +31,6 @@ def commit_three(fs: ForgetfulFileSystem, level: Level, one_phase: bool) -> None
         session.commit(XID)
 
 
-@pytest.mark.crash
 @pytest.mark.parametrize("one_phase", [False, True])
 @pytest.mark.parametrize("level", [STRICT, JOURNAL], ids=str)
 def test_a_commit_that_was_cut_off_keeps_the_order(quiet: None, level: Level, one_phase: bool) -> None:

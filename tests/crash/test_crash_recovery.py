@@ -14,7 +14,7 @@ from support.crash_level import CHECKPOINTS, CYCLING, FILLING, JOURNAL, LAGGING,
 from support.crash_story import End, crashes, play
 from support.crash_ways import go_on, judge_cut_off, judge_later
 
-pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
+pytestmark = pytest.mark.usefixtures("quiet")
 
 HANDFUL = [
     "first: one_phase",

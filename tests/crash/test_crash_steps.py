@@ -15,7 +15,7 @@ from support.crash_story import FRESH, Became, Sample, call, crashes, drained, l
 
 from xaqueue.space.engine.session import Session
 
-pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 WHOLE = (STRICT, JOURNAL)

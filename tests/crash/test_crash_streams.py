@@ -15,7 +15,7 @@ from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine import cleanup
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
-pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 STORIES: dict[str, tuple[Acts, int]] = {

@@ -17,7 +17,7 @@ from support.crash_ways import kill_then_power_loss, next_owner, power_loss, rai
 
 from xaqueue.space.engine.session import Session
 
-pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 NOTICED: dict[str, tuple[Callable[[str], None], str]] = {

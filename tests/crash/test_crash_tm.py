@@ -262,7 +262,6 @@ CHOICES = {
 }
 
 
-@pytest.mark.crash
 @pytest.mark.parametrize("tells", [True, False])
 def test_every_interleaving_of_three_participants(tells: bool) -> None:
     """Each path without a crash, and with one: at a point that differs from path to path, or at all of them."""

@@ -23,7 +23,7 @@ from support.stream_story import judge as judge_stream
 
 from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 
-pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("quiet")]
+pytestmark = pytest.mark.usefixtures("quiet")
 
 DRAWN = 12 if FULL else 1
 """Trees of each power loss that are drawn, beside the barest and the fullest."""

@@ -130,7 +130,6 @@ def crashes(tree: Tree, level: Level) -> Iterator[ForgetfulFileSystem]:
             return
 
 
-@pytest.mark.crash
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("level", [level_of("FDATASYNC;DSYNC"), level_of("JOURNAL")], ids=str)
 def test_no_crash_loses_a_decision_without_a_line(level: Level) -> None:

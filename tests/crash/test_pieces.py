@@ -123,7 +123,6 @@ WORK = ("puts in new queues", "put and take", "takes", "several")
 ENDS = ("rollback", "prepared", "two_phase", "undone", "decided_commit", "decided_rollback")
 
 
-@pytest.mark.crash
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("level", [STRICT, JOURNAL, LAGGING, CHECKPOINTS], ids=str)
 @pytest.mark.parametrize("name", [f"{done}: {end}" for done in WORK for end in ENDS])

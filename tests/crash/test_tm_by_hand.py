@@ -52,7 +52,6 @@ def crashes(tree: Tree) -> Iterator[ForgetfulFileSystem]:
             return
 
 
-@pytest.mark.crash
 @pytest.mark.usefixtures("quiet")
 def test_no_crash_loses_a_heuristic_without_a_line() -> None:
     tree, lost, kept = before(), 0, 0

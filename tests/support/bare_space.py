@@ -131,9 +131,9 @@ class BareSpace:
             connection.rollback()
         return bodies
 
-    def prepare(self, name: str, *, add: Sequence[tuple[str, bytes]] = (), take: Sequence[str] = ()) -> Xid:
-        """A prepared branch that adds (queue, body) and takes the next message of each queue."""
-        xid = Xid(1, name.encode(), b"b")
+    def prepare(self, name: str | Xid, *, add: Sequence[tuple[str, bytes]] = (), take: Sequence[str] = ()) -> Xid:
+        """A prepared branch that adds (queue, body) and takes the next message of each queue; its Xid, or its gtrid."""
+        xid = name if isinstance(name, Xid) else Xid(1, name.encode(), b"b")
         with self.connect() as connection:
             connection.tpc_begin(xid)
             for queue, body in add:

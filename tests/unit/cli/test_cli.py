@@ -5,17 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.doubtful import fails, run
 from typer.testing import CliRunner
 
 import xaqueue
@@ -25,7 +22,6 @@ from xaqueue.cli.main import app
 from xaqueue.cli.output import Bar, counted, moment, preview, size
 from xaqueue.space.model import layout
 
-RUN = [sys.executable, "-c", "from xaqueue.cli.main import main; main()"]
 PATIENCE_S = 60.0
 
 
@@ -40,26 +36,6 @@ def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run("define", "urgent", "--order", "priority", "--description", "at once", "--space", root)
     monkeypatch.setenv("XAQUEUE_SPACE", str(root))
     return root
-
-
-def run(*words: object, stdin: bytes | str | None = None, code: int = 0) -> str:
-    """stdout of a command line that ends with ``code``."""
-    result = CliRunner().invoke(app, [str(word) for word in words], input=stdin)
-    assert result.exit_code == code, (result.output, result.exception)
-    return result.stdout
-
-
-def fails(*words: object, code: int, stdin: bytes | str | None = None) -> str:
-    """The one line on stderr of a command line that ends with ``code``."""
-    result = CliRunner().invoke(app, [str(word) for word in words], input=stdin)
-    assert result.exit_code == code, (result.output, result.exception)
-    assert result.stderr.startswith("xaqueue: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
-
-
-def process(words: Sequence[object], **options: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*RUN, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
 def lines(text: str) -> list[Any]:
@@ -351,91 +327,12 @@ def test_tail_without_following(space: Path) -> None:
     assert run("tail", "orders", "--no-follow", "--from", "latest") == ""
 
 
-def test_tail_follows_a_space_that_another_process_owns(space: Path) -> None:
-    with xaqueue.connect(space) as connection:
-        connection.enqueue("orders", b"before")
-        connection.commit()
-        with process(["tail", "orders", "--from", "earliest", "--json"]) as tailing:
-            assert tailing.stdout is not None
-            assert json.loads(tailing.stdout.readline())["body"] == "before"
-            connection.enqueue("orders", b"after")
-            connection.commit()
-            assert json.loads(tailing.stdout.readline())["body"] == "after"
-            tailing.send_signal(signal.SIGINT)
-            assert tailing.wait(PATIENCE_S) == ExitCode.INTERRUPTED
-            assert tailing.stderr is not None
-            assert tailing.stderr.read() == b""
-
-
 # Real processes
-
-
-def test_the_installed_program_puts_and_gets(space: Path) -> None:
-    with process(["put", "orders"], stdin=subprocess.PIPE) as putting:
-        out, err = putting.communicate(b"\x00body\n", PATIENCE_S)
-    assert (putting.returncode, len(out), err) == (0, 33, b"")
-    with process(["get", "orders"]) as getting:
-        out, err = getting.communicate(timeout=PATIENCE_S)
-    assert (getting.returncode, out, err) == (0, b"\x00body\n", b"")
-
-
-def test_a_space_in_use_names_its_owner(space: Path) -> None:
-    with xaqueue.connect(space), process(["put", "orders", "x"]) as putting:
-        out, err = putting.communicate(timeout=PATIENCE_S)
-    assert (putting.returncode, out) == (ExitCode.SPACE, b"")
-    assert f"is in use by process {os.getpid()} on ".encode() in err
-    assert err.count(b"\n") == 1
-
-
-def test_interrupted_lines_tell_how_many_are_committed(space: Path) -> None:
-    with process(["put", "orders", "--lines", "--count-per-branch", 2], stdin=subprocess.PIPE) as putting:
-        assert putting.stdin is not None
-        putting.stdin.write(b"a\nb\nc\n")
-        putting.stdin.flush()
-        while run("tail", "orders", "--no-follow").count("\n") < 2:
-            assert putting.poll() is None
-        putting.send_signal(signal.SIGINT)
-        assert putting.wait(PATIENCE_S) == ExitCode.INTERRUPTED
-        assert putting.stderr is not None
-        assert b"the first 2 are committed\n" in putting.stderr.read()
-    assert run("get", "orders", "--count", 9) == "ab"
-
-
-def test_a_message_that_nobody_reads_stays(space: Path) -> None:
-    run("put", "orders", "x")
-    reader, writer = os.pipe()
-    os.close(reader)
-    with subprocess.Popen([*RUN, "get", "orders"], stdout=writer, stderr=subprocess.PIPE) as getting:
-        os.close(writer)
-        _, err = getting.communicate(timeout=PATIENCE_S)
-    assert getting.returncode == ExitCode.PIPE_CLOSED
-    assert err.startswith(b"xaqueue: nobody reads stdout: message ")
-    assert err.count(b"\n") == 1
-    assert run("get", "orders") == "x"
-
-
-def test_a_full_disk_behind_stdout_leaves_the_message(space: Path) -> None:
-    run("put", "orders", "x")
-    with Path("/dev/full").open("wb") as full:
-        done = subprocess.run([*RUN, "get", "orders"], stdout=full, stderr=subprocess.PIPE, check=False)
-    assert done.returncode == ExitCode.ERROR
-    assert done.stderr.startswith(b"xaqueue: No space left on device")
-    assert run("get", "orders") == "x"
 
 
 def test_get_waits_for_a_message_of_a_later_time(space: Path) -> None:
     run("put", "orders", "x", "--not-before", "+0.2s")
     assert run("get", "orders", "--wait", PATIENCE_S) == "x"
-
-
-def test_the_start_of_put_loads_nothing_that_it_does_not_need(space: Path) -> None:
-    script = (
-        "import sys\nfrom xaqueue.cli.main import app\n"
-        "app(['put', 'orders', 'x'], standalone_mode=False)\n"
-        "print([name for name in ('watchdog', 'tomlkit', 'pyspark', 'rich.table') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[1:] == ["[]"]
 
 
 # What people see
@@ -477,21 +374,6 @@ def test_put_delays_and_expires_from_now_on(space: Path) -> None:
     with xaqueue.connect(space) as connection:
         (message,) = connection.browse("orders")
     assert (message.properties.expires_at or 0) - (message.properties.not_before or 0) == 1_800_000_000
-
-
-def test_a_table_is_drawn_on_a_terminal(space: Path) -> None:
-    run("put", "orders", "x")
-    terminal, side = pty.openpty()
-    drawn = b""
-    try:
-        environment = {**os.environ, "TERM": "dumb", "COLUMNS": "100"}
-        subprocess.run([*RUN, "queues"], stdout=side, env=environment, check=True)
-        while b"at once" not in drawn:
-            drawn += os.read(terminal, 4096)
-    finally:
-        os.close(terminal)
-        os.close(side)
-    assert "─────".encode() in drawn
 
 
 def test_numbers_bodies_and_times_for_people() -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
-import pty
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
-from support.doubtful import RUN, XID, bodies, fails, leave_in_doubt, listed, run
+from support.doubtful import XID, bodies, fails, leave_in_doubt, listed, run
 
 import xaqueue
 from xaqueue.cli.exits import ExitCode
@@ -21,7 +18,6 @@ from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.xa import Code
 from xaqueue.xid import Xid
 
-PATIENCE_S = 60.0
 OURS = Gtrid("0123456789abcdef", 3, 42)
 
 
@@ -128,44 +124,3 @@ def test_a_second_decision_is_refused(space: Path) -> None:
 def test_what_is_no_branch_in_doubt_is_refused(space: Path, verb: str) -> None:
     assert "is not in doubt: list those that are" in fails("indoubt", verb, Xid(1, b"a", b"b"), code=ExitCode.ERROR)
     assert "is no xid" in fails("indoubt", verb, "what", code=ExitCode.USAGE)
-
-
-def test_a_space_in_use_is_not_decided_upon(space: Path) -> None:
-    with xaqueue.connect(space):
-        done = subprocess.run([*RUN, "indoubt", "commit", str(XID)], capture_output=True, text=True, check=False)
-    assert done.returncode == ExitCode.SPACE
-    assert f"is in use by process {os.getpid()} on {socket.gethostname()} since 20" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert listed()[0]["state"] == "in doubt"
-
-
-@pytest.mark.parametrize(
-    ("answer", "code", "state"),
-    [(b"n\n", ExitCode.NOTHING, "in doubt"), (b"y\n", ExitCode.OK, "heuristically committed")],
-)
-def test_on_a_terminal_the_operator_is_asked(space: Path, answer: bytes, code: int, state: str) -> None:
-    terminal, side = pty.openpty()
-    try:
-        with subprocess.Popen(
-            [*RUN, "indoubt", "commit", str(XID)], stdin=side, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as deciding:
-            os.write(terminal, answer)
-            _, asked = deciding.communicate(timeout=PATIENCE_S)
-    finally:
-        os.close(terminal)
-        os.close(side)
-    assert b"adds 1 message and holds 1 message: commit it without its transaction manager?" in asked
-    assert deciding.returncode == code
-    assert listed()[0]["state"] == state
-
-
-def test_with_yes_nobody_is_asked(space: Path) -> None:
-    terminal, side = pty.openpty()
-    try:
-        done = subprocess.run(
-            [*RUN, "indoubt", "rollback", str(XID), "--yes"], stdin=side, capture_output=True, check=True
-        )
-    finally:
-        os.close(terminal)
-        os.close(side)
-    assert done.stderr == b""

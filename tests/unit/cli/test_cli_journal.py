@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -22,8 +19,6 @@ from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.space.model import layout
 from xaqueue.storage.journal_format import name_of
-
-RUN = [sys.executable, "-c", "from xaqueue.cli.main import main; main()"]
 
 
 @pytest.fixture
@@ -94,19 +89,6 @@ def test_for_programs(root: Path) -> None:
     assert told["done"]["steps"] == len(STEPS) - 1
     assert told["done"]["archives"][0] == f"journal/{name_of(0)}.archive"
     assert told["opened"].startswith("4 messages")
-
-
-@pytest.mark.parametrize(("answer", "done"), [(b"y\n", True), (b"n\n", False)])
-def test_on_a_terminal_it_asks(root: Path, answer: bytes, done: bool) -> None:
-    ours, theirs = pty.openpty()
-    child = subprocess.Popen([*RUN, "salvage-journal"], stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    os.close(theirs)
-    os.write(ours, answer)
-    _, complaint = child.communicate(timeout=60)
-    os.close(ours)
-    assert b"go on without what is lost? [y/N]" in complaint
-    assert child.returncode == (ExitCode.OK if done else ExitCode.NOTHING)
-    assert bool(list((root / layout.JOURNAL).glob("*.archive"))) is done
 
 
 def test_many_steps_are_shown_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

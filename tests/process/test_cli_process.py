@@ -1,0 +1,132 @@
+"""The command line as a program: pipes, terminals, signals, a full disk behind its output, and other owners."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.doubtful import RUN, run
+
+import xaqueue
+from xaqueue.cli.exits import ExitCode
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A space with the queues orders (fifo) and urgent (priority), named by the environment."""
+    root = tmp_path / "space"
+    for name in ("XAQUEUE_SPACE", "XAQUEUE_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    run("init", root, "--sync", "NONE")
+    run("define", "orders", "--space", root)
+    run("define", "urgent", "--order", "priority", "--description", "at once", "--space", root)
+    monkeypatch.setenv("XAQUEUE_SPACE", str(root))
+    return root
+
+
+def process(words: Sequence[object], **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*RUN, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def test_tail_follows_a_space_that_another_process_owns(space: Path) -> None:
+    with xaqueue.connect(space) as connection:
+        connection.enqueue("orders", b"before")
+        connection.commit()
+        with process(["tail", "orders", "--from", "earliest", "--json"]) as tailing:
+            assert tailing.stdout is not None
+            assert json.loads(tailing.stdout.readline())["body"] == "before"
+            connection.enqueue("orders", b"after")
+            connection.commit()
+            assert json.loads(tailing.stdout.readline())["body"] == "after"
+            tailing.send_signal(signal.SIGINT)
+            assert tailing.wait(PATIENCE_S) == ExitCode.INTERRUPTED
+            assert tailing.stderr is not None
+            assert tailing.stderr.read() == b""
+
+
+def test_the_installed_program_puts_and_gets(space: Path) -> None:
+    with process(["put", "orders"], stdin=subprocess.PIPE) as putting:
+        out, err = putting.communicate(b"\x00body\n", PATIENCE_S)
+    assert (putting.returncode, len(out), err) == (0, 33, b"")
+    with process(["get", "orders"]) as getting:
+        out, err = getting.communicate(timeout=PATIENCE_S)
+    assert (getting.returncode, out, err) == (0, b"\x00body\n", b"")
+
+
+def test_a_space_in_use_names_its_owner(space: Path) -> None:
+    with xaqueue.connect(space), process(["put", "orders", "x"]) as putting:
+        out, err = putting.communicate(timeout=PATIENCE_S)
+    assert (putting.returncode, out) == (ExitCode.SPACE, b"")
+    assert f"is in use by process {os.getpid()} on ".encode() in err
+    assert err.count(b"\n") == 1
+
+
+def test_interrupted_lines_tell_how_many_are_committed(space: Path) -> None:
+    with process(["put", "orders", "--lines", "--count-per-branch", 2], stdin=subprocess.PIPE) as putting:
+        assert putting.stdin is not None
+        putting.stdin.write(b"a\nb\nc\n")
+        putting.stdin.flush()
+        while run("tail", "orders", "--no-follow").count("\n") < 2:
+            assert putting.poll() is None
+        putting.send_signal(signal.SIGINT)
+        assert putting.wait(PATIENCE_S) == ExitCode.INTERRUPTED
+        assert putting.stderr is not None
+        assert b"the first 2 are committed\n" in putting.stderr.read()
+    assert run("get", "orders", "--count", 9) == "ab"
+
+
+def test_a_message_that_nobody_reads_stays(space: Path) -> None:
+    run("put", "orders", "x")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with subprocess.Popen([*RUN, "get", "orders"], stdout=writer, stderr=subprocess.PIPE) as getting:
+        os.close(writer)
+        _, err = getting.communicate(timeout=PATIENCE_S)
+    assert getting.returncode == ExitCode.PIPE_CLOSED
+    assert err.startswith(b"xaqueue: nobody reads stdout: message ")
+    assert err.count(b"\n") == 1
+    assert run("get", "orders") == "x"
+
+
+def test_a_full_disk_behind_stdout_leaves_the_message(space: Path) -> None:
+    run("put", "orders", "x")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*RUN, "get", "orders"], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == ExitCode.ERROR
+    assert done.stderr.startswith(b"xaqueue: No space left on device")
+    assert run("get", "orders") == "x"
+
+
+def test_the_start_of_put_loads_nothing_that_it_does_not_need(space: Path) -> None:
+    script = (
+        "import sys\nfrom xaqueue.cli.main import app\n"
+        "app(['put', 'orders', 'x'], standalone_mode=False)\n"
+        "print([name for name in ('watchdog', 'tomlkit', 'pyspark', 'rich.table') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == ["[]"]
+
+
+def test_a_table_is_drawn_on_a_terminal(space: Path) -> None:
+    run("put", "orders", "x")
+    terminal, side = pty.openpty()
+    drawn = b""
+    try:
+        environment = {**os.environ, "TERM": "dumb", "COLUMNS": "100"}
+        subprocess.run([*RUN, "queues"], stdout=side, env=environment, check=True)
+        while b"at once" not in drawn:
+            drawn += os.read(terminal, 4096)
+    finally:
+        os.close(terminal)
+        os.close(side)
+    assert "─────".encode() in drawn
