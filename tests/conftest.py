@@ -26,7 +26,7 @@ TESTS = Path(__file__).parent
 
 pytest.register_assert_rewrite("support")
 # Typer makes all commands anew for each line that it is given: ten times the work of most of them.
-typer.testing._get_command = cache(typer.testing._get_command)
+typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 # The programs of child processes find what they share with the tests.
 os.environ["PYTHONPATH"] = os.pathsep.join((str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, and whatever it starts

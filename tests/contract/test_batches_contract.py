@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.contract_batches import BatchesContract, Manager
 from support.served import ServerThread
-
 from xaqueue.rpc import dial
 from xaqueue.space.engine import heuristics
 from xaqueue.space.engine.session import Session

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+
 from support.awaited import Facade, LoopThread
 from support.contract_connection import (
     BlockContract,
@@ -17,7 +18,6 @@ from support.contract_connection import (
     TwoPhaseContract,
 )
 from support.served import RemoteHost
-
 from xaqueue.connection import Connection
 from xaqueue.rpc.async_connection import AsyncConnection
 

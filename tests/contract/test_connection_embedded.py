@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from support.contract_connection import (
     PATIENCE_S,
-    QUEUES,
     BlockContract,
     ConcurrencyContract,
     KillContract,
@@ -27,81 +24,11 @@ from support.contract_connection import (
     drain,
     put,
 )
-
-import xaqueue
-from xaqueue.connection import Connection
+from support.served import STRICT, EmbeddedHost
 from xaqueue.errors import DiskFull, OperationalError, ProtocolError, ResourceFailed, RetryLater, RolledBack
-from xaqueue.space.engine import heuristics
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.layout import RANGE_SIZE
 from xaqueue.space.offline.reader import QueueReader
-from xaqueue.space.owner import open as attach_room
-from xaqueue.xid import Xid
-
-STRICT = "FDATASYNC;DSYNC"
-KILLED_IN_PREPARE = """
-import os, signal, sys
-import xaqueue
-from xaqueue.storage.fs import DirectoryFileSystem
-
-renames, rename = int(sys.argv[2]), DirectoryFileSystem.rename
-
-def counted(self, source, target):
-    global renames
-    if target.startswith("prepared/"):
-        if renames == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        renames -= 1
-    rename(self, source, target)
-
-DirectoryFileSystem.rename = counted
-connection = xaqueue.connect(sys.argv[1], sync="FDATASYNC;DSYNC")
-connection.tpc_begin(connection.xid(42, "gtrid", "bqual"))
-assert connection.dequeue("orders").body == b"there"
-connection.enqueue("replies", b"1")
-connection.enqueue("replies", b"2")
-connection.tpc_prepare()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-class EmbeddedHost:
-    """The space is opened by this process, once for all connections."""
-
-    def __init__(self, root: Path, sync: str = STRICT) -> None:
-        self.root = root
-        self.sync = sync
-        self._connections: list[Connection] = []
-        attach_room.create(root)
-        attach_room.write_definitions(root, QUEUES)
-
-    def connect(self) -> Connection:
-        connection = xaqueue.connect(self.root, sync=self.sync)
-        self._connections.append(connection)
-        return connection
-
-    @property
-    def space(self) -> Space:
-        return attach_room._attached[self.root.resolve()].space
-
-    def restart(self) -> None:
-        while self._connections:
-            self._connections.pop().close()
-
-    def kill(self) -> None:
-        """The memory is gone, the kernel's cache and the lock on the directory are as a dead process leaves them."""
-        attached = attach_room._attached.pop(self.root.resolve(), None)
-        if attached is not None:
-            if attached.watch is not None:
-                attached.watch.stop()
-            for thread in attached.background:
-                thread.stop()
-            attached.space.abandon()
-            attached.lock.release()
-        self._connections.clear()
-
-    def decide(self, xid: Xid, commit: bool) -> None:
-        heuristics.decide(self.space, xid, commit, "test")
 
 
 @pytest.fixture
@@ -154,27 +81,6 @@ def refuse(monkeypatch: pytest.MonkeyPatch, space: Space, call: str, code: int) 
         monkeypatch.setattr(space.barrier, "_sync_content", failing)
     else:
         monkeypatch.setattr(space.fs, call, failing)
-
-
-@pytest.mark.parametrize("renames", range(5))
-def test_killed_inside_prepare(host: EmbeddedHost, renames: int) -> None:
-    """24 and 25: until its last block is in ``prepared/`` the branch is rolled back at boot; then it is in doubt."""
-    put(host.connect(), b"there")
-    host.restart()
-    run = subprocess.run([sys.executable, "-c", KILLED_IN_PREPARE, str(host.root), str(renames)], check=False)
-    assert run.returncode == -signal.SIGKILL
-    connection = host.connect()
-    if renames < 4:
-        assert connection.tpc_recover() == []
-        assert bodies(connection) == [b"there"]
-        assert block_files(host.root) == []
-        assert drain(connection) == [b"there"]
-        return
-    (xid,) = connection.tpc_recover()
-    assert drain(connection) == []
-    connection.rollback()
-    connection.tpc_commit(xid)
-    assert (bodies(connection), bodies(connection, "replies")) == ([], [b"1", b"2"])
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.contract_connection import (
     BlockContract,
     ConcurrencyContract,

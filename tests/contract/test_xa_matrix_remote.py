@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Any, cast
 
 import pytest
-from support.served import PATIENCE_S, ServerThread
-from support.xa_table import CASES, Stage, X, answer_of, bring_to, call_on
 
 import xaqueue
+from support.served import PATIENCE_S, ServerThread
+from support.xa_table import CASES, Stage, X, answer_of, bring_to, call_on
 from xaqueue.errors import DatabaseError, Error, RolledBack
 from xaqueue.rpc import dial
 from xaqueue.rpc.client import RemoteManager

@@ -10,12 +10,12 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+
 from support.batch_story import CONSUMED, Promise, crashes, found, judge, judge_undone, play
 from support.careless_barrier import careless
 from support.crash_cases import EXTREMES, FULL, KILL, POWER_LOSS, TREES, trees_of
 from support.crash_level import JOURNAL, LAGGING, MOVING, NONE, PREPARED_BEFORE, STRICT, Level, open_space, openings
 from support.crash_story import look
-
 from xaqueue.errors import ResourceError
 from xaqueue.space.engine import batch_steps
 from xaqueue.space.engine.session import Session

@@ -6,6 +6,7 @@ Before every call where all is synced at once, else before one in two, by turns,
 from __future__ import annotations
 
 import pytest
+
 from support.crash_cases import EXTREMES, FULL, GIVEN, KILL, TREES, WORK, act, trees_of
 from support.crash_jury import Jury
 from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, MOVING, STRICT, Level

@@ -14,6 +14,7 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
+
 from support.crash_cases import FULL, ONE_BRANCH, STORIES
 from support.crash_jury import Jury
 from support.crash_level import (
@@ -30,7 +31,6 @@ from support.crash_level import (
 )
 from support.crash_story import Act, End, Put, perform, play, xid_of
 from support.crash_ways import go_on
-
 from xaqueue.errors import DecisionLogError, ResourceFailed, RetryLater
 from xaqueue.space.engine.state import Space
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES

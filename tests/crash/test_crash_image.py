@@ -6,10 +6,10 @@ from contextlib import suppress
 from itertools import count
 
 import pytest
+
 from support.crash_level import LAGGING, NONE, STRICT, Level, level_of, ready
 from support.crash_story import EMPTY
 from support.index_images import opened, put_in, seen, take_from
-
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine import image
 from xaqueue.space.engine.session import Session

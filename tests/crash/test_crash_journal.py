@@ -6,9 +6,9 @@ import random
 from contextlib import suppress
 
 import pytest
+
 from support.journal_story import Story, cut, judge_every_crash
 from support.journals import found
-
 from xaqueue.torture.forgetful import Crashed
 
 

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
+
 from support.careless_barrier import careless
 from support.crash_cases import EXTREMES, FULL, JOURNALS, ONE_BRANCH, STORIES, sample, trees_of
 from support.crash_jury import Jury
@@ -16,7 +17,6 @@ from support.crash_level import CHECKPOINTS, CYCLING, FILLING, JOURNAL, LAGGING,
 from support.crash_story import ALL, Sample, crashes
 from support.crash_ways import judge_cut_off, judge_later, kill_then_power_loss, next_owner, power_loss, raised_level
 from support.journal_story import judge_every_crash
-
 from xaqueue.errors import JournalDamaged
 from xaqueue.space.engine.session import Session
 

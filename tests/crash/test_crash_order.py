@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+
 from support.crash_level import JOURNAL, STRICT, Level, open_space
 from support.crash_story import EMPTY, look
-
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine.session import Session
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem

@@ -8,6 +8,7 @@ comes before one call in so many, by turns (``crash_cases.sample``); the second 
 from __future__ import annotations
 
 import pytest
+
 from support.crash_cases import EXTREMES, FULL, ONE_BRANCH, STORIES, sample, trees_of
 from support.crash_jury import Jury
 from support.crash_level import CHECKPOINTS, CYCLING, FILLING, JOURNAL, LAGGING, MOVING, NONE, STRICT, SWITCHING, Level

@@ -8,11 +8,11 @@ everything else one call in four, by turns (``crash_cases.sample``).
 from __future__ import annotations
 
 import pytest
+
 from support.crash_cases import EXTREMES, FULL, KILL, ONE_BRANCH, POWER_LOSS, STORIES, TREES, sample, trees_of
 from support.crash_jury import Jury
 from support.crash_level import JOURNAL, STRICT, Level, open_space
 from support.crash_story import FRESH, Became, Sample, call, crashes, drained, look, message_id, xid_of
-
 from xaqueue.space.engine.session import Session
 
 pytestmark = pytest.mark.usefixtures("quiet")

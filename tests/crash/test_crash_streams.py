@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
+
 from support.careless_barrier import careless
 from support.crash_cases import EXTREMES, FULL, KILL, POWER_LOSS, TREES, trees_of
 from support.crash_level import CHECKPOINTS, CYCLING, JOURNAL, LAGGING, MOVING, NONE, STRICT, Level, open_space
 from support.stream_story import BEFORE, FIVE, FOUR, NEVER_KEPT, ONE, THREE, TWO, Acts, Promised, crashes, judge, play
-
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine import cleanup
 from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from support.careless_barrier import careless
 from support.crash_cases import FULL, ONE_BRANCH, STORIES, sample
 from support.crash_level import NONE, STRICT, open_space
 from support.crash_story import crashes, play
 from support.crash_ways import kill_then_power_loss, next_owner, power_loss, raised_level
-
 from xaqueue.space.engine.session import Session
 
 pytestmark = pytest.mark.usefixtures("quiet")

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import pytest
+
 from support.paths import Choices, every_path
 from support.tm_world import COMMITTED, PREPARED, READ_ONLY, ROLLED_BACK, Bank, Rig, World, rig_of
-
 from xaqueue.errors import DecisionLogError, HeuristicOutcome, OutcomeUnknown, RolledBack
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.tm.gtrid import Gtrid

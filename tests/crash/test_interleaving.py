@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
+
 from support import batch_story
 from support.crash_cases import FULL
 from support.crash_jury import Jury
@@ -20,7 +21,6 @@ from support.interleaving import BatchPlay, BatchScene, Interrupted, Play, Promi
 from support.stream_story import BEFORE as BEFORE_ALL
 from support.stream_story import FOUR, NEVER_KEPT, ONE, THREE, TWO, Acts, Promised
 from support.stream_story import judge as judge_stream
-
 from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
 
 pytestmark = pytest.mark.usefixtures("quiet")

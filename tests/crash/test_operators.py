@@ -8,10 +8,10 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+
 from support.bare_space import BareSpace, bare_space
 from support.crash_level import Level, level_of, open_space
 from support.crash_story import EMPTY
-
 from xaqueue.errors import InvalidArgument, ProtocolError, ResourceFailed, RetryLater, UnknownXid
 from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.session import Session

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from support.bare_space import BareSpace, bare_space
 from support.crash_cases import EXTREMES, STORIES, sample, trees_of
 from support.crash_jury import Jury
 from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, Level
 from support.crash_story import crashes
-
 from xaqueue.errors import DiskFull
 from xaqueue.message import MessageId, Properties
 from xaqueue.space.engine import cleanup, commit, messages

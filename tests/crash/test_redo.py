@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from support.redo_story import (
     EMPTY,
     QUEUE,
@@ -21,7 +22,6 @@ from support.redo_story import (
     record_of,
     whole,
 )
-
 from xaqueue.errors import JournalDamaged
 from xaqueue.space.engine import quarantine, redo
 from xaqueue.space.engine.redo import Redo, replay

@@ -8,8 +8,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from support.bare_space import FaultyFileSystem
 
+from support.bare_space import FaultyFileSystem
 from xaqueue.errors import DecisionLogError
 from xaqueue.tm import by_hand
 from xaqueue.tm.gtrid import Gtrid

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support import ROOT
 
+from support import ROOT
 from xaqueue.demo import postgres
 from xaqueue.errors import OperationalError
 from xaqueue.space.owner.open import is_owned, read_owner

@@ -7,8 +7,8 @@ import shutil
 import subprocess
 
 import pytest
-from support.manual import MAN, page, rows
 
+from support.manual import MAN, page, rows
 from xaqueue import errors
 from xaqueue.cli.exits import ExitCode
 from xaqueue.message import DEFAULT_PRIORITY, QUEUE_NAME, Properties

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgpack
 import pytest
+
+import xaqueue
 from support.manual import page, rows
 from support.raw_client import RawClient
 from support.served import ServerThread
-
-import xaqueue
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import PLAIN_OPTIONS
 from xaqueue.rpc import methods, server_methods, session, wire

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT
 from typer.testing import CliRunner
 
+from support import ROOT
 from xaqueue.cli.main import app
 from xaqueue.endpoint import Scheme, parse
 

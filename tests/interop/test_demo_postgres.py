@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from support.postgres import PATIENCE_S, reached
 
+from support.postgres import PATIENCE_S, reached
 from xaqueue.demo import postgres
 from xaqueue.demo.ledger_parties import Patience, kill_a_backend
 from xaqueue.demo.postgres import HASTY, Server, running

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from psycopg import errors
 from psycopg.pq import TransactionStatus
-from support.postgres import crash, database, prepared, reached, terminate
 
+from support.postgres import crash, database, prepared, reached, terminate
 from xaqueue.demo.postgres import Server
 
 FORMAT_ID = 0x58415154

@@ -17,10 +17,10 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import errors
-from support import SUPPORT
-from support.postgres import PATIENCE_S, crash, prepared, reached, terminate
 
 import xaqueue
+from support import SUPPORT
+from support.postgres import PATIENCE_S, crash, prepared, reached, terminate
 from xaqueue.errors import RolledBack
 from xaqueue.tm.look import look
 from xaqueue.tm.steps import Step

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from support import ROOT
 
 pytest.importorskip("transaction", reason="transaction is not installed")

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SUPPORT
 
 import xaqueue
+from support import SUPPORT
 from xaqueue.demo import records
 from xaqueue.errors import OperationalError
 from xaqueue.space.offline.reader import QueueReader

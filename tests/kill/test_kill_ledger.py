@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from support import SUPPORT
 from support.ledger_child import Strike
 

@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
+
+import xaqueue
 from support.contract_connection import block_files
 from support.raw_client import PATIENCE_S
 from support.raw_work import Stage, Transaction, Worker, judge, stock
 from support.served import Process
-
-import xaqueue
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 

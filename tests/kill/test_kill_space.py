@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import SUPPORT
-from support.kill_child import settled
 
 import xaqueue
+from support import SUPPORT
+from support.kill_child import settled
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 from xaqueue.torture.ledger import Ledger

@@ -17,10 +17,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support import SUPPORT
-from support.tm_child import SYNC, Doom, manager
 
 import xaqueue
+from support import SUPPORT
+from support.tm_child import SYNC, Doom, manager
 from xaqueue.tm import marker
 from xaqueue.tm.look import look
 

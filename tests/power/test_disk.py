@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+import xaqueue
 from support.bare_space import ANY_QUEUE, DURABLE, BareSpace
 from support.disks import exhaust_inodes, fill, free, mounted, run, run_in_namespace
 from support.space_scan import scan
-
-import xaqueue
 from xaqueue.errors import DiskFull, ResourceFailed, RetryLater, RolledBack, SpaceError
 from xaqueue.space.engine import heuristics
 from xaqueue.space.owner import open

@@ -13,11 +13,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+import xaqueue
 from support.bare_space import DURABLE
 from support.disks import exhaust_inodes, fill, free, mounted, mounted_image, run_in_namespace
 from support.space_scan import scan
-
-import xaqueue
 from xaqueue.errors import DiskLow
 from xaqueue.space.model import layout
 from xaqueue.space.offline import inspect

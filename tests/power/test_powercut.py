@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.powercut import DURABLE, KINDS, MIXED, Disk, Lives, disk, seeded
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"

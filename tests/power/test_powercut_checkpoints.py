@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+import xaqueue
 from support import SUPPORT
 from support.powercut import Lives, disk, seeded
 from support.served import Process
-
-import xaqueue
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 from xaqueue.torture.ledger import Ledger

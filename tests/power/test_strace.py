@@ -15,10 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support import SUPPORT
-from support.strace_child import MARK
 
 import xaqueue
+from support import SUPPORT
+from support.strace_child import MARK
 
 CHILD = SUPPORT / "strace_child.py"
 TRACED = "fsync,fdatasync,sync_file_range,rename,renameat,renameat2,unlink,unlinkat,write,writev,pwrite64"

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import xaqueue
 from support.doubtful import run
 from support.served import ServerThread
 from support.tm_left import CONFIG, Left, leave
-
-import xaqueue
 from xaqueue.cli.exits import ExitCode
 from xaqueue.rpc import dial
 from xaqueue.space.engine.heuristics import decide

@@ -9,11 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+import xaqueue
 from support import broken_journal
 from support.broken_journal import damage
 from support.doubtful import RUN, XID, leave_in_doubt, listed
-
-import xaqueue
 from xaqueue.cli.exits import ExitCode
 from xaqueue.space.model import layout
 

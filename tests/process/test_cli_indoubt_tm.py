@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from support.doubtful import bodies, fails, run
-from support.tm_left import Left, leave
 
 import xaqueue
+from support.doubtful import bodies, fails, run
+from support.tm_left import Left, leave
 from xaqueue.cli.exits import ExitCode
 from xaqueue.space.engine.heuristics import decide
 from xaqueue.space.owner.open import attach

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.doubtful import RUN, run
 
 import xaqueue
+from support.doubtful import RUN, run
 from xaqueue.cli.exits import ExitCode
 
 PATIENCE_S = 60.0

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.doubtful import RUN, leave_in_doubt, listed, run
 
+from support.doubtful import RUN, leave_in_doubt, listed, run
 from xaqueue.space.owner.open import create, write_definitions
 from xaqueue.xid import Xid
 

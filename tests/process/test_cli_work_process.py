@@ -68,3 +68,18 @@ def test_spark_is_measured(words: list[str], reached: str, monkeypatch: pytest.M
         "xaqueue is 20.0 times binaryFile as shipped",
         "met: times binaryFile as shipped: 20.0, at least 20 is wanted",
     ]
+
+
+@pytest.mark.parametrize(("passed", "code"), [(True, ExitCode.OK), (False, ExitCode.NOTHING)])
+def test_the_ledger_tells_whether_its_books_agree(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, passed: bool, code: ExitCode
+) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+
+    def run(orders: int | None, directory: Path | None, report: Callable[[str], None], *, keep: bool) -> bool:
+        report(f"{orders} {directory} {keep}")
+        return passed
+
+    monkeypatch.setattr("xaqueue.demo.ledger.run", run)
+    result = CliRunner().invoke(app, ["demo", "--ledger", "--orders", "70", "--directory", str(tmp_path), "--keep"])
+    assert (result.exit_code, result.stdout) == (code, f"70 {tmp_path} True\n")

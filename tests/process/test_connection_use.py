@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.contract_connection import PATIENCE_S, bodies, drain, put
-from support.served import ServerThread
 
 import xaqueue
+from support.contract_connection import PATIENCE_S, bodies, drain, put
+from support.served import ServerThread
 from xaqueue import errors
 from xaqueue.connection import Connection
 from xaqueue.errors import InterfaceError, InvalidArgument, OperationalError, SpaceInUse

@@ -11,6 +11,7 @@ import random
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
+
 from support.crash_cases import FULL
 from support.sim_space import SEED_VARIABLE, JournalMachine, SpaceMachine
 

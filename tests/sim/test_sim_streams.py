@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+
 from support.crash_cases import FULL
 from support.crash_level import LAGGING
 from support.sim_space import CALLS, PICK, QUEUES, SEED_VARIABLE, JournalMachine, Model, SpaceMachine
-
 from xaqueue.errors import QueueReserved, ResourceFailed
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session

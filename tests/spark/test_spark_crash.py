@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support import spark_copies
 from support.spark_copies import FULL, Scene
 

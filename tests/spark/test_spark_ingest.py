@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.spark_space import FabricatedSpace, message_id
 from typer.testing import CliRunner
 
+from support.spark_space import FabricatedSpace, message_id
 from xaqueue.cli.main import app
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, UnknownQueue
 from xaqueue.space.model import layout, stream_records

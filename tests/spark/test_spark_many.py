@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.spark_space import FabricatedSpace
 
 import xaqueue
+from support.spark_space import FabricatedSpace
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner.open import is_owned, read_owner
 

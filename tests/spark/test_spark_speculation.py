@@ -10,6 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
 from support import spark_copies
 from support.spark_copies import FULL
 

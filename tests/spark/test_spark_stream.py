@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.spark_space import FabricatedSpace, body, message_id
 
+from support.spark_space import FabricatedSpace, body, message_id
 from xaqueue.bench.environment import IN_MEMORY, look
 from xaqueue.errors import InvalidArgument
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import xaqueue
 from support.contract_connection import QUEUES
 from xaqueue.connection import Connection
 from xaqueue.rpc import dial
@@ -206,3 +207,45 @@ class Process:
         self._process.kill()
         self._process.wait(PATIENCE_S)
         self._process.stdout.close()
+
+
+STRICT = "FDATASYNC;DSYNC"
+
+
+class EmbeddedHost:
+    """The space is opened by this process, once for all connections."""
+
+    def __init__(self, root: Path, sync: str = STRICT) -> None:
+        self.root = root
+        self.sync = sync
+        self._connections: list[Connection] = []
+        attach_room.create(root)
+        attach_room.write_definitions(root, QUEUES)
+
+    def connect(self) -> Connection:
+        connection = xaqueue.connect(self.root, sync=self.sync)
+        self._connections.append(connection)
+        return connection
+
+    @property
+    def space(self) -> Space:
+        return attach_room._attached[self.root.resolve()].space
+
+    def restart(self) -> None:
+        while self._connections:
+            self._connections.pop().close()
+
+    def kill(self) -> None:
+        """The memory is gone, the kernel's cache and the lock on the directory are as a dead process leaves them."""
+        attached = attach_room._attached.pop(self.root.resolve(), None)
+        if attached is not None:
+            if attached.watch is not None:
+                attached.watch.stop()
+            for thread in attached.background:
+                thread.stop()
+            attached.space.abandon()
+            attached.lock.release()
+        self._connections.clear()
+
+    def decide(self, xid: Xid, commit: bool) -> None:
+        heuristics.decide(self.space, xid, commit, "test")

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.doubtful import fails, run
 from typer.testing import CliRunner
 
 import xaqueue
+from support.doubtful import fails, run
 from xaqueue.cli import values
 from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.main import app

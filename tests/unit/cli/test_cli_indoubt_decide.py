@@ -8,9 +8,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from support.doubtful import XID, bodies, fails, leave_in_doubt, listed, run
 
 import xaqueue
+from support.doubtful import XID, bodies, fails, leave_in_doubt, listed, run
 from xaqueue.cli import indoubt_rows
 from xaqueue.cli.exits import ExitCode
 from xaqueue.space.model import layout

@@ -9,12 +9,12 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from support import broken_journal
-from support.bare_space import bare_space
-from support.broken_journal import STEPS, damage, files, lose_directories
 from typer.testing import CliRunner
 
 import xaqueue
+from support import broken_journal
+from support.bare_space import bare_space
+from support.broken_journal import STEPS, damage, files, lose_directories
 from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.space.model import layout

@@ -14,10 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from support.doubtful import XID, bodies, fails, leave_in_doubt, listed, run
-from support.served import ServerThread
 
 import xaqueue
+from support.doubtful import XID, bodies, fails, leave_in_doubt, listed, run
+from support.served import ServerThread
 from xaqueue.cli.exits import ExitCode
 from xaqueue.errors import (
     ConnectionLost,

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.doubtful import XID, fails, leave_in_doubt, listed, run
-from support.served import ServerThread
 
 import xaqueue
+from support.doubtful import XID, fails, leave_in_doubt, listed, run
+from support.served import ServerThread
 from xaqueue.cli import output
 from xaqueue.cli.exits import ExitCode
 from xaqueue.rpc.operator_client import RemoteOperator

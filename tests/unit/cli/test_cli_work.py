@@ -28,21 +28,6 @@ def test_the_demo_tells_whether_its_check_passed(
     assert (result.exit_code, result.stdout) == (code, f"200 {tmp_path} True\n")
 
 
-@pytest.mark.parametrize(("passed", "code"), [(True, ExitCode.OK), (False, ExitCode.NOTHING)])
-def test_the_ledger_tells_whether_its_books_agree(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, passed: bool, code: ExitCode
-) -> None:
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-
-    def run(orders: int | None, directory: Path | None, report: Callable[[str], None], *, keep: bool) -> bool:
-        report(f"{orders} {directory} {keep}")
-        return passed
-
-    monkeypatch.setattr("xaqueue.demo.ledger.run", run)
-    result = CliRunner().invoke(app, ["demo", "--ledger", "--orders", "70", "--directory", str(tmp_path), "--keep"])
-    assert (result.exit_code, result.stdout) == (code, f"70 {tmp_path} True\n")
-
-
 @pytest.mark.parametrize("words", [["--ledger", "--flights", "200"], ["--orders", "70"]])
 def test_each_demo_has_its_own_number(words: list[str]) -> None:
     result = CliRunner().invoke(app, ["demo", *words])

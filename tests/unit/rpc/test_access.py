@@ -18,11 +18,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+
+import xaqueue
 from support.certificates import Authority, Certificate, private
 from support.raw_client import HungUp, RawClient, Refused
 from support.served import ServerThread
-
-import xaqueue
 from xaqueue.connection import Connection
 from xaqueue.endpoint import parse
 from xaqueue.errors import AccessDenied, ConnectionLost, Error, InvalidArgument, RolledBack

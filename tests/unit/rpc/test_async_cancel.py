@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import uvloop
+
+import xaqueue
 from support.awaited import Held, bodies, cancelled, told
 from support.contract_connection import PATIENCE_S, QUEUES
 from support.served import ServerThread
-
-import xaqueue
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, RolledBack
 from xaqueue.space.owner import open as attach_room
 from xaqueue.xa import Code, Outcome

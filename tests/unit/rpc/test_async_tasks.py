@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import uvloop
+
+import xaqueue
 from support.awaited import Held, bodies
 from support.certificates import Authority
 from support.contract_connection import PATIENCE_S, QUEUES
 from support.served import ServerThread
-
-import xaqueue
 from xaqueue.errors import ConnectionLost, InterfaceError, InvalidArgument, UnknownQueue
 from xaqueue.message import Message
 from xaqueue.rpc.doors import Listen

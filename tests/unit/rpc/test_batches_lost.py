@@ -7,10 +7,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+
 from support.contract_batches import SCAN, batch, bodies, prepared
 from support.cutting_proxy import Cut, CuttingProxy
 from support.served import ServerThread
-
 from xaqueue.errors import OutcomeUnknown
 from xaqueue.rpc import dial
 from xaqueue.space.owner import open as attach_room

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.contract_connection import PATIENCE_S, QUEUES, bodies, put
-from support.served import ServerThread
 from typer.testing import CliRunner
 
 import xaqueue
+from support.contract_connection import PATIENCE_S, QUEUES, bodies, put
+from support.served import ServerThread
 from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.connection import Connection

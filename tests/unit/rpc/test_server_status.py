@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.contract_connection import PATIENCE_S, QUEUES, put
-from support.served import ServerThread
 from typer.testing import CliRunner
 
 import xaqueue
+from support.contract_connection import PATIENCE_S, QUEUES, put
+from support.served import ServerThread
 from xaqueue.cli.main import app
 from xaqueue.connection import Connection
 from xaqueue.rpc import dial

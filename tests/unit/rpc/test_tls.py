@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.certificates import Authority, Certificate, private
 
+from support.certificates import Authority, Certificate, private
 from xaqueue.errors import InvalidArgument
 from xaqueue.rpc.secret_files import SECRET_LIMIT_BYTES, read_token
 from xaqueue.rpc.tls import client_context, explain, names_in, server_context

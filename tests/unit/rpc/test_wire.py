@@ -16,6 +16,8 @@ from typing import Any
 
 import msgpack
 import pytest
+
+import xaqueue
 from support import raw_client
 from support.raw_client import (
     ENDRSCAN,
@@ -34,8 +36,6 @@ from support.raw_client import (
     UnknownXid,
 )
 from support.served import ServerThread
-
-import xaqueue
 from xaqueue.rpc.limits import Limits
 
 X = (1, b"gtrid", b"bqual")

@@ -21,10 +21,10 @@ import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.raw_client import JOIN, ONEPHASE, STARTRSCAN, SUCCESS, SUSPEND, HungUp, RawClient, UnknownXid
-from support.served import PATIENCE_S, ServerThread
 
 import xaqueue
+from support.raw_client import JOIN, ONEPHASE, STARTRSCAN, SUCCESS, SUSPEND, HungUp, RawClient, UnknownXid
+from support.served import PATIENCE_S, ServerThread
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES
 from xaqueue.rpc import wire
 from xaqueue.rpc.limits import Limits

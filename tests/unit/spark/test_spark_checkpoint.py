@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.spark_space import FabricatedSpace
 
 import xaqueue
+from support.spark_space import FabricatedSpace
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.reservation import Reservation
 from xaqueue.space.engine.session import Session
@@ -23,7 +23,6 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 import json
 
 from support.spark_reading import Offset, Query, stream
-
 from xaqueue.spark import keeping
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.spark_space import FabricatedSpace, message_id
 
+from support.spark_space import FabricatedSpace, message_id
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.space.model.layout import RANGE_SIZE
 
@@ -25,8 +25,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
-from support.spark_reading import Query, rows, stream
 
+from support.spark_reading import Query, rows, stream
 from xaqueue.spark import columns, decoding, default_source
 from xaqueue.spark import rows as rows_room
 from xaqueue.spark import stream as stream_room

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.spark_space import FabricatedSpace
 
 import xaqueue
+from support.spark_space import FabricatedSpace
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, InvalidArgument, QueueReserved, SpaceError
 from xaqueue.reservation import Reservation
@@ -27,7 +27,6 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from support import spark_reading
 from support.spark_reading import ALL, Query, places, rows
-
 from xaqueue.cli import ingest_verb
 from xaqueue.spark import keeping
 from xaqueue.spark.source import QueueSource

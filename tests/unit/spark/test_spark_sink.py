@@ -6,12 +6,9 @@ import json
 import os
 import pickle
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +19,8 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 import pyarrow as pa
 from pyspark.sql.types import StringType, StructField, StructType
-from support.sink_scene import QUERY, Scene, as_bytes, texts
 
+from support.sink_scene import QUERY, Scene, as_bytes, texts
 from xaqueue.batch import ONE_SPACE, parse_gtrid
 from xaqueue.errors import (
     ConnectionLost,
@@ -38,13 +35,10 @@ from xaqueue.errors import (
 from xaqueue.rpc import dial
 from xaqueue.rpc.client import RemoteManager
 from xaqueue.space.owner import open as attach_room
-from xaqueue.space.owner.open import read_owner
-from xaqueue.spark import branches, deciding, owner, sink
+from xaqueue.spark import branches, deciding, sink
 from xaqueue.spark.way_on import way_on
 from xaqueue.xa import Flag, Vote
 from xaqueue.xid import Xid
-
-PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -423,47 +417,3 @@ def test_by_url_alone(scene: Scene) -> None:
     writer = sink.stream_writer({"server": scene.servers[0].url, "topic": "orders"}, schema, False)
     writer.commit(scene.tasks(writer, [texts(1)]), 0)
     assert scene.bodies() == [b"1"]
-
-
-@pytest.fixture
-def alone(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    """A scene whose server dies for good; the one that is started in its place ends with the test."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    yield scene
-    root = scene.roots[0]
-    found = read_owner(root)
-    assert found is not None
-    assert found.pid != os.getpid()
-    os.kill(found.pid, signal.SIGTERM)
-    for process in owner._started:
-        process.wait(PATIENCE_S)
-    owner._started.clear()
-
-
-def browsed(root: Path) -> list[bytes]:
-    with closing(owner.reach(root)) as manager:
-        assert manager.recover(1, Flag.STARTRSCAN | Flag.ENDRSCAN) == []
-        return sorted(message.body for message in manager.browse("orders"))
-
-
-def test_a_server_that_dies_after_a_prepare(alone: Scene) -> None:
-    writer = alone.stream(texts(1))
-    messages = alone.tasks(writer, [texts(1), texts(2)])
-    alone.servers[0].kill()
-    writer.commit(messages, 0)
-    assert browsed(alone.roots[0]) == as_bytes([1, 2])
-
-
-def test_a_server_that_dies_while_a_task_writes(alone: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branches, "BRANCH_ROWS", 1)
-    prepare, calls = RemoteManager.prepare, count()
-
-    def dying(self: RemoteManager, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
-        if next(calls) == 1:
-            alone.servers[0].kill()
-        return prepare(self, xid, flags)
-
-    monkeypatch.setattr(RemoteManager, "prepare", dying)
-    writer = alone.stream(texts(1))
-    writer.commit(alone.tasks(writer, [texts(1, 2, 3)]), 0)
-    assert browsed(alone.roots[0]) == as_bytes([1, 2, 3])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.spark_space import FabricatedSpace
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")

@@ -13,9 +13,9 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 import pyarrow as pa
+
 from support.served import ServerThread
 from support.sink_scene import QUERY, Scene, as_bytes, texts
-
 from xaqueue.batch import SEVERAL_SPACES, Batch
 from xaqueue.errors import InvalidArgument, OperationalError, UnknownXid
 from xaqueue.rpc.client import RemoteManager

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.spark_space import ENQUEUED_AT, FabricatedSpace, body, message_id
 
+from support.spark_space import ENQUEUED_AT, FabricatedSpace, body, message_id
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError, UnknownQueue
 from xaqueue.message import Properties
 from xaqueue.space.model.block import Block, Kind, decode, decode_message, encode

@@ -10,8 +10,8 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from support.spark_space import FabricatedSpace
 
+from support.spark_space import FabricatedSpace
 from xaqueue.errors import InvalidArgument, SpaceError, UnknownQueue
 from xaqueue.space.model import layout
 from xaqueue.space.model.format import read_format as format_of_space
@@ -21,8 +21,8 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from pyspark.sql.streaming.datasource import ReadMaxRows
-from support.spark_reading import ALL, Query, places, rows, stream
 
+from support.spark_reading import ALL, Query, places, rows, stream
 from xaqueue.spark import plan
 from xaqueue.spark.asking import THREADS, Asker
 from xaqueue.spark.keeping import Keeper

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.spark_space import FabricatedSpace, message_id
 from typer.testing import CliRunner
 
 import xaqueue
+from support.spark_space import FabricatedSpace, message_id
 from xaqueue.cli.main import app
 from xaqueue.errors import SpaceError
 from xaqueue.space.model import layout

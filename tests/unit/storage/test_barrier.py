@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.barrier_scene import NONE, PATIENCE_S, STRICT, Scene, told, watched
 
+from support.barrier_scene import NONE, PATIENCE_S, STRICT, Scene, told, watched
 from xaqueue.errors import RolledBack
 from xaqueue.storage import group_commit as barrier_of
 from xaqueue.storage.group_commit import Step, Touched, touched

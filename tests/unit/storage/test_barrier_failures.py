@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from support.barrier_scene import NONE, PATIENCE_S, STRICT, Scene, told, watched
 
+from support.barrier_scene import NONE, PATIENCE_S, STRICT, Scene, told, watched
 from xaqueue.errors import ResourceFailed
 from xaqueue.storage import group_commit as barrier_of
 from xaqueue.storage.group_commit import Barrier, Step, Touched, touched

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from errno import EIO, ENOSPC
 
 import pytest
-from support.barrier_scene import Scene, told, watched
 
+from support.barrier_scene import Scene, told, watched
 from xaqueue.errors import ResourceFailed, RetryLater, RolledBack
 from xaqueue.storage.group_commit import Touched
 from xaqueue.storage.hardening import Hardening

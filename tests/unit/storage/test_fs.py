@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.bare_space import FaultyFileSystem
 from xaqueue.storage import fs as fs_room
 from xaqueue.storage.fs import NO_ROOM, DirectoryFileSystem, FileSystem
 from xaqueue.storage.regular import read_up_to
@@ -456,3 +457,51 @@ def test_half_of_the_descriptors_are_left_to_others(tmp_path: Path, few_descript
         fs.create(f"file {number}", [b"x"])
     assert open_descriptors() - before <= few_descriptors // 2
     fs.close()
+
+
+def starve_once(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[int]:
+    """The first open of this path finds no descriptor. Returns the descriptors that are synced from now on."""
+    real_open, real_sync = os.open, os.fdatasync
+    lacks = [str(path)]
+    synced: list[int] = []
+
+    def open_(name: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if name in lacks:
+            lacks.remove(name)
+            raise OSError(errno.EMFILE, "no descriptors", name)
+        return real_open(name, flags, mode, dir_fd=dir_fd)
+
+    def fdatasync(fd: int) -> None:
+        synced.append(fd)
+        real_sync(fd)
+
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    return synced
+
+
+def test_a_file_that_finds_no_descriptor_gets_that_of_the_oldest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = DirectoryFileSystem(tmp_path)
+    fs.create("old", [b"1"])
+    fs.create("young", [b"2"])
+    oldest = fs._unsynced["old"]
+    with monkeypatch.context() as patch:
+        synced = starve_once(patch, tmp_path / "new")
+        fs.create("new", [b"3"])
+    assert synced == [oldest]
+    assert list(fs._unsynced) == ["young", "new"]
+    assert fs.read("new") == b"3"
+    fs.close()
+
+
+def test_a_file_that_finds_no_descriptor_where_none_is_kept_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = FaultyFileSystem(tmp_path)
+    with monkeypatch.context() as patch:
+        starve_once(patch, tmp_path / "new")
+        with pytest.raises(OSError, match="no descriptors"):
+            fs.create("new", [b"3"])
+    assert not fs.exists("new")

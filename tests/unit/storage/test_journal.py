@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.journals import (
     PLACE,
     archives,
@@ -20,7 +21,6 @@ from support.journals import (
     started,
     write,
 )
-
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, checkpoint_entry
 from xaqueue.storage.journal_format import PREFIX_BYTES, SECTOR_BYTES, name_of

@@ -9,6 +9,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+
 from support.journals import (
     PLACE,
     content,
@@ -23,7 +24,6 @@ from support.journals import (
     started,
     write,
 )
-
 from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.storage import journal_format
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem

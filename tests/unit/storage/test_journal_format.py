@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SUPPORT
 
+from support import SUPPORT
 from xaqueue.space.engine import redo
 from xaqueue.space.engine.redo import Redo
 from xaqueue.space.model.block import decode_head

@@ -8,6 +8,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+
+import xaqueue
 from support.journals import (
     PLACE,
     archives,
@@ -23,8 +25,6 @@ from support.journals import (
     started,
     write,
 )
-
-import xaqueue
 from xaqueue.space.owner.open import attach, create
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import Journal

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.journals import (
     PLACE,
     FullFileSystem,
@@ -20,7 +21,6 @@ from support.journals import (
     started,
     write,
 )
-
 from xaqueue.storage import journal as journal_room
 from xaqueue.storage import journal_format
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem

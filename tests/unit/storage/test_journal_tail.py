@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
 from support.journals import (
     PLACE,
     FullFileSystem,
@@ -23,7 +24,6 @@ from support.journals import (
     started,
     write,
 )
-
 from xaqueue.space.model import layout
 from xaqueue.space.owner.open import attach, create
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.journals import PLACE, bytes_of, entry, fill, journal_of, numbers, overwrite, sound, spoil, started, write
 
+from support.journals import PLACE, bytes_of, entry, fill, journal_of, numbers, overwrite, sound, spoil, started, write
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, free_archive
 from xaqueue.storage.journal_format import PREFIX_BYTES, name_of

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.bare_space import FaultyFileSystem
 
+from support.bare_space import FaultyFileSystem
 from xaqueue.storage.fs import DirectoryFileSystem, Room
 from xaqueue.storage.reserve import PIECE_BYTES, PIECES, Reserve, ReservingFileSystem
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from support.tm_scene import Scene
 from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, OperationalError
-
 from xaqueue.errors import HeuristicHazard, HeuristicMixed, ProtocolError, RetryLater, RolledBack
 from xaqueue.tm.standing import Heuristic, State
 from xaqueue.tm.steps import Step

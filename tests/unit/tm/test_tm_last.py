@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.tm_last_scene import FILES, Scene
 from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Rig
-
+from xaqueue import TransactionManager
+from xaqueue.cli.tm_config import ParticipantConfig, opener
 from xaqueue.errors import InvalidArgument, OutcomeUnknown, RolledBack
+from xaqueue.tm import marker
+from xaqueue.tm.participants import Participant
 from xaqueue.tm.standing import State
 from xaqueue.tm.steps import Step
-from xaqueue.torture.forgetful import Tree
+from xaqueue.torture.forgetful import Crashed, Tree
 from xaqueue.xa import Outcome
 
 
@@ -274,3 +278,127 @@ def test_a_connection_that_commits_by_itself_is_refused(scene: Scene, options: d
     with pytest.raises(InvalidArgument, match="autocommit"), rig.transaction("a", FILES):
         pass
     assert scene.states() == {ROLLED_BACK}
+
+
+PATIENCE_S = 60.0
+
+
+def test_over_where_all_that_had_to_answer_acted_by_themselves(scene: Scene) -> None:
+    rig = scene.boot((Step.DONE, ""))
+    scene.a.faults = {"commit": ["hand-rollback"]}
+    with contextlib.suppress(Crashed):
+        scene.transact(rig, "one", "a")
+    rig = scene.boot()
+    rig.recover()
+    (left,) = rig.coordinator.in_doubt()
+    assert left.state is State.HEURISTIC
+    rig.log.forget(left.gtrid)
+    assert rig.coordinator.in_doubt() == []
+
+
+def test_a_successor_that_has_ruled_it_out_is_not_overtaken(scene: Scene) -> None:
+    """Closed in the middle of a commit that hangs, and opened again: the row that kept it out is gone by then."""
+    rig = scene.boot()
+    successor: list[Rig] = []
+
+    def on_step(step: Step, gtrid: bytes, name: str) -> None:
+        if step is Step.COMMIT_LAST and not successor:
+            rig.log.close()
+            successor.append(Rig(scene.fs, {"a": scene.a.connect, FILES: scene.connect}, last=FILES))
+            for _ in range(2):
+                successor[0].recover()
+
+    rig.coordinator.step = on_step
+    tx = rig.transaction("a", FILES).__enter__()
+    with pytest.raises(RolledBack):
+        tx.commit()
+    assert (scene.states(), scene.rows) == ({ROLLED_BACK}, [])
+    assert successor[0].coordinator.in_doubt() == []
+
+
+@pytest.mark.parametrize("sqlstate", ["08007", "08P01", "40003"])
+def test_a_pooler_that_lost_the_database_has_not_said_no(scene: Scene, sqlstate: str) -> None:
+    class Lost(sqlite3.OperationalError):
+        pass
+
+    class Pooled(sqlite3.Connection):
+        def commit(self) -> None:
+            told = self.in_transaction and self.execute(f"select count(*) from {marker.TABLE}").fetchone()[0]
+            super().commit()
+            if told:
+                error = Lost("server conn crashed?")
+                error.sqlstate = sqlstate  # type: ignore[attr-defined]
+                raise error
+
+    rig = scene.boot()
+    rig.recover()
+
+    def connect() -> sqlite3.Connection:
+        scene.opened.append(sqlite3.connect(scene.path, timeout=0.05, factory=Pooled))
+        return scene.opened[-1]
+
+    rig.coordinator.sources[FILES].participant = Participant(connect)
+    assert scene.transact(rig, "one", "a", "b") is Outcome.COMMITTED
+    assert (scene.files, scene.states()) == (["one"], {COMMITTED})
+
+
+def test_another_database_does_not_decide(scene: Scene, tmp_path: Path) -> None:
+    """A path as seen from elsewhere: sqlite3 makes the file, and no row is in it."""
+    gtrid = scene.die(Step.COMMITTED_LAST, FILES)
+    right, scene.path = scene.path, tmp_path / "elsewhere.db"
+    with contextlib.closing(sqlite3.connect(scene.path)) as connection:
+        connection.execute("create table files (name text primary key)")
+    rig = scene.boot()
+    assert "no such table" in rig.recover()[FILES].error
+    with pytest.raises(RolledBack, match="no such table"):
+        scene.transact(rig, "two", "a")
+    rig.recover()
+    assert scene.a.branches[next(xid for xid in scene.a.branches if xid[1] == gtrid.decode())] == PREPARED
+    scene.path = right
+    scene.boot().recover()
+    assert set(scene.world.states(gtrid).values()) == {COMMITTED}
+
+
+def test_it_is_rolled_back_by_its_own_thread(scene: Scene, tmp_path: Path) -> None:
+    """sqlite3 refuses another one, and the database stays locked for as long as somebody has the connection."""
+    parties: dict[str, Any] = {
+        "a": side_by_side(scene.a.connect),
+        FILES: lambda: sqlite3.connect(scene.path, timeout=0.05),
+    }
+    with TransactionManager(tmp_path / "log", parties, last_resource=FILES) as manager:
+        tx = manager.transaction("a", FILES).__enter__()
+        kept = tx[FILES]
+        kept.execute("insert into files values ('one')")
+        tx.rollback()
+        with contextlib.closing(sqlite3.connect(scene.path, timeout=PATIENCE_S)) as other, other:
+            other.execute("insert into files values ('two')")
+    assert scene.files == ["two"]
+    kept.close()
+
+
+def test_an_operators_command_makes_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "typo.db"
+    with pytest.raises(sqlite3.OperationalError, match="unable to open"):
+        opener(ParticipantConfig("files", "sqlite", str(path)))()
+    assert not path.exists()
+
+
+def test_interrupted_behind_a_commit_in_one_phase_it_is_not_called_rolled_back(scene: Scene) -> None:
+    scene.a.votes_read_only = True
+    rig = scene.boot()
+
+    def on_step(step: Step, gtrid: bytes, name: str) -> None:
+        if step is Step.COMMITTED:
+            raise KeyboardInterrupt
+
+    rig.coordinator.step = on_step
+    tx = rig.transaction("a", FILES).__enter__()
+    tx[FILES].execute("insert into files values ('one')")
+    with pytest.raises(KeyboardInterrupt):
+        tx.commit()
+    assert scene.files == ["one"]
+    assert tx.outcome is rig.coordinator.outcome(tx.gtrid) is Outcome.UNKNOWN
+
+
+def side_by_side(connect: Any) -> Participant:
+    return Participant(connect, parallel=True)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.journals import FullFileSystem
 
+from support.journals import FullFileSystem
 from xaqueue.errors import (
     DecisionLogDamaged,
     DecisionLogError,

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -14,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Bank, World
 
 import xaqueue
+from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Bank, World
 from xaqueue import Connection, TransactionManager
 from xaqueue.errors import (
     DecisionLogInUse,
@@ -444,28 +441,3 @@ def test_wrong_arguments_of_a_transaction_are_refused(log_dir: Path) -> None:
             tm.transaction("b")
         with pytest.raises(InvalidArgument, match="above 0"):
             tm.transaction(timeout_s=0)
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_has_no_part_in_it(log_dir: Path) -> None:
-    found = banks("a", "b")
-    with over(log_dir, found) as tm:
-        child = os.fork()
-        if child == 0:
-            try:
-                tm.transaction("a")
-            except InterfaceError:
-                os._exit(0)
-            finally:
-                os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
-        with tm.transaction("a", "b") as tx:
-            pass
-        assert tx.outcome is Outcome.COMMITTED
-
-
-def test_whoever_only_uses_queues_does_not_load_it() -> None:
-    told = "import sys, xaqueue; print([name for name in sys.modules if name.startswith('xaqueue.tm')])"
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-    assert "TransactionManager" in xaqueue.__all__

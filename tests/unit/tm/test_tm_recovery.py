@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-import pytest
-from support.tm_scene import Scene
-from support.tm_world import ACTIVE, COMMITTED, PREPARED, ROLLED_BACK, Rig
+import time
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+import xaqueue
+from support.tm_scene import Scene
+from support.tm_world import (
+    ACTIVE,
+    COMMITTED,
+    PREPARED,
+    ROLLED_BACK,
+    Bank,
+    BankConnection,
+    ProgrammingError,
+    Rig,
+    World,
+)
+from xaqueue import TransactionManager
 from xaqueue.errors import RolledBack
+from xaqueue.space.owner import open
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.log import DecisionLog
@@ -325,3 +342,57 @@ def test_a_recovery_that_hung_until_the_end_touches_nothing(scene: Scene) -> Non
     rig.resolvers["b"]._source.participant = Participant(hang)
     assert rig.resolvers["b"].run_once().error == "closed"
     assert set(scene.world.states(gtrid).values()) == {PREPARED}
+
+
+PATIENCE_S = 60.0
+
+
+def test_a_participant_that_lists_nothing_is_told_all_the_same(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEP 249 lets tpc_recover return an empty list where a database cannot tell."""
+    gtrid = scene.die_at(Step.COMMITTED, "a")
+    monkeypatch.setattr(BankConnection, "tpc_recover", lambda self: [])
+    scene.reboot().recover()
+    assert scene.world.states(gtrid) == {"a": COMMITTED, "b": COMMITTED}
+
+
+def test_a_listed_branch_is_not_gone_because_of_some_programming_error(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some drivers have ProgrammingError for whatever goes wrong; then the decision was forgotten and undone."""
+
+    def closed(self: Any, xid: Any = None) -> None:
+        raise ProgrammingError("the connection is closed")
+
+    gtrid = scene.die_at(Step.COMMITTED, "a")
+    rig = scene.reboot()
+    with monkeypatch.context() as patch:
+        patch.setattr(BankConnection, "tpc_commit", closed)
+        assert not rig.recover()["b"].complete
+    rig.recover()
+    assert scene.world.states(gtrid) == {"a": COMMITTED, "b": COMMITTED}
+
+
+def test_recovery_opens_a_fenced_space_again(tmp_path: Path) -> None:
+    """Kept connections held it open, and what is fenced stays so until its last connection is closed."""
+    place = tmp_path / "space"
+    fenced: list[str] = []
+    parties = {"a": lambda: xaqueue.connect(place, create=True), "b": Bank(World(), "b").connect}
+    manager = TransactionManager(tmp_path / "log", parties, recovery_interval_s=0.05)
+
+    def fence(step: Step, gtrid: bytes, name: str) -> None:
+        if step is Step.COMMIT and name == "a" and not fenced:
+            fenced.append(name)
+            open._attached[place.resolve()].space.barrier.fail(OSError(5, "Input/output error"))
+
+    with manager:
+        with manager.transaction("a", "b") as one, manager.transaction("a") as other:  # two connections
+            other["a"].enqueue("q", b"0")
+            one["a"].enqueue("q", b"1")
+        manager._coordinator.step = fence
+        with manager.transaction("a", "b") as tx:
+            tx["a"].enqueue("q", b"2")
+        assert tx.pending == ("a",)
+        deadline = time.monotonic() + PATIENCE_S
+        while manager.in_doubt():
+            assert time.monotonic() < deadline, manager.in_doubt()
+            time.sleep(0.01)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from support.tm_world import (
     COMMITTED,
     PREPARED,
@@ -20,7 +21,6 @@ from support.tm_world import (
     World,
 )
 from support.tm_world import ProgrammingError as PlainProgrammingError
-
 from xaqueue.errors import InterfaceError, InvalidArgument, OutcomeUnknown, ProtocolError, RolledBack, UnknownXid
 from xaqueue.tm.participants import Participant, is_unknown_xid, sources
 from xaqueue.tm.steps import Step

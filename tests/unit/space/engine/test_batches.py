@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.batch_scene import MOVES, flushed, reopened, three
 from support.contract_batches import SCAN, batch, bodies, prepared
-
 from xaqueue.batch import ONE_SPACE, Batch
 from xaqueue.errors import (
     InvalidArgument,

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from support.bare_space import ANY_QUEUE, DURABLE, BareSpace, bare_space
 from support.contract_batches import PATIENCE_S, SCAN, batch, prepared
 from support.served import ServerThread
-
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Plan
 from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.rpc import dial, timer

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.batch_scene import three
 from support.contract_batches import PATIENCE_S, SCAN, batch, bodies, prepared
-
 from xaqueue.batch import ONE_SPACE, Decision
 from xaqueue.errors import (
     RolledBack,

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.bare_space import DURABLE, BareSpace, bare_space
 
+from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.errors import DuplicateXid, Error, HeuristicOutcome, ProtocolError, RetryLater
 from xaqueue.space.engine import heuristics
 from xaqueue.space.engine.session import Session

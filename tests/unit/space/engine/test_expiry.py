@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.bare_space import DURABLE, BareSpace, bare_space
 
+from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.errors import ProtocolError, ResourceFailed, RetryLater, RolledBack, UnknownXid
 from xaqueue.space.engine import commit as steps
 from xaqueue.space.engine import heuristics

@@ -7,36 +7,20 @@ acknowledged is lost. A lack of descriptors is no failure: the call can be tried
 from __future__ import annotations
 
 import errno
-import json
 import os
-import re
-import shutil
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support import SUPPORT
+
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.fault_exercise import BILLS, RANGE, check_exercise, check_fenced, exercise
 from support.space_scan import scan
-
-import xaqueue
-from xaqueue.errors import DiskFull, InvalidArgument, ResourceFailed, RolledBack, SpaceInUse
+from xaqueue.errors import DiskFull, InvalidArgument, ResourceFailed, RolledBack
 from xaqueue.space.engine import cleanup
-from xaqueue.space.owner import open
 from xaqueue.xid import Xid
-
-CHILD = SUPPORT / "fault_child.py"
-
-
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
 
 # Failures that fence
 
@@ -164,58 +148,7 @@ def test_everybody_who_waits_for_a_round_that_fails_is_told(bare: BareSpace) -> 
     assert bare.take("orders") == [b"first"]
 
 
-@pytest.mark.parametrize(("call", "when"), [("fsync", 40), ("fdatasync", 7)])
-def test_an_error_from_the_kernel_fences_and_loses_nothing(tmp_path: Path, call: str, when: int) -> None:
-    """Injected into a real process: one sync of a file or directory fails in the middle of its work."""
-    if shutil.which("strace") is None or run("strace", "-o", "/dev/null", "true").returncode:
-        pytest.skip("strace is not installed or not permitted")
-    space = tmp_path / "space"
-    xaqueue.connect(space, create=True).close()
-    inject = ["-e", f"trace={call}", "-e", f"inject={call}:error=EIO:when={when}"]
-    ran = run("strace", "-f", "-o", str(tmp_path / "trace"), *inject, sys.executable, str(CHILD), "commit", str(space))
-    said = [json.loads(line) for line in ran.stdout.splitlines()]
-    acked = [fact["number"] for fact in said if fact["verb"] == "acked"]
-    assert acked
-    refused = [fact for fact in said if fact["verb"] != "acked"]
-    assert [fact["error"] for fact in refused] == ["ResourceFailed"] * 3, ran.stderr
-    trace = (tmp_path / "trace").read_text()
-    assert trace.count("EIO") == 1
-    assert [line for line in trace.partition("EIO")[2].splitlines() if call in line] == [], "synced after a failure"
-    with xaqueue.connect(space) as connection:
-        for xid in connection.tpc_recover():
-            connection.tpc_rollback(xid)
-        there = [int(message.body) for message in connection.browse("orders")]
-    assert there[: len(acked)] == acked
-    assert len(there) <= len(acked) + 1
-
-
 # Limits of a process
-
-
-def child_says(verb: str, space: Path) -> list[dict[str, object]]:
-    ran = run(sys.executable, str(CHILD), verb, str(space))
-    assert ran.returncode == 0, ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines()]
-
-
-def test_without_descriptors_nothing_is_lost_and_it_goes_on_afterwards(tmp_path: Path) -> None:
-    xaqueue.connect(tmp_path / "space", create=True).close()
-    said = {str(fact["verb"]): fact for fact in child_says("descriptors", tmp_path / "space")}
-    errors = {verb: fact.get("error") for verb, fact in said.items()}
-    assert errors == {
-        "starved enqueue": None,  # what the space keeps open makes room for it
-        "starved dequeue": None,
-        "starved browse": None,
-        "starved rollback of a dequeue": None,
-        "starved commit of a dequeue": None,
-        "starved commit": None,
-        "starved rollback": None,
-        "starved rollback of nothing": None,
-        "fed enqueue": None,
-        "fed commit": None,
-        "left": None,
-    }
-    assert said["left"]["bodies"] == ["second", "spare", "doubtful", "third"]
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
@@ -232,23 +165,6 @@ def test_an_enqueue_that_finds_no_descriptor_dooms_its_branch_alone(bare: BareSp
         connection.enqueue("orders", b"again")
         connection.commit()
     assert bare.take("orders") == [b"other", b"again"]
-
-
-def test_a_space_that_finds_no_descriptors_at_its_opening_says_so_and_lets_go(tmp_path: Path) -> None:
-    space = tmp_path / "space"
-    with xaqueue.connect(space, create=True) as connection:
-        connection.enqueue("orders", b"first")
-        connection.enqueue("bills", b"first")
-        connection.commit()
-    said = child_says("open", space)
-    for verb in ("open", "connect"):
-        attempts = [fact for fact in said if fact["verb"] == verb]
-        errors = [fact["error"] for fact in attempts]
-        assert (set(errors), errors[0], errors[-1]) == ({"SpaceError", None}, "SpaceError", None)
-        refused = [fact for fact in attempts if fact["error"]]
-        assert all(re.search("Errno 24|Too many open files", str(fact["message"])) for fact in refused)
-    assert [fact["number"] for fact in said if fact["verb"] == "left behind"] == [0]
-    assert scan(space) == []
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
@@ -279,36 +195,6 @@ def test_a_failure_to_remove_what_expired_fences(tmp_path: Path) -> None:
         bare.fs.faults.clear()
         bare.reopen()
         assert bare.take("orders") == [b"plain"]
-
-
-def test_a_write_cut_short_by_a_limit_leaves_nothing(tmp_path: Path) -> None:
-    space = tmp_path / "space"
-    xaqueue.connect(space, create=True).close()
-    said = child_says("file-size", space)
-    assert [fact.get("error") for fact in said] == ["DiskFull", None, None, None, None]
-    assert "File too large" in str(said[0]["message"])
-    assert said[1]["bodies"] == []
-    assert said[4]["bodies"] == ["first", "second"]
-    assert scan(space) == []
-
-
-def test_a_killed_owner_releases_its_lock(tmp_path: Path) -> None:
-    space = tmp_path / "space"
-    xaqueue.connect(space, create=True).close()
-    with subprocess.Popen(
-        [sys.executable, str(CHILD), "hold", str(space)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline()
-        with pytest.raises(SpaceInUse, match=rf"process {owner.pid} on "):
-            xaqueue.connect(space)
-        assert open.is_owned(space)
-        owner.send_signal(signal.SIGKILL)
-        owner.wait()
-        assert not open.is_owned(space)
-        with xaqueue.connect(space) as connection:
-            assert list(connection.browse("orders")) == []
-    assert scan(space) == []
 
 
 # The clock

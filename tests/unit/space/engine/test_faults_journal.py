@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from support.bare_space import ANY_QUEUE, BareSpace, bare_space
 from support.fault_exercise import BILLS, RANGE, check_exercise, check_fenced, exercise
 from support.space_scan import scan
-
 from xaqueue.errors import DiskFull, ResourceFailed, RetryLater
 from xaqueue.space.model import layout
 from xaqueue.space.model.definitions import Definitions, QueueDefinition

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.bare_space import DURABLE, BareSpace, bare_space
 
+from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.batch import key_of
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine import heuristics

@@ -9,14 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from support.bare_space import BareSpace, bare_space
-from support.crash_cases import EXTREMES, trees_of
-from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, Level, follow, open_space, ready
-from support.crash_story import EMPTY, body_of, message_id
-from support.served import ServerThread
 
 import xaqueue
-from xaqueue.errors import QueueReserved, ResourceFailed
+from support.bare_space import BareSpace, bare_space
+from support.crash_level import NOON_US
+from support.served import ServerThread
+from xaqueue.errors import QueueReserved
 from xaqueue.rpc.server_status import queue_list
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
@@ -25,7 +23,6 @@ from xaqueue.space.model import layout
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import open
 from xaqueue.storage.fs import FileSystem
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
@@ -234,68 +231,6 @@ def test_what_a_stream_is_to_consume_stays(tmp_path: Path) -> None:
 
 
 # A crash at every call
-
-
-def commit_three(session: Session) -> None:
-    xid = Xid(1, b"three", b"")
-    session.start(xid)
-    for message in (1, 2, 3):
-        expires_at = None if message == 3 else NOON_US + 10
-        session.enqueue("a", body_of(message), message_id=message_id(message), expires_at=expires_at)
-    session.end(xid)
-    session.commit(xid, Flag.ONEPHASE)
-
-
-def play(level: Level, crash_after: int | None = None) -> tuple[ForgetfulFileSystem, bool]:
-    """Whether the commit was acknowledged."""
-    fs, committed = ready(EMPTY, level).open(crash_after), False
-    try:
-        space = open_space(fs, level, goes_on=True)
-        commit_three(Session(space))
-        committed = True
-        follow(space, level, "one-phase")
-        space.now_us = lambda: NOON_US + 10
-        cleanup.expire(space)
-        follow(space, level, "expire")
-        space.close()
-    except (Crashed, ResourceFailed):
-        if not fs.crashed:
-            raise
-    return fs, committed
-
-
-def judge(tree: Tree, level: Level, committed: bool) -> None:
-    fs = tree.open()
-    space = open_space(fs, level)
-    space.now_us = lambda: NOON_US + 10
-    session, xid = Session(space), Xid(1, b"look", b"")
-    session.start(xid)
-    found = []
-    while (message := session.dequeue("a")) is not None:
-        found.append(message.body)
-    session.end(xid)
-    session.rollback(xid)
-    assert found == [body_of(3)] or (found == [] and not committed)
-    assert cleanup.expire(space)
-    space.close()
-    named = [path.rpartition(".")[2] for path in fs.tree_after_kill().nodes if layout.parse_message_path(path)]
-    assert named == [message_id(3).hex()] * len(found)
-
-
-@pytest.mark.crash
-@pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("level", [STRICT, LAGGING, JOURNAL, CHECKPOINTS], ids=str)
-def test_a_crash_brings_back_none_that_is_given_out(level: Level) -> None:
-    crash_after = 0
-    while True:
-        fs, committed = play(level, crash_after)
-        for tree in trees_of(fs, level, EXTREMES):
-            judge(tree, level, committed)
-        judge(fs.tree_after_kill(), level, committed)
-        if not fs.crashed:
-            break
-        crash_after += 1
-    assert committed
 
 
 def test_without_room_it_is_done_later(tmp_path: Path) -> None:

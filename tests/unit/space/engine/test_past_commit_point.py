@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.bare_space import DURABLE, BareSpace, FaultyFileSystem, bare_space
 
+from support.bare_space import DURABLE, BareSpace, FaultyFileSystem, bare_space
 from xaqueue import Connection
 from xaqueue.errors import DiskFull, ProtocolError, ResourceFailed, RetryLater, SpaceError
 from xaqueue.space.engine import heuristics
@@ -41,7 +41,7 @@ class NoDescriptors(DirectoryFileSystem):
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BareSpace]:
-    monkeypatch.setattr("bare_space.FaultyFileSystem", StarvedFileSystem)
+    monkeypatch.setattr("support.bare_space.FaultyFileSystem", StarvedFileSystem)
     with bare_space(tmp_path / "space", DURABLE) as opened:
         yield opened
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.crash_level import LAGGING, open_space
-
 from xaqueue.errors import ResourceFailed
 from xaqueue.message import MessageId, Properties
 from xaqueue.space.engine import register

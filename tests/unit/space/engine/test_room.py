@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.bare_space import ANY_QUEUE, DURABLE, BareSpace, bare_space
 
 import xaqueue
+from support.bare_space import ANY_QUEUE, DURABLE, BareSpace, bare_space
 from xaqueue.errors import DiskFull, DiskLow, ResourceFailed, RetryLater, RolledBack
 from xaqueue.space.engine import disk_space as room
 from xaqueue.space.engine import heuristics

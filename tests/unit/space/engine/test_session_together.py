@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.bare_space import DURABLE, BareSpace, bare_space
 
+from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.errors import Error, ProtocolError, ResourceFailed, RolledBack
 from xaqueue.space.engine.session import Session
+from xaqueue.space.model.index import Entry
 from xaqueue.storage.group_commit import Step, Touched
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
@@ -246,3 +247,26 @@ def test_who_asks_for_the_outcome_of_a_step_on_its_way_is_told_what_it_comes_to(
     for thread in (commits, asks):
         thread.join(LIMIT_S)
     assert told == [Outcome.COMMITTED]
+
+
+def test_a_dequeue_that_waits_for_what_never_comes_does_not_spin(
+    bare: BareSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(bare.space)
+    session.start(X)
+    found = session.enqueue("q", b"1", correlation_id=b"own", not_before=1_700_000_000_000_000)
+    session.end(X)
+    session.commit(X, Flag.ONEPHASE)
+    turns = 0
+    index = bare.space.queues["q"].index
+    real = index.take
+
+    def take(now: int, *, message_id: bytes | None = None, correlation_id: bytes | None = None) -> Entry | None:
+        nonlocal turns
+        turns += 1
+        return real(now, message_id=message_id, correlation_id=correlation_id)
+
+    monkeypatch.setattr(index, "take", take)
+    session.start(X)
+    assert session.dequeue("q", wait_s=0.3, message_id=found, correlation_id=b"foreign") is None
+    assert 1 <= turns <= 5

@@ -10,9 +10,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+
 from support.bare_space import DURABLE, BareSpace
 from support.served import PATIENCE_S, ServerThread
-
 from xaqueue import connect
 from xaqueue.errors import InvalidArgument, QueueReserved, ResourceFailed, RetryLater
 from xaqueue.rpc import dial, greenlets

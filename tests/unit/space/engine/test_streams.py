@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.bare_space import ANY_QUEUE
-from support.served import ServerThread
 
 import xaqueue
+from support.bare_space import ANY_QUEUE
+from support.served import ServerThread
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, QueueReserved, UnknownQueue
 from xaqueue.rpc import dial

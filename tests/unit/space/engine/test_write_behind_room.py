@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.bare_space import FaultyFileSystem
 
+from support.bare_space import FaultyFileSystem
 from xaqueue.errors import ResourceFailed, RetryLater
 from xaqueue.storage.group_commit import Barrier, Touched, touched
 from xaqueue.storage.hardening import JOURNAL

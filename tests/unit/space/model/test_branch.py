@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.xa_table import CASES, PINNED, STATES, Stage, X, Y, answer_of, bring_to, call_on, code_of
 
+from support.xa_table import CASES, PINNED, STATES, Stage, X, Y, answer_of, bring_to, call_on, code_of
 from xaqueue import errors
 from xaqueue.errors import InvalidArgument, RolledBack
 from xaqueue.space.model.branch import State, check_flags

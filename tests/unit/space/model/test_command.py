@@ -16,8 +16,8 @@ import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import SUPPORT
 
+from support import SUPPORT
 from xaqueue.errors import DamagedBlock, MessageTooLarge
 from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties
 from xaqueue.space.model import block as command

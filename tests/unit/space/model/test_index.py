@@ -489,3 +489,46 @@ TestIndexAgainstList = IndexAgainstList.TestCase
 TestIndexAgainstList.settings = SETTINGS
 TestPackedIndexAgainstList = PackedIndexAgainstList.TestCase
 TestPackedIndexAgainstList.settings = SETTINGS
+
+
+MANY = 5000
+KEPT = 1100
+"""Keys of an index that are kept, at most, of messages that are gone."""
+
+
+def keyed(number: int, *, not_before: int | None = None) -> Entry:
+    properties = Properties("q", correlation_id=b"%d" % number, not_before=not_before)
+    return Entry(number, MessageId(number.to_bytes(16, "big")), properties, 1)
+
+
+@pytest.mark.parametrize("by", ["message id", "correlation id"])
+def test_keys_of_an_index_that_is_only_read_by_ids_do_not_grow(by: str) -> None:
+    index = QueueIndex()
+    stays = keyed(MANY + 1)
+    index.add(stays)
+    for number in range(1, MANY + 1):
+        added = keyed(number)
+        index.add(added)
+        if by == "message id":
+            taken = index.take(0, message_id=added.message_id)
+        else:
+            taken = index.take(0, correlation_id=added.correlation_id)
+        assert taken is added
+        index.remove(taken)
+    assert len(index._ready) <= KEPT
+    assert index.take(0) is stays
+
+
+def test_keys_of_delayed_messages_that_were_taken_by_their_ids_do_not_stay() -> None:
+    index = QueueIndex()
+    delayed = [keyed(number, not_before=10) for number in range(1, MANY + 1)]
+    for added in delayed:
+        index.add(added)
+    while index.take(0) is None and index.is_unfinished:
+        pass
+    for added in delayed[:-1]:
+        assert index.take(10, message_id=added.message_id) is added
+        index.remove(added)
+    assert len(index._delayed) <= KEPT
+    assert index.next_due() == 10
+    assert index.take(10) is delayed[-1]

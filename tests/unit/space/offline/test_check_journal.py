@@ -8,11 +8,11 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+
+import xaqueue
 from support import broken_journal
 from support.broken_journal import STEPS, damage, files, lose_directories, records
 from support.journals import PLACE
-
-import xaqueue
 from xaqueue.space.model import layout
 from xaqueue.space.offline.check import Finding, Severity, check, repair
 from xaqueue.space.offline.inspect import status

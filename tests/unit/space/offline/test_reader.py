@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import xaqueue
+from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.space.model import layout
@@ -211,3 +212,15 @@ def test_a_message_whose_file_is_gone_is_none_and_what_is_no_file_is_empty(tmp_p
     found = [read_message(directory, name) for name in ("file", "none", "link")]
     assert [read and read[0] for read in found] == [b"x", None, b""]
     os.close(directory)
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[BareSpace]:
+    with bare_space(tmp_path / "space", DURABLE) as opened:
+        yield opened
+
+
+def test_a_reader_of_an_empty_watermark_without_ranges_gives_0(bare: BareSpace) -> None:
+    (bare.root / layout.queue_path("q")).mkdir()
+    (bare.root / layout.watermark_path("q")).touch()
+    assert QueueReader(bare.root, "q").watermark() == 0

@@ -14,8 +14,10 @@ from watchdog.events import FileCreatedEvent, FileModifiedEvent
 from watchdog.observers.api import EventQueue, ObservedWatch
 from watchdog.observers.inotify import InotifyEmitter
 
+from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.errors import UnknownQueue
 from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
 from xaqueue.space.model.index import Order
 from xaqueue.space.owner import open as attach_room
 from xaqueue.space.owner.open import attach, write_definitions
@@ -175,3 +177,16 @@ def test_events_that_come_while_the_watch_stops_are_nobodys_concern(
     emitter = InotifyEmitter(EventQueue(), ObservedWatch(str(tmp_path), recursive=False))
     emitter.queue_events(0)  # as it does once it was told to stop
     assert caplog.messages == []
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[BareSpace]:
+    with bare_space(tmp_path / "space", DURABLE) as opened:
+        yield opened
+
+
+def test_an_edit_before_the_watch_starts_is_taken(bare: BareSpace) -> None:
+    (bare.root / layout.QUEUES).write_text('[queues.late]\norder = "lifo"\n')
+    watch = DefinitionsWatch(bare.root, bare.space)
+    watch.stop()
+    assert list(bare.space.definitions.queues) == ["late"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,15 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.bare_space import DURABLE, BareSpace
-from typer.testing import CliRunner
 
 import xaqueue
-from xaqueue.cli.main import app
+from support.bare_space import DURABLE, BareSpace
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
-from xaqueue.space.offline import inspect
 from xaqueue.space.owner import io_watchdog, open
 from xaqueue.space.owner.io_watchdog import Watchdog
 from xaqueue.storage import watched
@@ -350,62 +345,6 @@ def test_a_fence_of_any_kind_is_told(bare: WatchedSpace) -> None:
 # Through the process that owns a space
 
 
-CHILD = """
-import os, sys, threading
-import xaqueue
-from xaqueue.errors import ResourceFailed
-root = sys.argv[1]
-connection = xaqueue.connect(root)
-never = threading.Event()
-real = os.fdatasync
-os.fdatasync = lambda fd: never.wait()
-def hang():
-    connection.enqueue("orders", b"first")
-    connection.commit()
-leader = threading.Thread(target=hang, daemon=True)
-leader.start()
-other = xaqueue.connect(root)
-try:
-    other.dequeue("orders", wait_s=30)
-except ResourceFailed as failed:
-    print(failed, flush=True)
-    assert sys.stdin.readline()
-os._exit(0)
-"""
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_it_is_printed_to_stderr_and_shown_in_status(tmp_path: Path, level: str) -> None:
-    root = tmp_path / "space"
-    xaqueue.connect(root, create=True).close()
-    (root / layout.QUEUES).write_text(f'[default]\n[space]\nsync = "{level}"\nio_deadline_s = 1\n')
-    with subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(root)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as owner:
-        assert owner.stdout is not None
-        assert "has taken" in owner.stdout.readline()
-        status = await_trouble(root)
-        shown = CliRunner().invoke(app, ["--space", str(root), "status"])
-        _, stderr = owner.communicate("go on\n", timeout=PATIENCE_S)
-    assert status.owned
-    assert "has taken 1" in status.trouble
-    assert "and io_deadline_s is 1" in shown.stdout
-    assert stderr.count("the space is fenced: TimeoutError('the sync of ") == 1
-    with xaqueue.connect(root):
-        assert inspect.status(root).trouble == ""
-
-
-def await_trouble(root: Path) -> inspect.Status:
-    waiting = threading.Event()
-    while not (status := inspect.status(root)).trouble:
-        waiting.wait(0.01)
-    return status
-
-
 def test_a_space_that_closes_well_had_no_trouble(tmp_path: Path) -> None:
     root = tmp_path / "space"
     with xaqueue.connect(root, create=True) as connection:
@@ -415,26 +354,3 @@ def test_a_space_that_closes_well_had_no_trouble(tmp_path: Path) -> None:
     assert owner is not None
     assert owner.trouble == ""
     assert "trouble" in json.loads((root / layout.OWNER).read_bytes())
-
-
-FORK = """
-import os, sys, threading
-import xaqueue
-connection = xaqueue.connect(sys.argv[1])
-connection.enqueue("orders", b"first")
-child = os.fork()
-names = [thread.name for thread in threading.enumerate()]
-if not child:
-    os._exit("xaqueue-watchdog" in names)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "xaqueue-watchdog" in names)
-connection.commit()
-connection.close()
-"""
-
-
-def test_a_forked_child_has_no_watchdog(tmp_path: Path) -> None:
-    xaqueue.connect(tmp_path / "space", create=True).close()
-    command = [sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path / "space")]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ran.stdout == "0 True\n"
-    assert inspect.status(tmp_path / "space").trouble == ""

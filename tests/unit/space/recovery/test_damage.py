@@ -13,11 +13,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.bare_space import BareSpace, bare_space
+
+from support.bare_space import DURABLE, BareSpace, bare_space
 from support.damages import DAMAGES, LARGE, Damage, check_set_aside, damaged, fingerprint, flip, harm
 from support.space_scan import scan
-
-from xaqueue.space.engine import heuristics
+from xaqueue.space.engine import heuristics, quarantine
 from xaqueue.space.model import layout
 
 
@@ -315,3 +315,26 @@ def test_everything_damaged_at_once_still_starts_and_serves(bare: BareSpace) -> 
     bare.reopen()
     assert bare.in_doubt() == []
     assert [finding for finding in scan(bare.root) if not finding.startswith("quarantine")] == []
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Iterator[BareSpace]:
+    with bare_space(tmp_path / "space", DURABLE) as opened:
+        yield opened
+
+
+def test_the_reason_of_a_quarantined_file_is_synced_and_let_go(
+    durable: BareSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = durable.fs.sync_data
+
+    def sync_data(path: str) -> None:
+        synced.append(path)
+        real(path)
+
+    monkeypatch.setattr(durable.fs, "sync_data", sync_data)
+    (durable.root / layout.PREPARED / "junk").touch()
+    target = quarantine.move(durable.fs, f"{layout.PREPARED}/junk", "no block", 0)
+    assert synced == [target + ".reason"]
+    assert list(durable.fs._unsynced) == []

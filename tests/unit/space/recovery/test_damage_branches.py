@@ -11,9 +11,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+
 from support.bare_space import BareSpace, bare_space
 from support.damages import Damage, check_set_aside, damaged, fingerprint, flip, harm
-
 from xaqueue.errors import HeuristicOutcome, RetryLater
 from xaqueue.space.engine import heuristics
 from xaqueue.space.model import layout

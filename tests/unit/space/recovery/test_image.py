@@ -10,8 +10,8 @@ from zlib import crc32
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.index_images import EPOCH, Facts, all_of, entries, facts, identity, plain, written
 
+from support.index_images import EPOCH, Facts, all_of, entries, facts, identity, plain, written
 from xaqueue.message import Properties
 from xaqueue.space.engine import image
 from xaqueue.space.model import layout

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.bare_space import BareSpace, FaultyFileSystem
 from support.index_images import all_of
-
 from xaqueue.space.engine import image
 from xaqueue.space.engine.state import wall_clock
 from xaqueue.space.model import layout

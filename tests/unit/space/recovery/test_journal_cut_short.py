@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from support.bare_space import bare_space
-from support.broken_journal import files, killed
 
 import xaqueue
+from support.bare_space import bare_space
+from support.broken_journal import files, killed
 from xaqueue.errors import DecisionLogDamaged, ResourceFailed
 from xaqueue.space.model import layout
 from xaqueue.space.offline.check import check

@@ -10,8 +10,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from support.bare_space import BareSpace, bare_space, lay
 
+from support.bare_space import BareSpace, bare_space, lay
 from xaqueue.message import MessageId, Properties
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout

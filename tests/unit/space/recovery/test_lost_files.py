@@ -6,11 +6,11 @@ import errno
 from pathlib import Path
 
 import pytest
-from support.bare_space import BareSpace, bare_space
-from support.broken_journal import files, killed
 from typer.testing import CliRunner
 
 import xaqueue
+from support.bare_space import BareSpace, bare_space
+from support.broken_journal import files, killed
 from xaqueue.cli.main import app
 from xaqueue.errors import ResourceFailed, RetryLater
 from xaqueue.space.engine import cleanup

@@ -12,10 +12,10 @@ from pathlib import Path
 from queue import Queue
 
 import pytest
+
 from support import broken_journal
 from support.bare_space import DURABLE, BareSpace, FaultyFileSystem, bare_space, lay
 from support.index_images import all_of, identity
-
 from xaqueue.errors import ResourceFailed, UnknownXid
 from xaqueue.message import Properties
 from xaqueue.space.engine import cleanup, heuristics, image

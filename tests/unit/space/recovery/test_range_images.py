@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.bare_space import BareSpace, FaultyFileSystem
-from support.index_images import Facts, all_of, entries
 
 import xaqueue
+from support.bare_space import BareSpace, FaultyFileSystem
+from support.index_images import Facts, all_of, entries
 from xaqueue.space.engine import cleanup, image, range_images
 from xaqueue.space.model import layout
 from xaqueue.space.model.index import Entry, Order, QueueIndex

@@ -9,12 +9,12 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+
+import xaqueue
 from support import broken_journal
 from support.bare_space import ANY_QUEUE, FaultyFileSystem
 from support.broken_journal import DECIDED, IN_DOUBT, damage, files
 from support.journals import spoil
-
-import xaqueue
 from xaqueue import Connection
 from xaqueue.errors import InterfaceError, JournalDamaged, ResourceFailed, SpaceError
 from xaqueue.space.engine import heuristics

@@ -7,12 +7,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+
+import xaqueue
 from support import broken_journal
 from support.bare_space import bare_space
 from support.broken_journal import DECIDED, IN_DOUBT, STEPS, damage, files, lose_directories
 from support.journals import spoil
-
-import xaqueue
 from xaqueue.errors import SpaceError, SpaceInUse
 from xaqueue.space.engine import redo
 from xaqueue.space.engine.session import Session

@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.contract_connection import PATIENCE_S, QUEUES, block_files, bodies, put
-from support.served import ServerThread
 
 import xaqueue
+from support.contract_connection import PATIENCE_S, QUEUES, block_files, bodies, put
+from support.served import ServerThread
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, RolledBack
 from xaqueue.rpc import wire

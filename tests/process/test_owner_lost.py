@@ -17,10 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support import SUPPORT
-from support.bare_space import ANY_QUEUE, BareSpace, FaultyFileSystem
 
 import xaqueue
+from support import SUPPORT
+from support.bare_space import ANY_QUEUE, BareSpace, FaultyFileSystem
 from xaqueue import Connection
 from xaqueue.errors import DecisionLogError, ResourceFailed
 from xaqueue.space.engine import cleanup

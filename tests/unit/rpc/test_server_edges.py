@@ -1,4 +1,4 @@
-"""What a review of the server and its client found: each of these once lost, repeated or withheld something."""
+"""The server and its client at their edges: interrupted calls, a full server, a vanished peer, a new token."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.certificates import Authority
-from support.served import PATIENCE_S, ServerThread
 
 import xaqueue
+from support.certificates import Authority
+from support.served import PATIENCE_S, ServerThread
 from xaqueue.connection import Connection
 from xaqueue.endpoint import parse
 from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, RolledBack

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.cutting_proxy import Cut, CuttingProxy
-from support.served import PATIENCE_S, ServerThread
 
 import xaqueue
+from support.cutting_proxy import Cut, CuttingProxy
+from support.served import PATIENCE_S, ServerThread
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, ProtocolError, RolledBack, UnknownXid
 from xaqueue.rpc.client import RemoteManager

@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+import xaqueue
 from support.bare_space import DURABLE, BareSpace
 from support.contract_connection import PATIENCE_S
 from support.served import ServerThread
-
-import xaqueue
 from xaqueue.cli.exits import ExitCode
 from xaqueue.errors import DecisionLogError, Error, ProtocolError, ResourceFailed
 from xaqueue.rpc import server as server_room

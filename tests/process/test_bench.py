@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.bare_space import bare_space
 from typer.testing import CliRunner
 
+from support.bare_space import bare_space
 from xaqueue.bench import engine, environment, limits, opening, tables
 from xaqueue.bench.checkpoints import Checkpoints
 from xaqueue.bench.options import Options

@@ -14,9 +14,9 @@ from typing import Any
 
 import psycopg
 import pytest
+
 from support import postgres
 from support.tm_world import COMMITTED, ROLLED_BACK, Bank, World
-
 from xaqueue import TransactionManager
 from xaqueue.errors import Error, RolledBack
 from xaqueue.tm.participants import INTERRUPTIONS, Participant

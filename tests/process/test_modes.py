@@ -12,10 +12,10 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from support.contract_batches import batch, prepared
 from typer.testing import CliRunner
 
 import xaqueue
+from support.contract_batches import batch, prepared
 from xaqueue.cli.main import app
 from xaqueue.errors import InvalidArgument
 from xaqueue.space.engine import heuristics, operator_log

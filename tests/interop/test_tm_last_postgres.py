@@ -1,0 +1,74 @@
+"""The table of a last participant in PostgreSQL, and a PostgreSQL whose last server was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from xaqueue.demo import postgres
+from xaqueue.tm import marker
+
+PATIENCE_S = 60.0
+
+
+def test_the_table_is_made_by_whoever_comes_first(dsn: str) -> None:
+    """Two that make it at once: PostgreSQL refuses one of them, although it was to be made where it is missing."""
+    errors: list[BaseException] = []
+    for _ in range(5):
+        begin = threading.Barrier(4)
+
+        def make(begin: threading.Barrier = begin) -> None:
+            with psycopg.connect(dsn) as connection:
+                begin.wait(PATIENCE_S)
+                try:
+                    marker.create(connection)
+                except psycopg.Error as error:
+                    errors.append(error)
+
+        threads = [threading.Thread(target=make) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with psycopg.connect(dsn) as connection:
+            connection.execute(f"drop table {marker.TABLE}")
+    assert errors == []
+
+
+def test_the_table_may_be_made_by_somebody_else(dsn: str) -> None:
+    """For a role that may make none."""
+    with psycopg.connect(dsn) as connection:
+        marker.create(connection)
+        connection.execute("create role clerk login")
+        connection.execute(f"grant all on {marker.TABLE} to clerk")
+    try:
+        with psycopg.connect(dsn, user="clerk") as connection:
+            marker.create(connection)
+    finally:
+        with psycopg.connect(dsn) as connection:
+            connection.execute(f"revoke all on {marker.TABLE} from clerk")
+            connection.execute("drop role clerk")
+
+
+def test_a_server_whose_last_one_was_killed_is_waited_for() -> None:
+    """The lock file of the killed one says that it is ready."""
+    if not any(postgres.directories()):
+        pytest.skip(postgres.MISSING)
+    with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
+        Path(name).chmod(0o711)
+        for _ in range(2):
+            server = postgres.Server(Path(name), keep=True, settings=postgres.HASTY)
+            try:
+                server.wait()
+                psycopg.connect(server.dsn).close()
+            finally:
+                assert server._process is not None
+                os.killpg(server._process.pid, signal.SIGKILL)
+                server._process.wait()
+                server.stop()

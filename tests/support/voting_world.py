@@ -1,0 +1,272 @@
+"""Three participants in memory, and a coordinator that dies wherever it is told to: how a vote must end for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from support.paths import Choices, every_path
+from xaqueue.tm import voting
+from xaqueue.tm.voting import (
+    DECISION,
+    Answer,
+    Answers,
+    Ask,
+    Command,
+    Commit,
+    CommitLast,
+    CommitOnePhase,
+    Decide,
+    Known,
+    Party,
+    Prepare,
+    Rollback,
+    Treatment,
+    Verdict,
+)
+from xaqueue.xa import Outcome
+
+NAMES = ("a", "b", "c")
+LAST = "last"
+
+
+class Rm(Enum):
+    """A participant's branch."""
+
+    ACTIVE = "active"
+    PREPARED = "prepared"
+    NOTHING = "nothing to do"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+
+
+class Crash(Enum):
+    NO = "goes on"
+    YES = "crashes"
+
+
+@dataclass
+class World:
+    """What outlives the transaction manager, and what was said before it ended."""
+
+    choices: Choices
+    tells: bool
+    """Whether participants can tell the outcome of a branch."""
+    rms: dict[str, Rm]
+    by_hand: dict[str, Rm] = field(default_factory=dict)
+    """What a person made of a prepared branch; kept by the participant unless it was forgotten."""
+    forgotten: set[str] = field(default_factory=set)
+    logged: Outcome | None = None
+    row: bool | None = None
+    """Of the last resource: whether its row is there; None: nobody looked, and it may still come."""
+    said: dict[str, Party] = field(default_factory=dict)
+    """Heuristics that were reported."""
+
+    # One command
+
+    def perform(self, command: Command) -> Answers:
+        if isinstance(command, Decide):
+            return {DECISION: self._decide(command)}
+        verb = {
+            Prepare: self._prepare,
+            CommitOnePhase: self._one_phase,
+            CommitLast: self._commit_last,
+            Commit: self._commit,
+            Rollback: self._rollback,
+            Ask: self._ask,
+        }[type(command)]
+        return {name: verb(name) for name in command.names}
+
+    def _prepare(self, name: str) -> Answer:
+        assert self.rms[name] is Rm.ACTIVE
+        options = ["prepared", "read-only", "refused", "answer lost", "request lost"]
+        what = self.choices.choose(options, f"prepare {name}")
+        self.rms[name] = {
+            "prepared": Rm.PREPARED,
+            "answer lost": Rm.PREPARED,
+            "read-only": Rm.NOTHING,
+            "refused": Rm.ROLLED_BACK,
+            "request lost": Rm.ROLLED_BACK,
+        }[what]
+        votes = {"prepared": Answer.PREPARED, "read-only": Answer.READ_ONLY, "refused": Answer.REFUSED}
+        return votes.get(what, Answer.LOST)
+
+    def _decide(self, command: Decide) -> Answer:
+        assert all(self.rms[name] is Rm.PREPARED for name in command.names)
+        what = self.choices.choose(["recorded", "no room", "lost, recorded", "lost, not recorded"], "decide")
+        if what in ("recorded", "lost, recorded"):
+            self.logged = Outcome.COMMITTED if command.last is None else Outcome.IN_DOUBT
+        return {"recorded": Answer.DONE, "no room": Answer.REFUSED}.get(what, Answer.LOST)
+
+    def _commit_last(self, name: str) -> Answer:
+        assert self.logged is Outcome.IN_DOUBT
+        what = self.choices.choose(["committed", "refused", "lost, committed", "lost, not committed"], "last")
+        self.row = what in ("committed", "lost, committed")
+        self.rms[name] = Rm.COMMITTED if self.row else Rm.ROLLED_BACK
+        return {"committed": Answer.DONE, "refused": Answer.REFUSED}.get(what, Answer.LOST)
+
+    def _one_phase(self, name: str) -> Answer:
+        assert self.logged is None
+        what = self.choices.choose(["done", "refused", "lost, done", "lost, not done"], f"one phase {name}")
+        self.rms[name] = Rm.COMMITTED if what in ("done", "lost, done") else Rm.ROLLED_BACK
+        return {"done": Answer.DONE, "refused": Answer.REFUSED}.get(what, Answer.LOST)
+
+    def _person(self, name: str) -> None:
+        """Before a prepared branch is told anything, somebody may have decided on it."""
+        if self.rms[name] is not Rm.PREPARED:
+            return
+        options = ["nobody", "commits", "rolls back", "rolls back and forgets", "commits and forgets"]
+        what = self.choices.choose(options, f"a person at {name}")
+        if what != "nobody":
+            self.rms[name] = self.by_hand[name] = Rm.COMMITTED if what.startswith("commits") else Rm.ROLLED_BACK
+            if what.endswith("forgets"):
+                self.forgotten.add(name)
+
+    def _commit(self, name: str) -> Answer:
+        assert self.logged is Outcome.COMMITTED or self.row, "nobody commits before the decision is recorded"
+        self._person(name)
+        return self._second(name, Rm.COMMITTED)
+
+    def _rollback(self, name: str) -> Answer:
+        assert self.logged is not Outcome.COMMITTED
+        assert not self.row
+        if self.rms[name] is Rm.ACTIVE:
+            self.rms[name] = Rm.ROLLED_BACK
+            return Answer.DONE
+        self._person(name)
+        return self._second(name, Rm.ROLLED_BACK)
+
+    def _second(self, name: str, wanted: Rm) -> Answer:
+        if name in self.by_hand and name not in self.forgotten:
+            return Answer.HEUR_COMMITTED if self.by_hand[name] is Rm.COMMITTED else Answer.HEUR_ROLLED_BACK
+        if self.rms[name] is not Rm.PREPARED:
+            return Answer.UNKNOWN
+        what = self.choices.choose(["done", "answer lost", "request lost"], f"{wanted.value} {name}")
+        if what != "request lost":
+            self.rms[name] = wanted
+        return Answer.DONE if what == "done" else Answer.PENDING
+
+    def _ask(self, name: str) -> Answer:
+        told = {Rm.COMMITTED: Answer.COMMITTED, Rm.ROLLED_BACK: Answer.ROLLED_BACK, Rm.PREPARED: Answer.PENDING}
+        return told[self.rms[name]] if self.tells else Answer.UNKNOWN
+
+    # The end of the transaction manager, and the next one
+
+    def settle(self, outcome: Outcome, parties: dict[str, Party]) -> None:
+        self.said |= {name: party for name, party in parties.items() if party.is_heuristic}
+        assert outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)
+
+    def recover(self, prepared: tuple[str, ...]) -> None:
+        """What the next boot does: first the last resource's row, then each participant, which now answers."""
+        for name, state in self.rms.items():
+            if state is Rm.ACTIVE:
+                self.rms[name] = Rm.ROLLED_BACK  # its session is gone
+        decision = self.logged
+        if decision is Outcome.IN_DOUBT:
+            decision = Outcome.COMMITTED if self.row else Outcome.ROLLED_BACK
+        for name in [name for name in NAMES if name in self.rms]:
+            heuristic = name in self.by_hand and name not in self.forgotten
+            if self.rms[name] is Rm.PREPARED or heuristic:
+                known = Known(own=True, over=True, decision=decision, noted=self.said.get(name))
+                self._treat(name, voting.treatment(known))
+            elif decision is not None and name in prepared and name not in self.said:
+                told = drive(self, voting.account_for(decision, [name], first=False))
+                self.settle(decision, told)
+
+    def _treat(self, name: str, treatment: Treatment) -> None:
+        if treatment is Treatment.LEAVE:
+            assert name in self.said
+            return
+        outcome = Outcome.COMMITTED if treatment is Treatment.COMMIT else Outcome.ROLLED_BACK
+        party = Party.PENDING
+        while party is Party.PENDING:  # retried for ever: here until it is told
+            self.choices = Choices()
+            party = drive(self, voting.finish(outcome, [name], first=False))[name]
+        self.settle(outcome, {name: party})
+
+
+def drive(world: World, finishing: voting.Finishing) -> dict[str, Party]:
+    try:
+        command = next(finishing)
+        while True:
+            command = finishing.send(world.perform(command))
+    except StopIteration as end:
+        parties: dict[str, Party] = end.value
+        return parties
+
+
+@dataclass
+class Run:
+    world: World
+    verdict: Verdict | None
+    """None: it crashed before there was one."""
+
+
+def vote(choices: Choices, names: tuple[str, ...], last: str | None, tells: bool, crashes: bool, together: bool) -> Run:
+    world = World(choices, tells, dict.fromkeys((*names, *([last] if last else ())), Rm.ACTIVE))
+    voted = voting.commit(names, last, together=together)
+    prepared: tuple[str, ...] = ()
+    verdict = None
+    try:
+        command = next(voted)
+        while True:
+            if crashes and choices.choose(list(Crash), "before") is Crash.YES:
+                break
+            if isinstance(command, Decide):
+                prepared = command.names
+            answers = world.perform(command)
+            if crashes and choices.choose(list(Crash), "after") is Crash.YES:
+                break
+            command = voted.send(answers)
+    except StopIteration as end:
+        verdict = end.value
+        if verdict.outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK):
+            world.settle(verdict.outcome, dict(verdict.parties))
+    world.recover(prepared)
+    return Run(world, verdict)
+
+
+def judge(run: Run) -> None:
+    """The rule: never one committed and another one rolled back, unless somebody else did it, and then it is said."""
+    world, verdict = run.world, run.verdict
+    states = {state for state in world.rms.values() if state is not Rm.NOTHING}
+    assert states <= {Rm.COMMITTED, Rm.ROLLED_BACK}, "everything is finished"
+    decided = verdict.outcome if verdict is not None else None
+    if verdict is not None and decided in (Outcome.COMMITTED, Outcome.ROLLED_BACK):
+        wanted = Rm.COMMITTED if decided is Outcome.COMMITTED else Rm.ROLLED_BACK
+        against = {name for name, state in world.rms.items() if state not in (wanted, Rm.NOTHING)}
+        assert against <= world.by_hand.keys(), "what was reported is what happened, but for a person"
+        judge_report(world, verdict, against)
+    else:
+        by_itself = {state for name, state in world.rms.items() if name not in world.by_hand} - {Rm.NOTHING}
+        assert len(by_itself) <= 1, "undecided for the caller, and one outcome for all"
+    if len(states) == 2:
+        assert world.by_hand, "only a person makes it mixed"
+        assert world.said or world.forgotten, "and then it is said, as long as anybody knows"
+
+
+def judge_report(world: World, verdict: Verdict, against: set[str]) -> None:
+    """What the caller is told of those who did otherwise."""
+    told = {name for name in against if verdict.parties[name].is_heuristic}
+    if verdict.outcome is Outcome.COMMITTED:
+        assert told == against, "a branch that is gone at the first commit is never counted as committed"
+    if told:
+        assert voting.heuristic_code(verdict.outcome, verdict.parties) is not None
+    for name, party in verdict.parties.items():
+        if party is Party.COMMITTED:
+            assert world.rms[name] is Rm.COMMITTED
+
+
+def judged(run: Callable[[Choices], Run]) -> int:
+    runs = 0
+    for choices, done in every_path(run):
+        try:
+            judge(done)
+        except AssertionError as wrong:
+            raise AssertionError(f"{wrong}: {choices}") from wrong
+        runs += 1
+    return runs
+
+
+PREPARED = dict.fromkeys(NAMES, Answer.PREPARED)

@@ -1,0 +1,84 @@
+"""A message id that is given twice: what its earlier life left is gone for good before it is used again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.bare_space import DURABLE, BareSpace, bare_space
+from support.crash_level import STRICT, open_space
+from support.crash_story import EMPTY, message_id
+from xaqueue.message import MessageId
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.xa import Flag
+from xaqueue.xid import Xid
+
+X = Xid(1, b"x", b"")
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[BareSpace]:
+    with bare_space(tmp_path / "space", DURABLE) as opened:
+        yield opened
+
+
+def put(session: Session, queue: str, body: bytes, given: MessageId | None = None) -> None:
+    session.start(X)
+    if given is None:
+        session.enqueue(queue, body)
+    else:
+        session.enqueue(queue, body, message_id=given)
+    session.end(X)
+    session.commit(X, Flag.ONEPHASE)
+
+
+def take_and_answer(session: Session) -> None:
+    """A branch of several blocks consumes the message."""
+    session.start(X)
+    assert session.dequeue("in") is not None
+    session.enqueue("log", b"answer")
+    session.end(X)
+    session.prepare(X)
+    session.commit(X)
+
+
+def test_a_given_id_used_again_syncs_the_end_of_its_earlier_life(
+    bare: BareSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(bare.space)
+    put(session, "in", b"first", message_id(1))
+    take_and_answer(session)
+    synced: list[str] = []
+    real = bare.fs.sync_dir
+
+    def sync_dir(path: str) -> None:
+        synced.append(path)
+        real(path)
+
+    monkeypatch.setattr(bare.fs, "sync_dir", sync_dir)
+    put(session, "in", b"own id")
+    assert layout.PREPARED not in synced
+    put(session, "in", b"again", message_id(1))
+    assert layout.PREPARED in synced
+
+
+def test_no_crash_loses_a_message_whose_given_id_was_used_before() -> None:
+    fs = EMPTY.open()
+    space = open_space(fs, STRICT)
+    session = Session(space)
+    put(session, "in", b"first", message_id(1))
+    take_and_answer(session)
+    put(session, "in", b"again", message_id(1))
+    trees = 0
+    for tree in fs.trees_after_crash():
+        trees += 1
+        assert bodies(open_space(tree.open(), STRICT), "in") == [b"again"]
+    assert trees > 1
+
+
+def bodies(space: Space, queue: str) -> list[bytes]:
+    return [message.body for message in Session(space).browse(queue)]
