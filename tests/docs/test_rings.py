@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parent.parent
+NOT_RINGS = {"support", "bench"}
+PROCESSES = {"subprocess", "multiprocessing", "psycopg", "pyspark.sql.SparkSession", "support.postgres"}
 
 
 def imported(module: Path) -> Iterator[str]:
@@ -28,5 +32,23 @@ def test_no_module_imports_a_test_module() -> None:
         for module, names in modules.items()
         for name in names
         if not name.startswith("xaqueue.") and tests.intersection(name.split("."))
+    }
+    assert wrong == set()
+
+
+def test_every_ring_is_a_marker_and_has_its_row() -> None:
+    rings = {module.relative_to(TESTS).parts[0] for module in TESTS.rglob("test_*.py")}
+    options = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert {marker.partition(":")[0] for marker in options["markers"]} == rings
+    assert set(re.findall(r"^\| `(\w+)", (TESTS / "README.md").read_text(), re.MULTILINE)) == rings
+    assert not rings & NOT_RINGS
+
+
+def test_the_unit_ring_starts_no_process() -> None:
+    wrong = {
+        f"{module.relative_to(TESTS)}: {name}"
+        for module in (TESTS / "unit").rglob("*.py")
+        for name in imported(module)
+        if any(name == one or name.startswith(f"{one}.") for one in PROCESSES)
     }
     assert wrong == set()
