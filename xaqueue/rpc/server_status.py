@@ -1,4 +1,4 @@
-"""What a served space is and holds: the keys of ``xaqueue.space.offline.inspect.Status``, from its server's memory, and more.
+"""What a served space is and holds: the keys of ``inspect.Status``, from its server's memory, and more.
 
     sessions      how many are open
     waiting       how many of them wait for a message

@@ -1,8 +1,8 @@
 """A journal of redo records: what ``write`` returned from is durable, at one overwrite and one sync a round.
 
 Segments are preallocated and overwritten in place, so that a sync needs no commit of the file system's own journal.
-Once a checkpoint has covered a segment, it is recycled under the name of a later LSN. ``xaqueue.storage.journal_format`` has
-the bytes, ``xaqueue.storage.journal_reader`` reads them back. Nothing here knows what a record means.
+Once a checkpoint has covered a segment, it is recycled under the name of a later LSN. ``journal_format`` has
+the bytes, ``journal_reader`` reads them back. Nothing here knows what a record means.
 """
 
 from __future__ import annotations

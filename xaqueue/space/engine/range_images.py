@@ -1,6 +1,6 @@
 """A range that is full leaves an image beside it while the space works, so that an open after a kill reads few heads.
 
-It is in the bytes of ``xaqueue.space.engine.image``, with one range, and is written with a journal only, behind a checkpoint,
+It is in the bytes of ``image``, with one range, and is written with a journal only, behind a checkpoint,
 of what that checkpoint hardened. As for the image that a clean close leaves, names decide what is there, and losing it
 costs time and never content. What it says of a name stays true as long as the space works: a number is never used
 twice, and the file of a message changes only where a try is counted, which first removes the image, durably. At levels

@@ -1,6 +1,6 @@
 """One session with a space: the XA verbs over its branches, and the work between them.
 
-Every verb asks the table in ``xaqueue.space.model.branch`` first, then performs a step of ``xaqueue.space.engine.commit``. While a step is
+Every verb asks the table in ``space.model.branch`` first, then performs a step of ``commit``. While a step is
 on its way its branch is busy, and another call on it waits; the space's lock is never held across a sync.
 """
 

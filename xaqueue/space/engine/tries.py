@@ -1,6 +1,6 @@
 """A dequeue that was rolled back is counted in the message itself, so that a poisoned message shows after a restart.
 
-Of those that a killed process had begun tell their blocks in active/, and with a journal ``xaqueue.space.engine.register``.
+Of those that a killed process had begun tell their blocks in active/, and with a journal ``register``.
 The message file is written anew beside it and renamed over it: any crash leaves the old file or the new one. A try
 that is not counted for want of room is only a try not counted, and one whose block a power loss brings back is counted
 twice; the message is safe either way.

@@ -1,6 +1,6 @@
 """What a decision by hand would do to the queues can be told without making it: depths before and after.
 
-Pure arithmetic over what ``xaqueue.space.offline.inspect`` saw at one moment; what other branches do meanwhile changes it.
+Pure arithmetic over what ``inspect`` saw at one moment; what other branches do meanwhile changes it.
 """
 
 from __future__ import annotations
