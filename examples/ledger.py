@@ -22,7 +22,7 @@ from pathlib import Path
 import psycopg
 
 import xaqueue
-from xaqueue.demo import postgres
+from xaqueue.tools.demo import postgres
 
 TABLE = "create table if not exists orders (id text primary key, item text not null, state text not null)"
 

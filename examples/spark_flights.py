@@ -15,28 +15,27 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 import xaqueue
-from xaqueue.demo import answer, records
 from xaqueue.spark import session
+from xaqueue.tools.demo import records
 
 FLIGHT = "from_json(string(body), 'carrier STRING, dep_delay INT') AS flight"
 
 
 def send(space: Path, count: int) -> None:
     with xaqueue.connect(space, create=True) as connection:
-        for _, batch in records.batches(count, 500):
-            for row in batch:
-                connection.enqueue("flights", records.body(row))
-            connection.commit()
+        for row in records.rows(count):
+            connection.enqueue("flights", records.body(row))
+        connection.commit()
 
 
 def main(directory: Path, count: int) -> bool:
     send(directory / "space", count)
-    found: dict[str, answer.Delay] = {}
+    found: dict[str, records.Delay] = {}
 
     def tell(sums: DataFrame, batch: int) -> None:
         found.clear()  # the whole answer comes each time: outputMode("complete")
-        found.update({row[0]: answer.Delay(row[1], row[2], row[3] or 0) for row in sums.collect()})
-        carrier, delay = answer.ranked(found)[0]
+        found.update({row[0]: records.Delay(row[1], row[2], row[3] or 0) for row in sums.collect()})
+        carrier, delay = records.ranked(found)[0]
         flights = sum(one.flights for one in found.values())
         print(f"batch {batch}: {flights:,} flights, the latest is {carrier} with {delay.mean:.1f} minutes")
 
@@ -56,7 +55,7 @@ def main(directory: Path, count: int) -> bool:
         .start()
     )
     query.awaitTermination()
-    return found == answer.from_csv(count)
+    return found == records.delays(count)
 
 
 if __name__ == "__main__":

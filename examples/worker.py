@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 
 import xaqueue
-from xaqueue.demo import postgres
+from xaqueue.tools.demo import postgres
 
 
 class TooEarly(Exception):

@@ -19,7 +19,7 @@ import transaction
 from transaction.interfaces import TransientError
 
 import xaqueue
-from xaqueue.demo import postgres
+from xaqueue.tools.demo import postgres
 
 
 class Joined:

@@ -20,7 +20,7 @@ from xaqueue.errors import OperationalError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from xaqueue.demo.postgres import Server
+    from xaqueue.tools.demo.postgres import PostgresServer
 
 TESTS = Path(__file__).parent
 
@@ -87,7 +87,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[Server]:
+def postgres_server() -> Iterator[PostgresServer]:
     """A PostgreSQL for all tests of this process; skips where there is none."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     from support.postgres import started
@@ -97,7 +97,7 @@ def postgres_server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def dsn(postgres_server: Server) -> Iterator[str]:
+def dsn(postgres_server: PostgresServer) -> Iterator[str]:
     """A new database in it."""
     from support.postgres import database
 

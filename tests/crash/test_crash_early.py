@@ -17,7 +17,7 @@ from support.crash_story import Act, Became, End, Record, call, crashes, look, p
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem
+from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

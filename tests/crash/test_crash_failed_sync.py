@@ -35,7 +35,7 @@ from xaqueue.errors import DecisionLogError, ResourceFailed, RetryLater
 from xaqueue.space.engine.state import Space
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.tm.log import DecisionLog
-from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

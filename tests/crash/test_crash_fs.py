@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 START = Tree({"a": None, "b": None, "a/old": b"old!"})
 

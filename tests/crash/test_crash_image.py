@@ -14,7 +14,7 @@ from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine import image
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 
 from support.journal_story import Story, cut, judge_every_crash
 from support.journals import found
-from xaqueue.torture.forgetful import Crashed
+from xaqueue.tools.torture.forgetful import Crashed
 
 
 @pytest.mark.parametrize("first", range(4))

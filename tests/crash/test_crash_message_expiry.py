@@ -11,7 +11,7 @@ from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -10,7 +10,7 @@ from support.crash_level import JOURNAL, STRICT, Level, open_space
 from support.crash_story import EMPTY, look
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine.session import Session
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem
+from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

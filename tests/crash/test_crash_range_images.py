@@ -15,7 +15,7 @@ from xaqueue.space.engine import range_images
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.model.layout import RANGE_SIZE, Watermark
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 IMAGE = layout.range_image_path("q", 0)
 BEFORE = layout.format_watermark(Watermark(RANGE_SIZE - 4, RANGE_SIZE - 4))

@@ -16,7 +16,7 @@ from xaqueue.space.engine import redo
 from xaqueue.space.model import layout
 from xaqueue.space.recovery.salvage import give_up
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
-from xaqueue.torture.forgetful import Crashed, Tree
+from xaqueue.tools.torture.forgetful import Crashed, Tree
 
 
 @pytest.fixture

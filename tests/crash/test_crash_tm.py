@@ -24,7 +24,7 @@ from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.standing import Heuristic
 from xaqueue.tm.voting import Party
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Outcome
 
 NAMES = ("a", "b", "c")

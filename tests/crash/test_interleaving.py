@@ -21,7 +21,7 @@ from support.interleaving import BatchPlay, BatchScene, Interrupted, Play, Promi
 from support.stream_story import BEFORE as BEFORE_ALL
 from support.stream_story import FOUR, NEVER_KEPT, ONE, THREE, TWO, Acts, Promised
 from support.stream_story import judge as judge_stream
-from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -16,7 +16,7 @@ from xaqueue.errors import InvalidArgument, ProtocolError, ResourceFailed, Retry
 from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

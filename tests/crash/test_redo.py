@@ -29,7 +29,7 @@ from xaqueue.space.model import layout
 from xaqueue.space.model.block import decode
 from xaqueue.space.model.layout import Watermark
 from xaqueue.storage.journal_format import Record
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 ACTS = st.lists(
     st.tuples(

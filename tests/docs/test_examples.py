@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import ROOT
-from xaqueue.demo import postgres
 from xaqueue.errors import OperationalError
 from xaqueue.space.owner.open import is_owned, read_owner
+from xaqueue.tools.demo import postgres
 
 if TYPE_CHECKING:
     import psycopg

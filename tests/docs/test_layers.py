@@ -41,9 +41,7 @@ LAYERS = {
     "xaqueue.rpc": 4,
     "xaqueue.spark": 5,
     "xaqueue.cli": 5,
-    "xaqueue.bench": 5,
-    "xaqueue.demo": 5,
-    "xaqueue.torture": 5,
+    "xaqueue.tools": 5,
     "xaqueue": 5,
 }
 """Of a module, or of every module in a package."""
@@ -59,7 +57,7 @@ OWNED = {
     "typer": ("xaqueue.cli",),
     "click": ("xaqueue.cli",),
     "watchdog": ("xaqueue.space",),
-    "fcntl": ("xaqueue.storage", "xaqueue.bench"),
+    "fcntl": ("xaqueue.storage", "xaqueue.tools"),
 }
 """Packages that only these rooms may import."""
 
@@ -92,30 +90,22 @@ SHUTIL_CHANGES = {"rmtree", "move", "copy", "copy2", "copyfile", "copytree", "co
 
 EXCEPTIONS = {
     "xaqueue.space.owner.open": "makes the directories of a new space, before there is a port that is opened on them",
-    "xaqueue.bench.engine": "waits for the disk to be quiet before a measurement",
-    "xaqueue.bench.bare": "makes the bare system calls that the engine is compared with, on files of its own",
-    "xaqueue.bench.iotest": "measures the bare system calls that a space would make, on files of its own",
-    "xaqueue.bench.limits": "measures raw syncs, on files of its own",
-    "xaqueue.bench.peers.directory_queue": "empties the queue of a peer",
-    "xaqueue.bench.peers.persist_queue": "empties the queue of a peer",
-    "xaqueue.bench.opening": "makes a space of a million messages faster than the engine would",
-    "xaqueue.bench.spark_bench": "makes the space that it measures reading from",
-    "xaqueue.demo.decisions": "the decision log of the demo's own transaction manager: no file of a space",
-    "xaqueue.demo.stages": "tells watchers how far the demo is: no file of a space",
-    "xaqueue.demo.flights": "makes and removes the demo's own directory",
-    "xaqueue.demo.ledger": "makes and removes the demo's own directory",
-    "xaqueue.demo.ledger_parties": "keeps what a child process printed: no file of a space",
-    "xaqueue.demo.ledger_service": "writes what it says to its standard output: no file of a space",
-    "xaqueue.demo.postgres": "makes and removes the data directory of another database",
-    "xaqueue.demo.child": "keeps what a child process printed: no file of a space",
-    "xaqueue.torture.child": "writes what it says into its parent's pipe: no file of a space",
-    "xaqueue.torture.scratch": "lays out what a power loss may leave, in directories of its own",
+    "xaqueue.tools.bench": "waits for the disk to be quiet before a measurement",
+    "xaqueue.tools.bare": "makes the bare system calls that the engine is compared with, on files of its own",
+    "xaqueue.tools.iotest": "measures the bare system calls that a space would make, on files of its own",
+    "xaqueue.tools.demo.stage": "makes and removes the demo's own directory",
+    "xaqueue.tools.demo.flights": "keeps what a child process complained of: no file of a space",
+    "xaqueue.tools.demo.ledger_parties": "keeps what a child process printed: no file of a space",
+    "xaqueue.tools.demo.ledger_service": "writes what it says to its standard output: no file of a space",
+    "xaqueue.tools.demo.postgres": "makes and removes the data directory of another database",
+    "xaqueue.tools.torture.work": "writes what it says into its parent's pipe: no file of a space",
+    "xaqueue.tools.torture.power": "lays out what a power loss may leave, in directories of its own",
     "xaqueue.rpc.sockets": "makes and removes the Unix socket that it listens on: no file of a space",
     "xaqueue.spark.places": "makes the log and the directory of a server that a job started: no file of a space",
     "xaqueue.spark.ingest_target": "makes the directory for Parquet files that the person named",
     "xaqueue.spark.java": "links a Java runtime into the person's cache",
     "xaqueue.cli.message_verbs": "writes a message's body into a file that the person named",
-    "xaqueue.cli.work_verbs": "writes a bench's result into a file that the person named",
+    "xaqueue.cli.tools": "writes a bench's result into a file that the person named",
     "xaqueue.cli.exits": "points standard output at nothing once its reader is gone",
 }
 """Modules outside ``storage/`` that change files, and why it is none of the port's business."""

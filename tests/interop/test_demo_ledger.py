@@ -16,17 +16,17 @@ import pytest
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 import xaqueue
-from xaqueue.demo import ledger, ledger_audit, ledger_parties, postgres
-from xaqueue.demo.ledger_audit import Books, Said
-from xaqueue.demo.ledger_parties import Program, QueueServer
 from xaqueue.errors import InvalidArgument, OperationalError
+from xaqueue.tools.demo import ledger, ledger_parties, postgres
+from xaqueue.tools.demo.ledger import Books, ServiceLog
+from xaqueue.tools.demo.ledger_parties import Program, QueueServer
 
-SAID = Said(taken={"1", "2", "3"}, sent={"3"}, refused={"4"}, early={"3"})
+SAID = ServiceLog(taken={"1", "2", "3"}, sent={"3"}, refused={"4"}, early={"3"})
 BOOKS = Books(Counter(["1", "2"]), Counter(["3"]), Counter(["1", "2"]), 0, 0, 0)
 
 
-def wrong(said: Said, books: Books) -> list[str]:
-    return [finding.claim for finding in ledger_audit.check(said, books) if not finding.holds]
+def wrong(said: ServiceLog, books: Books) -> list[str]:
+    return [claim.text for claim in books.check(said) if not claim.holds]
 
 
 def test_books_that_agree_are_agreed_to() -> None:
@@ -41,7 +41,7 @@ def test_books_that_agree_are_agreed_to() -> None:
         (replace(BOOKS, messages=Counter(["1", "5"])), "2 rows wait and 2 messages do: the same orders"),
         (replace(BOOKS, prepared=1), "PostgreSQL has 1 prepared transactions"),
         (replace(BOOKS, branches=1), "the queue has 1 branches in doubt"),
-        (replace(BOOKS, undone=1), "the decision log has 1 transactions open"),
+        (replace(BOOKS, unfinished=1), "the decision log has 1 transactions open"),
     ],
 )
 def test_a_disagreement_is_found(books: Books, claim: str) -> None:
@@ -59,15 +59,15 @@ def test_a_disagreement_is_found(books: Books, claim: str) -> None:
     ],
 )
 def test_what_was_said_and_is_not_so_is_found(said: str, claim: str) -> None:
-    heard = Said(set(SAID.taken), set(SAID.sent), set(SAID.refused))
+    heard = ServiceLog(set(SAID.taken), set(SAID.sent), set(SAID.refused))
     heard.hear([said.split()])
     assert wrong(heard, BOOKS) == [claim]
 
 
 def test_only_what_is_about_orders_is_heard() -> None:
-    heard = Said()
+    heard = ServiceLog()
     heard.hear([["ready", "01"], ["refused", "-"], ["hear", "x"], ["a", "line", "more"], ["taken", "1"]])
-    assert heard == Said(taken={"1"})
+    assert heard == ServiceLog(taken={"1"})
 
 
 # The parties
@@ -105,9 +105,9 @@ def test_a_killed_queue_server_is_started_again(server: QueueServer) -> None:
     before = server.pid
     assert not server.revive()
     server.kill()
-    patience = ledger_parties.Patience("it is not started again")
+    deadline = ledger_parties.Deadline("it is not started again")
     while not server.revive():
-        patience.look()
+        deadline.look()
     assert server.deaths == 1
     assert server.pid != before
     xaqueue.connect(server.url).close()

@@ -14,10 +14,10 @@ import psycopg
 import pytest
 
 from support.postgres import PATIENCE_S, reached
-from xaqueue.demo import postgres
-from xaqueue.demo.ledger_parties import Patience, kill_a_backend
-from xaqueue.demo.postgres import HASTY, Server, running
 from xaqueue.errors import OperationalError
+from xaqueue.tools.demo import postgres
+from xaqueue.tools.demo.ledger_parties import Deadline, kill_a_backend
+from xaqueue.tools.demo.postgres import HASTY, PostgresServer, running
 
 if not any(postgres.directories()):
     pytest.skip(postgres.MISSING, allow_module_level=True)
@@ -44,7 +44,7 @@ def test_data_stay_and_the_second_uses_the_first(place: Path) -> None:
 
 
 def test_what_a_killed_server_left_is_no_server(place: Path) -> None:
-    server = Server(place, settings=HASTY, keep=True)
+    server = PostgresServer(place, settings=HASTY, keep=True)
     server.wait()
     with reached(server.dsn) as connection:
         connection.execute("create table kept (id int)")
@@ -58,7 +58,7 @@ def test_what_a_killed_server_left_is_no_server(place: Path) -> None:
 
 
 def test_two_phases_are_possible(place: Path) -> None:
-    server = Server(place, 3, settings=HASTY)
+    server = PostgresServer(place, 3, settings=HASTY)
     server.wait()
     try:
         with psycopg.connect(server.dsn) as connection:
@@ -69,7 +69,7 @@ def test_two_phases_are_possible(place: Path) -> None:
 
 
 def test_a_server_that_is_wanted_and_has_ended_says_why(place: Path) -> None:
-    server = Server(place, settings={"max_connections": "many"})
+    server = PostgresServer(place, settings={"max_connections": "many"})
     try:
         with pytest.raises(OperationalError, match=r"the PostgreSQL server ended: .*max_connections"):
             server.wait()
@@ -91,21 +91,21 @@ def test_a_server_alone_has_no_backend_to_kill(place: Path) -> None:
         assert not kill_a_backend(dsn, lambda pids: pids[0])
 
 
-def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xaqueue.demo.ledger_parties.PATIENCE_S", 0.0)
-    patience = Patience("nothing happens")
+def test_a_deadline_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xaqueue.tools.demo.ledger_parties.LONGEST_S", 0.0)
+    deadline = Deadline("nothing happens")
     time.sleep(0.001)
     with pytest.raises(OperationalError, match="nothing happens for 0 s"):
-        patience.look()
+        deadline.look()
 
 
 def test_root_is_told_of_a_directory_that_is_closed_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(server: Server, command: list[str]) -> None:
+    def run(server: PostgresServer, command: list[str]) -> None:
         if "initdb" in command[0]:
             raise subprocess.CalledProcessError(1, command, stderr=b"could not access directory")
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "chown", lambda *_: None)
-    monkeypatch.setattr(Server, "_run", run)
+    monkeypatch.setattr(PostgresServer, "_run", run)
     with pytest.raises(OperationalError, match=r"that \w+ may enter\): could not access directory"), running(tmp_path):
         pass

@@ -15,7 +15,7 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 
 from support.postgres import crash, database, prepared, reached, terminate
-from xaqueue.demo.postgres import Server
+from xaqueue.tools.demo.postgres import PostgresServer
 
 FORMAT_ID = 0x58415154
 GTRID = "XAQ1" + "0" * 40
@@ -181,7 +181,7 @@ def test_recovery_leaves_the_connection_outside_a_transaction(ledger: psycopg.Co
 
 
 def test_recovery_lists_every_database_and_only_the_own_can_be_finished(
-    ledger: psycopg.Connection, postgres_server: Server
+    ledger: psycopg.Connection, postgres_server: PostgresServer
 ) -> None:
     xid = begin(ledger, 1)
     ledger.tpc_prepare()

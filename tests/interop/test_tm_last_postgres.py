@@ -11,8 +11,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from xaqueue.demo import postgres
 from xaqueue.tm import marker
+from xaqueue.tools.demo import postgres
 
 PATIENCE_S = 60.0
 
@@ -63,7 +63,7 @@ def test_a_server_whose_last_one_was_killed_is_waited_for() -> None:
     with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
         Path(name).chmod(0o711)
         for _ in range(2):
-            server = postgres.Server(Path(name), keep=True, settings=postgres.HASTY)
+            server = postgres.PostgresServer(Path(name), keep=True, settings=postgres.HASTY)
             try:
                 server.wait()
                 psycopg.connect(server.dsn).close()

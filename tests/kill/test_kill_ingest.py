@@ -20,10 +20,10 @@ import pytest
 
 import xaqueue
 from support import SUPPORT
-from xaqueue.demo import records
 from xaqueue.errors import OperationalError
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner.open import create, is_owned, read_owner
+from xaqueue.tools.demo import records
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

@@ -24,9 +24,9 @@ from support.ledger_child import Strike
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
-from xaqueue.demo import ledger_audit, postgres
-from xaqueue.demo.ledger import Scene, come_to_rest, scene_of
-from xaqueue.demo.ledger_parties import Patience, Program, kill_a_backend, tally
+from xaqueue.tools.demo import postgres
+from xaqueue.tools.demo.ledger import Scene, messages, rows, scene_of
+from xaqueue.tools.demo.ledger_parties import Deadline, Program, kill_a_backend, tally
 
 CHILD = SUPPORT / "ledger_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
@@ -78,10 +78,10 @@ class Campaign:
             self._until_struck(program, life)
             for victim in life.sudden:
                 self._kill_suddenly(program, victim)
-            patience = Patience("the service does not end")
+            deadline = Deadline("the service does not end")
             while program.ended() is None:
                 self.scene.server.revive()
-                patience.look()
+                deadline.look()
             assert program.ended() in (0, -9), program.complaint()
             lines = program.lines()
         self.scene.said.hear(lines)
@@ -95,10 +95,10 @@ class Campaign:
         return Program([sys.executable, str(CHILD), *arguments, *fate], self.scene.output)
 
     def _until_struck(self, program: Program, life: Life) -> None:
-        patience = Patience(f"of {life} only {self._said(program)} fell")
+        deadline = Deadline(f"of {life} only {self._said(program)} fell")
         while program.ended() is None and self._said(program) < len(life.strikes):
             self.scene.server.revive()
-            patience.look()
+            deadline.look()
 
     def _kill_suddenly(self, program: Program, victim: str) -> None:
         """Some moments after orders are taken again; a newborn service in the middle of its start."""
@@ -107,10 +107,10 @@ class Campaign:
             program.kill()
             self.sudden["service"] += 1
             return
-        patience, before = Patience("no order is taken"), tally(program)["taken"]
+        deadline, before = Deadline("no order is taken"), tally(program)["taken"]
         while program.ended() is None and tally(program)["taken"] <= before:
             self.scene.server.revive()
-            patience.look()
+            deadline.look()
         time.sleep(self._rng.uniform(0, 0.3))
         if victim == "server":
             self.scene.server.kill()
@@ -147,11 +147,9 @@ def test_rows_and_messages_agree_whoever_is_killed_and_when(scene: Scene) -> Non
         sys.stdout.write(f"{life}\n")
         campaign.live(life)
     campaign.live(Life(()), max(ORDERS - len(scene.said.taken), 1))
-    come_to_rest(scene)
-    books = ledger_audit.read(scene.place)
-    findings = ledger_audit.check(scene.said, books)
-    sys.stdout.write("".join(f"{finding}\n" for finding in findings))
-    assert [str(finding) for finding in findings if not finding.holds] == []
+    claims = scene.come_to_rest().check(scene.said)
+    sys.stdout.write("".join(f"{claim}\n" for claim in claims))
+    assert [str(claim) for claim in claims if not claim.holds] == []
     assert len(scene.said.taken) >= ORDERS
     assert campaign.struck == Counter("/".join(strike[:3]) for life in lives for strike in life.strikes)
     kills = Counter(strike.partition("/")[0] for strike in campaign.struck.elements()) + campaign.sudden
@@ -166,4 +164,4 @@ def test_a_careless_manager_is_found_out(scene: Scene) -> None:
     campaign.live(Life((Strike("service", "committed", "ledger", 1),)))
     campaign.live(Life(()), 1)
     campaign.live(Life(()), 0)
-    assert ledger_audit.rows(scene.place)["taken"] != ledger_audit.messages(scene.place)
+    assert rows(scene.place)["taken"] != messages(scene.place)

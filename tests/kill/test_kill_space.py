@@ -1,6 +1,6 @@
 """A real process that is killed at random moments loses nothing and doubles nothing.
 
-Jepsen's total queue over real files (``xaqueue.torture.ledger``). Some kills come after a random delay, some at a
+Jepsen's total queue over real files (``xaqueue.tools.torture.ledger``). Some kills come after a random delay, some at a
 chosen file-system call: the middle of a commit, of a recovery. The parent is the transaction manager: it keeps the
 decisions that the child said.
 """
@@ -19,9 +19,9 @@ from support import SUPPORT
 from support.kill_child import settled
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
-from xaqueue.torture.ledger import Ledger
-from xaqueue.torture.lives import LONGEST_START_S, Life, kill
-from xaqueue.torture.reopen import reopened
+from xaqueue.tools.torture.ledger import Ledger
+from xaqueue.tools.torture.run import LONGEST_START_S, Life, kill
+from xaqueue.tools.torture.work import reopened
 
 CHILD = SUPPORT / "kill_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"

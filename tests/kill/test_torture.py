@@ -23,14 +23,13 @@ from xaqueue.errors import DiskFull
 from xaqueue.space.engine.session import Session
 from xaqueue.space.owner import open
 from xaqueue.storage.fs import FileSystem
-from xaqueue.torture import kills, power, run, verdict
-from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
-from xaqueue.torture.ledger import Ledger
-from xaqueue.torture.lives import Child, Life, LifeFailed
-from xaqueue.torture.recording import PowerLost, RecordingFileSystem
-from xaqueue.torture.reopen import reopened
-from xaqueue.torture.scratch import laid_out, tree_in
-from xaqueue.torture.verdict import Outcome, Result
+from xaqueue.tools.torture import power, run, verdict
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.ledger import Ledger
+from xaqueue.tools.torture.power import PowerLost, RecordingFileSystem, laid_out, tree_in
+from xaqueue.tools.torture.run import Child, Life, LifeFailed
+from xaqueue.tools.torture.verdict import CrashTally, Result
+from xaqueue.tools.torture.work import reopened
 
 DURABLE = ("JOURNAL", "FSYNC;DSYNC", "FDATASYNC;DSYNC")
 TRIES = 60
@@ -39,12 +38,12 @@ TRIES = 60
 pytestmark = pytest.mark.crash
 
 
-def until_a_fault(directory: Path, flags: str) -> Outcome:
+def until_a_fault(directory: Path, flags: str) -> CrashTally:
     for number in range(TRIES):
         outcome = power.survive_power_losses(directory, flags, 0.0, f"{number}")
         if outcome.faults:
             return outcome
-    return Outcome()
+    return CrashTally()
 
 
 # Power
@@ -138,7 +137,7 @@ def test_what_is_laid_out_is_what_was_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags", ["JOURNAL", "NONE"])
 def test_a_kill_loses_nothing(tmp_path: Path, flags: str) -> None:
     open.create(tmp_path / "space", any_queue=True)
-    outcome = kills.survive_kills(tmp_path / "space", flags, 1.5, f"{time.time_ns()}")
+    outcome = run.survive_kills(tmp_path / "space", flags, 1.5, f"{time.time_ns()}")
     assert outcome.faults == []
     assert outcome.tries > 0
 
@@ -152,10 +151,10 @@ def test_a_message_that_a_kill_takes_along_is_missed(tmp_path: Path, monkeypatch
         for path in space.glob("committed/*/*/*"):
             path.unlink()
 
-    monkeypatch.setattr(kills, "kill", kill_and_take)
-    monkeypatch.setattr(kills, "LONGEST_WORK_S", 2.0)
+    monkeypatch.setattr(run, "kill", kill_and_take)
+    monkeypatch.setattr(run, "LONGEST_WORK_S", 2.0)
     open.create(space, any_queue=True)
-    outcome = kills.survive_kills(space, "NONE", 4.0, "seed")
+    outcome = run.survive_kills(space, "NONE", 4.0, "seed")
     assert any(fault.startswith(("lost: ", "it does not open, or does not serve: ")) for fault in outcome.faults)
 
 
@@ -171,7 +170,7 @@ def test_no_room_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with (tmp_path / "space" / "queues.toml").open("a") as definitions:
         definitions.write(f"\n[space]\nmin_free_bytes = {1 << 60}\n")
     with pytest.raises(DiskFull, match="no room to work in"):
-        kills.survive_kills(tmp_path / "space", "NONE", 1.0, "seed")
+        run.survive_kills(tmp_path / "space", "NONE", 1.0, "seed")
     monkeypatch.setattr(power, "DEFINITIONS", f"[default]\n[space]\nmin_free_bytes = {1 << 60}\n")
     monkeypatch.setattr(power, "CALLS", (400,))
     with pytest.raises(DiskFull):
@@ -182,8 +181,8 @@ def test_no_room_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_is_promised_and_what_is_not() -> None:
-    lossy = Outcome(10, 100, 4, ["lost: message 1 of red"] * 7)
-    sound = Outcome(10, 100)
+    lossy = CrashTally(10, 100, 4, ["lost: message 1 of red"] * 7)
+    sound = CrashTally(10, 100)
     kept = [Result("JOURNAL", sound, sound), Result("NONE", sound, lossy), Result("FSYNC", sound, sound)]
     assert verdict.is_safe(kept)
     assert list(verdict.rows(kept)) == [
@@ -228,7 +227,7 @@ def test_the_command_says_which_flags_are_safe(tmp_path: Path) -> None:
 
 
 def test_a_broken_promise_is_exit_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = Result("JOURNAL", Outcome(3, 20), Outcome(8, 20, 1, ["lost: message 1 of red"]))
+    broken = Result("JOURNAL", CrashTally(3, 20), CrashTally(8, 20, 1, ["lost: message 1 of red"]))
     monkeypatch.setattr(run, "run", lambda *_: ([broken], "7"))
     for more in ([], ["--json"]):
         result = CliRunner().invoke(app, ["torture", str(tmp_path), *more])

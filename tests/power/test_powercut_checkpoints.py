@@ -21,9 +21,9 @@ from support.powercut import Lives, disk, seeded
 from support.served import Process
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
-from xaqueue.torture.ledger import Ledger
-from xaqueue.torture.lives import Child, Life
-from xaqueue.torture.reopen import reopened
+from xaqueue.tools.torture.ledger import Ledger
+from xaqueue.tools.torture.run import Child, Life
+from xaqueue.tools.torture.work import reopened
 
 CHILD = SUPPORT / "served_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"

@@ -2,63 +2,62 @@
 
 from __future__ import annotations
 
-import errno
 import json
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from support.bare_space import bare_space
-from xaqueue.bench import engine, environment, limits, opening, tables
-from xaqueue.bench.checkpoints import Checkpoints
-from xaqueue.bench.options import Options
-from xaqueue.bench.peers.peer import OPERATIONS
-from xaqueue.bench.rates import Rate
 from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.main import app
-from xaqueue.errors import InvalidArgument, ResourceFailed
-from xaqueue.space.model.format import read_format
-from xaqueue.space.owner.open import attach
+from xaqueue.errors import InvalidArgument
+from xaqueue.storage.hardening import Hardening
+from xaqueue.tools import bare, bench, environment
+from xaqueue.tools.bare import bare_protocol
+from xaqueue.tools.bench import OPERATIONS, BenchPlan
+from xaqueue.tools.rates import Rate, aligned, latency_us, percentile, rate_of
 
 
 def test_each_flag_thread_and_operation_is_measured_against_the_bare_calls(tmp_path: Path) -> None:
     lines: list[str] = []
     flags = ("NONE", "FDATASYNC;DSYNC")
-    options = Options(tmp_path, threads=(1, 2), flags=flags, size_bytes=64, seconds=0.05, rounds=1)
-    result = engine.run(options, lines.append)
+    options = BenchPlan(tmp_path, threads=(1, 2), flags=flags, size_bytes=64, seconds=0.05, rounds=1)
+    result = bench.run(options, lines.append)
     rows = {(row["flags"], row["threads"], row["operation"]): row for row in result["results"]}
-    raw = {(row["name"], row["threads"]): row for row in result["raw"]}
+    floors = {row["threads"]: row["per_s"] for row in result["floor"]}
     assert set(rows) == {(flag, threads, name) for flag in flags for threads in (1, 2) for name in OPERATIONS}
-    assert set(raw) == {(name, threads) for name in limits.RAW for threads in (1, 2)}
+    assert set(floors) == {1, 2}
     for row in rows.values():
-        assert row["engine_per_s"] > 0
+        assert row["per_s"] > 0
         assert row["bare_per_s"] > 0
-        assert row["ratio"] == pytest.approx(row["engine_per_s"] / row["bare_per_s"])
-        assert row["of_floor"] == pytest.approx(row["engine_per_s"] / raw[limits.FLOOR, row["threads"]]["per_s"])
-        assert (row["times_one_thread"] is None) == (row["threads"] == 1)
-        assert 0 < row["engine_p50_us"] <= row["engine_p99_us"] <= row["engine_p999_us"]
-        assert row["messages_per_s"] == row["engine_per_s"]
+        assert row["ratio"] == pytest.approx(row["per_s"] / row["bare_per_s"])
+        assert row["of_floor"] == pytest.approx(row["per_s"] / floors[row["threads"]])
+        assert 0 < row["p50_us"] <= row["p99_us"] <= row["p999_us"]
+        assert row["messages_per_s"] == row["per_s"]
     assert json.loads(json.dumps(result))["options"]["directory"] == str(tmp_path)
     assert any("bare/s" in line for line in lines)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_rounds_of_syncs_are_counted_for_each_transaction(tmp_path: Path) -> None:
-    options = Options(tmp_path, threads=(1,), flags=("NONE", "FSYNC;DSYNC"), seconds=0.05, rounds=1)
-    rows = engine.run(options, lambda _: None)["results"]
+    options = BenchPlan(tmp_path, threads=(1,), flags=("NONE", "FSYNC;DSYNC"), seconds=0.05, rounds=1)
+    rows = bench.run(options, lambda _: None)["results"]
     for row in rows:
         alone = row["flags"] == "FSYNC;DSYNC"
         assert row["rounds_per_transaction"] == pytest.approx(2.0 if alone else 0.0, abs=0.5)
 
 
 def test_a_branch_of_several_messages_is_one_transaction(tmp_path: Path) -> None:
-    options = Options(tmp_path, threads=(1,), flags=("NONE",), seconds=0.05, rounds=1, messages_per_branch=3)
-    rows = engine.run(options, lambda _: None)["results"]
+    options = BenchPlan(tmp_path, threads=(1,), flags=("NONE",), seconds=0.05, rounds=1, messages_per_branch=3)
+    rows = bench.run(options, lambda _: None)["results"]
     assert [row["operation"] for row in rows] == list(OPERATIONS)
     for row in rows:
-        assert row["messages_per_s"] == pytest.approx(3 * row["engine_per_s"])
+        assert row["messages_per_s"] == pytest.approx(3 * row["per_s"])
         assert row["bare_per_s"] > 0
 
 
@@ -71,109 +70,34 @@ def test_a_branch_of_several_messages_is_one_transaction(tmp_path: Path) -> None
         {"seconds": 0.0},
         {"size_bytes": -1},
         {"messages_per_branch": 0},
-        {"postgres_dsn": "dbname=x"},
-        {"seconds": 1.0, "checkpoints_s": 1.0},
-        {"checkpoints_s": 0.0},
     ],
 )
 def test_options_that_measure_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="bench"):
-        Options(**wrong)
+        BenchPlan(**wrong)
 
 
 def test_flags_that_do_not_exist_are_refused_before_anything_is_measured() -> None:
     with pytest.raises(InvalidArgument, match="FDATASYNC"):
-        Options(flags=("SYNC",))
+        BenchPlan(flags=("SYNC",))
 
 
 def test_what_fails_or_is_interrupted_leaves_no_space_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> Rate:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("xaqueue.bench.workload.rate_of", interrupted)
+    monkeypatch.setattr("xaqueue.tools.bench.rate_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        engine.run(Options(tmp_path, threads=(1,), flags=("NONE",), seconds=0.01, rounds=1), lambda _: None)
+        bench.run(BenchPlan(tmp_path, threads=(1,), flags=("NONE",), seconds=0.01, rounds=1), lambda _: None)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_checkpoints_are_compared_with_none(tmp_path: Path) -> None:
-    lines: list[str] = []
-    options = Options(tmp_path, threads=(2,), flags=(), seconds=0.2, rounds=1, checkpoints_s=0.02)
-    result = engine.run(options, lines.append)
-    (row,) = result["checkpoints"]
-    assert row["threads"] == 2
-    assert row["checkpoints"] > 0
-    assert row["checkpoint_ms"] > 0
-    for name in ("without", "with"):
-        assert row[f"{name}_per_s"] > 0
-        assert 0 < row[f"{name}_p50_us"] <= row[f"{name}_p999_us"] <= row[f"{name}_max_us"]
-    added_us = row["with_p999_us"] - row["without_p999_us"]
-    assert row["stall_in_syncs"] == pytest.approx(added_us / row["median_sync_us"])
-    assert any(line.startswith("without") for line in lines)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_checkpoint_that_fails_is_raised(tmp_path: Path) -> None:
-    with bare_space(tmp_path / "space", "JOURNAL") as bare:
-        bare.fs.faults["sync_all", ""] = errno.EIO
-        with pytest.raises(ResourceFailed, match="fenced"), Checkpoints(bare.space, 0.001) as checkpoints:
-            checkpoints._thread.join()
 
 
 def test_columns_of_numbers_stand_to_the_right() -> None:
-    assert tables.aligned(("name", "per s"), [("a", "1,000"), ("bcdef", "5")]) == [
+    assert aligned(("name", "per s"), [("a", "1,000"), ("bcdef", "5")]) == [
         "name   per s",
         "a      1,000",
         "bcdef      5",
     ]
-
-
-def test_a_chart_has_a_bar_for_all_that_was_measured(tmp_path: Path) -> None:
-    chart = pytest.importorskip("xaqueue.bench.chart", reason="matplotlib is not installed")
-    options = Options(tmp_path, threads=(1, 2), flags=("NONE",), seconds=0.02, rounds=1, peers=("sqlite",))
-    result = engine.run(options, lambda _: None)
-    for operation in OPERATIONS:
-        labels = [label for label, _, _ in chart.bars(result, operation, 2)]
-        assert sorted(labels) == [
-            "limit: append, 2 fdatasync",
-            "limit: preallocated overwrite, 2 fdatasync",
-            "sqlite (one phase)",
-            "xaqueue NONE",
-        ]
-    for name, magic in (("chart.svg", b"<?xml"), ("chart.png", b"\x89PNG")):
-        chart.draw(result, tmp_path / name)
-        assert (tmp_path / name).read_bytes().startswith(magic)
-
-
-def test_a_deep_queue_is_laid_out_as_its_owner_would_and_opened_by_a_child(tmp_path: Path) -> None:
-    lines: list[str] = []
-    result = opening.run(500, tmp_path, lines.append)
-    assert result["messages"] == 500
-    assert result["seconds"] > 0
-    assert result["peak_bytes"] > 1 << 20
-    assert json.loads(json.dumps(result)) == result
-    assert any("500 messages open in" in line for line in lines)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_layout_is_a_space_that_the_engine_reads_whole(tmp_path: Path) -> None:
-    opening.lay_out(tmp_path / "space", 4100, lambda _: None)
-    assert read_format(tmp_path / "space").name == opening.QUEUE
-    said: list[dict[str, Any]] = []
-    opening.measure_here(tmp_path / "space", said.append)
-    assert said[-1]["messages"] == 4100
-    session = attach(tmp_path / "space", watch=False)
-    try:
-        assert session.space.report.quarantined == []
-        assert [message.seq for message in session.browse(opening.QUEUE)] == list(range(1, 4101))
-    finally:
-        session.close()
-
-
-def test_no_room_for_the_messages_is_said_before_they_are_laid_out(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="inodes"):
-        opening.run(10**13, tmp_path, lambda _: None)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.05, False), (0.5, True)])
@@ -181,32 +105,148 @@ def test_a_machine_that_others_use_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, warned: bool
 ) -> None:
     monkeypatch.setattr(environment, "busy_share", lambda: share)
-    result = engine.run(Options(tmp_path, threads=(1,), flags=(), seconds=0.01, rounds=2), lambda _: None)
+    result = bench.run(BenchPlan(tmp_path, threads=(1,), flags=(), seconds=0.01, rounds=2), lambda _: None)
     assert result["environment"]["busy_share"] == [share, share]
     assert any("others used 50%" in warning for warning in result["environment"]["warnings"]) == warned
 
 
-def test_the_verb_takes_threads_peers_and_a_chart(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra chart is not installed")
-    words = ["--flags", "NONE", "--seconds", "0.02", "--rounds", "1", "--threads", "1,2", "--threads", "3"]
-    more = ["--peer", "sqlite", "--messages-per-branch", "2", "--chart", str(tmp_path / "chart.png")]
-    where = ["--directory", str(tmp_path / "made"), "--json", str(tmp_path / "figures.json")]
-    result = CliRunner().invoke(app, ["bench", *words, *more, *where])
-    assert result.exit_code == 0, result.output
-    told = json.loads((tmp_path / "figures.json").read_text())
-    assert told["options"]["threads"] == [1, 2, 3]
-    assert {row["peer"] for row in told["peers"]} == {"sqlite"}
-    assert told["options"]["messages_per_branch"] == 2
-    assert f"the chart is in {tmp_path / 'chart.png'}" in result.stdout
-    assert (tmp_path / "chart.png").stat().st_size > 0
+def files_in(root: Path) -> list[str]:
+    return sorted(path.name for path in root.rglob("*") if path.is_file())
+
+
+def test_a_step_that_fails_ends_all_threads_and_is_raised() -> None:
+    before = threading.active_count()
+
+    def fails() -> bool:
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        rate_of([lambda: True, fails], seconds=60.0)
+    assert threading.active_count() == before
+
+
+def test_a_step_with_nothing_left_ends_before_the_time_does() -> None:
+    left = iter(range(5))
+    rate = rate_of([lambda: next(left, None) is not None], seconds=60.0)
+    assert rate.operations == len(rate.latencies_s) == 5
+    assert 0 < sum(rate.latencies_s) <= rate.seconds
+    assert Rate(10, 2.0, 0.001).per_s == 5.0
+    assert Rate(10, 2.0, 0.001).cpu_us == pytest.approx(100.0)
+    assert Rate(0, 0.0, 0.0).per_s == Rate(0, 0.0, 0.0).cpu_us == 0.0
+
+
+def test_a_stall_shows_in_the_latencies_and_not_in_the_median() -> None:
+    naps = iter([0.0] * 50 + [0.1] + [0.0] * 49)
+
+    def step() -> bool:
+        nap = next(naps, None)
+        if nap:
+            threading.Event().wait(nap)
+        return nap is not None
+
+    middle, worst = latency_us([rate_of([step], seconds=60.0)], 50, 100)
+    assert middle < 50_000
+    assert worst >= 100_000
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [(["--chart", "figures.txt"], ".svg or .png"), (["--peer", "x"], "sqlite"), (["--flags", "SAFE"], "FDATASYNC")],
+    ("count", "percent", "expected"),
+    [(0, 99, 0.0), (1, 99, 0.0), (100, 50, 49.0), (100, 99, 98.0), (100, 99.9, 99.0), (1000, 99.9, 998.0)],
+)
+def test_a_percentile_is_one_of_the_values(count: int, percent: float, expected: float) -> None:
+    assert percentile([float(number) for number in range(count)], percent) == expected
+
+
+def test_bare_calls_move_a_message_in_and_out(tmp_path: Path) -> None:
+    with bare_protocol(tmp_path, Hardening.parse("FDATASYNC;DSYNC"), 100) as calls:
+        calls.enqueue("a")
+        assert (tmp_path / "committed/range/a").stat().st_size == 100
+        calls.dequeue("a")
+    assert files_in(tmp_path) == [".watermark"]
+
+
+@pytest.mark.parametrize("flags", ["NONE", "FSYNC;DSYNC", "JOURNAL"])
+def test_bare_calls_move_a_branch_of_several_messages_in_and_out(tmp_path: Path, flags: str) -> None:
+    with bare_protocol(tmp_path, Hardening.parse(flags), 100, messages=3) as calls:
+        calls.enqueue("a")
+        messages = tmp_path / "committed/range"
+        assert [(path.name, path.stat().st_size) for path in sorted(messages.iterdir())] == [
+            ("a.1", 100),
+            ("a.2", 100),
+            ("a.3", 100),
+        ]
+        calls.dequeue("a")
+    assert files_in(tmp_path) == [".watermark"] + ["log.0"] * (flags == "JOURNAL")
+
+
+@pytest.mark.parametrize(
+    ("flags", "synced"),
+    [("NONE", 0), ("FDATASYNC", 1), ("FDATASYNC;DSYNC", 5), ("JOURNAL", 2)],
+)
+def test_bare_calls_sync_what_the_flags_ask_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, synced: int
+) -> None:
+    syncs: list[str] = []
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda _, name=name: syncs.append(name))
+    with bare_protocol(tmp_path, Hardening.parse(flags), 100) as calls:
+        step = calls.enqueuer(0, [])
+        syncs.clear()
+        step()
+    assert len(syncs) == synced
+
+
+def test_preallocated_space_is_overwritten_from_its_start_again(tmp_path: Path) -> None:
+    quarter = bare.SEGMENT_BYTES // 4
+    log = bare.Preallocated(tmp_path / "log", 100)
+    try:
+        for number in range(1, 6):
+            log.write(bytes([number]) * quarter)
+    finally:
+        os.close(log.fd)
+    content = (tmp_path / "log").read_bytes()
+    assert len(content) == bare.SEGMENT_BYTES
+    assert list(content[::quarter]) == [5, 2, 3, 4]
+
+
+def test_the_verb_writes_its_figures(tmp_path: Path) -> None:
+    words = ["--flags", "NONE", "--seconds", "0.02", "--rounds", "1", "--threads", "1,2", "--threads", "3"]
+    where = ["--directory", str(tmp_path / "made"), "--json", str(tmp_path / "figures.json")]
+    result = CliRunner().invoke(app, ["bench", "--messages-per-branch", "2", *words, *where])
+    assert result.exit_code == 0, result.output
+    told = json.loads((tmp_path / "figures.json").read_text())
+    assert told["options"]["threads"] == [1, 2, 3]
+    assert told["options"]["messages_per_branch"] == 2
+    assert f"the figures are in {tmp_path / 'figures.json'}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["--threads", "one"], "numbers like 1,8"), (["--flags", "SAFE"], "FDATA")]
 )
 def test_the_verb_refuses_before_anything_is_made(tmp_path: Path, words: list[str], said: str) -> None:
     result = CliRunner().invoke(app, ["bench", "--directory", str(tmp_path / "made"), *words])
     assert result.exit_code == ExitCode.USAGE
     assert said in result.stderr
     assert not (tmp_path / "made").exists()
+
+
+def test_the_projects_own_measurements_run(tmp_path: Path) -> None:
+    """Those in tests/bench, beside a peer and through a server; the others need Spark or minutes."""
+    words = [
+        "--flags",
+        "JOURNAL",
+        "--seconds",
+        "0.05",
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+        "--peer",
+        "sqlite",
+        "--server",
+    ]
+    for program in (["bench.compare", *words], ["bench.opening", "--messages", "300"]):
+        command = [sys.executable, "-m", *program, "--directory", str(tmp_path)]
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from xaqueue.bench import environment
+from xaqueue.tools import environment
 
 MOUNTS = """\
 22 27 0:21 / /proc rw,relatime - proc proc rw
@@ -84,12 +84,6 @@ def test_the_device_is_found_by_its_number_where_the_mount_names_another(tmp_pat
     (root / "sys/devices/loop0").mkdir(parents=True)
     (root / "sys/dev/block/7:0").symlink_to("../../devices/loop0")
     assert environment.look(tmp_path, root).journal is False
-
-
-def test_a_journal_is_known_by_its_thread_where_sysfs_is_silent(tmp_path: Path) -> None:
-    root = fake_root(tmp_path, mounted(tmp_path, "ext4"))
-    (root / "proc/fs/jbd2/loop0-8").mkdir(parents=True)
-    assert environment.look(tmp_path, root).journal is True
 
 
 def test_a_journal_nobody_can_tell_of_is_not_guessed(tmp_path: Path) -> None:

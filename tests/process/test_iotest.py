@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from xaqueue.bench import iotest, verdict
-from xaqueue.bench.devices import device_of
-from xaqueue.bench.environment import Environment
-from xaqueue.bench.verdict import Device, DeviceKind, Facts, Level, Timing, doubt, judge
 from xaqueue.cli.exits import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.errors import InvalidArgument
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.lock import FileLock
+from xaqueue.tools import iotest, verdict
+from xaqueue.tools.environment import Environment
+from xaqueue.tools.iotest import device_of
+from xaqueue.tools.verdict import Device, DeviceKind, Facts, Level, Timing, doubt, judge
 
 PLACE = Environment("/d", "/", "ext4", "/dev/sda", True, 2, "3.11", "6.1")
 FLASH = Device("sda", DeviceKind.FLASH, volatile_cache=True)

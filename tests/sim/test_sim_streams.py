@@ -18,7 +18,7 @@ from support.sim_space import CALLS, PICK, QUEUES, SEED_VARIABLE, JournalMachine
 from xaqueue.errors import QueueReserved, ResourceFailed
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
-from xaqueue.torture.forgetful import Crashed
+from xaqueue.tools.torture.forgetful import Crashed
 
 VERBS = st.sampled_from(("reserve", "consume", "archive", "release", "clear"))
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.spark_space import FabricatedSpace, body, message_id
-from xaqueue.bench.environment import IN_MEMORY, look
-from xaqueue.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -171,20 +169,3 @@ def test_a_session_that_runs_is_returned_as_it_is(spark: SparkSession) -> None:
     assert session("another", cores=7) is spark
     assert spark.sparkContext.appName == "xaqueue tests"
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
-
-
-def test_the_benchmark_measures_both_sources_over_the_same_messages(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from xaqueue.bench.spark_bench import measure
-
-    monkeypatch.setattr("xaqueue.bench.spark_bench.WARM_ROUNDS", 1)
-    told: list[str] = []
-    figures = measure(tmp_path / "new", "orders", 50, 10, rounds=1, in_own_jvm=False, progress=told.append)
-    assert (figures["messages"], figures["binary_file_messages"], figures["rounds"]) == (50, 50, 1)
-    assert figures["ratio"] == figures["xaqueue_per_s"] / figures["binary_file_per_s"]
-    on_disk = look(tmp_path).file_system not in IN_MEMORY
-    assert set(figures["from_disk_per_s"]) == ({"xaqueue", "binary_file", "binary_file_tuned"} if on_disk else set())
-    assert any("laying out 50" in line for line in told)
-    with pytest.raises(InvalidArgument, match="holds 50 messages, 51 are to be measured"):
-        measure(tmp_path / "new", "orders", 51, 10)

@@ -20,7 +20,7 @@ from xaqueue.errors import InvalidArgument, RolledBack
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
-from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

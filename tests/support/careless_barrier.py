@@ -16,7 +16,7 @@ from xaqueue.space.engine import state
 from xaqueue.space.model import layout
 from xaqueue.storage import group_commit
 from xaqueue.storage.group_commit import Barrier, Step, Touched
-from xaqueue.torture.forgetful import ForgetfulFileSystem
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem
 
 
 class Carelessness:

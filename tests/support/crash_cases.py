@@ -25,7 +25,7 @@ from support.crash_level import (
 from support.crash_story import EMPTY, Act, End, Put, Sample, Story, Take, play
 from xaqueue.space.model import layout
 from xaqueue.space.model.layout import RANGE_SIZE, Watermark
-from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 TREES = 1 << 14 if FULL else 1 << 7

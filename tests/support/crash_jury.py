@@ -28,7 +28,7 @@ from support.crash_story import (
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
-from xaqueue.torture.forgetful import Tree
+from xaqueue.tools.torture.forgetful import Tree
 from xaqueue.xa import Flag
 
 

@@ -25,7 +25,7 @@ from xaqueue.storage import journal as journal_of
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.storage.journal_format import SECTOR_BYTES, Entry
-from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 
 NOON_US = 1_700_000_000_000_000
 NEVER: frozenset[str] = frozenset()

@@ -20,7 +20,7 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.timeouts import expire
 from xaqueue.space.model import layout
 from xaqueue.space.model.branch import State
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -26,7 +26,7 @@ from support.crash_story import (
 )
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
-from xaqueue.torture.forgetful import ForgetfulFileSystem
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem
 
 NESTED = TREES if FULL else EXTREMES
 

@@ -16,7 +16,7 @@ from xaqueue.space.model.index import Entry, QueueIndex
 from xaqueue.space.model.layout import RANGE_SIZE
 from xaqueue.storage import journal
 from xaqueue.storage.fs import DirectoryFileSystem
-from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -42,7 +42,7 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.timeouts import expire
 from xaqueue.space.model import layout
 from xaqueue.space.model.layout import RANGE_SIZE, Watermark
-from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -8,7 +8,7 @@ from itertools import count
 
 from support.journals import entry, found, journal_of, numbers, started, write
 from xaqueue.storage.journal import Journal
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 EMPTY = Tree({"journal": None})
 

@@ -1,4 +1,4 @@
-"""The process that test_kill_space kills: the work of xaqueue.torture over a port that dies at a chosen call.
+"""The process that test_kill_space kills: the work of xaqueue.tools.torture over a port that dies at a chosen call.
 
 Arguments: space, flags, life, seed, number of threads, fault ("" or call:number:before|after).
 """
@@ -15,8 +15,7 @@ from pathlib import Path
 from support.space_scan import scan
 from xaqueue.space.owner import open as attaching
 from xaqueue.storage.fs import DirectoryFileSystem
-from xaqueue.torture.child import live
-from xaqueue.torture.reopen import problems
+from xaqueue.tools.torture.work import live, problems
 
 
 class Doom:

@@ -1,6 +1,6 @@
 """The service of the ledger that test_kill_ledger kills: at a named step somebody gets SIGKILL, then at the next one.
 
-Arguments: those of ``xaqueue.demo.ledger_service``; the strikes in JSON, each ``[victim, step, participant, number]``
+Arguments: those of ``xaqueue.tools.demo.ledger_service``; strikes in JSON, each ``[victim, step, participant, number]``
 with victim ``service``, ``server`` or ``backend``; the queue space; ``careless`` or nothing. A strike is armed when
 orders have been taken since the one before it. Now and then PostgreSQL refuses to prepare, so that there is something
 to roll back.
@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import xaqueue
 from support.careless_manager import CarelessManager
-from xaqueue.demo import ledger_service
-from xaqueue.demo.ledger_parties import kill_a_backend
-from xaqueue.demo.ledger_service import Service, say
 from xaqueue.space.owner.open import read_owner
+from xaqueue.tools.demo import ledger_service
+from xaqueue.tools.demo.ledger_parties import kill_a_backend
+from xaqueue.tools.demo.ledger_service import Service, say
 
 CALM = 4
 """So many orders are taken between two strikes, so that everybody has got over the last one."""

@@ -20,8 +20,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from xaqueue.demo import postgres
-from xaqueue.demo.postgres import HASTY, Server
+from xaqueue.tools.demo import postgres
+from xaqueue.tools.demo.postgres import HASTY, PostgresServer
 
 PATIENCE_S = 60.0
 CLIENTS = 80
@@ -29,13 +29,13 @@ _databases = count(1)
 
 
 @contextmanager
-def started() -> Iterator[Server]:
+def started() -> Iterator[PostgresServer]:
     """A server in a directory that an unprivileged user may enter, for the time of the block."""
     if not any(postgres.directories()):
         pytest.skip(postgres.MISSING)
     with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
         Path(name).chmod(0o711)
-        server = Server(Path(name), CLIENTS, settings=HASTY)
+        server = PostgresServer(Path(name), CLIENTS, settings=HASTY)
         try:
             server.wait()
             yield server
@@ -44,7 +44,7 @@ def started() -> Iterator[Server]:
 
 
 @contextmanager
-def database(server: Server) -> Iterator[str]:
+def database(server: PostgresServer) -> Iterator[str]:
     """The DSN of a new database; it goes with everything in it, prepared transactions too."""
     name = f"test_{next(_databases)}"
     with reached(server.dsn, autocommit=True) as own:

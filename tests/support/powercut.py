@@ -27,9 +27,9 @@ import xaqueue
 from support.kill_child import settled
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
-from xaqueue.torture.ledger import Ledger
-from xaqueue.torture.lives import Child, Life
-from xaqueue.torture.reopen import reopened
+from xaqueue.tools.torture.ledger import Ledger
+from xaqueue.tools.torture.run import Child, Life
+from xaqueue.tools.torture.work import reopened
 
 KINDS = ("ext4", "xfs", "btrfs")
 IMAGE_BYTES = 512 * 1024 * 1024

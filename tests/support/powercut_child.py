@@ -11,15 +11,15 @@ import signal
 import sys
 
 from support import kill_child
-from xaqueue.torture.child import say
-from xaqueue.torture.ledger import Said
+from xaqueue.tools.torture.ledger import Statement
+from xaqueue.tools.torture.work import say
 
 
 class Standstill(kill_child.Doom):
     """Stops the whole process, and says so, at the call that the parent chose."""
 
     def end(self) -> None:
-        say(Said("stopped"))
+        say(Statement("stopped"))
         os.kill(os.getpid(), signal.SIGSTOP)
 
 

@@ -15,7 +15,7 @@ from xaqueue.space.engine.redo import Redo
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Block, Kind, decode, encode_with_checksum
 from xaqueue.storage.journal_format import Entry, Record
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 QUEUE = "orders"
 EMPTY = Tree(dict.fromkeys(layout.DIRECTORIES))

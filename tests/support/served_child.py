@@ -1,4 +1,4 @@
-"""The clients of a server that is killed, or whose disk loses power: the work of xaqueue.torture over connections.
+"""The clients of a server that is killed, or whose disk loses power: the work of xaqueue.tools.torture over a URL.
 
 What was prepared before is resolved first, as a transaction manager does. Arguments: URL, name of this life, seed,
 number of clients. The decided branches, a JSON list, come through standard input.
@@ -13,10 +13,8 @@ import threading
 
 import xaqueue
 from xaqueue.connection import Connection
-from xaqueue.torture.child import FAILED, say
-from xaqueue.torture.ledger import Said
-from xaqueue.torture.reopen import resolve
-from xaqueue.torture.work import Say, Worker
+from xaqueue.tools.torture.ledger import Statement
+from xaqueue.tools.torture.work import FAILED, Say, Worker, resolve, say
 
 
 class Client(Worker):
@@ -44,7 +42,7 @@ def main(url: str, life: str, seed: str, clients: str) -> None:
     first = xaqueue.connect(url)
     resolve(first, set(json.load(sys.stdin)), say)
     depth = sum(queue["depth"] for queue in first._manager.status()["queues"])  # type: ignore[attr-defined]
-    say(Said("ready"))
+    say(Statement("ready"))
     for number in range(int(clients)):
         client = Client(xaqueue.connect(url), f"{life}.{number}", seed, say, depth)
         threading.Thread(target=work, args=(client,)).start()

@@ -16,7 +16,7 @@ from xaqueue.errors import ResourceFailed
 from xaqueue.message import MessageId
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
-from xaqueue.torture.forgetful import Crashed, ForgetfulFileSystem
+from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem
 from xaqueue.xid import Xid
 
 SEED_VARIABLE = "XAQUEUE_SIM_SEED"

@@ -20,7 +20,7 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import decode
 from xaqueue.space.model.layout import RANGE_SIZE, Watermark
-from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

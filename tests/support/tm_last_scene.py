@@ -10,7 +10,7 @@ from typing import Any
 from support.tm_world import Bank, Rig, World
 from xaqueue.tm import marker
 from xaqueue.tm.steps import Step
-from xaqueue.torture.forgetful import Crashed, Tree
+from xaqueue.tools.torture.forgetful import Crashed, Tree
 from xaqueue.xa import Outcome
 
 FILES = "files"

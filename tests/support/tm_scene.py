@@ -6,7 +6,7 @@ import contextlib
 
 from support.tm_world import Bank, Rig, World
 from xaqueue.tm.steps import Step
-from xaqueue.torture.forgetful import Crashed, Tree
+from xaqueue.tools.torture.forgetful import Crashed, Tree
 
 
 class Scene:

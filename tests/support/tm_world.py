@@ -21,7 +21,7 @@ from xaqueue.tm.resolver import Resolver
 from xaqueue.tm.standing import ScanReport
 from xaqueue.tm.steps import OnStep, Step
 from xaqueue.tm.transaction import Transaction
-from xaqueue.torture.forgetful import Crashed
+from xaqueue.tools.torture.forgetful import Crashed
 from xaqueue.xa import Code, Outcome
 
 Xid = tuple[int, str, str]

@@ -13,15 +13,13 @@ from xaqueue.cli import (
     drain_verb,
     indoubt,
     ingest_verb,
-    iotest_verb,
     journal_verbs,
     message_verbs,
     serve_verb,
     space_verbs,
     stream_verbs,
-    torture_verb,
+    tools,
     verify_verb,
-    work_verbs,
 )
 from xaqueue.cli.exits import EXIT_HELP, translated
 from xaqueue.cli.spaces import SPACE_VARIABLE
@@ -107,9 +105,7 @@ message_verbs.add_to(app)
 app.add_typer(indoubt.app, name="indoubt")
 ingest_verb.add_to(app)
 verify_verb.add_to(app)
-work_verbs.add_to(app)
-iotest_verb.add_to(app)
-torture_verb.add_to(app)
+tools.add_to(app)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The demo and the benchmarks by their verbs: options reach the engines, and a missing extra is named."""
+"""The demos by their verb: options reach them, and a missing extra is named."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_demo_tells_whether_its_check_passed(
         report(f"{flights} {directory} {keep}")
         return passed
 
-    monkeypatch.setattr("xaqueue.demo.flights.run", run)
+    monkeypatch.setattr("xaqueue.tools.demo.flights.run", run)
     result = CliRunner().invoke(app, ["demo", "--flights", "200", "--directory", str(tmp_path), "--keep"])
     assert (result.exit_code, result.stdout) == (code, f"200 {tmp_path} True\n")
 

@@ -15,7 +15,7 @@ from xaqueue.storage.group_commit import Touched
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.journal import Journal
 from xaqueue.storage.journal_format import Entry
-from xaqueue.torture.forgetful import ForgetfulFileSystem
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem
 
 
 class NotedJournal(Journal):

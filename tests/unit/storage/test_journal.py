@@ -24,7 +24,7 @@ from support.journals import (
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, checkpoint_entry
 from xaqueue.storage.journal_format import PREFIX_BYTES, SECTOR_BYTES, name_of
-from xaqueue.torture.forgetful import Tree
+from xaqueue.tools.torture.forgetful import Tree
 
 
 @pytest.fixture(params=["real", "forgetful"])

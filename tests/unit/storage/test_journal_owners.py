@@ -30,7 +30,7 @@ from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import Journal
 from xaqueue.storage.journal_format import Entry, Record, parse_name
 from xaqueue.storage.journal_reader import look
-from xaqueue.torture.forgetful import Crashed, Tree
+from xaqueue.tools.torture.forgetful import Crashed, Tree
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from xaqueue.bench.environment import IN_MEMORY, look
 from xaqueue.storage import read_ahead
 from xaqueue.storage.read_ahead import AHEAD, ahead, blocks_read
+from xaqueue.tools.environment import IN_MEMORY, look
 
 MANY = 2 * AHEAD + 10
 NAMES = [(number, f"{number:04}") for number in range(MANY)]

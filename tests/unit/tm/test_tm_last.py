@@ -20,7 +20,7 @@ from xaqueue.tm import marker
 from xaqueue.tm.participants import Participant
 from xaqueue.tm.standing import State
 from xaqueue.tm.steps import Step
-from xaqueue.torture.forgetful import Crashed, Tree
+from xaqueue.tools.torture.forgetful import Crashed, Tree
 from xaqueue.xa import Outcome
 
 

@@ -25,7 +25,7 @@ from xaqueue.errors import InterfaceError, InvalidArgument, OutcomeUnknown, Prot
 from xaqueue.tm.participants import Participant, is_unknown_xid, sources
 from xaqueue.tm.steps import Step
 from xaqueue.tm.transaction import Transaction
-from xaqueue.torture.forgetful import Tree
+from xaqueue.tools.torture.forgetful import Tree
 from xaqueue.xa import Code, Outcome
 
 

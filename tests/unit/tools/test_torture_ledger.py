@@ -7,29 +7,31 @@ from collections.abc import Sequence
 
 import pytest
 
-from xaqueue.torture.ledger import Found, Ledger, Number, Place, Said
+from xaqueue.tools.torture.ledger import Holdings, Ledger, Number, Place, Statement
 
 A: Place = ("red", "t.a")
 B: Place = ("blue", "t.b")
 
 
-def ledger_of(*said: Said) -> Ledger:
+def ledger_of(*said: Statement) -> Ledger:
     ledger = Ledger()
     for one in said:
-        ledger.hear(Said.parse(one.line()))
+        ledger.hear(Statement.parse(one.line()))
     return ledger
 
 
-def intent(tag: str, added: Sequence[Place] = (), taken: Sequence[Place] = (), seen: Sequence[Number] = ()) -> Said:
-    return Said("intent", tag, added, taken, seen)
+def intent(
+    tag: str, added: Sequence[Place] = (), taken: Sequence[Place] = (), seen: Sequence[Number] = ()
+) -> Statement:
+    return Statement("intent", tag, added, taken, seen)
 
 
-def steps(tag: str, *events: str) -> list[Said]:
-    return [Said(event, tag) for event in events]
+def steps(tag: str, *events: str) -> list[Statement]:
+    return [Statement(event, tag) for event in events]
 
 
-def holding(*places: Place, in_doubt: Sequence[str] = ()) -> Found:
-    return Found(set(in_doubt), Counter(places))
+def holding(*places: Place, in_doubt: Sequence[str] = ()) -> Holdings:
+    return Holdings(set(in_doubt), Counter(places))
 
 
 COMMITTED = [intent("t", [A, B]), *steps("t", "prepared", "decided", "acked")]
@@ -67,24 +69,24 @@ def test_what_was_prepared_is_in_doubt_until_its_end_begins() -> None:
 
 
 def test_a_recovery_that_was_cut_off_proves_nothing() -> None:
-    ledger = ledger_of(intent("t", [A]), *steps("t", "prepared"), Said("in doubt", "t"))
+    ledger = ledger_of(intent("t", [A]), *steps("t", "prepared"), Statement("in doubt", "t"))
     ledger.begin_life()
-    ledger.hear(Said("recovered"))
+    ledger.hear(Statement("recovered"))
     assert ledger.faults == ["prepared branch t is not in doubt"]
 
 
 def test_a_recovery_that_lists_what_was_prepared_is_right() -> None:
-    ledger = ledger_of(intent("t", [A]), *steps("t", "prepared"), Said("in doubt", "t"), Said("recovered"))
+    ledger = ledger_of(intent("t", [A]), *steps("t", "prepared"), Statement("in doubt", "t"), Statement("recovered"))
     assert ledger.faults == []
 
 
 def test_one_phase_without_an_answer_goes_either_way_and_whole() -> None:
-    ledger = ledger_of(Said("maybe", "t", [A, B]))
+    ledger = ledger_of(Statement("maybe", "t", [A, B]))
     assert ledger.judge(holding(A, B)) == []
     assert ledger.judge(holding()) == []
     assert ledger.judge(holding(A)) == ["part of branch t was committed"]
     assert ledger.judge(holding(A, A, B)) == ["comes twice: message t.a of red"]
-    taking = ledger_of(*COMMITTED, Said("maybe", "u", [], [A]))
+    taking = ledger_of(*COMMITTED, Statement("maybe", "u", [], [A]))
     assert taking.judge(holding(A, B)) == taking.judge(holding(B)) == []
 
 
@@ -99,20 +101,20 @@ def test_a_number_is_given_once() -> None:
 
 
 def test_a_fault_that_was_said_is_one() -> None:
-    assert ledger_of(Said("fault", "it is broken")).faults == ["it is broken"]
+    assert ledger_of(Statement("fault", "it is broken")).faults == ["it is broken"]
     found = holding()
     found.faults.append("it does not open")
     assert Ledger().judge(found) == ["it does not open"]
 
 
-def late(ledger: Ledger, *said: Said) -> Ledger:
+def late(ledger: Ledger, *said: Statement) -> Ledger:
     for one in said:
         ledger.hear(one, late=True)
     return ledger
 
 
 @pytest.mark.parametrize("found", [holding(A, B), holding(), holding(in_doubt=["t"])])
-def test_a_promise_that_came_too_late_is_none(found: Found) -> None:
+def test_a_promise_that_came_too_late_is_none(found: Holdings) -> None:
     ledger = late(ledger_of(intent("t", [A, B])), *steps("t", "prepared", "decided", "acked"))
     assert ledger.decided() == set()
     assert ledger.judge(found) == []

@@ -24,7 +24,7 @@ from xaqueue.space.model import layout
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.layout import ACTIVE, TRIES
 from xaqueue.space.offline.check import check
-from xaqueue.torture.forgetful import Crashed, Tree
+from xaqueue.tools.torture.forgetful import Crashed, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -25,7 +25,7 @@ from xaqueue.space.model.stream_records import StreamRecord
 from xaqueue.space.offline.check import Severity, check
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import open
-from xaqueue.torture.forgetful import Tree
+from xaqueue.tools.torture.forgetful import Tree
 from xaqueue.xid import Xid
 
 STREAM, OTHER = "query#8c1", "query#f00"

@@ -20,7 +20,7 @@ from xaqueue.space.owner.open import attach
 from xaqueue.storage import write_behind
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.write_behind import Flusher, Waits, WriteBehind
-from xaqueue.torture.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 
 DIRECTORIES = ("active", "prepared", "committed")
 PATHS = [f"{directory}/{name}" for directory in DIRECTORIES for name in "abc"]

@@ -28,7 +28,7 @@ from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.lock import FileLock
 from xaqueue.storage.owner_file import write_owner_file
 from xaqueue.tm.directory import open_log
-from xaqueue.torture.forgetful import Crashed, Tree
+from xaqueue.tools.torture.forgetful import Crashed, Tree
 
 
 def files_of(root: Path) -> dict[Path, tuple[int, bytes]]:

@@ -1,0 +1,189 @@
+"""Verbs to try a directory, a machine and the engine, and to see it all work: iotest, bench, torture, demo."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.output import as_json, table
+from xaqueue.cli.termination import ended_in_order
+from xaqueue.errors import InvalidArgument, OperationalError
+
+DirectoryOption = Annotated[
+    Path | None,
+    typer.Option("--directory", metavar="DIR", help="Where the files go; a temporary directory without it."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds these verbs to an application."""
+    for verb in (demo, bench, iotest, torture):
+        app.command()(verb)
+
+
+def demo(
+    flights: Annotated[
+        int | None, typer.Option(help="How many of the 336,776 flights; all of them without it.", metavar="N", min=1)
+    ] = None,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="Rows in PostgreSQL and messages in one transaction instead.")
+    ] = False,
+    orders: Annotated[
+        int | None, typer.Option(help="With --ledger: how many orders; 1,000 without it.", metavar="N", min=1)
+    ] = None,
+    directory: DirectoryOption = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory afterwards.")] = False,
+) -> None:
+    """Run the demo: flights, kills, recovery, Spark. With --ledger: orders, PostgreSQL, kills of everybody.
+
+    Puts all flights of a year through a queue whose sender is killed on the way, and lets Spark read them.
+    Says what was read, each exactly once, and how late the carriers were. Exit 1 where the check fails.
+
+    With --ledger a service writes each order as a row in PostgreSQL and a message in a queue, while the service, the
+    queue server and PostgreSQL are killed in turn. Says whether rows and messages agree. Exit 1 where they do not.
+    """
+    if (flights if ledger else orders) is not None:
+        raise InvalidArgument("--flights is for the demo without --ledger, and --orders for the one with it")
+    if ledger:
+        with _extras("postgres"), ended_in_order():
+            from xaqueue.tools.demo import ledger as books
+
+            passed = books.run(orders, directory, typer.echo, keep=keep)
+    else:
+        with _extras("demo"):
+            from xaqueue.tools.demo import flights as job
+
+            passed = job.run(flights, directory, typer.echo, keep=keep)
+    if not passed:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def bench(
+    directory: DirectoryOption = None,
+    threads: Annotated[
+        list[str] | None, typer.Option(help="Numbers of threads; may be repeated. 1,8 without it.", metavar="N,N")
+    ] = None,
+    flags: Annotated[
+        list[str] | None, typer.Option(help="Sync flags; may be repeated. All levels without it.", metavar="FLAGS")
+    ] = None,
+    size: Annotated[int, typer.Option(help="Bytes of a body.", min=0)] = 1024,
+    messages_per_branch: Annotated[
+        int, typer.Option("--messages-per-branch", help="Messages of one branch.", metavar="N", min=1)
+    ] = 1,
+    seconds: Annotated[float, typer.Option(help="Of one measurement.", min=0.01)] = 3.0,
+    rounds: Annotated[int, typer.Option(help="Measurements of each kind; the median counts.", min=1)] = 3,
+    result: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to a file, too.")
+    ] = None,
+) -> None:
+    """Two-phase transactions a second on this machine, for each level of hardening and number of threads.
+
+    Beside them, in the same run: the bare system calls that the protocol needs, and what the disk gives at most.
+    Use a directory on a journalled file system: on tmpfs a sync costs nothing.
+    """
+    from xaqueue.tools import bench as engine
+
+    plan = engine.BenchPlan(
+        directory=directory,
+        threads=tuple(number for text in threads or ["1,8"] for number in _numbers(text)),
+        size_bytes=size,
+        messages_per_branch=messages_per_branch,
+        seconds=seconds,
+        rounds=rounds,
+        **({"flags": tuple(flags)} if flags else {}),
+    )
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+    with ended_in_order():
+        measured = engine.run(plan, typer.echo)
+    if result is not None:
+        result.write_text(json_format.dumps(measured, indent=2) + "\n", "utf-8")
+        typer.echo(f"the figures are in {result}")
+
+
+def iotest(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where a space is, or is to be.")],
+    seconds: Annotated[float, typer.Option(help="For each kind of call.", min=0.01)] = 1.0,
+    json: JsonOption = False,
+) -> None:
+    """Measure what a directory gives: syncs, renames, locks, and the flags that fit.
+
+    Leaves nothing behind. Exit 1 where the directory is unsafe: where locks do not keep another process out, a sync
+    fails, or a replaced file is seen torn.
+    """
+    from xaqueue.tools import iotest as test
+
+    def say(name: str) -> None:
+        if not json:  # programs read the document alone
+            typer.echo(f"measuring {name}", err=True)
+
+    with ended_in_order():
+        facts, judged = test.run(directory, seconds, say)
+    if json:
+        as_json(test.as_dict(facts, judged))
+    else:
+        for line in test.lines(facts, judged):
+            typer.echo(line)
+    if not judged.safe:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def torture(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where a space is to be; must exist.")],
+    flags: Annotated[
+        list[str] | None, typer.Option(help="Sync flags; may be repeated. All levels without it.", metavar="FLAGS")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="For each level of flags.", min=0.01)] = 10.0,
+    seed: Annotated[str | None, typer.Option(help="Of an earlier run, for the same work again.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Kill the engine and take its power in a directory, and say which flags are safe there.
+
+    A process with a scratch space in DIR is killed again and again. Then power is lost at random calls by the rules:
+    what was synced is there, of the rest any part. Each time the space is opened again, and must have lost nothing
+    that was acknowledged, nothing twice, nothing in part. Leaves nothing behind. Exit 1 where flags broke a promise.
+    """
+    from xaqueue.tools.torture import run, verdict
+
+    def say(text: str) -> None:
+        if not json:
+            typer.echo(text, err=True)
+
+    with ended_in_order():
+        results, used = run.run(directory, flags or (), seconds, say, seed)
+    if json:
+        as_json(verdict.as_dict(results, used))
+    else:
+        table(("flags", "killed", "power lost, by the rules"), verdict.rows(results))
+        for line in verdict.lines(results):
+            typer.echo(line)
+        typer.echo(f"seed {used}")
+    if not verdict.is_safe(results):
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+@contextmanager
+def _extras(extra: str) -> Iterator[None]:
+    """A package that an extra brings, and that is not there, is named with the way to get it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "xaqueue":
+            raise
+        raise OperationalError(
+            f'{error.name.partition(".")[0]} is not installed: pip install "xaqueue[{extra}]"'
+        ) from None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise InvalidArgument(f"threads {text!r} are refused: numbers like 1,8 are wanted") from None

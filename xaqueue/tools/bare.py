@@ -1,0 +1,220 @@
+"""The system calls that the crash rules need for a two-phase transaction, and nothing else.
+
+In their order and with the directories open: no index, no codec, no lock, no group commit. What an engine adds is
+what it lacks to this. A branch of several messages has a branch block, as the format asks. Under JOURNAL each step is
+one record in a log of the thread's own, written and synced before the directories change, which are not synced. Two
+such records alone, for prepare and for commit, are the floor of every two-phase protocol whose clients share no sync.
+"""
+
+# It speaks in system calls, as the file port does.
+# ruff: noqa: PTH102, PTH104, PTH108
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from xaqueue.storage.hardening import Hardening
+from xaqueue.tools.rates import Rate, Step, rate_of
+
+SEGMENT_BYTES = 4 * 1024 * 1024
+"""How much is preallocated for a thread; overwritten from the start again once it is full."""
+DECISION_BYTES = 64
+"""What a commit writes, where prepare wrote the message."""
+DEQUEUE_BLOCK_BYTES = 72
+LISTED_BYTES = 32
+"""A line of a branch block, about."""
+WATERMARK = b"%016x %016x %08x\n" % (1, 1, 1)
+
+ACTIVE, PREPARED, MESSAGES = "active", "prepared", "committed/range"
+
+
+class Preallocated:
+    """A file that is filled before it is measured, then overwritten from its start to its end, again and again."""
+
+    def __init__(self, path: str | os.PathLike[str], largest_bytes: int) -> None:
+        self.size_bytes = max(SEGMENT_BYTES, largest_bytes)
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        zeros = bytes(1 << 20)
+        for offset in range(0, self.size_bytes, len(zeros)):
+            os.pwrite(self.fd, zeros[: self.size_bytes - offset], offset)
+        os.fsync(self.fd)
+        self._position = 0
+
+    def write(self, record: bytes) -> None:
+        if self._position + len(record) > self.size_bytes:
+            self._position = 0
+        os.pwrite(self.fd, record, self._position)
+        self._position += len(record)
+        os.fdatasync(self.fd)
+
+
+def floor(root: Path, threads: int, branch_bytes: int, seconds: float) -> Rate:
+    """Branches a second by two preallocated overwrites with fdatasync, each thread in a file of its own."""
+    logs = [Preallocated(root / f"log.{thread}", branch_bytes + DECISION_BYTES) for thread in range(threads)]
+    branch, decision = os.urandom(branch_bytes), bytes(DECISION_BYTES)
+
+    def step_of(log: Preallocated) -> Step:
+        def step() -> bool:
+            log.write(branch)
+            log.write(decision)
+            return True
+
+        return step
+
+    try:
+        return rate_of([step_of(log) for log in logs], seconds)
+    finally:
+        for log in logs:
+            os.close(log.fd)
+
+
+class BareProtocol:
+    """Two-phase enqueue and dequeue of branches, with the syncs that the flags ask for."""
+
+    def __init__(self, root: Path, hardening: Hardening, size_bytes: int, messages: int = 1) -> None:
+        """``root`` is an empty directory; a branch has so many ``messages``. ``close`` ends the use of it."""
+        self._root = os.fspath(root)
+        for name in (ACTIVE, PREPARED, "committed", MESSAGES):
+            os.mkdir(f"{root}/{name}")
+        self._fds = {name: _open_directory(f"{root}/{name}") for name in (ACTIVE, PREPARED, MESSAGES)}
+        self._watermark = os.open(f"{root}/committed/.watermark", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._journalled = hardening.journal
+        self._logs: dict[int, Preallocated] = {}
+        content = "" if hardening.journal else hardening.content
+        self._sync: Callable[[int], None] | None = {"FSYNC": os.fsync, "FDATASYNC": os.fdatasync}.get(content)
+        self._directories = hardening.directories and not hardening.journal
+        self._messages = messages
+        self._body = os.urandom(size_bytes)
+        self._removal = os.urandom(DEQUEUE_BLOCK_BYTES)
+        self._list = os.urandom(LISTED_BYTES * messages) if messages > 1 else b""
+
+    def enqueue(self, branch: str, thread: int = 0) -> None:
+        names = self._names(branch)
+        self._write_blocks(branch, names, self._body)
+        self._prepare(branch, names, self._body, thread)
+        self._decide(branch, thread)
+        for name in names:
+            os.utime(f"{self._root}/{PREPARED}/{name}")
+            self._move(name, PREPARED, MESSAGES)
+        self._harden(MESSAGES, PREPARED)
+        self._finish(branch)
+        if not self._journalled:  # its records have it
+            os.pwrite(self._watermark, WATERMARK, 0)
+
+    def dequeue(self, branch: str, thread: int = 0) -> None:
+        names = self._names(branch)
+        for name in names:
+            fd = os.open(f"{self._root}/{MESSAGES}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            os.read(fd, len(self._body) + 1)
+            os.close(fd)
+        self._write_blocks(branch, names, self._removal)
+        self._prepare(branch, names, self._removal, thread)
+        self._decide(branch, thread)
+        for name in names:
+            os.unlink(f"{self._root}/{MESSAGES}/{name}")
+        self._harden(MESSAGES)
+        for name in names:
+            os.unlink(f"{self._root}/{PREPARED}/{name}")
+        self._finish(branch)
+
+    def enqueuer(self, thread: int, branches: list[str]) -> Step:
+        """The step of one thread; the branches that it enqueued are noted in ``branches``."""
+        numbers = count()
+        self._open_log(thread)
+
+        def step() -> bool:
+            branch = f"{thread}.{next(numbers)}"
+            self.enqueue(branch, thread)
+            branches.append(branch)
+            return True
+
+        return step
+
+    def dequeuer(self, thread: int, branches: list[str]) -> Step:
+        """The step of one thread that takes what it had enqueued, in that order."""
+        left = iter(branches)
+        self._open_log(thread)
+
+        def step() -> bool:
+            branch = next(left, None)
+            if branch is not None:
+                self.dequeue(branch, thread)
+            return branch is not None
+
+        return step
+
+    def close(self) -> None:
+        for fd in (*self._fds.values(), self._watermark, *(log.fd for log in self._logs.values())):
+            os.close(fd)
+
+    def _names(self, branch: str) -> list[str]:
+        return [branch] if not self._list else [f"{branch}.{number}" for number in range(1, self._messages + 1)]
+
+    def _write_blocks(self, branch: str, names: Sequence[str], block: bytes) -> None:
+        for name in names:
+            self._write(f"{self._root}/{ACTIVE}/{name}", block)
+        if self._list:
+            self._write(f"{self._root}/{ACTIVE}/{branch}.000", self._list)
+
+    def _prepare(self, branch: str, names: Sequence[str], block: bytes, thread: int) -> None:
+        self._record([block] * len(names) + [self._list], thread)
+        for name in names:
+            self._move(name, ACTIVE, PREPARED)
+        if self._list:
+            self._move(f"{branch}.000", ACTIVE, PREPARED)
+        self._harden(PREPARED, ACTIVE)
+
+    def _decide(self, branch: str, thread: int) -> None:
+        """The commit point, where it is no move of the one block."""
+        self._record([bytes(DECISION_BYTES)] * self._messages, thread)
+        if self._list and not self._journalled:
+            prepared = f"{self._root}/{PREPARED}/{branch}"
+            os.rename(f"{prepared}.000", f"{prepared}.commit")
+            self._harden(PREPARED)
+
+    def _finish(self, branch: str) -> None:
+        if self._list:
+            os.unlink(f"{self._root}/{PREPARED}/{branch}.{'000' if self._journalled else 'commit'}")
+
+    def _move(self, name: str, source: str, target: str) -> None:
+        os.rename(f"{self._root}/{source}/{name}", f"{self._root}/{target}/{name}")
+
+    def _harden(self, *directories: str) -> None:
+        if self._directories:
+            for name in directories:
+                os.fsync(self._fds[name])
+
+    def _record(self, chunks: Sequence[bytes], thread: int) -> None:
+        if self._journalled:
+            self._open_log(thread).write(b"".join(chunks))
+
+    def _open_log(self, thread: int) -> Preallocated:
+        log = self._logs.get(thread)
+        if log is None:
+            largest_bytes = self._messages * max(len(self._body), DEQUEUE_BLOCK_BYTES) + len(self._list)
+            log = self._logs[thread] = Preallocated(f"{self._root}/log.{thread}", largest_bytes)
+        return log
+
+    def _write(self, path: str, data: bytes) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        os.write(fd, data)
+        if self._sync is not None:
+            self._sync(fd)
+        os.close(fd)
+
+
+@contextmanager
+def bare_protocol(root: Path, hardening: Hardening, size_bytes: int, messages: int = 1) -> Iterator[BareProtocol]:
+    protocol = BareProtocol(root, hardening, size_bytes, messages)
+    try:
+        yield protocol
+    finally:
+        protocol.close()
+
+
+def _open_directory(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

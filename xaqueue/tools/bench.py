@@ -1,0 +1,261 @@
+"""How fast a space is in a directory of yours, beside the bare system calls of its protocol, in the same run.
+
+Two-phase enqueue and dequeue, for each flag and number of threads, in a fresh space each time. The floor, the engine
+and the bare calls alternate round by round in the same directory, so that what else the machine does meets all of
+them; figures are medians over the rounds, and a ratio is the median of each round's own. Everything made here is
+removed, also after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from xaqueue.connection import Connection
+from xaqueue.errors import InvalidArgument
+from xaqueue.space.owner.open import attach, create
+from xaqueue.storage.group_commit import Barrier
+from xaqueue.storage.hardening import Hardening
+from xaqueue.tools import environment
+from xaqueue.tools.bare import bare_protocol, floor
+from xaqueue.tools.rates import Rate, Step, aligned, latency_us, rate_of
+
+QUEUE = "bench"
+OPERATIONS = ("enqueue", "dequeue")
+HEADINGS = (
+    *("flags", "threads", "two-phase", "xaqueue/s", "messages/s", "bare/s", "of bare", "of floor"),
+    *("CPU us", "bare CPU us", "p50 us", "p99 us", "p99.9 us", "rounds/tx", "steps/round"),
+)
+FLOOR_HEADINGS = ("floor: two overwrites, fdatasync each", "threads", "per second", "CPU us", "p99 us", "p99.9 us")
+
+Report = Callable[[str], None]
+Figures = dict[str, Any]
+Key = tuple[str, int, str]
+"""Flags, number of threads, operation."""
+Round = Callable[[Path, Report], None]
+"""One more measurement of each round, in an empty directory; it says what it came to."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """``directory``: where; None is the directory for temporary files. ``seconds``: of a measurement."""
+
+    directory: Path | None = None
+    threads: tuple[int, ...] = (1, 8)
+    flags: tuple[str, ...] = ("JOURNAL", "NONE", "FDATASYNC", "FDATASYNC;DSYNC", "FSYNC;DSYNC")
+    size_bytes: int = 1024
+    messages_per_branch: int = 1
+    seconds: float = 3.0
+    rounds: int = 3
+
+    def __post_init__(self) -> None:
+        for flags in self.flags:
+            Hardening.parse(flags)
+        if not self.threads or min(self.threads) < 1 or self.rounds < 1 or self.size_bytes < 0 or self.seconds <= 0:
+            raise InvalidArgument("bench: threads and rounds from 1, a size from 0 and seconds above 0 are wanted")
+        if self.messages_per_branch < 1:
+            raise InvalidArgument("bench: messages per branch from 1 are wanted")
+
+
+class Measured(NamedTuple):
+    """One rate, and where it was the engine's, the barrier's rounds of syncs and the steps that shared them."""
+
+    rate: Rate
+    rounds: int = 0
+    steps: int = 0
+
+
+def run(plan: BenchPlan, report: Report, more: Sequence[Round] = ()) -> Figures:
+    """Measures and reports in lines of text; returns the same as a JSON-able dict.
+
+    ``more``: what takes its turn at the end of each round. Raises OSError where the directory does not take it.
+    """
+    directory = plan.directory or Path(tempfile.gettempdir())
+    found = environment.look(directory)
+    for line in found.lines():
+        report(line)
+    floors: dict[int, list[Rate]] = {threads: [] for threads in plan.threads}
+    taken: dict[Key, list[tuple[Measured, Rate]]] = {}
+    busy = []
+    with tempfile.TemporaryDirectory(prefix="xaqueue-bench-", dir=directory) as name:
+        scratch = Path(name)
+        scratch.chmod(0o711)  # a server that refuses to run as root must get to its files
+        for number in range(1, plan.rounds + 1):
+
+            def say(text: str, number: int = number) -> None:
+                report(f"round {number} of {plan.rounds}: {text}")
+
+            busy.append(environment.busy_share())
+            for threads in plan.threads:
+                with fresh(scratch) as root:
+                    rate = floor(root, threads, plan.size_bytes * plan.messages_per_branch, plan.seconds)
+                floors[threads].append(rate)
+                say(f"floor, {threads} threads: {rate.per_s:,.0f}/s")
+            for flags in plan.flags:
+                for threads in plan.threads:
+                    for operation, engine, bare in _round(scratch, flags, threads, plan):
+                        taken.setdefault((flags, threads, operation), []).append((engine, bare))
+                        per_s = f"{engine.rate.per_s:,.0f}/s, bare calls {bare.per_s:,.0f}/s"
+                        say(f"{flags}, {threads} threads, {operation}: {per_s}")
+            for measure in more:
+                with fresh(scratch) as root:
+                    measure(root, say)
+    warnings = found.warnings
+    if max(busy) > environment.BUSY_SHARE:
+        warnings = [*warnings, environment.BUSY.format(max(busy))]
+    result = {
+        "environment": {**found.as_dict(), "busy_share": busy, "warnings": warnings},
+        "options": {**asdict(plan), "directory": os.fspath(directory)},
+        "floor": [{"threads": threads, **figures(rates)} for threads, rates in floors.items()],
+        "results": [_row(key, both, floors[key[1]], plan.messages_per_branch) for key, both in taken.items()],
+    }
+    for line in _table(result):
+        report(line)
+    return result
+
+
+def figures(rates: Sequence[Rate], prefix: str = "") -> Figures:
+    """The figures of the same measurement in each round: medians; percentiles over the operations of all."""
+    p50_us, p99_us, p999_us = latency_us(rates, 50, 99, 99.9)
+    found: Figures = {
+        "per_s": median(rate.per_s for rate in rates),
+        "cpu_us": median(rate.cpu_us for rate in rates),
+        "p50_us": p50_us,
+        "p99_us": p99_us,
+        "p999_us": p999_us,
+        "rounds_per_s": [rate.per_s for rate in rates],
+    }
+    return {prefix + name: value for name, value in found.items()}
+
+
+def ratio(these: Sequence[float], those: Sequence[float]) -> float:
+    """How many times the others' rate theirs is, round by round."""
+    return median(this / that if that else 0.0 for this, that in zip(these, those, strict=True))
+
+
+@contextmanager
+def fresh(scratch: Path) -> Iterator[Path]:
+    """An empty directory, removed afterwards, and the removal out of the way of the next measurement's syncs."""
+    with tempfile.TemporaryDirectory(dir=scratch) as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+    fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _round(scratch: Path, flags: str, threads: int, plan: BenchPlan) -> Iterator[tuple[str, Measured, Rate]]:
+    """Each operation, by the engine and by the bare calls."""
+    with fresh(scratch) as root:
+        engine = _engine(root, flags, threads, plan)
+    with fresh(scratch) as root:
+        bare = _bare(root, flags, threads, plan)
+    yield from zip(OPERATIONS, engine, bare, strict=True)
+
+
+def _engine(root: Path, flags: str, threads: int, plan: BenchPlan) -> list[Measured]:
+    """A fresh space in an empty directory, a connection for each thread. Dequeues take what the enqueues left."""
+    create(root, name=QUEUE, any_queue=True)
+    with ExitStack() as stack:
+        sessions = [attach(root, sync=flags, watch=False) for _ in range(threads)]
+        connections = [stack.enter_context(Connection(session, lambda: os.urandom(16))) for session in sessions]
+        bodies = [os.urandom(plan.size_bytes)] * plan.messages_per_branch
+        enqueuers = [enqueuer(connection, thread, bodies) for thread, connection in enumerate(connections)]
+        dequeuers = [_dequeuer(connection, thread, len(bodies)) for thread, connection in enumerate(connections)]
+        return [_counted(sessions[0].space.barrier, steps, plan.seconds) for steps in (enqueuers, dequeuers)]
+
+
+def _bare(root: Path, flags: str, threads: int, plan: BenchPlan) -> list[Rate]:
+    """The bare calls in an empty directory, each thread with its own names in the same directories."""
+    with bare_protocol(root, Hardening.parse(flags), plan.size_bytes, plan.messages_per_branch) as protocol:
+        names: list[list[str]] = [[] for _ in range(threads)]
+        return [
+            rate_of([made(thread, mine) for thread, mine in enumerate(names)], plan.seconds)
+            for made in (protocol.enqueuer, protocol.dequeuer)
+        ]
+
+
+def enqueuer(connection: Connection, thread: int, bodies: list[bytes]) -> Step:
+    """The step of one thread: a two-phase branch with these messages."""
+    numbers = count()
+
+    def step() -> bool:
+        connection.tpc_begin(connection.xid(1, b"e%d.%d" % (thread, next(numbers)), b"bench"))
+        for body in bodies:
+            connection.enqueue(QUEUE, body)
+        connection.tpc_prepare()
+        connection.tpc_commit()
+        return True
+
+    return step
+
+
+def _dequeuer(connection: Connection, thread: int, messages: int) -> Step:
+    numbers = count()
+
+    def step() -> bool:
+        connection.tpc_begin(connection.xid(1, b"d%d.%d" % (thread, next(numbers)), b"bench"))
+        if connection.dequeue(QUEUE) is None:
+            connection.tpc_rollback()
+            return False
+        for _ in range(messages - 1):
+            connection.dequeue(QUEUE)
+        connection.tpc_prepare()
+        connection.tpc_commit()
+        return True
+
+    return step
+
+
+def _counted(barrier: Barrier, steps: list[Step], seconds: float) -> Measured:
+    rounds, shared = barrier.rounds, barrier.steps
+    rate = rate_of(steps, seconds)
+    return Measured(rate, barrier.rounds - rounds, barrier.steps - shared)
+
+
+def _row(key: Key, taken: list[tuple[Measured, Rate]], floors: list[Rate], messages: int) -> Figures:
+    flags, threads, operation = key
+    engine = [one for one, _ in taken]
+    own, beside = figures([one.rate for one in engine]), figures([bare for _, bare in taken], "bare_")
+    branches = sum(one.rate.operations for one in engine)
+    rounds, steps = sum(one.rounds for one in engine), sum(one.steps for one in engine)
+    return {
+        **{"flags": flags, "threads": threads, "operation": operation, "messages_per_s": own["per_s"] * messages},
+        "ratio": ratio(own["rounds_per_s"], beside["bare_rounds_per_s"]),
+        "of_floor": ratio(own["rounds_per_s"], [rate.per_s for rate in floors]),
+        "rounds_per_transaction": rounds / branches if branches else 0.0,
+        "steps_per_round": steps / rounds if rounds else 0.0,
+        **own,
+        **beside,
+    }
+
+
+def _table(result: Figures) -> list[str]:
+    costs = ("per_s", "cpu_us", "p99_us", "p999_us")
+    floors = [["", str(row["threads"]), *(f"{row[name]:,.0f}" for name in costs)] for row in result["floor"]]
+    return [
+        *aligned(FLOOR_HEADINGS, floors),
+        "",
+        *aligned(HEADINGS, [_cells(row) for row in result["results"]]),
+        *(f"WARNING: {warning}" for warning in result["environment"]["warnings"]),
+    ]
+
+
+def _cells(row: Figures) -> list[str]:
+    whole = ("cpu_us", "bare_cpu_us", "p50_us", "p99_us", "p999_us")
+    return [
+        *(row["flags"], str(row["threads"]), row["operation"]),
+        *(f"{row[name]:,.0f}" for name in ("per_s", "messages_per_s", "bare_per_s")),
+        *(f"{row['ratio']:.2f}", f"{row['of_floor']:.2f}"),
+        *(f"{row[name]:,.0f}" for name in whole),
+        *(f"{row['rounds_per_transaction']:.2f}", f"{row['steps_per_round']:.2f}"),
+    ]

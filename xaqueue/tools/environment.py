@@ -1,0 +1,149 @@
+"""A figure means nothing without the machine it is from: file system, journal, processors, versions.
+
+Finds the mount that a directory stands on in ``mountinfo``, and whether an ext4 has a journal, which decides whether
+a file-per-message figure can be trusted at all. Reads, never writes; what cannot be told is None, not guessed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+NO_JOURNAL = (
+    "this ext4 has NO JOURNAL. It skips inodes deleted within the last half minute one by one, so that creating files "
+    "becomes many times slower after many were removed: no figure of a queue on it can be trusted. Measure on a "
+    "journalled file system, for example in an image: truncate -s 4G image; mkfs.ext4 -q -F image; "
+    "mount -o loop image DIR"
+)
+NO_DISK = "{} keeps files in memory: a sync costs nothing here, and the figures say nothing about a disk"
+UNKNOWN_JOURNAL = "whether this ext4 has a journal cannot be told: see `dumpe2fs -h {}`, has_journal is wanted"
+BUSY = (
+    "others used {:.0%} of the processors' time while nothing was measured: figures are too low, most of all those of "
+    "a server, whose every answer waits for a processor. Measure on a machine that is idle"
+)
+BUSY_SHARE = 0.1
+IN_MEMORY = frozenset({"tmpfs", "ramfs"})
+EXT = frozenset({"ext2", "ext3", "ext4"})
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of mountinfo(5), as far as it matters here."""
+
+    device: str
+    """Major and minor number, ``254:0``."""
+    point: str
+    file_system: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a report of figures opens with. ``journal`` is None where there is no such question, or no answer."""
+
+    directory: str
+    mount_point: str
+    file_system: str
+    device: str
+    journal: bool | None
+    processors: int
+    python: str
+    kernel: str
+
+    @property
+    def warnings(self) -> list[str]:
+        """What makes the figures of this place misleading, and what to do."""
+        if self.file_system in IN_MEMORY:
+            return [NO_DISK.format(self.file_system)]
+        if self.file_system in EXT and self.journal is None:
+            return [UNKNOWN_JOURNAL.format(self.device)]
+        return [NO_JOURNAL] if self.journal is False else []
+
+    def lines(self) -> list[str]:
+        """For people: where and on what, and then the warnings."""
+        journal = {True: ", with a journal", False: ", WITHOUT a journal", None: ""}[self.journal]
+        return [
+            f"{self.directory} on {self.file_system}{journal} ({self.device} at {self.mount_point})",
+            f"{self.processors} processors, Python {self.python}, Linux {self.kernel}",
+            *(f"WARNING: {warning}" for warning in self.warnings),
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "warnings": self.warnings}
+
+
+def look(directory: str | os.PathLike[str], root: str | os.PathLike[str] = "/") -> Environment:
+    """The environment of a directory. ``root``: where ``proc`` and ``sys`` are, for tests."""
+    place = os.path.realpath(directory)
+    mount = mount_of(place, (Path(root) / "proc/self/mountinfo").read_text("utf-8", "surrogateescape"))
+    return Environment(
+        directory=place,
+        mount_point=mount.point,
+        file_system=mount.file_system,
+        device=mount.source,
+        journal=has_journal(mount, Path(root)),
+        processors=_processors(),
+        python=platform.python_version(),
+        kernel=platform.release(),
+    )
+
+
+def busy_share(seconds: float = 0.2, root: str | os.PathLike[str] = "/") -> float:
+    """Which part of all processors' time others use while this thread sleeps: they slow what is measured here."""
+    stat = Path(root) / "proc/stat"
+    before = _processor_times(stat)
+    time.sleep(seconds)
+    total, idle = (after - earlier for after, earlier in zip(_processor_times(stat), before, strict=True))
+    return 1.0 - idle / total if total > 0 else 0.0
+
+
+def _processor_times(stat: Path) -> tuple[int, int]:
+    """Clock ticks of all processors since they were started: all of them, and the idle ones; see proc_stat(5)."""
+    times = [int(field) for field in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    return sum(times), times[3] + times[4]
+
+
+def mount_of(place: str, mountinfo: str) -> Mount:
+    """The mount that an absolute path is on: the deepest point above it, and of several there the last one."""
+    found = Mount("0:0", "/", "unknown", "unknown")
+    for line in mountinfo.splitlines():
+        before, separator, after = line.partition(" - ")
+        fields, rest = before.split(" "), after.split(" ")
+        if not separator or len(fields) < 5 or len(rest) < 2:
+            continue
+        mount = Mount(fields[2], _unescaped(fields[4]), rest[0], _unescaped(rest[1]))
+        under = place == mount.point or place.startswith(mount.point.rstrip("/") + "/")
+        if under and len(mount.point) >= len(found.point):
+            found = mount
+    return found
+
+
+def has_journal(mount: Mount, root: Path) -> bool | None:
+    """Whether an ext file system has a journal: as sysfs has it since Linux 5.2; None for any other."""
+    if mount.file_system not in EXT:
+        return None
+    if mount.file_system != "ext4":
+        return mount.file_system == "ext3"
+    device = (root / "sys/dev/block" / mount.device).resolve().name
+    if device == mount.device:
+        device = Path(mount.source).name
+    try:
+        return (root / "sys/fs/ext4" / device / "journal_task").read_text().strip() != "<none>"
+    except OSError:
+        return None  # it is mounted elsewhere
+
+
+def _processors() -> int:
+    """Those that this process may use, where the system can say so."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _unescaped(field: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), field)

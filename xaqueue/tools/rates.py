@@ -1,0 +1,109 @@
+"""One way of timing for everything that is measured: the engine, the bare calls, the raw limits and the peers.
+
+Each step runs over and over in a thread of its own until a common deadline. Every step's duration is kept, so that
+what a few of them suffered shows beside the rate: a median hides a stall, the 99.9th percentile does not.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain
+
+Step = Callable[[], bool]
+"""One operation; False when there is nothing left to do."""
+
+
+def _no_latencies() -> array[float]:
+    return array("d")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What was measured: operations of all clients, wall time from the common start to the last end, CPU time."""
+
+    operations: int
+    seconds: float
+    cpu_seconds: float
+    latencies_s: array[float] = field(default_factory=_no_latencies, repr=False)
+    """How long each operation took, in no order."""
+
+    @property
+    def per_s(self) -> float:
+        return self.operations / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def cpu_us(self) -> float:
+        """Microseconds of processor time, user and system, for one operation."""
+        return self.cpu_seconds * 1e6 / self.operations if self.operations else 0.0
+
+
+def latency_us(rates: Iterable[Rate], *percents: float) -> list[float]:
+    """Percentiles over all operations of these rates, in microseconds; 0 where there was none."""
+    ordered = sorted(latency for rate in rates for latency in rate.latencies_s)
+    return [percentile(ordered, percent) * 1e6 for percent in percents]
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The smallest value that ``percent`` of a hundred do not exceed; 0.0 of none."""
+    if not ordered:
+        return 0.0
+    rank = math.ceil(len(ordered) * percent / 100)
+    return ordered[min(max(rank, 1), len(ordered)) - 1]
+
+
+def aligned(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell; a column whose cells end with a digit is one of numbers, to the right."""
+    texts = list(rows)
+    columns = list(zip(headings, *texts, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    numbers = [all(cell[-1:].isdigit() or cell == "" for cell in column[1:]) for column in columns]
+    return [
+        "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(row, widths, numbers, strict=True)
+        ).rstrip()
+        for row in (headings, *texts)
+    ]
+
+
+def rate_of(steps: Sequence[Step], seconds: float) -> Rate:
+    """Runs each step over and over in a thread of its own. Raises what a step raised; threads end before it returns."""
+    began = began_cpu = 0.0
+    over = threading.Event()
+
+    def begin() -> None:
+        nonlocal began, began_cpu
+        began, began_cpu = time.perf_counter(), time.process_time()
+
+    start = threading.Barrier(len(steps), begin)
+
+    def work(step: Step) -> tuple[array[float], float]:
+        """How long each operation took, and when the last one ended."""
+        latencies, clock = _no_latencies(), time.perf_counter
+        try:
+            start.wait()
+            now, deadline = clock(), began + seconds
+            while now < deadline and not over.is_set() and step():
+                before, now = now, clock()
+                latencies.append(now - before)
+        except BaseException:
+            over.set()
+            raise
+        return latencies, now
+
+    with ThreadPoolExecutor(len(steps), thread_name_prefix="xaqueue-bench") as pool:
+        try:
+            done = [working.result() for working in [pool.submit(work, step) for step in steps]]
+        except BaseException:  # interrupted: the threads must not outlive the directory that they work in
+            over.set()
+            start.abort()
+            raise
+    latencies = array("d", chain.from_iterable(one for one, _ in done))
+    ended = max(now for _, now in done)
+    return Rate(len(latencies), ended - began, time.process_time() - began_cpu, latencies)

@@ -1,0 +1,250 @@
+"""The power is lost at random calls, by the rules: what was synced is there, of the rest any part that may be.
+
+The work goes on in the directory, and every call is done in a file system that forgets as well (``forgetful``). At the
+chosen call that one says what a power loss may leave. Each of several such trees is laid out in the directory, opened
+by the engine, and held to what had been acknowledged by then.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from xaqueue.errors import DiskFull, Error
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.owner import open
+from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.hardening import Hardening
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.tools.torture.ledger import Ledger, Statement
+from xaqueue.tools.torture.verdict import CrashTally
+from xaqueue.tools.torture.work import Worker, reopened
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DEFINITIONS = '[default]\n[space]\njournal_segment_bytes = 65536\ncheckpoint_s = 1\nsync = "NONE"\n'
+"""Small segments, so that they are recycled while one looks."""
+CALLS = (10, 60, 400)
+"""One of them is the most calls that are still done before the power goes."""
+WORKERS = (1, 3)
+LONGEST_PLAY_S = 5.0
+TREES = 8
+"""Of one power loss: drawn from all there are, beside the barest."""
+BAREST = 2
+
+
+def survive_power_losses(scratch: Path, flags: str, seconds: float, seed: str) -> CrashTally:
+    """Power losses until the time is over, one at least. Raises DiskFull where there is no room to work."""
+    outcome = CrashTally()
+    dice = random.Random(f"{seed}/power/{flags}")
+    until = time.monotonic() + seconds
+    with _silence():
+        while outcome.tries == 0 or time.monotonic() < until:
+            _lose_power(scratch / "play", flags, dice, outcome)
+    return outcome
+
+
+def _lose_power(place: Path, flags: str, dice: random.Random, outcome: CrashTally) -> None:
+    """One play, cut off, and everything that is looked at after it."""
+    with made(place):
+        open.create(place / "space")
+        open.write_definitions(place / "space", DEFINITIONS)
+        play = _Play(place / "space", Hardening.parse(flags), dice)
+        play.run()
+        outcome.branches += play.ledger.heard["acked"]
+        outcome.faults += play.ledger.faults
+        for tree in _trees(play.port, dice):
+            with laid_out(tree, place / "left") as left:
+                outcome.count(play.ledger.judge(reopened(left, flags, play.ledger.decided())))
+
+
+def _trees(port: RecordingFileSystem, dice: random.Random) -> Iterator[Tree]:
+    seen = set()
+    drawn = (port.model.tree_by_chance(dice) for _ in range(TREES))
+    for tree in itertools.chain(itertools.islice(port.model.trees_after_crash(0), BAREST), drawn):
+        if (key := tree.key()) not in seen:
+            seen.add(key)
+            yield tree
+
+
+class _Play:
+    """Workers on a space until its power is gone. What they say after that, nobody hears."""
+
+    def __init__(self, root: Path, hardening: Hardening, dice: random.Random) -> None:
+        self.port = RecordingFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal)
+        self.space = Space(self.port, open.read_definitions(root), hardening=hardening)
+        self.ledger = Ledger()
+        self.full: DiskFull | None = None
+        seed = f"{dice.random()}"
+        self.workers = [Worker(Session(self.space), f"{n}", seed, self.say) for n in range(dice.choice(WORKERS))]
+        self.calls = dice.randrange(dice.choice(CALLS))
+
+    def say(self, said: Statement) -> None:
+        with self.port.guard:
+            if not self.port.lost.is_set():
+                self.ledger.hear(said)
+
+    def run(self) -> None:
+        """Raises DiskFull where that is what ended it."""
+        threads = [threading.Thread(target=self._work, args=(worker,)) for worker in self.workers]
+        followers = open.start_background(self.space)
+        self.port.lose_power_after(self.calls)
+        try:
+            for thread in threads:
+                thread.start()
+            self.port.lost.wait(LONGEST_PLAY_S)
+        finally:
+            self.port.lost.set()
+            for thread in threads:
+                thread.join()
+            for follower in followers:
+                follower.stop()
+        if not self.port.agrees():
+            self.ledger.faults.append("the directory does not hold what was done in it")
+        with suppress(Error, OSError):
+            self.space.close()
+        if self.full is not None:
+            raise self.full
+
+    def _work(self, worker: Worker) -> None:
+        try:
+            worker.run()
+        except Exception as error:
+            with self.port.guard:
+                if isinstance(error, DiskFull):
+                    self.full = error
+                elif not self.port.lost.is_set():
+                    self.ledger.faults.append(f"the engine failed: {error}")
+                self.port.lost.set()
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """A space whose power is lost says so each time."""
+    log = logging.getLogger("xaqueue")
+    before = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+class PowerLost(OSError):
+    """Every call since then."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EIO, "the power is gone")
+
+
+class RecordingFileSystem:
+    """A port that does everything twice: in the directory, and in a file system that knows what a power loss may leave.
+
+    What is in the directory when this is made is durable. Safe for threads: one call at a time. ``lost`` is set before
+    the call at which the power goes, and from then on every call raises PowerLost.
+    """
+
+    def __init__(self, root: Path, *, keep_unsynced: bool) -> None:
+        self.real = real = DirectoryFileSystem(root, keep_unsynced=keep_unsynced)
+        self.model: ForgetfulFileSystem = tree_in(root).open()
+        self.guard = threading.Lock()
+        self.lost = threading.Event()
+        self._left: int | None = None
+        self.create = self._done_twice(real.create, self.model.create)
+        self.write_at = self._done_twice(real.write_at, self.model.write_at)
+        self.set_modified_ns = self._done_twice(real.set_modified_ns, self.model.set_modified_ns)
+        self.rename = self._done_twice(real.rename, self.model.rename)
+        self.unlink = self._done_twice(real.unlink, self.model.unlink)
+        self.make_dir = self._done_twice(real.make_dir, self.model.make_dir)
+        self.remove_dir = self._done_twice(real.remove_dir, self.model.remove_dir)
+        self.sync_file = self._done_twice(real.sync_file, self.model.sync_file)
+        self.sync_data = self._done_twice(real.sync_data, self.model.sync_data)
+        self.sync_dir = self._done_twice(real.sync_dir, self.model.sync_dir)
+        self.sync_all = self._done_twice(real.sync_all, self.model.sync_all)
+        self.read = self._while_powered(real.read)
+        self.size = self._while_powered(real.size)
+        self.modified_ns = self._while_powered(real.modified_ns)
+        self.list = self._while_powered(real.list)
+        self.is_dir = self._while_powered(real.is_dir)
+        self.exists = self._while_powered(real.exists)
+        self.hold_dir = self._while_powered(real.hold_dir)
+        self.room = self._while_powered(real.room)
+        self.close = real.close
+
+    def lose_power_after(self, calls: int) -> None:
+        """So many calls that change or sync something are still done."""
+        with self.guard:
+            self._left = calls
+
+    def agrees(self) -> bool:
+        """Whether directory and model hold the same."""
+        with self.guard:
+            return tree_in(Path(self.real.root)).key() == self.model.tree_after_kill().key()
+
+    def _done_twice(self, in_directory: Callable[P, None], in_model: Callable[P, None]) -> Callable[P, None]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> None:
+            with self.guard:
+                if self._left == 0:
+                    self.lost.set()
+                if self._left is not None:
+                    self._left -= 1
+                self._check_power()
+                in_directory(*args, **kwargs)
+                in_model(*args, **kwargs)
+
+        return call
+
+    def _while_powered(self, look: Callable[P, R]) -> Callable[P, R]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            self._check_power()
+            return look(*args, **kwargs)
+
+        return call
+
+    def _check_power(self) -> None:
+        if self.lost.is_set():
+            raise PowerLost
+
+
+@contextmanager
+def made(place: Path) -> Iterator[Path]:
+    """A new directory, gone after the block."""
+    place.mkdir()
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place)
+
+
+def tree_in(root: Path) -> Tree:
+    """What a directory holds."""
+    nodes: dict[str, bytes | None] = {}
+    for path in sorted(root.rglob("*")):
+        nodes[str(path.relative_to(root))] = None if path.is_dir() else path.read_bytes()
+    return Tree(nodes)
+
+
+@contextmanager
+def laid_out(tree: Tree, place: Path) -> Iterator[Path]:
+    """A new directory that holds this."""
+    with made(place):
+        for path, content in tree.nodes.items():
+            if path in tree.twins:
+                os.link(place / tree.twins[path], place / path)
+            elif content is None:
+                (place / path).mkdir()
+            else:
+                (place / path).write_bytes(content)
+        yield place

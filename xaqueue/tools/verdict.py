@@ -1,0 +1,212 @@
+"""What the figures of a directory mean for a space in it: whether it is safe, which flags fit, and why. No I/O here.
+
+Unsafe is a directory where two owners could not be kept apart, where a sync fails, or where replacing a file shows
+anything but the old or the new one. A sync that is faster than such a device can be is doubted, not condemned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from xaqueue.tools.environment import IN_MEMORY, Environment
+
+JOURNAL, FILES = "JOURNAL", "FDATASYNC;DSYNC"
+APPEND = "append + fdatasync"
+OVERWRITE = "overwrite + fdatasync"
+CREATE_SYNC = "create + write + fsync"
+SYNC_DIRECTORY = "directory fsync"
+SYNC_ALL = "syncfs"
+CREATE = "create + write"
+RENAME = "rename"
+
+PLAUSIBLE_PER_S = 20_000
+"""More syncs a second than this, one after the other, take a device that needs no flush."""
+ROTATING_PER_S = 1_000
+"""A disk passes the same place 250 times a second at the most."""
+LITTLE_BYTES = 512 * 1024 * 1024
+LITTLE_INODES = 10_000
+NETWORK = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "gluster", "lustre", "afs")
+PREFERENCE = 0.9
+"""JOURNAL is recommended until it is slower than this part of the other: its syncs are shared better, too."""
+
+
+class DeviceKind(StrEnum):
+    MEMORY = "memory"
+    VIRTUAL = "virtual"
+    """Of a virtual machine, or of other devices: what it says of itself is nobody's word."""
+    ROTATING = "rotating"
+    FLASH = "flash"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """``volatile_cache``: whether it has one, as it says; None where it does not say."""
+
+    name: str
+    kind: DeviceKind
+    volatile_cache: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long one kind of call took, in microseconds, and how many there were a second."""
+
+    per_s: float
+    p50_us: float
+    p90_us: float
+    p99_us: float
+    p999_us: float
+    max_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was found out about a directory."""
+
+    environment: Environment
+    device: Device
+    free_bytes: int
+    free_inodes: int | None
+    """None where the file system makes them as they are needed."""
+    locks: str = ""
+    """Why locks do not exclude another process; empty where they do."""
+    replaces_atomically: bool = True
+    timings: Mapping[str, Timing] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """Calls that failed, and how."""
+
+
+class Level(StrEnum):
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    UNSAFE = "unsafe"
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    level: Level
+    about: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fitness:
+    """``flags``: the recommended ones; empty where no space should be made there."""
+
+    findings: tuple[Remark, ...]
+    flags: str
+    why: str
+
+    @property
+    def safe(self) -> bool:
+        return all(finding.level is not Level.UNSAFE for finding in self.findings)
+
+
+def judge(facts: Facts) -> Fitness:
+    findings = tuple(_findings(facts))
+    if any(finding.level is Level.UNSAFE for finding in findings):
+        return Fitness(findings, "", "no flags make a space safe in this directory: use another")
+    return Fitness(findings, *recommend(facts))
+
+
+def recommend(facts: Facts) -> tuple[str, str]:
+    """The flags for a directory that is safe, and why these."""
+    if facts.device.kind is DeviceKind.MEMORY:
+        return "NONE", "nothing here survives the machine, so that syncs would be for nothing"
+    journal, files = journal_per_s(facts.timings), files_per_s(facts.timings)
+    if journal and files and journal < files * PREFERENCE:
+        beside = f"about {journal:,.0f} with {JOURNAL}, whose overwrites are slow here"
+        return FILES, f"survives power loss at about {files:,.0f} transactions a second in one thread, {beside}"
+    if not journal:
+        return JOURNAL, "survives power loss with the fewest syncs"
+    beside = f", about {files:,.0f} with {FILES}" if files else ""
+    return JOURNAL, f"survives power loss at about {journal:,.0f} transactions a second in one thread{beside}"
+
+
+def journal_per_s(timings: Mapping[str, Timing]) -> float:
+    """Two-phase transactions of one thread, by the syncs alone: a record for prepare and one for commit."""
+    return _per_s(timings, OVERWRITE, OVERWRITE)
+
+
+def files_per_s(timings: Mapping[str, Timing]) -> float:
+    """The same with a file a message: its content, and a directory for prepare and for commit."""
+    return _per_s(timings, CREATE_SYNC, SYNC_DIRECTORY, SYNC_DIRECTORY)
+
+
+def doubt(per_s: float, device: Device) -> str:
+    """Why so many syncs a second, one after the other, cannot all have reached such a device; empty for no doubt."""
+    asked = f"{per_s:,.0f} syncs a second from one thread"
+    if device.kind is DeviceKind.ROTATING and per_s > ROTATING_PER_S:
+        return (
+            f"{asked} on {device.name}, which says that it rotates: a disk can do some {ROTATING_PER_S // 4} at most. "
+            "Either it is virtual and its host answers, or its cache does; ask whether that survives a power cut"
+        )
+    if per_s > PLAUSIBLE_PER_S and device.volatile_cache is not False:
+        return (
+            f"{asked}: only a device with protection against power loss does that, and {device.name} does not say "
+            "that it is one. Perhaps syncs are ignored below (a cache mode of the virtual machine, libeatmydata)"
+        )
+    return ""
+
+
+def _findings(facts: Facts) -> Iterator[Remark]:
+    place = facts.environment
+    for name, error in facts.failures.items():
+        yield Remark(Level.UNSAFE, name, f"fails: {error}")
+    if facts.locks:
+        yield Remark(Level.UNSAFE, "locks", f"{facts.locks}: two processes could own one space")
+    else:
+        yield Remark(Level.OK, "locks", "another process is refused")
+    if facts.replaces_atomically:
+        yield Remark(Level.OK, "rename", "over an existing file shows the old or the new one, never neither")
+    else:
+        yield Remark(Level.UNSAFE, "rename", "over an existing file showed a reader neither the old nor the new one")
+    yield _of_syncs(facts)
+    if place.file_system.startswith(NETWORK):
+        yield Remark(
+            Level.WARNING,
+            "network",
+            f"{place.file_system} may be used by other machines too: whether locks and renames hold between them "
+            "cannot be seen from here",
+        )
+    for warning in place.warnings if place.file_system not in IN_MEMORY else ():
+        yield Remark(Level.WARNING, "file system", warning)
+    if place.journal is False:
+        yield Remark(Level.WARNING, "crash", "without a journal nothing makes a rename atomic across a power cut")
+    yield from _of_room(facts)
+
+
+def _of_syncs(facts: Facts) -> Remark:
+    if facts.device.kind is DeviceKind.MEMORY:
+        where = facts.environment.file_system
+        return Remark(Level.WARNING, "syncs", f"{where} is no storage: a sync has nothing to write to")
+    timing = facts.timings.get(OVERWRITE)
+    if timing is None or timing.p50_us <= 0:
+        return Remark(Level.NOTE, "syncs", "were not measured")
+    per_s = 1e6 / timing.p50_us
+    doubted = doubt(per_s, facts.device)
+    if doubted:
+        return Remark(Level.WARNING, "syncs", doubted)
+    text = f"{per_s:,.0f} a second from one thread: nothing speaks against it"
+    if facts.device.kind is DeviceKind.VIRTUAL:
+        text += f", but {facts.device.name} is virtual: whether they reach a disk is up to what is below it"
+    return Remark(Level.OK, "syncs", text)
+
+
+def _of_room(facts: Facts) -> Iterator[Remark]:
+    inodes = "" if facts.free_inodes is None else f" and {facts.free_inodes:,} inodes"
+    text = f"{facts.free_bytes / 1e6:,.0f} MB{inodes} are free"
+    little = facts.free_bytes < LITTLE_BYTES or (facts.free_inodes is not None and facts.free_inodes < LITTLE_INODES)
+    yield Remark(Level.WARNING if little else Level.OK, "room", text + (": that is little" if little else ""))
+
+
+def _per_s(timings: Mapping[str, Timing], *names: str) -> float:
+    """How often these calls go one after the other in a second, by their medians; 0.0 where one was not measured."""
+    if any(name not in timings for name in names):
+        return 0.0
+    total_us = sum(timings[name].p50_us for name in names)
+    return 1e6 / total_us if total_us else 0.0
