@@ -21,6 +21,7 @@ from xaqueue.errors import DamagedBlock, DecisionLogError, Error
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import decode
 from xaqueue.space.offline import check, inspect, inspect_branches, inspect_messages
+from xaqueue.space.offline.findings import Severity
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import open
 from xaqueue.space.recovery.salvage import find_loss, salvage
@@ -261,7 +262,7 @@ def test_what_is_no_segment_of_the_journal_is_damage(
     plant(root, place, kind)
     with within_bounds(place):
         look(root)
-        assert [found.path for found in check.check(root) if found.severity is check.Severity.DAMAGE]
+        assert [found.path for found in check.check(root) if found.severity is Severity.DAMAGE]
         with xaqueue.connect(root) as connection:
             assert [message.body for message in connection.browse("q")] == [b"1", b"2"]
             with pytest.raises(xaqueue.ResourceFailed, match="open for reading only"):
@@ -282,7 +283,7 @@ def test_an_error_names_what_must_be_read_first(
         look(root)
         with pytest.raises((xaqueue.SpaceError, xaqueue.InvalidArgument), match=place):
             xaqueue.connect(root)
-        assert [found.path for found in check.check(root) if found.severity is check.Severity.DAMAGE] == [place]
+        assert [found.path for found in check.check(root) if found.severity is Severity.DAMAGE] == [place]
         assert os.path.lexists(path)
 
 

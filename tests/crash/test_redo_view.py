@@ -14,7 +14,8 @@ import pytest
 import xaqueue
 from xaqueue.space.model import layout
 from xaqueue.space.offline import findings
-from xaqueue.space.offline.check import Severity, check
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.findings import Severity
 from xaqueue.space.offline.inspect import depths, queue_list, status
 from xaqueue.space.offline.inspect_branches import in_doubt
 from xaqueue.space.owner import open

@@ -104,9 +104,9 @@ EXCEPTIONS = {
     "xaqueue.spark.places": "makes the log and the directory of a server that a job started: no file of a space",
     "xaqueue.spark.ingest_target": "makes the directory for Parquet files that the person named",
     "xaqueue.spark.java": "links a Java runtime into the person's cache",
-    "xaqueue.cli.message_verbs": "writes a message's body into a file that the person named",
+    "xaqueue.cli.messages": "writes a message's body into a file that the person named",
     "xaqueue.cli.tools": "writes a bench's result into a file that the person named",
-    "xaqueue.cli.exits": "points standard output at nothing once its reader is gone",
+    "xaqueue.cli.exit_codes": "points standard output at nothing once its reader is gone",
 }
 """Modules outside ``storage/`` that change files, and why it is none of the port's business."""
 

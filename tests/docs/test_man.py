@@ -10,7 +10,7 @@ import pytest
 
 from support.manual import MAN, page, rows
 from xaqueue import errors
-from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.message import DEFAULT_PRIORITY, QUEUE_NAME, Properties
 from xaqueue.space.engine.state import FINISHED_LIMIT, FINISHED_SECONDS
 from xaqueue.space.model import layout

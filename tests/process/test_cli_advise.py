@@ -16,7 +16,7 @@ import xaqueue
 from support.doubtful import run
 from support.served import ServerThread
 from support.tm_left import CONFIG, Left, leave
-from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.rpc import dial
 from xaqueue.space.engine.heuristics import decide
 from xaqueue.space.engine.operator_log import forget

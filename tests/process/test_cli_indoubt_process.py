@@ -14,7 +14,7 @@ import xaqueue
 from support import broken_journal
 from support.broken_journal import damage
 from support.doubtful import RUN, XID, leave_in_doubt, listed
-from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.space.model import layout
 
 PATIENCE_S = 60.0

@@ -10,7 +10,7 @@ import pytest
 import xaqueue
 from support.doubtful import bodies, fails, run
 from support.tm_left import Left, leave
-from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.space.engine.heuristics import decide
 from xaqueue.space.owner.open import attach
 from xaqueue.tm.by_hand import OPERATORS

@@ -16,7 +16,7 @@ import pytest
 
 import xaqueue
 from support.doubtful import RUN, run
-from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.exit_codes import ExitCode
 
 PATIENCE_S = 60.0
 

@@ -17,7 +17,7 @@ import xaqueue
 from support.bare_space import DURABLE, BareSpace
 from support.contract_connection import PATIENCE_S
 from support.served import ServerThread
-from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.errors import DecisionLogError, Error, ProtocolError, ResourceFailed
 from xaqueue.rpc import server as server_room
 from xaqueue.rpc.limits import Limits

@@ -288,7 +288,6 @@ class TestWithSpark:
         assert [row["seq"] for row in table(target)] == [1, 2, 3]
 
     def test_verify(self, spark: SparkSession, space: FabricatedSpace, tmp_path: Path) -> None:
-        from xaqueue.space.offline.verify import Told as Finding
         from xaqueue.space.offline.verify import verify as by_processes
         from xaqueue.spark.verify import verify
 
@@ -302,7 +301,8 @@ class TestWithSpark:
         verdict = verify(spark, spaces, report)
         expected, findings = by_processes(spaces, 1)
         assert (verdict.messages, verdict.counts, verdict.wrong) == (42, expected.counts, 4)
-        assert {Finding(*row) for row in spark.read.parquet(str(report)).collect()} == set(findings)
+        rows = {(found.space, found.severity.value, found.path, found.problem) for found in findings}
+        assert {tuple(row) for row in spark.read.parquet(str(report)).collect()} == rows
         assert [one.severity for one in verdict.first[:4]] == ["damage", *["duplicate"] * 3]
         with pytest.raises(InvalidArgument, match="is there already"):
             verify(spark, spaces, report)

@@ -10,19 +10,17 @@ import typer
 from typer.core import TyperGroup
 
 from xaqueue.cli import (
-    drain_verb,
-    indoubt,
-    ingest_verb,
-    journal_verbs,
-    message_verbs,
-    serve_verb,
-    space_verbs,
-    stream_verbs,
+    checks,
+    ingest,
+    messages,
+    queues,
+    serve,
+    spaces,
     tools,
-    verify_verb,
 )
-from xaqueue.cli.exits import EXIT_HELP, translated
-from xaqueue.cli.spaces import SPACE_VARIABLE
+from xaqueue.cli.exit_codes import EXIT_HELP, translated
+from xaqueue.cli.indoubt import verbs as indoubt
+from xaqueue.cli.location import SPACE_VARIABLE
 
 DESTRUCTIVE = frozenset({"release", "salvage-journal"})
 """Never suggested to somebody who mistyped another verb."""
@@ -96,15 +94,13 @@ def options(
     logging.getLogger("xaqueue").setLevel(logging.INFO if verbose else logging.WARNING)
 
 
-space_verbs.add_to(app)
-stream_verbs.add_to(app)
-serve_verb.add_to(app)
-drain_verb.add_to(app)
-journal_verbs.add_to(app)
-message_verbs.add_to(app)
+for verb in (
+    *(spaces.init, spaces.status, queues.define, queues.queues, queues.release),
+    *(messages.put, messages.get, messages.browse, messages.tail),
+    *(serve.serve, serve.drain, checks.check, checks.verify, checks.salvage_journal, ingest.ingest),
+):
+    app.command()(verb)
 app.add_typer(indoubt.app, name="indoubt")
-ingest_verb.add_to(app)
-verify_verb.add_to(app)
 tools.add_to(app)
 
 

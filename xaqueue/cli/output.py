@@ -1,4 +1,4 @@
-"""What commands show: tables drawn on a terminal and aligned plain text in a pipe; bars for what takes long.
+"""What commands show: tables, fields, JSON, and progress.
 
 Rich is imported where it draws, so that a command in a script starts without it.
 """
@@ -9,17 +9,19 @@ import base64
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import typer
 
 from xaqueue.message import Message, Properties
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn
+
+T = TypeVar("T")
 
 BAR_AFTER_S = 2.0
 PREVIEW = 48
@@ -35,25 +37,61 @@ _WRITTEN = tuple(name for name in Properties.__dataclass_fields__ if name not in
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-    """Rows below headings. ``right``: the headings of numbers, which have separators on a terminal only."""
-    if sys.stdout.isatty():
-        _draw(headings, [[_shown(cell) for cell in row] for row in rows], right)
-        return
-    texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(headings, *texts, strict=True)]
-    for row in (headings, *texts):
-        cells = [
-            cell.rjust(width) if heading in right else cell.ljust(width)
-            for heading, cell, width in zip(headings, row, widths, strict=True)
-        ]
-        typer.echo("  ".join(cells).rstrip())
+    """Rows below headings, aligned. ``right``: the headings of numbers, which have separators on a terminal only.
+
+    On a terminal what does not fit is folded; elsewhere every row is one line, however long.
+    """
+    from rich import box
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    terminal = sys.stdout.isatty()
+    texts = [[_shown(cell) if terminal else _plain(cell) for cell in row] for row in rows]
+    drawn = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False)
+    needed = 0
+    for heading, *cells in zip(headings, *texts, strict=True):
+        width = max(cell_len(text) for text in (heading, *cells))
+        fixed = heading in WHOLE or not terminal
+        least = width if fixed else min(width, FOLDED)
+        needed += least + _BETWEEN
+        side: Literal["left", "right"] = "right" if heading in right else "left"
+        drawn.add_column(heading, justify=side, overflow="fold", min_width=least, no_wrap=fixed)
+    for row in texts:
+        drawn.add_row(*map(Text, row))
+    console = Console() if terminal else Console(color_system=None, force_terminal=False)
+    console.width = max(console.width, needed)  # the terminal itself breaks such a line, and copies it as one
+    with console.capture() as captured:
+        console.print(drawn, crop=False)
+    for line in captured.get().splitlines():
+        typer.echo(line.rstrip())
+
+
+def records(
+    found: Sequence[T],
+    json: bool,
+    document: Callable[[T], object],
+    headings: Sequence[str],
+    row: Callable[[T], Sequence[object]],
+    *,
+    none: str,
+    right: Sequence[str] = (),
+) -> None:
+    """A list for people or programs. ``none``: what is said where there is nothing."""
+    if json:
+        as_json([document(one) for one in found])
+    elif found:
+        table(headings, map(row, found), right=right)
+    else:
+        typer.echo(none)
 
 
 def pairs(rows: Iterable[tuple[str, object]]) -> None:
     """Names and values, one pair a line; empty values are left out."""
-    told = [(name, _shown(value)) for name, value in rows if value not in ("", None)]
-    width = max((len(name) for name, _ in told), default=0)
-    for name, value in told:
+    shown = [(name, _shown(value)) for name, value in rows if value not in ("", None)]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
         typer.echo(f"{name.ljust(width)}  {value}")
 
 
@@ -63,20 +101,21 @@ def as_json(value: object) -> None:
 
 
 def json_text(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    """Bytes in it are ids, and stand in hex."""
+    return json.dumps(value, ensure_ascii=False, default=bytes.hex)
 
 
 def message_json(message: Message) -> dict[str, Any]:
     """A message for programs. Bytes that are UTF-8 stand under their name as text, others under <name>_base64."""
     properties = message.properties
-    told: dict[str, Any] = {"seq": message.seq, "message_id": message.message_id.hex(), "queue": message.queue}
+    fields: dict[str, Any] = {"seq": message.seq, "message_id": message.message_id.hex(), "queue": message.queue}
     for name in _WRITTEN:
         value = getattr(properties, name)
-        told[name] = dict(value) if name == "headers" else value
+        fields[name] = dict(value) if name == "headers" else value
     for name in _PLAIN_BYTES:
-        told.update(_bytes_json(name, getattr(properties, name)))
-    told["size_bytes"] = len(message.body)
-    return told | _bytes_json("body", message.body)
+        fields.update(_bytes_json(name, getattr(properties, name)))
+    fields["size_bytes"] = len(message.body)
+    return fields | _bytes_json("body", message.body)
 
 
 def text_of(value: bytes | None) -> str:
@@ -119,40 +158,54 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-class Bar:
-    """A progress bar on stderr, for terminals, once the work has taken two seconds. Called with done and total."""
+def age_s(since_us: int) -> float:
+    return max(time.time() - since_us / 1e6, 0.0)
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._started = time.monotonic()
-        self._shown: Progress | None = None
-        self._task: TaskID | None = None
 
-    def __call__(self, done: int, total: int | None = None) -> None:
-        if self._shown is None:
-            if time.monotonic() - self._started < BAR_AFTER_S or not sys.stderr.isatty():
-                return
-            self._show()
-        if self._shown is not None and self._task is not None:
-            self._shown.update(self._task, completed=done, total=total)
+def age(since_us: int) -> str:
+    """How long ago that was, for people; empty where it is not known."""
+    if not since_us:
+        return ""
+    seconds = age_s(since_us)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._shown is not None:
-            self._shown.stop()
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[..., None]]:
+    """A bar on stderr, for terminals, once the work has taken two seconds. Called with done and total."""
+    started = time.monotonic()
+    with ExitStack() as stack:
+        shown: list[Progress] = []
 
-    def _show(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        def update(done: int, total: int | None = None) -> None:
+            if not shown:
+                if time.monotonic() - started < BAR_AFTER_S or not sys.stderr.isatty():
+                    return
+                from rich.progress import BarColumn, MofNCompleteColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._shown = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._shown.add_task(self._what, total=None)
-        self._shown.start()
+                shown.append(stack.enter_context(progress(what, BarColumn(), MofNCompleteColumn())))
+            shown[0].update(shown[0].task_ids[0], completed=done, total=total)
+
+        yield update
+
+
+def progress(what: str, *columns: ProgressColumn) -> Progress:
+    """A line on stderr that changes: these words, these columns, and the time since; gone at the end."""
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    line = Progress(
+        TextColumn("{task.description}"),
+        *columns,
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    line.add_task(what, total=None)
+    return line
 
 
 def _bytes_json(name: str, value: bytes | None) -> dict[str, str | None]:
@@ -165,32 +218,8 @@ def _bytes_json(name: str, value: bytes | None) -> dict[str, str | None]:
 
 
 def _shown(cell: object) -> str:
-    if cell is None:
-        return "-"
-    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else _plain(cell)
 
 
-def _draw(headings: Sequence[str], texts: Sequence[Sequence[str]], right: Sequence[str]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    needed = 0
-    for heading, *cells in zip(headings, *texts, strict=True):
-        width = max(map(len, (heading, *cells)))
-        least = width if heading in WHOLE else min(width, FOLDED)
-        needed += least + _BETWEEN
-        drawn.add_column(
-            heading,
-            justify="right" if heading in right else "left",
-            overflow="fold",
-            min_width=least,
-            no_wrap=heading in WHOLE,
-        )
-    for row in texts:
-        drawn.add_row(*(Text(cell) for cell in row))
-    console = Console()
-    console.width = max(console.width, needed)  # the terminal itself breaks such a line, and copies it as one
-    console.print(drawn, crop=False)
+def _plain(cell: object) -> str:
+    return "-" if cell is None else str(cell)

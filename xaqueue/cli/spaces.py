@@ -1,140 +1,130 @@
-"""Which space a command means, a directory or a server's URL, and how it reaches it.
-
-Where the directory is being served, work goes to its owner by itself: the owner file says under which URL.
-"""
+"""A space as a whole: how it is made, and what it is and holds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from xaqueue.cli.output import Bar
-from xaqueue.connection import Connection
-from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
-from xaqueue.space import openstring
-from xaqueue.space.engine.session import Session
-from xaqueue.space.model.format import read_format
-from xaqueue.space.owner.open import attach
-from xaqueue.storage.ids import fresh_id
-
-if TYPE_CHECKING:
-    from xaqueue.rpc.client import RemoteManager
-
-SPACE_VARIABLE = "XAQUEUE_SPACE"
-CONNECT_S = 1.0
-"""For how long a command tries to reach a server that does not answer."""
-_NOT_GIVEN = f"no space is given: use --space DIR or URL, or set {SPACE_VARIABLE}"
-
-SpaceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--space",
-        metavar="DIR|URL",
-        help=f"The queue space, or its server, if not {SPACE_VARIABLE}.",
-        show_default=False,
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+from xaqueue.cli import output
+from xaqueue.cli.location import JsonOption, SpaceOption, location_of, remote
+from xaqueue.cli.queues import OrderName, queue_table
+from xaqueue.space.model import definitions, layout
+from xaqueue.space.offline import inspect
+from xaqueue.space.offline.inspect_journal import JournalStatus
+from xaqueue.space.owner import open
+from xaqueue.storage.hardening import DEFAULT, GRAMMAR, Hardening
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a space is: a directory of this machine, or else behind a server's URL."""
-
-    directory: str = ""
-    url: str = ""
-
-    def __str__(self) -> str:
-        return self.directory or self.url
-
-
-def place_of(ctx: typer.Context, space: str | None) -> Place:
-    """The space: the option behind the verb, else the one before it, else the environment's."""
-    given = space or ctx.find_root().params.get("space")
-    if not given:
-        raise InvalidArgument(_NOT_GIVEN)
-    if "://" in given:
-        return Place(url=given)
-    directory, name = openstring.parse(given)
-    found = read_format(directory).name
-    if name not in (None, found):
-        raise SpaceError(f"{directory} is queue space {found!r}, not {name!r}")
-    return Place(directory)
-
-
-def directory_of(ctx: typer.Context, space: str | None) -> str:
-    """As ``place_of``, for a command that works on the directory itself."""
-    place = place_of(ctx, space)
-    if place.url:
-        raise InvalidArgument(
-            f"{place.url} is a URL, and this command works on the directory: "
-            "run it on the server's machine with --space DIR"
-        )
-    return place.directory
+def init(
+    directory: Annotated[Path, typer.Argument(help="Made if it is missing; empty if it is there.")],
+    sync: Annotated[
+        str | None, typer.Option(help=f"How durable: {GRAMMAR}. Default: {DEFAULT}.", metavar="FLAGS")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The space's name, if not the directory's.", metavar="NAME")] = None,
+    default: Annotated[
+        OrderName | None, typer.Option(help="Take queues that are not defined, too, in this order.")
+    ] = None,
+) -> None:
+    """Make a directory a queue space."""
+    there = (directory / layout.FORMAT).exists()
+    written = open.create(directory, name=name, sync=sync)
+    if there:
+        typer.echo(f"{directory} is queue space {written.name} already: left as it is")
+        return
+    if default is not None:
+        text = definitions.read(directory)
+        open.write_definitions(directory, definitions.with_default(text, default.value))
+    hardening = Hardening.parse(sync) if sync is not None else DEFAULT
+    typer.echo(f"{directory} is queue space {written.name} now")
+    typer.echo(f"sync {hardening}: a commit {hardening.promise}")
+    if default is None:
+        typer.echo(f"define its queues next: xaqueue define QUEUE --space {directory}")
 
 
-def paths_of(ctx: typer.Context, space: str | None) -> str:
-    """As ``directory_of``, for a command that takes several directories (a,b) and patterns, too."""
-    given = space or ctx.find_root().params.get("space")
-    if given and "://" not in given and not {",", "*", "?", "["}.isdisjoint(given):
-        return str(given)
-    return directory_of(ctx, space)
+def status(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = None) -> None:
+    """Show what a space is and holds.
+
+    Works while another process owns it, and of a server by its URL.
+    """
+    location = location_of(ctx, space)
+    if location.url:
+        _served_status(location.url, json)
+        return
+    found = inspect.status(location.directory)
+    if json:
+        output.as_json(asdict(found))
+        return
+    output.pairs(_status_rows(found))
+    typer.echo()
+    queue_table(found.queues)
 
 
-def served_at(place: Place) -> str:
-    """The URL under which the space is served now; empty where no server owns it."""
-    from xaqueue.rpc import reach
+def _served_status(url: str, json: bool) -> None:
+    from xaqueue.rpc.server_status import status_of
 
-    return place.url or reach.served_at(place.directory)
-
-
-@contextmanager
-def owned(directory: str, *, watch: bool = False) -> Iterator[Session]:
-    """A session with the space, which this process owns until the end. Raises SpaceInUse, SpaceError."""
-    with Bar("reading messages") as bar:
-        session = attach(directory, watch=watch, progress=bar)
-    try:
-        yield session
-    finally:
-        session.close()
+    with remote(url) as manager:
+        fields = manager.status()
+    if json:
+        output.as_json(fields)
+        return
+    found = status_of(fields)
+    sessions = f"{fields['sessions']:,}" + (f", {fields['waiting']:,} of them wait" if fields["waiting"] else "")
+    draining = "no new branches are taken until `xaqueue drain --resume`" if fields["draining"] else ""
+    output.pairs([("server", url), ("sessions", sessions), ("draining", draining), *_status_rows(found)])
+    typer.echo()
+    queue_table(found.queues)
 
 
-@contextmanager
-def remote(url: str) -> Iterator[RemoteManager]:
-    """A session with a server. Raises ConnectionLost, InvalidArgument."""
-    from xaqueue.rpc import dial
-
-    manager = dial.manager(url, connect_s=CONNECT_S)
-    try:
-        yield manager
-    finally:
-        manager.close()
-
-
-@contextmanager
-def reached(place: Place, *, watch: bool = False) -> Iterator[Session | RemoteManager]:
-    """A session with the space through its server, where one serves it; else this process owns it until the end."""
-    url = served_at(place)
-    with ExitStack() as stack:
-        if not url:
-            try:
-                session = stack.enter_context(owned(place.directory, watch=watch))
-            except SpaceInUse:
-                url = served_at(place)  # by a server that has just come, perhaps
-                if not url:
-                    raise
-            else:
-                yield session
-                return
-        yield stack.enter_context(remote(url))
+def _status_rows(found: inspect.Status) -> list[tuple[str, object]]:
+    owner = found.owner
+    who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "nobody yet"
+    damaged = f", {found.damaged} of them damaged: see `xaqueue indoubt list`" if found.damaged else ""
+    return [
+        ("space", f"{found.format.name} ({found.directory})"),
+        ("format", f"{found.format.version}, id {found.format.id}"),
+        ("owner" if found.owned else "last owner", who),
+        ("state", _state(found)),
+        ("sync" if found.owned else "next sync", f"{found.sync}: a commit {found.promise}"),
+        ("journal", _journal(found.journal) if found.journal is not None else ""),
+        ("cache", _cache(*found.cache) if found.cache is not None else ""),
+        ("last recovery", found.recovery),
+        ("active", output.counted(found.active, "branch", "branches")),
+        ("in doubt", output.counted(found.in_doubt, "branch", "branches") + damaged),
+        ("committing", output.counted(found.committing, "branch", "branches") if found.committing else ""),
+        ("heuristic", output.counted(found.heuristic, "branch", "branches")),
+        ("quarantine", output.counted(found.quarantined, "file")),
+        ("disk free", _disk_free(found)),
+        ("trouble", found.trouble),
+        ("complaint", f"{found.complaint}" if found.complaint else ""),
+    ]
 
 
-@contextmanager
-def connected(place: Place, *, watch: bool = False) -> Iterator[Connection]:
-    """A connection to the space, through its server where one serves it."""
-    with reached(place, watch=watch) as manager, Connection(manager, fresh_id) as connection:
-        yield connection
+def _disk_free(found: inspect.Status) -> str:
+    inodes = f", {output.counted(found.free_inodes, 'inode')}" if found.free_inodes is not None else ""
+    low = f"; enqueues are refused: {found.low}" if found.low else ""
+    return f"{output.size(found.free_bytes)}{inodes}{low}"
+
+
+def _cache(hits: int, misses: int) -> str:
+    reads = hits + misses
+    return f"{hits / reads:.0%} of {output.counted(reads, 'read')} from memory" if reads else "no reads yet"
+
+
+def _state(found: inspect.Status) -> str:
+    if found.owned:
+        return found.state if found.state == "alive" else f"alive, {found.state}"
+    if found.journal is not None and found.journal.damage:
+        return "not open; opens for reading only"
+    ahead = found.journal is not None and found.journal.ahead
+    return "not open; the directories may be behind the journal until it is" if ahead else "not open"
+
+
+def _journal(journal: JournalStatus) -> str:
+    files = f"{output.counted(journal.segments, 'segment')}, {output.size(journal.allocated_bytes)}"
+    if journal.damage:
+        return f"{journal.damage}; {files}"
+    ahead = output.counted(journal.ahead, "record")
+    return f"end at LSN {journal.end:#x}, checkpoint at {journal.checkpoint:#x}, {ahead} between; {files}"

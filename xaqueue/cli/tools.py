@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.exit_codes import ExitCode, ended_in_order
 from xaqueue.cli.output import as_json, table
-from xaqueue.cli.termination import ended_in_order
 from xaqueue.errors import InvalidArgument, OperationalError
 
 DirectoryOption = Annotated[

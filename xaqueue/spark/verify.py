@@ -17,14 +17,13 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import arrow_udf
 
 from xaqueue.errors import InvalidArgument
+from xaqueue.space.offline.findings import Finding, Severity
 from xaqueue.space.offline.verify import (
-    WRONG,
+    FIRST,
     Place,
     Share,
-    Told,
-    Verdict,
+    Summary,
     check_numbers,
-    checked_apart,
     duplicates,
     examine,
     queues_of,
@@ -33,20 +32,19 @@ from xaqueue.space.offline.verify import (
 from xaqueue.spark.session import no_pandas_warning
 
 SHARES_A_TASK = 8
-FIRST = 50
-"""Findings that are told to people; the report has all."""
 CSV, PARQUET = ".csv", ".parquet"
 
 _SHARE = "space string, live boolean, queue string, range string, whole boolean"
+_COLUMNS = ("space", "severity", "path", "problem")
 _FINDING = "space string, severity string, path string, problem string"
 _EXAMINED = f"{_FINDING}, queue string, seq bigint, message_id binary"
-_FINDING_TYPE = pa.struct([(name, pa.string()) for name in Told._fields])
+_FINDING_TYPE = pa.struct([(name, pa.string()) for name in _COLUMNS])
 _EXAMINED_TYPE = pa.struct(
     [*_FINDING_TYPE, ("queue", pa.string()), ("seq", pa.int64()), ("message_id", pa.binary())],
 )
 
 
-def verify(spark: SparkSession, spaces: list[str], report: Path | None = None) -> Verdict:
+def verify(spark: SparkSession, spaces: list[str], report: Path | None = None) -> Summary:
     """Checks all of the spaces. ``report``: all findings go there as a table, Parquet or CSV by its ending.
 
     Raises InvalidArgument for a report that is there already or has another ending.
@@ -59,11 +57,11 @@ def verify(spark: SparkSession, spaces: list[str], report: Path | None = None) -
     examined.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         messages = examined.where("severity IS NULL")
-        verdict = Verdict(len(spaces), queues_of(spaces), messages.count())
-        findings = examined.where("severity IS NOT NULL").select(*Told._fields).unionAll(_repeated(messages))
+        summary = Summary(len(spaces), queues_of(spaces), messages.count())
+        findings = examined.where("severity IS NOT NULL").select(*_COLUMNS).unionAll(_repeated(messages))
         findings = findings.unionAll(_table(spark, _numbers(messages, todo), _FINDING)).persist()
         try:
-            return _summed_up(verdict, findings, report)
+            return _summed_up(summary, findings, report)
         finally:
             findings.unpersist()
     finally:
@@ -95,8 +93,8 @@ def _examine(space: pa.Array, live: pa.Array, queue: pa.Array, range_: pa.Array,
 
 def _rows(share: Share) -> Iterator[tuple[Any, ...]]:
     examined = examine(share)
-    for told in examined.findings:
-        yield (*told, None, None, None)
+    for finding in examined.findings:
+        yield (*_columns(finding), None, None, None)
     for queue, found in examined.messages.items():
         for seq, message_id in found:
             yield share.space, None, None, None, queue, seq, message_id
@@ -111,29 +109,40 @@ def _repeated(messages: DataFrame) -> DataFrame:
 
 def _duplicates(message_ids: pa.Array, places: pa.Array) -> pa.Array:
     found = [
-        [told._asdict() for told in duplicates(message_id, (Place(**place) for place in there))]
+        [dict(zip(_COLUMNS, _columns(found), strict=True)) for found in duplicates(message_id, map(_place, there))]
         for message_id, there in zip(message_ids.to_pylist(), places.to_pylist(), strict=True)
     ]
     return pa.array(found, pa.list_(_FINDING_TYPE))
 
 
-def _numbers(messages: DataFrame, todo: list[Share]) -> list[Told]:
+def _place(row: dict[str, Any]) -> Place:
+    return Place(**row)
+
+
+def _columns(finding: Finding) -> tuple[str, ...]:
+    return finding.space, finding.severity.value, finding.path, finding.problem
+
+
+def _numbers(messages: DataFrame, todo: list[Share]) -> list[tuple[str, ...]]:
     """The findings about queues: few enough for the driver."""
     highest: dict[str, dict[str, int]] = {}
     for row in messages.groupBy("space", "queue").agg(f.max("seq").alias("seq")).collect():
         highest.setdefault(row["space"], {})[row["queue"]] = row["seq"]
-    return [told for space in checked_apart(todo) for told in check_numbers(space, highest.get(space, {}))]
+    return [_columns(finding) for finding in check_numbers(todo, highest)]
 
 
-def _summed_up(verdict: Verdict, findings: DataFrame, report: Path | None) -> Verdict:
-    verdict.counts = {row["severity"]: row["count"] for row in findings.groupBy("severity").count().collect()}
-    worst = f.array_position(f.array(*map(f.lit, (*reversed(WRONG), ""))), f.col("severity"))
-    ordered = findings.orderBy(worst.desc(), "severity", "space", "path", "problem")
-    verdict.first = [Told(*row) for row in ordered.limit(FIRST).collect()]
+def _summed_up(summary: Summary, findings: DataFrame, report: Path | None) -> Summary:
+    summary.counts = {row["severity"]: row["count"] for row in findings.groupBy("severity").count().collect()}
+    worst = f.array_position(f.array(*(f.lit(severity.value) for severity in Severity)), f.col("severity"))
+    ordered = findings.orderBy(worst, "space", "path", "problem")
+    summary.first = [
+        Finding(Severity(row["severity"]), row["path"], row["problem"], space=row["space"])
+        for row in ordered.limit(FIRST).collect()
+    ]
     if report is not None:
         writer = ordered.coalesce(1).write
         writer.csv(str(report), header=True) if report.suffix == CSV else writer.parquet(str(report))
-    return verdict
+    return summary
 
 
 def _table(spark: SparkSession, rows: Sequence[tuple[Any, ...]], schema: str) -> DataFrame:

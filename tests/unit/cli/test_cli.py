@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 import xaqueue
 from support.doubtful import fails, run
-from xaqueue.cli import values
-from xaqueue.cli.exits import ExitCode
+from xaqueue.cli import parameters
+from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
-from xaqueue.cli.output import Bar, counted, moment, preview, size
+from xaqueue.cli.output import counted, moment, preview, progress_bar, size
 from xaqueue.space.model import layout
 
 PATIENCE_S = 60.0
@@ -339,13 +339,13 @@ def test_get_waits_for_a_message_of_a_later_time(space: Path) -> None:
 
 
 def test_values_that_people_type() -> None:
-    assert values.instant("2026-01-02T03:04:05+00:00") == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    local = values.instant("2026-01-02 03:04")
+    assert parameters.instant("2026-01-02T03:04:05+00:00") == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    local = parameters.instant("2026-01-02 03:04")
     assert isinstance(local, datetime)
     assert local == datetime(2026, 1, 2, 3, 4).astimezone()
-    assert values.instant(None) is None
-    assert values.instant("+1.5m") == timedelta(seconds=90)
-    assert [values.span(text) for text in (None, "90s", "+2h", "1d")] == [
+    assert parameters.instant(None) is None
+    assert parameters.instant("+1.5m") == timedelta(seconds=90)
+    assert [parameters.span(text) for text in (None, "90s", "+2h", "1d")] == [
         None,
         *(timedelta(seconds=90), timedelta(hours=2), timedelta(days=1)),
     ]
@@ -394,17 +394,17 @@ def test_a_bar_is_drawn_on_a_terminal_once_the_work_takes_long(monkeypatch: pyte
     drawn = Terminal()
     monkeypatch.setattr(sys, "stderr", drawn)
     monkeypatch.setenv("TERM", "xterm")
-    with Bar("working") as bar:
+    with progress_bar("working") as bar:
         bar(1, 2)
     assert drawn.getvalue() == ""
     monkeypatch.setattr("xaqueue.cli.output.BAR_AFTER_S", 0.0)
-    with Bar("working") as bar:
+    with progress_bar("working") as bar:
         bar(1, 2)
         bar(2, 2)
     assert "working" in drawn.getvalue()
 
 
 def test_a_bar_is_silent_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with Bar("working") as bar:
+    with progress_bar("working") as bar:
         bar(1, 2)
     assert capsys.readouterr() == ("", "")

@@ -11,7 +11,7 @@ import pytest
 
 import xaqueue
 from support.doubtful import XID, bodies, fails, leave_in_doubt, listed, run
-from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.errors import HeuristicOutcome
 from xaqueue.space.model import layout
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid

@@ -11,8 +11,8 @@ import pytest
 
 import xaqueue
 from support.doubtful import XID, bodies, fails, leave_in_doubt, listed, run
-from xaqueue.cli import indoubt_rows
-from xaqueue.cli.exits import ExitCode
+from xaqueue.cli import output
+from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.space.model import layout
 from xaqueue.xid import Xid
 
@@ -23,7 +23,7 @@ GID = "7_Z3RyaWQ=_YnF1YWw="
 @pytest.fixture
 def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XAQUEUE_SPACE", str(tmp_path / "space"))
-    monkeypatch.setattr(indoubt_rows, "_age_s", lambda _: 3.0)  # outputs are compared, however slow the machine is
+    monkeypatch.setattr(output, "age_s", lambda _: 3.0)  # outputs are compared, however slow the machine is
     return leave_in_doubt(tmp_path / "space")
 
 

@@ -15,7 +15,7 @@ import xaqueue
 from support import broken_journal
 from support.bare_space import bare_space
 from support.broken_journal import STEPS, damage, files, lose_directories
-from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.space.model import layout
 from xaqueue.storage.journal_format import name_of

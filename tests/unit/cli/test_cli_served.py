@@ -18,7 +18,7 @@ import pytest
 import xaqueue
 from support.doubtful import XID, bodies, fails, leave_in_doubt, listed, run
 from support.served import ServerThread
-from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.errors import (
     ConnectionLost,
     HeuristicOutcome,

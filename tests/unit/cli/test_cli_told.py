@@ -18,7 +18,7 @@ import xaqueue
 from support.doubtful import XID, fails, leave_in_doubt, listed, run
 from support.served import ServerThread
 from xaqueue.cli import output
-from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.rpc.operator_client import RemoteOperator
 from xaqueue.space.offline import inspect_branches
 from xaqueue.space.owner.open import create, write_definitions

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import xaqueue
 from support.contract_connection import PATIENCE_S, QUEUES, bodies, put
 from support.served import ServerThread
-from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.connection import Connection
 from xaqueue.errors import DuplicateXid, InvalidArgument, RolledBack

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import xaqueue
 from support.raw_client import HungUp, RawClient, Refused
 from support.served import ServerThread
-from xaqueue.cli.exits import ExitCode
+from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.endpoint import parse
 from xaqueue.errors import ConnectionLost, InvalidArgument, ResourceFailed, RolledBack

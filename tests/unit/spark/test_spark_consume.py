@@ -27,7 +27,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from support import spark_reading
 from support.spark_reading import ALL, Query, places, rows
-from xaqueue.cli import ingest_verb
+from xaqueue.cli import ingest
 from xaqueue.spark import keeping
 from xaqueue.spark.source import QueueSource
 from xaqueue.spark.stream import StreamReader
@@ -113,8 +113,8 @@ def test_nothing_is_removed_or_reserved_by_who_does_not_say_so(
     Query(query.reader, query.offset).all()
     assert owner.asked == []
     assert list(source.reader(source.schema()).partitions())
-    default = inspect.signature(ingest_verb.ingest).parameters["consume"].default
-    assert default is ingest_verb.Consume.keep
+    default = inspect.signature(ingest.ingest).parameters["consume"].default
+    assert default is ingest.Consume.keep
 
 
 def test_the_first_batch_of_a_new_query_has_no_messages_and_reserves_nothing(

@@ -15,7 +15,8 @@ from xaqueue.cli.main import app
 from xaqueue.errors import SpaceError
 from xaqueue.space.model import layout
 from xaqueue.space.offline.check import check
-from xaqueue.space.offline.verify import Place, Told, duplicates, examine, shares, spaces_of, verify
+from xaqueue.space.offline.findings import Finding
+from xaqueue.space.offline.verify import Place, duplicates, examine, shares, spaces_of, verify
 from xaqueue.space.owner.open import attach, create
 from xaqueue.storage.ids import fresh_id
 
@@ -33,7 +34,7 @@ def spaces(tmp_path: Path) -> list[FabricatedSpace]:
     return made
 
 
-def seen(spaces: list[FabricatedSpace], processes: int = 1) -> list[Told]:
+def seen(spaces: list[FabricatedSpace], processes: int = 1) -> list[Finding]:
     """What is found beside leftovers, as a fabricated space lacks directories that the next open makes."""
     _, found = verify([str(space.root) for space in spaces], processes)
     return [told for told in found if told.severity != "leftover"]

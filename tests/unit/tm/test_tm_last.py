@@ -14,7 +14,7 @@ import pytest
 from support.tm_last_scene import FILES, Scene
 from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Rig
 from xaqueue import TransactionManager
-from xaqueue.cli.tm_config import ParticipantConfig, opener
+from xaqueue.cli.indoubt.config import ParticipantConfig, opener
 from xaqueue.errors import InvalidArgument, OutcomeUnknown, RolledBack
 from xaqueue.tm import marker
 from xaqueue.tm.participants import Participant

@@ -8,7 +8,7 @@ not find, such as a large body whose checksum is wrong.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,20 +17,19 @@ from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.space.engine import heuristics, quarantine
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import batch_records, layout, stream_records
-from xaqueue.space.model.block import Kind
+from xaqueue.space.model.block import Head, Kind
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import ACTIVE, BATCHES, COMMIT, FIRST, HEURISTIC, PREPARED, QUARANTINE, STREAMS
 from xaqueue.space.offline.check_committed import CommittedCheck
 from xaqueue.space.offline.check_journal import JournalCheck
-from xaqueue.space.offline.findings import Finding, Looks, Severity, broken, damaged, leftover, note
+from xaqueue.space.offline.findings import Finding, Looks, broken, damaged, leftover, note
 from xaqueue.space.owner.open import READ_ONLY, attach, is_owned, read_definitions, read_owner
 from xaqueue.space.recovery import prepared as survey
 from xaqueue.space.recovery.load import Progress, read_head
-from xaqueue.space.recovery.prepared import Standing, Verdict
+from xaqueue.space.recovery.prepared import Verdict
 from xaqueue.space.recovery.redo_view import RedoView, read_journal
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.group_commit import Touched, touched
-from xaqueue.storage.journal_format import Record
 from xaqueue.xid import Xid
 
 
@@ -44,26 +43,16 @@ class Repaired:
 
 
 def check(
-    path: str | os.PathLike[str],
-    progress: Progress | None = None,
-    *,
-    live: bool | None = None,
-    committed: CommittedCheck | None = None,
+    path: str | os.PathLike[str], progress: Progress | None = None, *, live: bool | None = None
 ) -> Iterator[Finding]:
     """All findings, as they are found. Raises SpaceError where the directory is no space of a known format.
 
     progress: called with range directories read and all there are. live: whether an owner is at work; found out
-    without it. committed: what checks the messages instead.
+    without it.
     """
-    root = Path(path)
-    if not os.path.lexists(root / layout.FORMAT):
-        read_format(root)
-    live = is_owned(root) if live is None else live
-    if live:
-        owner = read_owner(root)
-        who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
-        yield note(layout.OWNER, f"{who} owns the space: a moving target, suspects were seen twice")
-    yield from _Check(root, live, progress, committed).run()
+    if not os.path.lexists(Path(path) / layout.FORMAT):
+        read_format(path)
+    yield from SpaceCheck(path, is_owned(path) if live is None else live).run(progress)
 
 
 def repair(path: str | os.PathLike[str], progress: Progress | None = None) -> Repaired:
@@ -94,101 +83,99 @@ def _set_aside(space: Space, finding: Finding) -> None:
     space.barrier.perform(apply)
 
 
-class _Check:
-    def __init__(
-        self, root: Path, live: bool, progress: Progress | None, committed: CommittedCheck | None = None
-    ) -> None:
-        self.root = root
-        fs = DirectoryFileSystem(root, keep_unsynced=False)
-        owner = read_owner(root)
-        self.looks = Looks(live, lambda: self.fs.show(self._records()))
+class SpaceCheck:
+    """Everything that is checked in one space. Where an owner is at work, what looks wrong is looked at twice."""
+
+    def __init__(self, path: str | os.PathLike[str], live: bool, *, messages: bool = True) -> None:
+        """messages: as of ``CommittedCheck``."""
+        self._root = Path(path)
+        self._owner = read_owner(self._root)
+        self.bare = DirectoryFileSystem(self._root, keep_unsynced=False)
+        self._fs = RedoView(self.bare, (), files_first=True)
+        self._looks = Looks(live, self._show_records)
+        owner = self._owner
         self.journal = JournalCheck(
-            fs,
-            self.looks,
+            self.bare,
+            self._looks,
             used=owner is not None and owner.journalled,
             moving=live and (owner is None or owner.state != READ_ONLY),
         )
-        self.bare, self.owner = fs, owner
-        self.fs = RedoView(fs, (), files_first=True)
-        self.committed = committed or CommittedCheck(self.fs, self.looks, progress)
+        self.committed = CommittedCheck(self._fs, self._looks, messages=messages)
 
-    def run(self) -> Iterator[Finding]:
-        yield from self.looks.at(self._top)
+    def run(self, progress: Progress | None = None) -> Iterator[Finding]:
+        if self._looks.live:
+            owner = self._owner
+            who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
+            yield note(layout.OWNER, f"{who} owns the space: a moving target, suspects were seen twice")
+        yield from self._looks.at(self._top)
         yield from self.journal.run()
-        self.fs.show(self._records())
-        yield from map(self.journal.told, self._directories())
+        self._show_records()
+        yield from map(self.journal.judged, self._directories(progress))
 
-    def _records(self) -> Sequence[Record]:
+    def _show_records(self) -> None:
         try:
-            return read_journal(self.bare, self.owner, self.looks.live).records
+            self._fs.show(read_journal(self.bare, self._owner, self._looks.live).records)
         except SpaceError:
-            return ()  # of a newer version: told of the journal
+            self._fs.show(())  # of a newer version: found by the journal's own check
 
-    def _directories(self) -> Iterator[Finding]:
-        yield from self.committed.run()
+    def _directories(self, progress: Progress | None) -> Iterator[Finding]:
+        yield from self.committed.run(progress)
         yield from self._prepared()
         yield from self._active()
-        for name in survey.listed(self.fs, HEURISTIC):
-            yield from self.looks.at(partial(self._decision, name))
-        for name in survey.listed(self.fs, BATCHES):
-            yield from self.looks.at(partial(self._batch, name))
-        for name in survey.listed(self.fs, STREAMS):
-            yield from self.looks.at(partial(self._stream, name))
-        for name in survey.listed(self.fs, QUARANTINE):
+        for directory, probe in ((HEURISTIC, self._decision), (BATCHES, self._batch), (STREAMS, self._stream)):
+            for name in survey.listed(self._fs, directory):
+                yield from self._looks.at(partial(probe, name, f"{directory}/{name}"))
+        for name in survey.listed(self._fs, QUARANTINE):
             if not name.endswith(".reason"):
                 yield note(f"{QUARANTINE}/{name}", self._reason(name))
 
     def _top(self) -> Iterator[Finding]:
         try:
-            read_format(self.root)
+            read_format(self._root)
         except SpaceError as error:
             yield broken(layout.FORMAT, str(error))
         try:
-            read_definitions(self.root)
+            read_definitions(self._root)
         except InvalidArgument as error:
             yield broken(layout.QUEUES, str(error))
-        names = set(self.fs.list(""))
+        names = set(self._fs.list(""))
         for name in sorted(names - layout.OWN_NAMES):
             yield note(name, "is no part of a queue space; left alone")
         for name in sorted(set(layout.DIRECTORIES) - names):
             yield leftover(name, "the directory is missing: made by the next open")
 
     def _prepared(self) -> Iterator[Finding]:
-        found, foreign = survey.prepared(self.fs)
+        found, foreign = survey.prepared(self._fs)
         for path in foreign:
             yield damaged(path, "is no command block: its name is not <xid>.<number>")
-        lost = survey.lost_blocks(self.fs)
+        lost = survey.lost_blocks(self._fs)
         for xid in sorted({*found, *lost}, key=str):
-            yield from self.looks.at(partial(self._branch, xid, found.get(xid, {})))
+            yield from self._looks.at(partial(self._branch, xid, found.get(xid, {})))
 
     def _branch(self, xid: Xid, files: dict[str, str]) -> Iterator[Finding]:
-        if self.looks.again:
-            files = survey.prepared(self.fs)[0].get(xid, {})
-        lost = survey.lost_blocks(self.fs).get(xid, ())
-        standing = survey.survey(self.fs, xid, files, lost, self.committed.holds, whole=True)
-        for path, reason in standing.broken:
+        if self._looks.again:
+            files = survey.prepared(self._fs)[0].get(xid, {})
+        lost = survey.lost_blocks(self._fs).get(xid, ())
+        branch = survey.survey(self._fs, xid, files, lost, self.committed.holds, whole=True)
+        for path, reason in branch.broken:
             yield damaged(path, reason)
-        for text in standing.lost:
+        for text in branch.lost:
             place = text if text.startswith(f"{QUARANTINE}/") else f"{PREPARED}/{xid}"
             what = "a block of it" if place == text else text
             yield broken(place, f"branch {xid} is in doubt and lost {what}: decide with `xaqueue indoubt`")
-        for path, reason in () if self.looks.live else standing.leftovers:  # an owner at work is at it
+        for path, reason in () if self._looks.live else branch.leftovers:  # an owner at work is at it
             yield leftover(path, reason)
-        yield from self._twofold(standing)
-
-    def _twofold(self, standing: Standing) -> Iterator[Finding]:
-        for path, head in standing.blocks:
-            there = self.committed.holds(head.properties.queue, head.message_id)
-            if standing.verdict is Verdict.IN_DOUBT and head.kind is Kind.ENQUEUE and there:
+        for path, head in branch.blocks if branch.verdict is Verdict.IN_DOUBT else ():
+            if self._is_committed(head):
                 yield broken(path, "its message is committed already, and its branch is not decided")
 
     def _active(self) -> Iterator[Finding]:
-        found, foreign = survey.branches(self.fs, ACTIVE)
+        found, foreign = survey.branches(self._fs, ACTIVE)
         for path in foreign:
             yield damaged(path, "is no command block: its name is not <xid>.<number>")
-        if self.looks.live:
+        if self._looks.live:
             return
-        prepared = survey.prepared(self.fs)[0]
+        prepared = survey.prepared(self._fs)[0]
         for xid, files in sorted(found.items(), key=lambda item: str(item[0])):
             if COMMIT in prepared.get(xid, {}):
                 continue  # committed in one phase: rolled forward from here
@@ -197,65 +184,62 @@ class _Check:
                     yield leftover(path, "stands in prepared/ too: the later state wins, the next open removes it")
                 continue
             if any(map(self._is_done, files.values())):
-                told = "of a branch that is committed: to be removed"
+                what = "of a branch that is committed: to be removed"
             else:
-                told = "of a branch never prepared: to be rolled back"
-            yield leftover(f"{ACTIVE}/{xid}", f"{len(files)} blocks {told}")
+                what = "of a branch never prepared: to be rolled back"
+            yield leftover(f"{ACTIVE}/{xid}", f"{len(files)} blocks {what}")
 
     def _is_done(self, path: str) -> bool:
         """Whether what a block in active/ asks for was done, of which the journal has the record."""
         try:
-            head = read_head(self.fs, path)
+            head = read_head(self._fs, path)
         except DamagedBlock:
             return False  # torn by the crash, and promised to nobody
+        return self._is_committed(head)
+
+    def _is_committed(self, head: Head) -> bool:
+        """Whether the message that a block adds is in its queue."""
         return head.kind is Kind.ENQUEUE and self.committed.holds(head.properties.queue, head.message_id)
 
-    def _decision(self, name: str) -> Iterator[Finding]:
-        path = f"{HEURISTIC}/{name}"
+    def _decision(self, name: str, path: str) -> Iterator[Finding]:
         xid = layout.parse_xid(name)
         if xid is None:
             yield damaged(path, "is no record of a decision: its name is no xid")
             return
         try:
-            decision = heuristics.read(self.fs, path)
+            decision = heuristics.read(self._fs, path)
         except DamagedBlock as damage:
             yield damaged(path, f"the record of a decision: {damage}")
             return
-        if self.fs.exists(layout.block_path(PREPARED, name, FIRST)):
+        if self._fs.exists(layout.block_path(PREPARED, name, FIRST)):
             yield leftover(path, f"{decision.outcome} by {decision.by} is decided and not yet carried out")
 
-    def _batch(self, name: str) -> Iterator[Finding]:
-        path = f"{BATCHES}/{name}"
+    def _batch(self, name: str, path: str) -> Iterator[Finding]:
         if layout.parse_batch(name) is None:
             yield damaged(path, "is no record of a batch: its name is not <key>.<number>")
             return
         try:
-            batch = batch_records.read(self.fs, path).batch
-        except FileNotFoundError:
-            return  # it went with a later one
+            batch = batch_records.read(self._fs, path).batch
         except DamagedBlock as damage:
             yield damaged(path, f"the record of a batch: {damage}")
             return
         if batch_records.path_of(batch) != path:
             yield damaged(path, f"is the record of {batch}, not of the batch that it is named after")
 
-    def _stream(self, name: str) -> Iterator[Finding]:
-        path, queue = f"{STREAMS}/{name}", layout.parse_queue_directory(name)
+    def _stream(self, name: str, path: str) -> Iterator[Finding]:
+        queue = layout.parse_queue_directory(name)
         if queue is None:
             yield damaged(path, "is no record of a stream: its name is not queue=<name>")
             return
         try:
-            stream_records.read(self.fs, queue)
+            stream_records.read(self._fs, queue)
         except DamagedBlock as damage:
             advice = f"the queue is kept for it until `xaqueue release {queue}`"
             yield broken(path, f"the record of the stream that consumes queue {queue}: {damage}: {advice}")
 
     def _reason(self, name: str) -> str:
         try:
-            text = self.fs.read(f"{QUARANTINE}/{name}.reason", 4096).decode("utf-8", "replace")
+            text = self._fs.read(f"{QUARANTINE}/{name}.reason", 4096).decode("utf-8", "replace")
         except OSError:
             return "in quarantine, without a reason beside it"
         return f"in quarantine: {text.partition(chr(10))[0]}"
-
-
-__all__ = ["Finding", "Repaired", "Severity", "check", "repair"]

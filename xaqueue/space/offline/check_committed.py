@@ -19,37 +19,52 @@ from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.regular import DAMAGE
 
 _SEQ_BITS = 63
+_SEQ_MASK = (1 << _SEQ_BITS) - 1
 
 
 class CommittedCheck:
     """Checks ``committed/``, and knows from then on which messages are there."""
 
-    def __init__(self, fs: FileSystem, looks: Looks, progress: Progress | None) -> None:
+    def __init__(self, fs: FileSystem, looks: Looks, *, messages: bool = True) -> None:
+        """messages: whether ``run`` checks them; else only directories, and what is there is looked up where asked."""
         self.fs = fs
         self.looks = looks
-        self.progress = progress
         self.queues: list[str] = []
-        self.ids: dict[bytes, int] = {}
-        """Where each message stands: the number of its queue above, its sequence number below ``_SEQ_BITS``."""
         self.highest: dict[str, int] = {}
+        self._messages = messages
+        self._places: dict[bytes, int] = {}
+        """Where each message stands: the number of its queue above, its sequence number below ``_SEQ_BITS``."""
+        self._listed: dict[str, frozenset[str]] = {}
 
     def holds(self, queue: str, message_id: MessageId) -> bool:
         """Whether the queue has this message."""
-        place = self.ids.get(message_id)
-        if self.looks.again or (place is not None and self.queues[place >> _SEQ_BITS] != queue):
-            return message_id.hex() in prepared.ids_in(self.fs, queue)
-        return place is not None
+        place = self._places.get(message_id)
+        if self._messages and not self.looks.again:
+            if place is None or self.queues[place >> _SEQ_BITS] == queue:
+                return place is not None
+        elif not self.looks.live and queue in self._listed:
+            return message_id.hex() in self._listed[queue]
+        self._listed[queue] = prepared.ids_in(self.fs, queue)
+        return message_id.hex() in self._listed[queue]
 
-    def run(self) -> Iterator[Finding]:
+    def messages(self) -> dict[str, list[tuple[int, bytes]]]:
+        """The whole messages of each queue that was checked, by number and id."""
+        found: dict[str, list[tuple[int, bytes]]] = {}
+        for message_id, place in self._places.items():
+            found.setdefault(self.queues[place >> _SEQ_BITS], []).append((place & _SEQ_MASK, bytes(message_id)))
+        return found
+
+    def run(self, progress: Progress | None = None) -> Iterator[Finding]:
         yield from self.find_queues()
+        if not self._messages:
+            return
         ranges = [(queue, name) for queue in self.queues for name in self.ranges(queue)]
         for done, (queue, name) in enumerate(ranges, 1):
             yield from self.range(queue, name)
-            if self.progress is not None:
-                self.progress(done, len(ranges))
-        used = {queue for queue, _ in ranges}
+            if progress is not None:
+                progress(done, len(ranges))
         for queue in self.queues:
-            yield from self.watermark(queue, queue in used)
+            yield from self.watermark(queue)
 
     def find_queues(self) -> Iterator[Finding]:
         """Fills ``queues``."""
@@ -69,9 +84,9 @@ class CommittedCheck:
         """Of one range directory and its messages."""
         return self.looks.at(partial(self._range, queue, name))
 
-    def watermark(self, queue: str, used: bool) -> list[Finding]:
-        """Of a queue's numbers, after all of its ranges. used: whether it has any."""
-        return self.looks.at(partial(self._watermark, queue, used))
+    def watermark(self, queue: str) -> list[Finding]:
+        """Of a queue's numbers, after all of its ranges."""
+        return self.looks.at(partial(self._watermark, queue))
 
     def _range(self, queue: str, name: str) -> Iterator[Finding]:
         number = layout.parse_range(name)
@@ -108,14 +123,10 @@ class CommittedCheck:
             return
         self.highest[queue] = max(self.highest.get(queue, 0), seq)
         place = self.queues.index(queue) << _SEQ_BITS | seq
-        earlier = self.ids.setdefault(message_id, place)
-        if earlier != place:
-            yield from self._duplicate(path, queue, message_id, earlier)
-
-    def _duplicate(self, path: str, queue: str, message_id: MessageId, earlier: int) -> Iterator[Finding]:
+        earlier = self._places.setdefault(message_id, place)
         other = self.queues[earlier >> _SEQ_BITS]
-        first = layout.message_path(other, earlier & ((1 << _SEQ_BITS) - 1), message_id)
-        if not self.fs.exists(first):
+        first = layout.message_path(other, earlier & _SEQ_MASK, message_id)
+        if earlier == place or not self.fs.exists(first):
             return
         if other == queue:
             yield damaged(path, f"message {message_id.hex()} stands in its queue twice: first as {first}")
@@ -124,42 +135,34 @@ class CommittedCheck:
 
     def _takes_more(self, queue: str, number: int) -> bool:
         """Whether the queue's next message goes into this range, which is why it may be empty."""
-        watermark = self._read_watermark(queue)
+        watermark, _ = self._read_watermark(queue)
         if watermark is None:
             return True
         return number in ((watermark.published + 1) >> RANGE_BITS, (watermark.reserved + 1) >> RANGE_BITS)
 
-    def _read_watermark(self, queue: str) -> Watermark | None:
-        return layout.parse_watermark(self._watermark_bytes(queue) or b"")
-
-    def _watermark_bytes(self, queue: str) -> bytes | None:
-        """Empty where it is missing, too; None where it cannot be read."""
+    def _read_watermark(self, queue: str) -> tuple[Watermark | None, bool]:
+        """It, where it is one; and whether there is nothing, not even a damaged one."""
         path = layout.watermark_path(queue)
         try:
-            return self.fs.read(path, 4096)
+            content = self.fs.read(path, 4096)
         except FileNotFoundError:
-            return None if self.fs.exists(path) else b""
+            return None, not self.fs.exists(path)
         except OSError as error:
             if error.errno not in DAMAGE:
                 raise
-            return None
+            return None, False
+        return layout.parse_watermark(content), not content
 
-    def _watermark(self, queue: str, used: bool) -> Iterator[Finding]:
+    def _watermark(self, queue: str) -> Iterator[Finding]:
         path = layout.watermark_path(queue)
-        watermark = self._read_watermark(queue)
+        watermark, is_missing = self._read_watermark(queue)
         highest = self.highest.get(queue, 0)
         if watermark is None:
-            first = highest < RANGE_SIZE  # a crash in a queue's first commits may leave none, or an empty one
-            if self._watermark_bytes(queue) != b"":
-                yield damaged(path, "is no watermark: damaged or foreign")
-            elif used and not first:
-                yield broken(path, "is missing or empty, and the queue was used: its numbers go on higher")
-            elif self.looks.live:
-                return  # its owner is at the queue's first commit
-            elif used:
-                yield leftover(path, "is missing or empty: the queue's first commit was on its way; made anew")
-            else:
-                yield note(path, "is missing or empty: the queue's first message never came; its next one makes it")
+            yield from (
+                self._without_watermark(queue, path, highest)
+                if is_missing
+                else [damaged(path, "is no watermark: damaged or foreign")]
+            )
             return
         if watermark.published > watermark.reserved:
             yield broken(path, f"published {watermark.published} is above reserved {watermark.reserved}")
@@ -169,3 +172,15 @@ class CommittedCheck:
             yield leftover(path, f"message {highest} is above reserved {watermark.reserved}: the next open reserves it")
         elif highest > watermark.published and not self.looks.live:
             yield leftover(path, f"message {highest} is above published {watermark.published}: the next open shows it")
+
+    def _without_watermark(self, queue: str, path: str, highest: int) -> Iterator[Finding]:
+        """A crash in a queue's first commits may leave none, or an empty one."""
+        used = bool(self.ranges(queue))
+        if used and highest >= RANGE_SIZE:
+            yield broken(path, "is missing or empty, and the queue was used: its numbers go on higher")
+        elif self.looks.live:
+            return  # its owner is at the queue's first commit
+        elif used:
+            yield leftover(path, "is missing or empty: the queue's first commit was on its way; made anew")
+        else:
+            yield note(path, "is missing or empty: the queue's first message never came; its next one makes it")

@@ -25,7 +25,8 @@ class JournalCheck:
         self._looks = looks
         self._used = used
         self._moving = moving
-        self._ahead: frozenset[str] = frozenset()
+        self.ahead: frozenset[str] = frozenset()
+        """After ``run``: the paths that the next open makes again."""
 
     def run(self) -> Iterator[Finding]:
         if self._fs.is_dir(JOURNAL):
@@ -34,19 +35,13 @@ class JournalCheck:
             return
         yield from self._looks.at(self._segments)
 
-    def told(self, finding: Finding) -> Finding:
+    def judged(self, finding: Finding) -> Finding:
         """The same, or where the journal is ahead of what was found, what that means."""
-        if finding.severity is not Severity.DAMAGE or not self._is_ahead(finding.path):
+        path = finding.path
+        ahead = path in self.ahead or any(one.startswith(path + ".") for one in self.ahead)
+        if finding.severity is not Severity.DAMAGE or not ahead:
             return finding
-        return leftover(finding.path, f"{finding.problem}; the journal has what it is to be: made so by the next open")
-
-    @property
-    def is_ahead(self) -> bool:
-        """After ``run``: whether the next open does something again."""
-        return bool(self._ahead)
-
-    def _is_ahead(self, path: str) -> bool:
-        return path in self._ahead or any(ahead.startswith(path + ".") for ahead in self._ahead)
+        return leftover(path, f"{finding.problem}; the journal has what it is to be: made so by the next open")
 
     def _names(self) -> Iterator[Finding]:
         for name in sorted(self._fs.list(JOURNAL)):
@@ -73,15 +68,15 @@ class JournalCheck:
     def _left(self, found: Found) -> Iterator[Finding]:
         """What the next open does."""
         lost = redo.find_lost(self._fs, found.records)
-        yield from (broken(path, f"{told}: the space opens for reading only") for path, told in lost.items())
-        self._ahead = frozenset(path for record in found.records for path in redo.paths_of(record)) - lost.keys()
+        yield from (broken(path, f"{reason}: the space opens for reading only") for path, reason in lost.items())
+        self.ahead = frozenset(path for record in found.records for path in redo.paths_of(record)) - lost.keys()
         if found.records:
             many = f"{len(found.records):,} record{'s' if len(found.records) > 1 else ''}"
             yield leftover(JOURNAL, f"the directories may be behind: {many} to be done again by the next open")
         if found.tail:
-            name = found.segments[-1].name
             torn = f"ends in {len(found.tail):,} bytes of a torn record, promised to nobody"
-            yield note(f"{JOURNAL}/{name}", f"{torn}: kept beside it and cut off by the next open")
+            path = f"{JOURNAL}/{found.segments[-1].name}"
+            yield note(path, f"{torn}: kept beside it and cut off by the next open")
         for name in found.given_up:
             why = "was given up for its damage, or written late by a former owner"
             yield leftover(f"{JOURNAL}/{name}", f"{why}: kept as .archive by the next open")

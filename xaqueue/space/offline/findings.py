@@ -1,33 +1,41 @@
-"""What a check says: a finding, how bad it is, and the second look that a moving target gets.
-
-*Damage* breaks an invariant, a *leftover* is what a crash left for the next open to finish, a *note* is neither.
-"""
+"""What a check says: a finding, how bad it is, and the second look that a moving target gets."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
+from typing import NamedTuple
 
 SECOND_LOOK_S = 0.1
 """How long a live owner may be between two calls of one step before its step looks like a crash."""
 
 
-class Severity(Enum):
+class Severity(StrEnum):
+    """The worst first."""
+
     DAMAGE = "damage"
+    """Breaks an invariant."""
+    DUPLICATE = "duplicate"
+    """A message id that stands in two queues or spaces: each of the messages is whole. Told of many spaces only."""
     LEFTOVER = "leftover"
+    """What a crash left for the next open to finish."""
     NOTE = "note"
+    """Nothing is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+WRONG = (Severity.DAMAGE, Severity.DUPLICATE)
+
+
+class Finding(NamedTuple):
     """``path`` is relative to the space. ``movable``: the file itself is bad, and repair can set it aside."""
 
     severity: Severity
     path: str
     problem: str
     movable: bool = False
+    space: str = ""
+    """Its directory, where many are checked."""
 
 
 Probe = Callable[[], Iterable[Finding]]
@@ -44,14 +52,14 @@ class Looks:
         """Whether this is a second look, for which nothing may be remembered from the first."""
 
     def at(self, probe: Probe) -> list[Finding]:
-        findings = _found(probe)
+        findings = _run(probe)
         if not findings or not self.live:
             return findings
         time.sleep(SECOND_LOOK_S)
         self._look_again()
         self.again = True
         try:
-            return [finding for finding in _found(probe) if finding in findings]
+            return [finding for finding in _run(probe) if finding in findings]
         finally:
             self.again = False
 
@@ -74,7 +82,7 @@ def note(path: str, problem: str) -> Finding:
     return Finding(Severity.NOTE, path, problem)
 
 
-def _found(probe: Probe) -> list[Finding]:
+def _run(probe: Probe) -> list[Finding]:
     try:
         return list(probe())
     except FileNotFoundError:

@@ -9,32 +9,26 @@ only together. Nothing here writes.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property
 from glob import glob
 from pathlib import Path
 from typing import NamedTuple
 
 from xaqueue.errors import SpaceError
-from xaqueue.message import MessageId
-from xaqueue.space.model import layout
+from xaqueue.space.model import layout, stream_records
 from xaqueue.space.model.format import read_format
-from xaqueue.space.offline.check import check
+from xaqueue.space.offline.check import SpaceCheck
 from xaqueue.space.offline.check_committed import CommittedCheck
-from xaqueue.space.offline.check_journal import JournalCheck
-from xaqueue.space.offline.findings import Finding, Looks, Severity, leftover
-from xaqueue.space.offline.reader import QueueReader
-from xaqueue.space.owner.open import is_owned, read_owner
-from xaqueue.space.recovery import prepared
+from xaqueue.space.offline.findings import WRONG, Finding, Looks, Severity
+from xaqueue.space.owner.open import is_owned
 from xaqueue.storage.fs import DirectoryFileSystem
 
-DUPLICATE = "duplicate"
-"""Severity of a message id that stands in two places: each of the messages is sound."""
-WRONG = (Severity.DAMAGE.value, DUPLICATE)
-_SEQ_BITS = 63
+FIRST = 50
+"""Findings that are shown to people."""
 
 
 class Share(NamedTuple):
@@ -58,25 +52,15 @@ class Place(NamedTuple):
         return layout.message_path(self.queue, self.seq, message_id)
 
 
-class Told(NamedTuple):
-    """A finding of one of many spaces. ``severity``: that of ``Finding``, or ``DUPLICATE``."""
+class Examined(NamedTuple):
+    """What a share gave: findings, and the whole messages of each queue by number and id."""
 
-    space: str
-    severity: str
-    path: str
-    problem: str
-
-
-@dataclass(slots=True)
-class Examined:
-    """What a share gave: findings, and the sound messages of each queue by number and id."""
-
-    findings: list[Told]
+    findings: list[Finding]
     messages: dict[str, list[tuple[int, bytes]]]
 
 
 @dataclass(slots=True)
-class Verdict:
+class Summary:
     """Of all shares together."""
 
     spaces: int
@@ -84,7 +68,7 @@ class Verdict:
     messages: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     """Findings by severity."""
-    first: list[Told] = field(default_factory=list)
+    first: list[Finding] = field(default_factory=list)
     """The worst of them, for people."""
 
     @property
@@ -115,124 +99,101 @@ def shares(space: str) -> list[Share]:
     live = is_owned(space)
     if not live and _is_behind(space):
         return [Share(space, live, whole=True)]
-    found = CommittedCheck(DirectoryFileSystem(space, keep_unsynced=False), Looks(live), None)
-    list(found.find_queues())  # told by the share that checks the rest
-    ranges = [Share(space, live, queue, name) for queue in found.queues for name in found.ranges(queue)]
-    return [Share(space, live), *ranges]
+    with closing(DirectoryFileSystem(space, keep_unsynced=False)) as fs:
+        found = _listed(fs, live)
+        return [
+            Share(space, live),
+            *(Share(space, live, queue, r) for queue in found.queues for r in found.ranges(queue)),
+        ]
 
 
 def examine(share: Share) -> Examined:
     """Looks at all that the share names."""
-    fs = DirectoryFileSystem(share.space, keep_unsynced=False)
-    try:
-        committed = CommittedCheck(fs, Looks(share.live), None)
-        if share.queue:
-            committed.queues.append(share.queue)
-            found = committed.range(share.queue, share.range)
-            found += _drop_consumed(share, committed)
-        else:
-            committed = committed if share.whole else _Elsewhere(fs, Looks(share.live), None)
-            found = list(check(share.space, live=share.live, committed=committed))
-    finally:
-        fs.close()
-    return Examined([_told(share.space, finding) for finding in found], _messages(committed))
+    if not share.queue:
+        check = SpaceCheck(share.space, share.live, messages=share.whole)
+        with closing(check.bare):
+            return Examined(_placed(share.space, check.run()), check.committed.messages())
+    with closing(DirectoryFileSystem(share.space, keep_unsynced=False)) as fs:
+        committed = CommittedCheck(fs, Looks(share.live))
+        committed.queues.append(share.queue)
+        found = committed.range(share.queue, share.range)
+        return Examined(_placed(share.space, found), committed.messages())
 
 
-def check_numbers(space: str, highest: dict[str, int]) -> list[Told]:
-    """Of each queue of a space that is not a ``whole`` share: its highest number, held against its watermark."""
-    fs = DirectoryFileSystem(space, keep_unsynced=False)
-    try:
-        committed = CommittedCheck(fs, Looks(is_owned(space)), None)
-        list(committed.find_queues())
-        committed.highest.update(highest)
-        found = [one for queue in committed.queues for one in committed.watermark(queue, bool(committed.ranges(queue)))]
-    finally:
-        fs.close()
-    return [_told(space, finding) for finding in found]
+def check_numbers(todo: Sequence[Share], highest: dict[str, dict[str, int]]) -> list[Finding]:
+    """The highest number of each queue, by space, held against its watermark; ``whole`` shares have done so."""
+    findings = []
+    for share in todo:
+        if share.queue or share.whole:
+            continue
+        with closing(DirectoryFileSystem(share.space, keep_unsynced=False)) as fs:
+            committed = _listed(fs, is_owned(share.space))
+            committed.highest.update(highest.get(share.space, {}))
+            for queue in committed.queues:
+                findings += _placed(share.space, committed.watermark(queue))
+    return findings
 
 
-def duplicates(message_id: bytes, places: Iterable[Place]) -> list[Told]:
+def duplicates(message_id: bytes, places: Iterable[Place]) -> list[Finding]:
     """What is wrong about an id that was found in several places; those that are gone by now do not count."""
-    there = sorted(place for place in places if os.path.lexists(f"{place.space}/{place.path(message_id)}"))
-    found = []
-    for place in there[1:]:
-        first = there[0]
-        twice = (place.space, place.queue) == (first.space, first.queue)
-        other = f"stands in its queue twice: first as {first.path(message_id)}"
-        if not twice:
-            other = f"has the message id of {first.path(message_id)} in {first.space}: ids are meant to be unique"
-        severity = Severity.DAMAGE.value if twice else DUPLICATE
-        found.append(Told(place.space, severity, place.path(message_id), other))
-    return found
+    there = sorted(place for place in places if _is_there(place, message_id))
+    return [_duplicate(message_id, there[0], place) for place in there[1:]]
+
+
+def _duplicate(message_id: bytes, first: Place, place: Place) -> Finding:
+    other = first.path(message_id)
+    if (place.space, place.queue) == (first.space, first.queue):
+        severity, problem = Severity.DAMAGE, f"stands in its queue twice: first as {other}"
+    else:
+        severity, problem = (
+            Severity.DUPLICATE,
+            f"has the message id of {other} in {first.space}: ids are meant to be unique",
+        )
+    return Finding(severity, place.path(message_id), problem, space=place.space)
 
 
 def verify(
     spaces: Sequence[str], processes: int, progress: Callable[[int, int], None] = lambda done, total: None
-) -> tuple[Verdict, list[Told]]:
+) -> tuple[Summary, list[Finding]]:
     """By processes of this machine. Memory holds an id and a place for each message; ``spark/verify.py`` needs none."""
     todo = [share for space in spaces for share in shares(space)]
-    findings: list[Told] = []
+    findings: list[Finding] = []
     highest: dict[str, dict[str, int]] = {space: {} for space in spaces}
     places: dict[bytes, list[Place]] = {}
-    messages = 0
+    summary = Summary(len(spaces), queues_of(spaces))
     for done, (share, examined) in enumerate(zip(todo, _examined(todo, processes), strict=True), 1):
         findings += examined.findings
         for queue, found in examined.messages.items():
-            messages += len(found)
+            summary.messages += len(found)
             top = max(seq for seq, _ in found)
             highest[share.space][queue] = max(highest[share.space].get(queue, 0), top)
             for seq, message_id in found:
                 places.setdefault(message_id, []).append(Place(share.space, queue, seq))
         progress(done, len(todo))
-    for space in checked_apart(todo):
-        findings += check_numbers(space, highest[space])
+    findings += check_numbers(todo, highest)
     for message_id, found_at in places.items():
         if len(found_at) > 1:
             findings += duplicates(message_id, found_at)
-    verdict = Verdict(len(spaces), queues_of(spaces), messages)
-    return sum_up(verdict, findings), findings
-
-
-def checked_apart(todo: Iterable[Share]) -> list[str]:
-    """The spaces whose numbers are still to be held against their watermarks."""
-    return [share.space for share in todo if not share.queue and not share.whole]
+    summary.counts = dict(Counter(finding.severity.value for finding in findings))
+    order = list(Severity)
+    summary.first = sorted(findings, key=lambda one: (order.index(one.severity), one.space, one.path))[:FIRST]
+    return summary, findings
 
 
 def queues_of(spaces: Iterable[str]) -> int:
     """How many queues have had messages."""
-    return sum(
-        layout.parse_queue_directory(name) is not None
-        for space in spaces
-        for name in prepared.listed(DirectoryFileSystem(space, keep_unsynced=False), layout.COMMITTED)
-    )
+    found = 0
+    for space in spaces:
+        with closing(DirectoryFileSystem(space, keep_unsynced=False)) as fs:
+            found += len(_listed(fs, False).queues)
+    return found
 
 
-def sum_up(verdict: Verdict, findings: Sequence[Told], most: int = 50) -> Verdict:
-    """The same verdict, with these findings counted, and the worst kept."""
-    order = [*WRONG, Severity.LEFTOVER.value, Severity.NOTE.value]
-    for finding in findings:
-        verdict.counts[finding.severity] = verdict.counts.get(finding.severity, 0) + 1
-    verdict.first = sorted(findings, key=lambda one: (order.index(one.severity), one.space, one.path))[:most]
-    return verdict
-
-
-class _Elsewhere(CommittedCheck):
-    """Of the messages only the names of directories are checked; which messages are there is read where it matters."""
-
-    def run(self) -> Iterator[Finding]:
-        yield from self.find_queues()
-
-    def holds(self, queue: str, message_id: MessageId) -> bool:
-        return message_id.hex() in (prepared.ids_in(self.fs, queue) if self.looks.live else self._ids(queue))
-
-    def _ids(self, queue: str) -> frozenset[str]:
-        if queue not in self._known:
-            self._known[queue] = prepared.ids_in(self.fs, queue)
-        return self._known[queue]
-
-    @cached_property
-    def _known(self) -> dict[str, frozenset[str]]:
-        return {}
+def _listed(fs: DirectoryFileSystem, live: bool) -> CommittedCheck:
+    """With the names of the queues; what else stands there is found by the share that checks the rest."""
+    committed = CommittedCheck(fs, Looks(live))
+    list(committed.find_queues())
+    return committed
 
 
 def _examined(todo: Sequence[Share], processes: int) -> Iterator[Examined]:
@@ -244,37 +205,20 @@ def _examined(todo: Sequence[Share], processes: int) -> Iterator[Examined]:
 
 
 def _is_behind(space: str) -> bool:
-    owner = read_owner(space)
-    if owner is None or not owner.journalled:
+    """Whether the next open does something of the journal again."""
+    check = SpaceCheck(space, False)
+    with closing(check.bare):
+        list(check.journal.run())
+        return bool(check.journal.ahead)
+
+
+def _is_there(place: Place, message_id: bytes) -> bool:
+    """Whether a message still stands there, and no stream has consumed it."""
+    if not os.path.lexists(f"{place.space}/{place.path(message_id)}"):
         return False
-    journal = JournalCheck(DirectoryFileSystem(space, keep_unsynced=False), Looks(False), used=True, moving=False)
-    list(journal.run())
-    return journal.is_ahead
+    with closing(DirectoryFileSystem(place.space, keep_unsynced=False)) as fs:
+        return place.seq > stream_records.consumed_in(fs, place.queue)
 
 
-def _drop_consumed(share: Share, committed: CommittedCheck) -> list[Finding]:
-    """What a stream has consumed is no message any more, though its file may be there for a moment, or until the next
-    open. A record of streams that is damaged is told by the share that checks the rest.
-    """
-    with suppress(SpaceError):
-        consumed = QueueReader(share.space, share.queue, even_behind=True).consumed()
-        mask = (1 << _SEQ_BITS) - 1
-        gone = [message_id for message_id, place in committed.ids.items() if place & mask <= consumed]
-        for message_id in gone:
-            del committed.ids[message_id]
-        if gone and not share.live:
-            many = f"{len(gone):,} messages that a stream has consumed"
-            return [leftover(f"{layout.queue_path(share.queue)}/{share.range}", f"{many}: removed after the next open")]
-    return []
-
-
-def _told(space: str, finding: Finding) -> Told:
-    return Told(space, finding.severity.value, finding.path, finding.problem)
-
-
-def _messages(committed: CommittedCheck) -> dict[str, list[tuple[int, bytes]]]:
-    found: dict[str, list[tuple[int, bytes]]] = {}
-    mask = (1 << _SEQ_BITS) - 1
-    for message_id, place in committed.ids.items():
-        found.setdefault(committed.queues[place >> _SEQ_BITS], []).append((place & mask, bytes(message_id)))
-    return found
+def _placed(space: str, findings: Iterable[Finding]) -> list[Finding]:
+    return [finding._replace(space=space) for finding in findings]

@@ -22,7 +22,8 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout, stream_records
 from xaqueue.space.model.layout import RANGE_SIZE
 from xaqueue.space.model.stream_records import StreamRecord
-from xaqueue.space.offline.check import Severity, check
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.findings import Severity
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import open
 from xaqueue.tools.torture.forgetful import Tree

@@ -16,7 +16,8 @@ from xaqueue.space.engine.heuristics import decide
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Block, Kind, encode
 from xaqueue.space.model.layout import Watermark
-from xaqueue.space.offline.check import Finding, Severity, check, repair
+from xaqueue.space.offline.check import check, repair
+from xaqueue.space.offline.findings import Finding, Severity
 from xaqueue.space.owner.open import attach, create
 from xaqueue.xid import Xid
 

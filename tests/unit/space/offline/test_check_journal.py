@@ -14,7 +14,8 @@ from support import broken_journal
 from support.broken_journal import STEPS, damage, files, lose_directories, records
 from support.journals import PLACE
 from xaqueue.space.model import layout
-from xaqueue.space.offline.check import Finding, Severity, check, repair
+from xaqueue.space.offline.check import check, repair
+from xaqueue.space.offline.findings import Finding, Severity
 from xaqueue.space.offline.inspect import status
 from xaqueue.space.offline.inspect_journal import JournalStatus, journal_status
 from xaqueue.space.owner.open import is_owned, read_owner

@@ -7,6 +7,7 @@ import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from xaqueue.cli.output import printable
 from xaqueue.errors import InvalidArgument, UnknownXid
@@ -14,6 +15,8 @@ from xaqueue.message import MESSAGE_ID_BYTES
 from xaqueue.space.model.layout import parse_block
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.xid import Xid
+
+T = TypeVar("T")
 
 TIME_HELP = "ISO 8601, local where it has no offset, or from now on: +90s, +5m, +2h, +1d"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -104,13 +107,10 @@ def named(text: str, xids: Sequence[Xid]) -> Xid:
     if whole is not None and whole in xids:
         return whole
     found = [each for each in xids if bare in _forms(each)] if bare else []
-    if bare and not found:
-        found = [each for each in xids if any(form.startswith(bare) for form in _forms(each))]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        shown = ", ".join(map(str, found[:MANY])) + (" ..." if len(found) > MANY else "")
-        raise InvalidArgument(f"{text!r} names {len(found):,} branches: {shown}: give more of one")
+    found = found or [each for each in xids if bare and any(form.startswith(bare) for form in _forms(each))]
+    only = _only(found, f"{text!r} names {len(found):,} branches")
+    if only is not None:
+        return only
     if whole is None:
         raise InvalidArgument(f"{text!r} is no xid, and no branch in doubt begins so: give it {XID_FORMS}")
     raise UnknownXid(f"branch {whole} is not in doubt: list those that are with `xaqueue indoubt list`")
@@ -124,14 +124,18 @@ def _forms(xid: Xid) -> tuple[str, ...]:
 def gtrid_of(text: str, known: Iterable[bytes]) -> Gtrid:
     """As ``gtrid``; also the beginning of only one of those that are known."""
     bare = _unquoted(text.strip())
-    found = sorted({name for name in known if name.decode("latin-1").startswith(bare)}) if bare else []
-    parsed = Gtrid.parse(found[0]) if len(found) == 1 else None
-    if parsed is not None:
-        return parsed
-    if len(found) > 1:
-        shown = ", ".join(name.decode("latin-1") for name in found[:MANY]) + (" ..." if len(found) > MANY else "")
-        raise InvalidArgument(f"{text!r} is the beginning of {len(found):,} transactions: {shown}: give more of one")
-    return gtrid(text)
+    names = {name.decode("latin-1") for name in known}
+    found = sorted(name for name in names if bare and name.startswith(bare))
+    only = _only(found, f"{text!r} is the beginning of {len(found):,} transactions")
+    return (Gtrid.parse(only) if only is not None else None) or gtrid(text)
+
+
+def _only(found: Sequence[T], many: str) -> T | None:
+    """That which was found; none for nothing, InvalidArgument for more than one."""
+    if len(found) <= 1:
+        return found[0] if found else None
+    shown = ", ".join(map(str, found[:MANY])) + (" ..." if len(found) > MANY else "")
+    raise InvalidArgument(f"{many}: {shown}: give more of one")
 
 
 def gtrid(text: str) -> Gtrid:

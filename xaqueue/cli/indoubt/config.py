@@ -61,20 +61,20 @@ def load(path: Path) -> TmConfig:
             return TmConfig(path)
         path = path / FILE
     try:
-        told = tomllib.loads(path.read_text("utf-8"))
+        document = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{path} cannot be read ({error}): name a log's directory, or a TOML file") from error
     except tomllib.TOMLDecodeError as error:
         raise InvalidArgument(f"{path} is no TOML: {error}") from error
-    return _config(path, told)
+    return _config(path, document)
 
 
-def _config(path: Path, told: Mapping[str, Any]) -> TmConfig:
-    unknown = sorted(set(told) - _KEYS)
+def _config(path: Path, document: Mapping[str, Any]) -> TmConfig:
+    unknown = sorted(set(document) - _KEYS)
     if unknown:
         raise InvalidArgument(f"{path}: {unknown[0]!r} is no key of it: {', '.join(sorted(_KEYS))}")
-    rows = told.get("participants", {})
-    log_dir, last = told.get("log_dir", "."), told.get("last_resource")
+    rows = document.get("participants", {})
+    log_dir, last = document.get("log_dir", "."), document.get("last_resource")
     if not isinstance(rows, dict) or not isinstance(log_dir, str):
         raise InvalidArgument(f"{path}: [participants.NAME] tables and a text as log_dir are wanted")
     participants = {name: _participant(path, name, row) for name, row in rows.items()}

@@ -1,25 +1,30 @@
-"""The verb that serves a space to other processes."""
+"""Serving a space to other processes, and letting it run empty of branches."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xaqueue.cli.exits import ExitCode, complain
-from xaqueue.cli.spaces import SpaceOption, directory_of
+from xaqueue.cli import output
+from xaqueue.cli.exit_codes import ExitCode, complain
+from xaqueue.cli.location import JsonOption, SpaceOption, directory_of, location_of, remote, served_at
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.rpc.limits import NEVER_S, Limits
+from xaqueue.xid import Xid
 
+if TYPE_CHECKING:
+    from xaqueue.rpc.client import RemoteManager
+
+LOOK_S = 0.2
+SAY_S = 10.0
+"""How often it is said what is left."""
 _LIMITS = Limits()
 _PLACE, _FILE, _NUMBER, _SECONDS = "HOST:PORT", "FILE", "N", "S"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds this verb to an application."""
-    app.command()(serve)
 
 
 def serve(
@@ -112,3 +117,69 @@ def _mode(text: str) -> int:
         return int(text, 8)
     except ValueError:
         raise InvalidArgument(f"--socket-mode {text!r} is refused: 600, 660 or 666 is wanted") from None
+
+
+def drain(
+    ctx: typer.Context,
+    resume: Annotated[bool, typer.Option("--resume", help="Take new branches again.")] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait; for ever without it."),
+    ] = None,
+    json: JsonOption = False,
+    space: SpaceOption = None,
+) -> None:
+    """Let a served space run empty of branches.
+
+    Its server takes no new branches: they are rolled back, to be tried again later. Those that are there go on. Waits
+    until none is active or in doubt, and says which are. Exit 1 where some are left at the end of the timeout. Either
+    way no new ones are taken until --resume, or until the server is started again.
+    """
+    location = location_of(ctx, space)
+    url = served_at(location)
+    if not url:
+        raise InvalidArgument(
+            f"{location} is not being served, so that nobody is at work in it through a server to be drained"
+        )
+    with remote(url) as manager:
+        left = manager.call("drain", False) if resume else _drained(manager, timeout, quiet=json)
+    branches = left["left"]
+    done = resume or not branches
+    if json:
+        rows = [{"xid": str(Xid(*b["xid"])), "state": b["state"], "since": b["since"]} for b in branches]
+        output.as_json({**left, "drained": done and not resume, "left": rows})
+    elif resume:
+        typer.echo(f"{url} takes new branches again")
+    elif done:
+        typer.echo(f"{url} is drained: nothing is active or in doubt")
+    else:
+        typer.echo(
+            "the time is over, and no new branches are taken: `xaqueue drain` waits on, --resume takes them again"
+        )
+    if not done:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def _drained(manager: RemoteManager, timeout_s: float | None, *, quiet: bool) -> dict[str, Any]:
+    """The last answer: nothing is left, or the time is over."""
+    started = say_at = time.monotonic()
+    while True:
+        left: dict[str, Any] = manager.call("drain", True)
+        now = time.monotonic()
+        over = timeout_s is not None and now >= started + timeout_s
+        if left["left"] and not quiet and (over or now >= say_at):
+            _print_left(left)
+            say_at = now + SAY_S
+        if over or not left["left"]:
+            return left
+        time.sleep(LOOK_S)
+
+
+def _print_left(left: Mapping[str, Any]) -> None:
+    branches = left["left"]
+    active = output.counted(left["active"], "branch is", "branches are")
+    typer.echo(f"{active} active, {left['in_doubt']:,} in doubt")
+    output.table(("xid", "state", "age"), [(Xid(*b["xid"]), b["state"], output.age(b["since"])) for b in branches])
+    more = left["active"] + left["in_doubt"] - len(branches)
+    if more:
+        typer.echo(f"and {more:,} more")

@@ -1,12 +1,14 @@
-"""Every exit code of the command line is here, and so is every way in which an error reaches the terminal."""
+"""Every exit code of the command line is here, and every way in which an error or a signal ends a command."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from types import FrameType
 
 import typer
 
@@ -39,6 +41,9 @@ class ExitCode(IntEnum):
     """``serve``: a write or sync failed, or hung, and nothing was acknowledged since; start it again."""
     INTERRUPTED = 130
     PIPE_CLOSED = 141
+
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 EXIT_HELP = (
@@ -82,11 +87,30 @@ def translated() -> Iterator[None]:
         raise typer.Exit(ExitCode.ERROR) from None
     except Exception as error:
         # Typer exports no common base of its usage errors; this method is theirs
-        told = getattr(error, "format_message", None)
-        if told is None:
+        message = getattr(error, "format_message", None)
+        if message is None:
             raise
-        _complain_of_usage(error, told())
+        _complain_of_usage(error, message())
         raise typer.Exit(ExitCode.USAGE) from None
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """``kill`` and a closed terminal are answered as Ctrl-C is: what was made first is removed.
+
+    Inside, these signals raise SystemExit, with the exit code that a shell shows for them.
+    """
+    heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup asks for
+    before = {number: signal.signal(number, _end) for number in heard}
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def drop_stdout() -> None:
@@ -94,10 +118,10 @@ def drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
 
 
-def _complain_of_usage(error: Exception, told: str) -> None:
+def _complain_of_usage(error: Exception, message: str) -> None:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
-        typer.echo(told, err=True)
+        typer.echo(message, err=True)
         return
     command = context.command_path if context is not None else "xaqueue"
-    complain(f"{told.rstrip('.')} (see `{command} --help`)")
+    complain(f"{message.rstrip('.')} (see `{command} --help`)")

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
 
-from xaqueue.cli import output, values
-from xaqueue.cli.exits import ExitCode, complain
-from xaqueue.cli.spaces import Place, SpaceOption, connected, directory_of, place_of, reached
+from xaqueue.cli import output, parameters
+from xaqueue.cli.exit_codes import ExitCode, complain
+from xaqueue.cli.location import Location, SpaceOption, connected, directory_of, location_of, reached
 from xaqueue.connection import Connection
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument
 from xaqueue.message import EnqueueOptions, Message
@@ -34,13 +34,8 @@ TABLE_ROWS = 100
 """A table is drawn when it is whole, so it has an end; JSON has none."""
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, whole bodies.")]
 HEADINGS = ("seq", "message id", "bytes", "tries", "correlation id", "body")
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds these verbs to an application."""
-    for verb in (put, get, browse, tail):
-        app.command()(verb)
 
 
 def put(
@@ -59,11 +54,11 @@ def put(
     header: Annotated[list[str] | None, typer.Option(help="A header; may be repeated.", metavar="KEY=VALUE")] = None,
     content_type: Annotated[str | None, typer.Option(help="The body's MIME type.", metavar="TYPE")] = None,
     not_before: Annotated[
-        str | None, typer.Option(help=f"Hidden until then: {values.TIME_HELP}.", metavar="TIME")
+        str | None, typer.Option(help=f"Hidden until then: {parameters.TIME_HELP}.", metavar="TIME")
     ] = None,
     expires_at: Annotated[str | None, typer.Option(help="Never delivered from then on.", metavar="TIME")] = None,
     delay: Annotated[
-        str | None, typer.Option(help=f"Hidden for so long from now on, {values.SPAN_HELP}.", metavar="SPAN")
+        str | None, typer.Option(help=f"Hidden for so long from now on, {parameters.SPAN_HELP}.", metavar="SPAN")
     ] = None,
     ttl: Annotated[str | None, typer.Option(help="Never delivered after so long from now on.", metavar="SPAN")] = None,
     space: SpaceOption = None,
@@ -77,23 +72,23 @@ def put(
         raise InvalidArgument("BODY and --file or --lines are two sources: give one")
     options: EnqueueOptions = {
         "correlation_id": correlation_id,
-        "headers": values.headers(header),
+        "headers": parameters.headers(header),
         "content_type": content_type,
-        "not_before": values.instant(not_before),
-        "expires_at": values.instant(expires_at),
-        "delay": values.span(delay),
-        "ttl": values.span(ttl),
+        "not_before": parameters.instant(not_before),
+        "expires_at": parameters.instant(expires_at),
+        "delay": parameters.span(delay),
+        "ttl": parameters.span(ttl),
     }
     if priority is not None:
         options["priority"] = priority
-    place = place_of(ctx, space)
+    location = location_of(ctx, space)
     if lines:
-        with _source(file) as source, connected(place, watch=True) as connection:
+        with _opened(file, "rb") as source, connected(location, watch=True) as connection:
             put_in = _put_lines(connection, queue, source, options, count_per_branch)
         typer.echo(f"{output.counted(put_in, 'message')} put into {queue}")
         return
     content = body.encode("utf-8", "surrogateescape") if body is not None else _whole(file)
-    with connected(place) as connection:
+    with connected(location) as connection:
         message_id = connection.enqueue(queue, content, **options)
         connection.commit()
     typer.echo(message_id.hex())
@@ -115,16 +110,16 @@ def get(
 
     Byte for byte, with nothing between them; on a terminal a line end follows. Exit 1 where there is no message. A
     message is committed as taken once it was written and flushed, so a pipe sees it at least once: if this command dies
-    in between, the message is back in its place, and the next get writes it again.
+    in between, the message is back in its location, and the next get writes it again.
     """
     if lines and json:
         raise InvalidArgument("--lines and --json are two forms: give one")
-    wanted = values.message_id(message_id)
+    wanted = parameters.message_id(message_id)
     taken, written = 0, b""
     sink: BinaryIO | None = None
     why = ""
     with ExitStack() as stack:
-        manager = stack.enter_context(reached(place_of(ctx, space), watch=wait > 0))
+        manager = stack.enter_context(reached(location_of(ctx, space), watch=wait > 0))
         connection = stack.enter_context(Connection(manager, fresh_id))
         while taken < count:
             message = connection.dequeue(queue, wait_s=wait, message_id=wanted, correlation_id=correlation_id)
@@ -133,7 +128,7 @@ def get(
                 why = "" if taken else _why_none(manager, queue, bool(message_id or correlation_id))
                 break
             if sink is None:  # a file is left as it is where there is no message for it
-                sink = stack.enter_context(_sink(file))
+                sink = stack.enter_context(_opened(file, "wb"))
             written = _form(message, lines, json)
             _write_out(sink, message, written)
             connection.commit()
@@ -151,7 +146,7 @@ def browse(
     limit: Annotated[
         int | None, typer.Option(help=f"At most so many. Default: {TABLE_ROWS}; with --json, all.", metavar="N", min=1)
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, whole bodies.")] = False,
+    json: JsonLinesOption = False,
     space: SpaceOption = None,
 ) -> None:
     """Show the messages of a queue, and take none.
@@ -159,22 +154,18 @@ def browse(
     In the order in which they would be delivered, by a URL as in the directory. Works while another process owns the
     space. Messages that a branch holds, or that are not due yet, are shown too.
     """
-    place = place_of(ctx, space)
-    rows: list[tuple[object, ...]] = []
-    more = False
-    with _messages(place, queue, limit) as messages:
-        for shown, message in enumerate(messages):
-            if limit is None and not json and shown == TABLE_ROWS:
-                more = True
-                break
-            if json:
+    most = limit if limit is not None or json else TABLE_ROWS + 1
+    with _messages(location_of(ctx, space), queue, most) as messages:
+        if json:
+            for message in messages:
                 output.as_json(output.message_json(message))
-            else:
-                rows.append(_row(message))
-    if rows:
-        output.table(HEADINGS, rows, right=("seq", "bytes", "tries"))
-    elif not json:
+            return
+        rows = [_row(message) for message in messages]
+    if not rows:
         complain(f"queue {queue} is empty")
+        return
+    more = limit is None and len(rows) > TABLE_ROWS
+    output.table(HEADINGS, rows[:-1] if more else rows, right=("seq", "bytes", "tries"))
     if more:
         complain(f"there are more than these {TABLE_ROWS}: --limit N or --json shows them")
 
@@ -192,7 +183,7 @@ def tail(
             show_default=f"{LATEST}; {EARLIEST} with --no-follow",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line, whole bodies.")] = False,
+    json: JsonLinesOption = False,
     space: SpaceOption = None,
 ) -> None:
     """Show messages as they are committed, until interrupted.
@@ -211,7 +202,7 @@ def tail(
         try:
             message = message_of(queue, seq, message_id, data)
         except DamagedBlock as damage:
-            complain(f"message {seq} is damaged, run `xaqueue check`: {damage}")
+            _complain_of_damage(seq, str(damage))
             continue
         if json:
             output.as_json(output.message_json(message))
@@ -220,26 +211,25 @@ def tail(
 
 
 @contextmanager
-def _messages(place: Place, queue: str, limit: int | None) -> Iterator[Iterator[Message]]:
+def _messages(location: Location, queue: str, limit: int | None) -> Iterator[Iterator[Message]]:
     """The first messages of a queue in its order, from the directory or from the server."""
-    if place.url:
-        with connected(place) as connection:
-            yield connection.browse(queue, limit)
+    directory = location.directory
+    if directory:
+        browsed = inspect_messages.browse(directory, check_known(directory, queue), _complain_of_damage)
+        yield islice(browsed, limit)
     else:
-        yield _in_directory(place.directory, queue, limit)
+        with connected(location) as connection:
+            yield connection.browse(queue, limit)
 
 
-def _in_directory(directory: str, queue: str, limit: int | None) -> Iterator[Message]:
-    def damaged(seq: int, damage: str) -> None:
-        complain(f"message {seq} is damaged, run `xaqueue check`: {damage}")
-
-    return islice(inspect_messages.browse(directory, check_known(directory, queue), damaged), limit)
+def _complain_of_damage(seq: int, damage: str) -> None:
+    complain(f"message {seq} is damaged, run `xaqueue check`: {damage}")
 
 
 def _put_lines(connection: Connection, queue: str, source: BinaryIO, options: EnqueueOptions, together: int) -> int:
     """Enqueues every line, without its line end, and commits each so many. Returns how many are committed."""
     committed = pending = 0
-    with output.Bar("putting lines") as bar:
+    with output.progress_bar("putting lines") as bar:
         try:
             for line in source:
                 pending += 1
@@ -258,28 +248,20 @@ def _put_lines(connection: Connection, queue: str, source: BinaryIO, options: En
 
 
 @contextmanager
-def _source(file: Path | None) -> Iterator[BinaryIO]:
+def _opened(file: Path | None, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
+    """The file, or else stdin or stdout, which stays open."""
     if file is None:
-        yield sys.stdin.buffer
+        yield sys.stdin.buffer if mode == "rb" else sys.stdout.buffer
     else:
-        with file.open("rb") as source:
-            yield source
+        with file.open(mode) as stream:
+            yield stream
 
 
 def _whole(file: Path | None) -> bytes:
     if file is None and sys.stdin.isatty():
         complain("reading the body from the terminal; end it with Ctrl-D")
-    with _source(file) as source:
+    with _opened(file, "rb") as source:
         return source.read()
-
-
-@contextmanager
-def _sink(file: Path | None) -> Iterator[BinaryIO]:
-    if file is None:
-        yield sys.stdout.buffer
-    else:
-        with file.open("wb") as sink:
-            yield sink
 
 
 def _why_none(manager: Session | RemoteManager, queue: str, chosen: bool) -> str:
@@ -287,7 +269,7 @@ def _why_none(manager: Session | RemoteManager, queue: str, chosen: bool) -> str
     from xaqueue.rpc import server_status
 
     found = QueueStatus(queue, "", "", 0, None)
-    with suppress(Error):  # who may not ask is told the rest
+    with suppress(Error):  # who may not ask learns the rest
         if isinstance(manager, Session):
             queues = server_status.queue_list(manager.space)
         else:
@@ -298,11 +280,11 @@ def _why_none(manager: Session | RemoteManager, queue: str, chosen: bool) -> str
         (found.held - found.in_doubt, "held by transactions at work"),
         (0 if chosen else found.depth - found.held, "not due yet"),
     ]
-    told = ", ".join(f"{number:,} {why}" for number, why in waiting if number)
+    reasons = ", ".join(f"{number:,} {why}" for number, why in waiting if number)
     first = f"queue {queue} has no such message now" if chosen else f"queue {queue} is empty"
     if not found.depth:
         return first
-    has = f"{output.counted(found.depth, 'message')}" + (f": {told}" if told else "")
+    has = f"{output.counted(found.depth, 'message')}" + (f": {reasons}" if reasons else "")
     return f"{first}; it has {has}" if chosen else f"queue {queue} has nothing to take now of its {has}"
 
 

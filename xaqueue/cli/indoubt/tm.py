@@ -7,7 +7,7 @@ refused, so that no outcome becomes mixed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict
 from pathlib import Path
@@ -15,72 +15,50 @@ from typing import Any
 
 import typer
 
-from xaqueue.cli import output, values
-from xaqueue.cli.indoubt_rows import age, gtrid_json
-from xaqueue.cli.tm_config import FILE, TmConfig, load, opener
+from xaqueue.cli import output, parameters
+from xaqueue.cli.indoubt.config import FILE, TmConfig, load, opener
+from xaqueue.cli.indoubt.decide import Confirm
+from xaqueue.cli.indoubt.listing import gtrid_json
 from xaqueue.errors import DecisionLogInUse, InvalidArgument, ProtocolError, UnknownXid
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.tm import by_hand
 from xaqueue.tm.advice import Log, log_says
+from xaqueue.tm.by_hand import Forgotten
 from xaqueue.tm.directory import open_log
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.look import LogView, look
 from xaqueue.tm.manager import TransactionManager
-from xaqueue.tm.standing import Heuristic, InDoubt, RecoveryReport
+from xaqueue.tm.standing import InDoubt, RecoveryReport
 
 RECOVER_S = 60.0
 """For how long the participants are waited for."""
 HEADINGS = ("gtrid", "state", "age", "participants", "outstanding", "heuristics")
-_VERBS = {True: "commit", False: "rollback"}
 
 
-def list_forgotten(path: Path, json: bool) -> None:
+def print_forgotten(path: Path, json: bool) -> None:
     config = load(path)
     look(config.log_dir)
     with closing(DirectoryFileSystem(config.log_dir)) as fs:
         found = by_hand.forgotten(fs)
-    if json:
-        output.as_json([asdict(line) for line in found])
-        return
-    if not found:
-        typer.echo("no heuristic was forgotten")
-        return
+
+    def row(f: Forgotten) -> tuple[object, ...]:
+        at = output.moment(f.forgotten_at)
+        return f.gtrid, f.participant, f.decision, f.party, f.forgotten_by, at, f.forgotten_reason
+
     headings = ("gtrid", "participant", "was told", "and", "forgotten by", "forgotten at", "why")
-    rows = [
-        (f.gtrid, f.participant, f.decision, f.party, f.forgotten_by, output.moment(f.forgotten_at), f.forgotten_reason)
-        for f in found
-    ]
-    output.table(headings, rows)
+    output.records(found, json, asdict, headings, row, none="no heuristic was forgotten")
 
 
-def list_transactions(path: Path, json: bool) -> None:
-    config = load(path)
-    seen = look(config.log_dir)
-    if json:
-        output.as_json([_json(one) for one in seen.open])
-        return
-    if not seen.open:
-        typer.echo(f"no transaction of node {seen.node} is in doubt")
-        return
-    rows = [
-        (
-            one.gtrid.decode("ascii"),
-            one.state.value,
-            age(one.decided_us),
-            " ".join(_takes_part(one)),
-            " ".join(one.outstanding),
-            len(one.heuristics),
-        )
-        for one in seen.open
-    ]
-    output.table(HEADINGS, rows, right=("age", "heuristics"))
+def print_transactions(path: Path, json: bool) -> None:
+    log = look(load(path).log_dir)
+    none = f"no transaction of node {log.node} is in doubt"
+    output.records(log.open, json, _json, HEADINGS, _row, none=none, right=("age", "heuristics"))
 
 
-def show(path: Path, text: str, json: bool) -> None:
-    config = load(path)
-    seen = look(config.log_dir)
-    gtrid = values.gtrid_of(text, [one.gtrid for one in seen.open])
-    found = _find(seen, gtrid)
+def print_transaction(path: Path, text: str, json: bool) -> None:
+    log = look(load(path).log_dir)
+    gtrid = parameters.gtrid_of(text, [one.gtrid for one in log.open])
+    found = _find(log, gtrid)
     if json:
         output.as_json(_json(found))
         return
@@ -90,7 +68,7 @@ def show(path: Path, text: str, json: bool) -> None:
             ("coordinator", f"node {gtrid.node}, epoch {gtrid.epoch}, transaction {gtrid.counter}"),
             ("state", found.state.value),
             ("decided", output.moment(found.decided_us)),
-            ("age", age(found.decided_us)),
+            ("age", output.age(found.decided_us)),
             ("participants", " ".join(_takes_part(found))),
             ("outstanding", " ".join(found.outstanding)),
             ("last resource", found.last_resource or ""),
@@ -105,47 +83,47 @@ def show(path: Path, text: str, json: bool) -> None:
         output.table(("participant", "was told", "and", "noticed", "in its words"), rows)
 
 
-def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Callable[[str], None]) -> None:
+def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Confirm) -> None:
     """Does at every participant what the log says of a transaction, where that is what is asked for."""
     config = load(path)
-    seen = look(config.log_dir)
-    gtrid = values.gtrid_of(text, [one.gtrid for one in seen.open])
-    _check_says(seen, gtrid, commit)
-    verb = _VERBS[commit]
-    waiting = " ".join(name for one in seen.open if one.gtrid == bytes(gtrid) for name in one.outstanding)
+    log = look(config.log_dir)
+    gtrid = parameters.gtrid_of(text, [one.gtrid for one in log.open])
+    verb = "commit" if commit else "rollback"
+    _check_decision(log, gtrid, verb)
+    waiting = " ".join(name for one in log.open if one.gtrid == bytes(gtrid) for name in one.outstanding)
     if dry_run:
         typer.echo(f"{verb} of transaction {gtrid} is what the log says; nothing is done")
         typer.echo(f"outstanding: {waiting or 'whoever has a branch of it in doubt'}")
         return
-    if seen.in_use:
+    if log.in_use:
         raise DecisionLogInUse(
             f"{config.log_dir} is in use: its transaction manager does this by itself, and `xaqueue indoubt show "
             f"{gtrid} --tm {path}` says who has not answered; or stop it first"
         )
-    confirm(f"{verb} what is left of transaction {gtrid}, and recover every other one of node {seen.node}?")
+    confirm(f"{verb} what is left of transaction {gtrid}, and recover every other one of node {log.node}?")
     with _opened(config) as manager:
         report = manager.recover(RECOVER_S)
         left = [one for one in manager.in_doubt() if one.gtrid == bytes(gtrid)]
-    _tell(gtrid, report, left, dict.fromkeys(waiting.split(), "committed" if commit else "rolled back"))
+    _print_report(gtrid, report, left, dict.fromkeys(waiting.split(), "committed" if commit else "rolled back"))
 
 
-def forget(path: Path, text: str, *, by: str, reason: str, confirm: Callable[[str], None]) -> None:
+def forget(path: Path, text: str, *, by: str, reason: str, confirm: Confirm) -> None:
     """Ends the memory of a transaction's heuristics: here, and at the participants that are configured."""
     config = load(path)
-    seen = look(config.log_dir)
-    gtrid = values.gtrid_of(text, [one.gtrid for one in seen.open])
-    found = _find(seen, gtrid)
+    log = look(config.log_dir)
+    gtrid = parameters.gtrid_of(text, [one.gtrid for one in log.open])
+    found = _find(log, gtrid)
     if not found.heuristics:
         raise ProtocolError(
             f"transaction {gtrid} is {found.state.value}: only heuristics are forgotten; without its decision the rest "
             "would be rolled back"
         )
-    if seen.in_use:
+    if log.in_use:
         raise DecisionLogInUse(
             f"{config.log_dir} is in use: stop its transaction manager first, or call its forget({str(gtrid)!r})"
         )
-    told = ", ".join(f"{h.participant} was {h.party.value}" for h in found.heuristics)
-    confirm(f"forget of transaction {gtrid} that {told}?")
+    outcomes = ", ".join(f"{h.participant} was {h.party.value}" for h in found.heuristics)
+    confirm(f"forget of transaction {gtrid} that {outcomes}?")
     at_us = time.time_ns() // 1000
     with closing(DirectoryFileSystem(config.log_dir)) as fs:
         if config.participants:
@@ -162,18 +140,15 @@ def forget(path: Path, text: str, *, by: str, reason: str, confirm: Callable[[st
         typer.echo(f"{names} was not told: forget it there, too; with a {FILE} this command does so")
 
 
-def _check_says(seen: LogView, gtrid: Gtrid, commit: bool) -> None:
-    """Refuses what the log does not say."""
-    decision = seen.decision(bytes(gtrid))
-    says = log_says(gtrid, node=seen.node, epoch=seen.epoch, in_use=seen.in_use, decision=decision)
-    if says is (Log.COMMIT if commit else Log.NONE) or (says is Log.ROLLBACK and not commit):
-        return
-    if says is Log.LAST:
-        return  # what stands there is carried out, and told
-    raise ProtocolError(
-        f"{_VERBS[commit]} of transaction {gtrid} is refused, of which the log says: {says.value}. `xaqueue indoubt "
-        f"advise {gtrid}` compares it with its participants; each of them can be decided on by itself"
-    )
+def _check_decision(log: LogView, gtrid: Gtrid, verb: str) -> None:
+    """Refuses what the log does not say. What stands in a last resource is carried out, whatever it is."""
+    decision = log.decision(bytes(gtrid))
+    status = log_says(gtrid, node=log.node, epoch=log.epoch, in_use=log.in_use, decision=decision)
+    if status not in ((Log.COMMIT, Log.LAST) if verb == "commit" else (Log.NONE, Log.ROLLBACK, Log.LAST)):
+        raise ProtocolError(
+            f"{verb} of transaction {gtrid} is refused, of which the log says: {status.value}. `xaqueue indoubt "
+            f"advise {gtrid}` compares it with its participants; each of them can be decided on by itself"
+        )
 
 
 def _opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:
@@ -185,10 +160,10 @@ def _opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:
     return TransactionManager(config.log_dir, openers, last_resource=config.last_resource)
 
 
-def _tell(gtrid: Gtrid, report: RecoveryReport, left: list[InDoubt], waited: Mapping[str, str]) -> None:
+def _print_report(gtrid: Gtrid, report: RecoveryReport, left: list[InDoubt], waited: Mapping[str, str]) -> None:
     """waited: what was outstanding at a participant before."""
     still = {name for one in left for name in one.outstanding}
-    done = {name: told for name, told in waited.items() if name not in still}
+    done = {name: outcome for name, outcome in waited.items() if name not in still}
     noted = {heuristic.participant: heuristic for one in left for heuristic in one.heuristics}
     for name, scan in report.scans.items():
         otherwise = f"was {noted[name].party.value}" if name in noted else ""
@@ -202,12 +177,12 @@ def _tell(gtrid: Gtrid, report: RecoveryReport, left: list[InDoubt], waited: Map
         )
 
 
-def _find(seen: LogView, gtrid: Gtrid) -> InDoubt:
-    for one in seen.open:
+def _find(log: LogView, gtrid: Gtrid) -> InDoubt:
+    for one in log.open:
         if one.gtrid == bytes(gtrid):
             return one
-    if gtrid.node != seen.node:
-        raise UnknownXid(f"transaction {gtrid} is of node {gtrid.node}, and this is the log of node {seen.node}")
+    if gtrid.node != log.node:
+        raise UnknownXid(f"transaction {gtrid} is of node {gtrid.node}, and this is the log of node {log.node}")
     raise UnknownXid(
         f"transaction {gtrid} is not in doubt here: no decision, or all have carried it out. "
         "`xaqueue indoubt advise` asks the participants"
@@ -218,24 +193,29 @@ def _takes_part(one: InDoubt) -> list[str]:
     return [*one.participants, *([one.last_resource] if one.last_resource is not None else [])]
 
 
+def _row(one: InDoubt) -> tuple[object, ...]:
+    parties, outstanding = " ".join(_takes_part(one)), " ".join(one.outstanding)
+    age = output.age(one.decided_us)
+    return one.gtrid.decode("ascii"), one.state.value, age, parties, outstanding, len(one.heuristics)
+
+
 def _json(one: InDoubt) -> dict[str, Any]:
     gtrid = Gtrid.parse(one.gtrid)
     return {
         **(gtrid_json(gtrid) if gtrid is not None else {"gtrid": one.gtrid.decode("latin-1")}),
         "state": one.state.value,
         "decided": one.decided_us,
-        "participants": list(one.participants),
-        "outstanding": list(one.outstanding),
+        "participants": one.participants,
+        "outstanding": one.outstanding,
         "last_resource": one.last_resource,
-        "heuristics": [_heuristic_json(heuristic) for heuristic in one.heuristics],
-    }
-
-
-def _heuristic_json(noted: Heuristic) -> dict[str, Any]:
-    return {
-        "participant": noted.participant,
-        "decision": noted.decision.value,
-        "party": noted.party.value,
-        "when": noted.when_us,
-        "detail": noted.detail,
+        "heuristics": [
+            {
+                "participant": h.participant,
+                "decision": h.decision.value,
+                "party": h.party.value,
+                "when": h.when_us,
+                "detail": h.detail,
+            }
+            for h in one.heuristics
+        ],
     }

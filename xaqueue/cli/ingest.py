@@ -6,30 +6,28 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from xaqueue.cli import output
-from xaqueue.cli.exits import ExitCode
-from xaqueue.cli.spaces import JsonOption, SpaceOption, paths_of
+from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.location import JsonOption, SpaceOption, paths_of
 from xaqueue.errors import OperationalError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from xaqueue.spark.ingest import Job
     from xaqueue.spark.ingest_told import Told
 
-TELL_S = 10.0
+SAY_S = 10.0
 """Between two lines where stderr is no terminal."""
-ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Consume(Enum):
@@ -38,11 +36,6 @@ class Consume(Enum):
     delete = "delete"
     archive = "archive"
     keep = "keep"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds this verb to an application."""
-    app.command()(ingest)
 
 
 def ingest(
@@ -87,8 +80,7 @@ def ingest(
     Ctrl-C or SIGTERM ends it after the batch at work. The space may be several, or a pattern.
     """
     options = {"consume": consume.value, "failOnDataLoss": str(fail_on_data_loss).lower()}
-    if server:
-        options["server"] = server
+    options |= {"server": server} if server else {}
     with spark_there():
         from xaqueue.spark import ingest as engine
 
@@ -105,12 +97,12 @@ def ingest(
         most_per_trigger=most,
         options=tuple(options.items()),
     )
-    told = _run(job, cores, memory)
+    done = _run(job, cores, memory)
     if json:
-        output.as_json({**asdict(told), "target": str(target)})
+        output.as_json({**asdict(done), "target": str(target)})
     else:
-        _report(told, target)
-    if told.stopped and once:
+        _report(done, target)
+    if done.stopped and once:
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
@@ -118,30 +110,32 @@ def _run(job: Job, cores: int, memory: str) -> Told:
     from xaqueue.spark import ingest as engine
     from xaqueue.spark import session
 
-    with _Asked() as asked, _Lines() as lines:
+    asked = _EndRequest()
+    with ExitStack() as stack:
+        show = stack.enter_context(_progress())
+        stack.callback(asked.stop_listening)
 
         def start() -> Any:
             started = session("xaqueue ingest", cores=cores, **{"spark.driver.memory": memory})
             if not logging.getLogger("xaqueue").isEnabledFor(logging.INFO):  # --verbose
-                started.sparkContext.setLogLevel("FATAL")  # what fails is told in a sentence, not in a stack of Java's
+                started.sparkContext.setLogLevel("FATAL")  # what fails is said in a sentence, not in a stack of Java's
             asked.listen()  # now: Spark has put a handler of its own for Ctrl-C, which would cancel the batch
             return started
 
-        return engine.run(job, start, lines.tell, asked.to_end)
+        return engine.run(job, start, show, lambda: asked.made)
 
 
-def _report(told: Told, target: Path) -> None:
-    rate = told.messages / told.seconds if told.seconds else 0.0
+def _report(done: Told, target: Path) -> None:
     output.pairs(
         [
-            ("rows", told.rows),
-            ("dead letters", f"{told.dead_letters:,} in {target / '_dead_letters'}" if told.dead_letters else 0),
-            ("batches", told.batches),
-            ("seconds", f"{told.seconds:.1f}, {rate:,.0f} messages a second"),
-            ("lag", told.lag),
+            ("rows", done.rows),
+            ("dead letters", f"{done.dead_letters:,} in {target / '_dead_letters'}" if done.dead_letters else 0),
+            ("batches", done.batches),
+            ("seconds", f"{done.seconds:.1f}, {_rate(done):,.0f} messages a second"),
+            ("lag", done.lag),
         ]
     )
-    if told.stopped:
+    if done.stopped:
         typer.echo("ended as asked: run it again to go on")
 
 
@@ -154,68 +148,50 @@ def spark_there() -> Iterator[None]:
         raise OperationalError(str(missing)) from None
 
 
-class _Asked:
+class _EndRequest:
     """Whether somebody asked for the end. Who asks twice with Ctrl-C doesn't wait for the batch at work."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self.made = False
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Self:
-        return self
+    def listen(self) -> None:
+        self._before = {number: signal.signal(number, self._ask) for number in ENDING}
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def stop_listening(self) -> None:
         for number, action in self._before.items():
             signal.signal(number, action)
 
-    def listen(self) -> None:
-        self._before = {number: signal.signal(number, self._ask) for number in ASKED}
-
-    def to_end(self) -> bool:
-        return self._asked
-
     def _ask(self, number: int, _: FrameType | None) -> None:
-        if self._asked and number == signal.SIGINT:
+        if self.made and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._asked = True
+        self.made = True
 
 
-class _Lines:
+@contextmanager
+def _progress() -> Iterator[Callable[[Told], None]]:
     """How far it is: one line that changes on a terminal, one every ten seconds elsewhere, on stderr."""
+    next_s = time.monotonic() + SAY_S
 
-    def __init__(self) -> None:
-        self._shown: Progress | None = None
-        self._next = time.monotonic() + TELL_S
+    def say(sofar: Told) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s += SAY_S
+            typer.echo(_line(sofar), err=True)
 
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-            self._shown = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._shown.add_task("ingesting")
-            self._shown.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._shown is not None:
-            self._shown.stop()
-
-    def tell(self, told: Told) -> None:
-        if self._shown is not None:
-            self._shown.update(self._shown.task_ids[0], description=_line(told))
-        elif time.monotonic() >= self._next:
-            self._next += TELL_S
-            typer.echo(_line(told), err=True)
+    if not sys.stderr.isatty():
+        yield say
+        return
+    with output.progress("ingesting") as shown:
+        yield lambda sofar: shown.update(shown.task_ids[0], description=_line(sofar))
 
 
-def _line(told: Told) -> str:
-    rate = told.messages / told.seconds if told.seconds else 0.0
-    dead = f", {told.dead_letters:,} dead letters" if told.dead_letters else ""
-    lag = f", lag {told.lag:,}" if told.lag is not None else ""
-    return f"{told.rows:,} rows{dead} in {output.counted(told.batches, 'batch', 'batches')}, {rate:,.0f}/s{lag}"
+def _line(sofar: Told) -> str:
+    dead = f", {sofar.dead_letters:,} dead letters" if sofar.dead_letters else ""
+    lag = f", lag {sofar.lag:,}" if sofar.lag is not None else ""
+    batches = output.counted(sofar.batches, "batch", "batches")
+    return f"{sofar.rows:,} rows{dead} in {batches}, {_rate(sofar):,.0f}/s{lag}"
+
+
+def _rate(sofar: Told) -> float:
+    return sofar.messages / sofar.seconds if sofar.seconds else 0.0

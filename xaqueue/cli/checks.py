@@ -1,0 +1,213 @@
+"""Checking spaces, one or many, and going on without what a damaged journal has lost."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xaqueue.cli import output
+from xaqueue.cli.exit_codes import ExitCode, complain
+from xaqueue.cli.ingest import spark_there
+from xaqueue.cli.location import JsonOption, SpaceOption, directory_of, owned, paths_of
+from xaqueue.errors import InvalidArgument, SpaceInUse
+from xaqueue.space.model.layout import parse_xid
+from xaqueue.space.offline import check as one_space
+from xaqueue.space.offline import verify as many_spaces
+from xaqueue.space.offline.findings import Finding, Severity
+from xaqueue.space.offline.verify import Summary
+from xaqueue.space.owner.open import is_owned
+from xaqueue.space.recovery.salvage import Loss, StepRead, find_loss, salvage
+
+ROWS = 20
+"""Steps that are shown before and behind a loss, the nearest to it; --json has all."""
+WHAT_IT_MEANS = """\
+Going on does every step again that can be read, before the loss and behind it, and gives up the rest. An acknowledged
+step in the lost part is lost, unless its files had reached the directories: a message that it added may be missing, one
+that it took may be delivered again, a branch that it prepared may be unknown, and one that it committed or rolled back
+may be in doubt once more. Transaction managers are not told; compare with them, and with those who sent and received.
+If a copy of the lost segment can be had, put it back into journal/ instead."""
+
+
+def check(
+    ctx: typer.Context,
+    repair_too: Annotated[
+        bool, typer.Option("--repair", help="Open the space, and move what is damaged into quarantine/.")
+    ] = False,
+    json: JsonOption = False,
+    space: SpaceOption = None,
+) -> None:
+    """Check every file and every invariant of a space.
+
+    Exit 1 where there is damage. Damage breaks an invariant. A leftover of a crash is finished by the next open. A note
+    is neither. Looking changes nothing; of a space in use, what looks wrong is looked at twice. Only --repair writes,
+    and needs a space that no other process owns.
+    """
+    directory = directory_of(ctx, space)
+    with output.progress_bar("checking") as bar:
+        repaired = one_space.repair(directory, bar) if repair_too else None
+        found = list(one_space.check(directory, bar))
+    damage = [finding for finding in found if finding.severity is Severity.DAMAGE]
+    if json:
+        rows = [_fields(finding, "severity", "path", "problem") for finding in found]
+        output.as_json({"damage": len(damage), "findings": rows} | ({"repaired": asdict(repaired)} if repaired else {}))
+    else:
+        if repaired is not None:
+            moved = (f"moved to quarantine: {text}" for text in repaired.moved)
+            _echo(f"opened: {repaired.recovery}", *moved, *repaired.notes)
+        _print_findings(found, "severity", "path", "problem")
+        advice = "; `xaqueue check --repair` sets it aside" if any(finding.movable for finding in damage) else ""
+        typer.echo(f"{output.counted(len(damage), 'finding')} of damage{advice}" if damage else "no damage")
+    if damage:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def verify(
+    ctx: typer.Context,
+    spark: Annotated[bool, typer.Option("--spark", help="By Spark's executors, for stores of any size.")] = False,
+    cores: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Processes, or cores for Spark; all cores without it.")
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="With --spark: all findings as a table, PATH.parquet or PATH.csv."),
+    ] = None,
+    json: JsonOption = False,
+    space: SpaceOption = None,
+) -> None:
+    """Check every block of many spaces, and all of them against each other.
+
+    As `check`, for several spaces (a,b) or a pattern ('/data/spaces/*'), in parallel. A message id that stands in two
+    queues or spaces is told, too. It only reads; a space may be in use. Exit 1 where something is wrong.
+    """
+    spaces = many_spaces.spaces_of(paths_of(ctx, space))
+    processes = cores or os.cpu_count() or 1
+    if spark:
+        summary = _by_spark(spaces, processes, report, quiet=json)
+    elif report is not None:
+        raise InvalidArgument("--report is written by Spark: add --spark, or take --json")
+    else:
+        with output.progress_bar("checking") as bar:
+            summary, _ = many_spaces.verify(spaces, processes, bar)
+    if json:
+        first = [_fields(finding, "space", "severity", "path", "problem") for finding in summary.first]
+        output.as_json(asdict(summary) | {"wrong": summary.wrong, "first": first})
+    else:
+        _print_summary(summary, report)
+    if summary.wrong:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def _by_spark(spaces: list[str], cores: int, report: Path | None, *, quiet: bool) -> Summary:
+    with spark_there():
+        from xaqueue.spark import session
+        from xaqueue.spark import verify as engine
+
+    engine.check_report(report)
+    if not quiet:
+        typer.echo(f"{output.counted(len(spaces), 'space')}, with Spark on {output.counted(cores, 'core')}", err=True)
+    return engine.verify(session("xaqueue verify", cores=cores), spaces, report)
+
+
+def _print_summary(summary: Summary, report: Path | None) -> None:
+    _print_findings(summary.first, "severity", "space", "path", "problem")
+    more = sum(summary.counts.values()) - len(summary.first)
+    if more > 0:
+        typer.echo(f"and {more:,} more")
+    counts = ", ".join(f"{many:,} {severity}" for severity, many in sorted(summary.counts.items()))
+    messages, queues = output.counted(summary.messages, "message"), output.counted(summary.queues, "queue")
+    judged = "SOMETHING IS WRONG" if summary.wrong else "all is well"
+    spaces = output.counted(summary.spaces, "space")
+    typer.echo(f"{messages} in {queues} of {spaces}: {counts or 'nothing to tell'}; {judged}")
+    if report is not None:
+        typer.echo(f"all findings are in {report}")
+    if summary.wrong:
+        typer.echo("`xaqueue check --repair --space DIR` sets damaged files of a space aside")
+
+
+def _print_findings(found: Sequence[Finding], *names: str) -> None:
+    if found:
+        output.table(names, [tuple(_fields(finding, *names).values()) for finding in found])
+
+
+def _fields(finding: Finding, *names: str) -> dict[str, str]:
+    return {name: str(getattr(finding, name)) for name in names}
+
+
+def salvage_journal(
+    ctx: typer.Context,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
+    json: JsonOption = False,
+    space: SpaceOption = None,
+) -> None:
+    """Go on without what a damaged journal has lost.
+
+    For a space that opens for reading only, and that nobody has open. Shows what is lost and which steps can be read
+    yet; with --yes, or once it is answered yes, does those again, keeps all segments in journal/ as .archive, and
+    begins a new journal. What was lost may have been acknowledged. Exit 1 where nothing was done.
+    """
+    directory = directory_of(ctx, space)
+    if is_owned(directory):
+        raise SpaceInUse(f"{directory} is in use: stop its owner first")
+    loss = find_loss(directory)
+    if loss is None:
+        if json:
+            output.as_json({"damage": None})
+        else:
+            typer.echo("the journal is sound: nothing was done")
+        return
+    if not json:
+        _print_loss(loss)
+    if not (yes or (not json and sys.stdin.isatty() and typer.confirm("go on without what is lost?", err=True))):
+        if json:
+            output.as_json(_json(loss))
+        complain("nothing was done: with --yes it goes on without what is lost")
+        raise typer.Exit(ExitCode.NOTHING)
+    done = salvage(directory)
+    with owned(directory) as session:
+        opened = str(session.space.report)
+    if json:
+        output.as_json(_json(loss) | {"done": asdict(done), "opened": opened})
+        return
+    kept = (f"kept: {archive}" for archive in done.archives)
+    steps = output.counted(done.steps, "step")
+    _echo("", f"{steps} done again; a new journal begins", *kept, *done.notes, f"opened: {opened}")
+
+
+def _print_loss(loss: Loss) -> None:
+    _echo(loss.damage, "", *(f"lost: {lost}" for lost in (*loss.gaps, *loss.files[:ROWS])))
+    if len(loss.files) > ROWS:
+        typer.echo(f"lost: {len(loss.files) - ROWS:,} more files (all with --json)")
+    if not loss.gaps and not loss.files:
+        typer.echo("lost: nothing; every record that the directories may lack can be read")
+    before = [step for step in loss.steps if not step.behind]
+    behind = [step for step in loss.steps if step.behind]
+    for where, steps, shown in (("before", before, before[-ROWS:]), ("behind", behind, behind[:ROWS])):
+        if not steps:
+            continue
+        left = f", of which {len(shown)} are shown (all with --json)" if len(shown) < len(steps) else ""
+        _echo("", f"{output.counted(len(steps), 'step')} can be read {where} the loss{left}:")
+        output.table(("LSN", "step", "branch", "queues"), [_row(step) for step in shown])
+    _echo("", WHAT_IT_MEANS)
+
+
+def _echo(*lines: str) -> None:
+    for line in lines:
+        typer.echo(line)
+
+
+def _row(step: StepRead) -> tuple[object, ...]:
+    xid = parse_xid(step.xid)
+    branch = "of one session" if xid is not None and xid.is_local else step.xid
+    return (f"{step.lsn:#x}", step.kind, branch, " ".join(step.queues))
+
+
+def _json(loss: Loss) -> dict[str, Any]:
+    lost = [{"from": gap.start, "to": gap.end, "segment": gap.name or None} for gap in loss.gaps]
+    steps = [asdict(step) for step in loss.steps]
+    return {"damage": loss.damage, "lost": lost, "files": loss.files, "steps": steps, "done": None}

@@ -1,0 +1,1 @@
+"""Branches in doubt, shown and finished without their transaction manager."""

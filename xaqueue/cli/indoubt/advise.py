@@ -1,0 +1,328 @@
+"""What the log and every participant say of one global transaction, and the one consistent answer. Nothing is changed.
+
+A participant that cannot be asked is shown as such: its silence proves nothing, and neither does the absence of a
+branch. What an operator decided by hand is told apart from what the coordinator did, also after it was forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from xaqueue.cli import output, parameters
+from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.indoubt.config import ParticipantConfig, TmConfig, load, postgres
+from xaqueue.cli.location import Location, remote, served_at
+from xaqueue.errors import DecisionLogError, Error, InvalidArgument
+from xaqueue.rpc.operator_client import RemoteOperator
+from xaqueue.space.engine import operator_log
+from xaqueue.space.engine.operator_log import Forgotten
+from xaqueue.space.offline.inspect_branches import InDoubt, in_doubt_in
+from xaqueue.space.recovery.prepared import Verdict
+from xaqueue.space.recovery.redo_view import look_into
+from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.tm import marker
+from xaqueue.tm.advice import Advice, Answer, Log, Says, advise, log_says
+from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
+from xaqueue.tm.log import JOURNAL
+from xaqueue.tm.look import look
+from xaqueue.tm.voting import Party
+from xaqueue.xa import Outcome
+from xaqueue.xid import Xid
+
+CONNECT_S = 10
+"""For how long a PostgreSQL is tried, unless its DSN says so."""
+_BY_HAND = {
+    "commit": Says.BY_HAND_COMMITTED,
+    "rollback": Says.BY_HAND_ROLLED_BACK,
+    "mixed": Says.BY_HAND_MIXED,
+}
+_OUTCOMES = {Outcome.COMMITTED: Says.COMMITTED, Outcome.ROLLED_BACK: Says.ROLLED_BACK}
+_ROWS = {"commit": Says.COMMITTED, "rollback": Says.ROLLED_BACK}
+_PARTIES = {
+    Party.HEUR_COMMITTED: Says.BY_HAND_COMMITTED,
+    Party.HEUR_ROLLED_BACK: Says.BY_HAND_ROLLED_BACK,
+    Party.HEUR_MIXED: Says.BY_HAND_MIXED,
+}
+_SETTLED = (Answer.COMMIT, Answer.ROLLBACK, Answer.NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantReport:
+    """What one participant says of its branch, and where that is from."""
+
+    participant: str
+    status: Says
+    detail: str = ""
+    xid: Xid | None = None
+    """Of the branch that is in doubt."""
+
+
+def run(path: Path, text: str, json: bool) -> None:
+    """Asks the log and all participants of a configuration, and shows what they say and what follows from it."""
+    config = load(path)
+    name = _gtrid(config, text)
+    log = _read_log(config, name)
+    found = log.completed(ask_all(config, name))
+    advice = advise(log.status, {report.participant: report.status for report in found})
+    if json:
+        output.as_json(_json(name, log, found, advice))
+    else:
+        _print(config, name, log, found, advice)
+    if advice.answer not in _SETTLED:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def _gtrid(config: TmConfig, text: str) -> Gtrid:
+    try:
+        known = [one.gtrid for one in look(config.log_dir).open]
+    except (DecisionLogError, OSError):
+        known = []  # said of the log below
+    return parameters.gtrid_of(text, known)
+
+
+@dataclass(frozen=True, slots=True)
+class _LogReport:
+    """What the decision log says of a transaction, and whom it names."""
+
+    status: Log
+    detail: str
+    named: tuple[str, ...] = ()
+    by_hand: Mapping[str, ParticipantReport] = field(default_factory=dict)
+    """What it has noted of participants that acted by themselves."""
+
+    def completed(self, found: list[ParticipantReport]) -> list[ParticipantReport]:
+        """With what the log knows of those that say nothing, and with those that only the log names."""
+        silent = (Says.ABSENT, Says.UNREACHABLE)
+        known = [self.by_hand.get(one.participant, self._known(one)) if one.status in silent else one for one in found]
+        asked = {one.participant for one in found}
+        missing = "the decision names it, and the configuration does not"
+        return known + [
+            self.by_hand.get(name, ParticipantReport(name, Says.UNREACHABLE, missing))
+            for name in self.named
+            if name not in asked
+        ]
+
+    def _known(self, one: ParticipantReport) -> ParticipantReport:
+        """What the decision tells of a party that has no branch in doubt any more."""
+        if one.status is not Says.ABSENT or one.participant not in self.named:
+            return one
+        return replace(one, detail="the decision names it, so it was prepared: it has carried it out, and is over")
+
+
+def _read_log(config: TmConfig, gtrid: Gtrid) -> _LogReport:
+    name = bytes(gtrid)
+    try:
+        seen = look(config.log_dir)
+        decision = seen.decision(name)
+        if decision is not None:
+            _harden(config.log_dir)
+    except (DecisionLogError, OSError) as error:
+        return _LogReport(Log.UNREAD, str(error))
+    status = log_says(gtrid, node=seen.node, epoch=seen.epoch, in_use=seen.in_use, decision=decision)
+    rows = [one for one in seen.open if one.gtrid == name]
+    named = dict.fromkeys(each for one in rows for each in (*one.participants, one.last_resource) if each is not None)
+    noted = {
+        heuristic.participant: ParticipantReport(
+            heuristic.participant, _PARTIES[heuristic.party], f"{heuristic.detail} (noted in the decision log)"
+        )
+        for one in rows
+        for heuristic in one.heuristics
+        if heuristic.party in _PARTIES
+    }
+    owner = "in use" if seen.in_use else "not in use"
+    return _LogReport(status, f"node {seen.node}, boot {seen.epoch}, {owner}", tuple(named), noted)
+
+
+def _harden(log_dir: Path) -> None:
+    """A record that was read may not be on disk yet, and then it is no decision."""
+    with closing(DirectoryFileSystem(log_dir)) as fs:
+        for name in fs.list(JOURNAL):
+            if name.endswith(".log"):
+                with suppress(FileNotFoundError):  # recycled meanwhile: what it had was hardened again elsewhere
+                    fs.sync_data(f"{JOURNAL}/{name}")
+
+
+def _print(config: TmConfig, gtrid: Gtrid, log: _LogReport, found: list[ParticipantReport], advice: Advice) -> None:
+    rows = [("decision log", log.status.value, log.detail)]
+    rows += [(report.participant, report.status.value, report.detail) for report in found]
+    output.table(("asked", "says", "detail"), rows)
+    typer.echo()
+    typer.echo(f"{advice.why}: {advice.answer.value}")
+    if advice.answer not in (Answer.COMMIT, Answer.ROLLBACK):
+        return
+    typer.echo("the transaction manager does this itself when it runs and reaches them; by hand it would be:")
+    for report in found:
+        typer.echo(f"  {report.participant}: {_by_hand(config, gtrid, report, advice.answer)}")
+
+
+def _by_hand(config: TmConfig, gtrid: Gtrid, report: ParticipantReport, answer: Answer) -> str:
+    """What is to be done at a party, each of which has its line."""
+    participant, xid = config.participants.get(report.participant), report.xid
+    if xid is not None and participant is None:
+        return f"{answer.value} of {xid}"
+    if report.status not in (Says.IN_DOUBT, Says.UNREACHABLE):
+        return f"nothing, it is {report.status.value}"
+    if participant is None or report.participant == config.last_resource:
+        return "cannot be asked: ask again when it can"
+    if xid is None:
+        own = Xid(FORMAT_ID, bytes(gtrid), report.participant.encode())
+        return f"if it has a branch in doubt, once it answers: {_command(participant, own, answer)}"
+    return _command(participant, xid, answer)
+
+
+def _command(participant: ParticipantConfig, xid: Xid, answer: Answer) -> str:
+    if participant.kind == "postgres":
+        return f"{answer.value.upper()} PREPARED '{parameters.postgres_gid(xid)}'"
+    return f"xaqueue indoubt {answer.value} {xid} --space {participant.address} --reason '...'"
+
+
+def _json(gtrid: Gtrid, log: _LogReport, found: list[ParticipantReport], advice: Advice) -> dict[str, Any]:
+    return {
+        "gtrid": str(gtrid),
+        "answer": advice.answer.value,
+        "why": advice.why,
+        "in_doubt": list(advice.in_doubt),
+        "log": {"says": log.status.name.lower(), "detail": log.detail},
+        "participants": [
+            {"name": report.participant, "says": report.status.value, "detail": report.detail} for report in found
+        ],
+    }
+
+
+def ask_all(config: TmConfig, gtrid: Gtrid) -> list[ParticipantReport]:
+    """In the configuration's order; behind a participant, branches that it has under names that are not configured.
+
+    Why a participant could not be asked is what is said of it.
+    """
+    askers = {"xaqueue": _ask_space, "postgres": _ask_postgres, "sqlite": _ask_sqlite}
+    found: list[ParticipantReport] = []
+    for participant in config.participants.values():
+        try:
+            found += list(askers[participant.kind](participant, gtrid, config))
+        except (Error, OSError) as error:
+            found.append(ParticipantReport(participant.name, Says.UNREACHABLE, str(error)))
+    return found
+
+
+# A queue space
+
+
+def _ask_space(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -> Iterator[ParticipantReport]:
+    """The outcome is asked for first, so that what a person did meanwhile is not taken for the coordinator's doing."""
+    address = participant.address
+    location = Location(url=address) if "://" in address else Location(directory=address)
+    own = Xid(FORMAT_ID, bytes(gtrid), participant.name.encode())
+    outcome = Outcome.UNKNOWN
+    url = served_at(location)
+    if url:
+        with remote(url) as manager:
+            outcome, operator = manager.outcome(own), RemoteOperator(manager)
+            waiting, forgotten = operator.in_doubt(), operator.forgotten()
+    else:
+        looked = look_into(location.directory)
+        waiting = in_doubt_in(looked.fs, looked.again)
+        if looked.journal.damage and own not in [branch.xid for branch in waiting]:
+            yield ParticipantReport(participant.name, Says.UNREACHABLE, looked.journal.damage)
+            return
+        forgotten = operator_log.forgotten(location.directory)
+    yield _of_branch(participant.name, own, outcome, waiting, forgotten)
+    for branch in waiting:
+        name = branch.xid.bqual.decode("ascii", "backslashreplace")
+        if branch.xid.gtrid == bytes(gtrid) and name not in config.participants:
+            yield _of_waiting(name, branch, f"in the space of {participant.name}, and not in the configuration")
+
+
+def _of_branch(
+    name: str, xid: Xid, outcome: Outcome, waiting: Iterable[InDoubt], forgotten: Iterable[Forgotten]
+) -> ParticipantReport:
+    for branch in waiting:
+        if branch.xid == xid:
+            return _of_waiting(name, branch)
+    for line in forgotten:
+        if line.xid == str(xid) and line.outcome in _BY_HAND:
+            return ParticipantReport(name, _BY_HAND[line.outcome], f"by {line.by}, forgotten by {line.forgotten_by}")
+    if outcome in _OUTCOMES:
+        return ParticipantReport(name, _OUTCOMES[outcome])
+    return ParticipantReport(name, Says.ABSENT, "it may never have been, or be over")
+
+
+def _of_waiting(name: str, branch: InDoubt, note: str = "") -> ParticipantReport:
+    decision = branch.decision
+    if decision is not None:
+        details = (f"by {decision.by}", decision.reason, note)
+        return ParticipantReport(name, _BY_HAND[decision.outcome], _joined(details))
+    if branch.state == Verdict.IN_DOUBT.value:
+        details = (str(branch.xid), "damaged" if branch.damage else "", note)
+        return ParticipantReport(name, Says.IN_DOUBT, _joined(details), branch.xid)
+    if branch.state == Verdict.COMMITTING.value:
+        return ParticipantReport(name, Says.COMMITTED, _joined(("past its commit point", note)))
+    return ParticipantReport(name, Says.UNREACHABLE, _joined((branch.state, note)))
+
+
+# Databases
+
+
+def _ask_postgres(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -> Iterator[ParticipantReport]:
+    psycopg = postgres()
+    timeout = {} if "connect_timeout" in participant.address else {"connect_timeout": CONNECT_S}
+    try:
+        with closing(psycopg.connect(participant.address, autocommit=True, **timeout)) as connection:
+            if participant.name == config.last_resource:
+                there = connection.execute(f"SELECT to_regclass('{marker.TABLE}')").fetchone()
+                yield _of_row(participant.name, connection, gtrid, bool(there and there[0]))
+                return
+            rows = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
+            branches = list(_branches(gid for (gid,) in rows.fetchall()))
+    except psycopg.Error as error:
+        yield ParticipantReport(participant.name, Says.UNREACHABLE, " ".join(str(error).split()))
+        return
+    mine = [xid for xid in branches if xid.gtrid == bytes(gtrid)]
+    own = Xid(FORMAT_ID, bytes(gtrid), participant.name.encode())
+    if own in mine:
+        yield ParticipantReport(participant.name, Says.IN_DOUBT, parameters.postgres_gid(own), own)
+    else:
+        yield ParticipantReport(participant.name, Says.ABSENT, "PostgreSQL tells only what is prepared")
+    for xid in mine:
+        name = xid.bqual.decode("ascii", "backslashreplace")
+        if name not in config.participants:
+            note = f"in the database of {participant.name}, and not in the configuration"
+            yield ParticipantReport(name, Says.IN_DOUBT, f"{parameters.postgres_gid(xid)}, {note}", xid)
+
+
+def _branches(gids: Iterable[str]) -> Iterator[Xid]:
+    """Those gids that are xids as psycopg writes them."""
+    for gid in gids:
+        try:
+            yield parameters.xid(gid)
+        except InvalidArgument:
+            continue  # another application's
+
+
+def _ask_sqlite(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -> Iterator[ParticipantReport]:
+    import sqlite3
+
+    try:
+        with closing(sqlite3.connect(f"{Path(participant.address).as_uri()}?mode=ro", uri=True)) as connection:
+            there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (marker.TABLE,)).fetchone()
+            yield _of_row(participant.name, connection, gtrid, there is not None)
+    except sqlite3.Error as error:
+        yield ParticipantReport(participant.name, Says.UNREACHABLE, str(error))
+
+
+def _of_row(name: str, connection: Any, gtrid: Gtrid, has_table: bool) -> ParticipantReport:
+    """The row of a last resource. Without one it may yet come, or be over and gone."""
+    statement = f"SELECT decision FROM {marker.TABLE} WHERE gtrid = '{gtrid}'"
+    row = connection.execute(statement).fetchone() if has_table else None
+    if row is None:
+        return ParticipantReport(name, Says.ABSENT, f"no row in {marker.TABLE}")
+    return ParticipantReport(name, _ROWS.get(str(row[0]), Says.UNREACHABLE), f"its row in {marker.TABLE}")
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return ", ".join(part for part in parts if part)

@@ -1,0 +1,167 @@
+"""Branches in doubt as they are shown: to people in lines and tables, to programs in JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import typer
+
+from xaqueue.batch import ONE_SPACE, is_of_a_batch, parse_gtrid
+from xaqueue.cli import output, parameters
+from xaqueue.space.engine.operator_log import Forgotten
+from xaqueue.space.offline.dry_run import Change
+from xaqueue.space.offline.inspect_branches import InDoubt
+from xaqueue.tm.gtrid import Gtrid, listed
+from xaqueue.xid import Xid
+
+FOREIGN = "foreign"
+"""Stands for the coordinator of a branch whose xid another product made."""
+HEADINGS = ("xid", "state", "age", "coordinator", "queues", "damage")
+
+
+class Traffic(NamedTuple):
+    """What a commit would do to one queue."""
+
+    queue: str
+    adds: int
+    holds: int
+
+    def __str__(self) -> str:
+        signed = [f"+{self.adds}"] if self.adds else []
+        signed += [f"-{self.holds}"] if self.holds else []
+        return " ".join((self.queue, *signed))
+
+
+class Origin(NamedTuple):
+    """Whose a branch is, for people."""
+
+    coordinator: str
+    """The node id of the transaction manager, a query's batch, or that it is another product's."""
+    full: str
+    others: str
+    """Who else takes part."""
+
+
+def print_branches(found: Sequence[InDoubt], json: bool) -> None:
+    output.records(found, json, branch_json, HEADINGS, _row, none="no branch is in doubt", right=("age", "damage"))
+
+
+def print_forgotten(found: Sequence[Forgotten], json: bool) -> None:
+    def row(f: Forgotten) -> tuple[object, ...]:
+        return f.xid, f.outcome, f.by, output.moment(f.at), f.reason, f.forgotten_by, output.moment(f.forgotten_at)
+
+    headings = ("xid", "decision", "by", "at", "reason", "forgotten by", "forgotten at")
+    output.records(found, json, asdict, headings, row, none="no decision was forgotten")
+
+
+def print_branch(branch: InDoubt, json: bool) -> None:
+    """Everything that the space knows of a branch."""
+    if json:
+        output.as_json(branch_json(branch))
+        return
+    origin = _origin_of(branch.xid)
+    output.pairs(
+        [
+            ("xid", branch.xid),
+            ("gtrid", output.printable(branch.xid.gtrid)),
+            ("bqual", output.printable(branch.xid.bqual)),
+            ("postgres gid", parameters.postgres_gid(branch.xid)),
+            ("state", branch.state),
+            *_when(branch),
+            ("coordinator", origin.full),
+            ("others", origin.others),
+        ]
+    )
+    for text in branch.damage:
+        typer.echo(f"damage    {text}")
+    if branch.added or branch.held:
+        typer.echo()
+        output.table(("queue", "adds", "holds"), traffic_of(branch), right=("adds", "holds"))
+        typer.echo()
+        contents = [("adds", content) for content in branch.added] + [("holds", content) for content in branch.held]
+        rows = [(what, one.queue, one.message_id.hex(), one.size_bytes) for what, one in contents]
+        output.table(("branch", "queue", "message id", "bytes"), rows, right=("bytes",))
+
+
+def print_dry_run(branch: InDoubt, found: Sequence[Change], commit: bool) -> None:
+    """What a decision would do."""
+    verb = "commit" if commit else "rollback"
+    typer.echo(f"{verb} of branch {branch.xid} would do this, and nothing is done:")
+    if branch.damage:
+        typer.echo(f"the branch is damaged, these are the numbers of what is left of it: {'; '.join(branch.damage)}")
+    headings = ("queue", "adds", "holds", "messages", "after", "held", "held after")
+    rows = [(c.queue, c.adds, c.holds, c.messages, c.messages_after, c.held, c.held_after) for c in found]
+    output.table(headings, rows, right=headings[1:])
+
+
+def branch_json(branch: InDoubt) -> dict[str, Any]:
+    listed_as = listed(tuple(branch.xid))
+    return {
+        "xid": str(branch.xid),
+        "postgres_gid": parameters.postgres_gid(branch.xid),
+        "state": branch.state,
+        "since": branch.since,
+        "age_s": round(output.age_s(branch.since), 3) if branch.since else None,
+        "coordinator": gtrid_json(listed_as.gtrid) if listed_as is not None else None,
+        "participant": listed_as.participant if listed_as is not None else None,
+        "batch": _batch_json(branch.xid),
+        "queues": {t.queue: {"adds": t.adds, "holds": t.holds} for t in traffic_of(branch)},
+        "added": list(map(asdict, branch.added)),
+        "held": list(map(asdict, branch.held)),
+        "damage": branch.damage,
+        "decision": asdict(branch.decision) if branch.decision else None,
+    }
+
+
+def gtrid_json(gtrid: Gtrid) -> dict[str, Any]:
+    return {"gtrid": str(gtrid), "node": gtrid.node, "epoch": gtrid.epoch, "counter": gtrid.counter}
+
+
+def traffic_of(branch: InDoubt) -> list[Traffic]:
+    """By queue, sorted, how many messages the branch adds and holds."""
+    adds = Counter(content.queue for content in branch.added)
+    holds = Counter(content.queue for content in branch.held)
+    return [Traffic(queue, adds[queue], holds[queue]) for queue in sorted({*adds, *holds})]
+
+
+def _row(branch: InDoubt) -> tuple[object, ...]:
+    queues = ", ".join(map(str, traffic_of(branch)))
+    coordinator = _origin_of(branch.xid).coordinator
+    return branch.xid, branch.state, output.age(branch.since), coordinator, queues, len(branch.damage)
+
+
+def _when(branch: InDoubt) -> list[tuple[str, object]]:
+    decided = branch.decision
+    if decided is None:
+        return [("prepared", output.moment(branch.since)), ("age", output.age(branch.since))]
+    return [
+        ("decided", output.moment(decided.at)),
+        ("age", output.age(decided.at)),
+        ("by", decided.by),
+        ("reason", decided.reason),
+    ]
+
+
+def _batch_json(xid: Xid) -> dict[str, Any] | None:
+    parsed = parse_gtrid(xid.gtrid) if is_of_a_batch(xid) else None
+    return {"query": parsed[0], "number": parsed[1], "here": xid.format_id == ONE_SPACE} if parsed else None
+
+
+def _origin_of(xid: Xid) -> Origin:
+    batch = parse_gtrid(xid.gtrid) if is_of_a_batch(xid) else None
+    if batch is not None:
+        query = f"batch {batch[1]} of query {batch[0]} (Spark)"
+        where = "this space" if xid.format_id == ONE_SPACE else "this space and perhaps in others"
+        full = f"{query}: the query decides, when it writes that batch again"
+        return Origin(query, full, f"all branches with this gtrid, in {where}")
+    others = "who else takes part is not known here:"
+    branch = listed(tuple(xid))
+    if branch is None:
+        full = f"{FOREIGN}: no transaction manager of xaqueue made this xid"
+        return Origin(FOREIGN, full, f"{others} its log tells")
+    gtrid = branch.gtrid
+    full = f"node {gtrid.node}, epoch {gtrid.epoch}, transaction {gtrid.counter}, here as {branch.participant}"
+    return Origin(gtrid.node, full, f"{others} `xaqueue indoubt show {gtrid} --tm DIR`, DIR its log, tells")

@@ -1,0 +1,194 @@
+"""The operator's verbs: branches in doubt, shown, and finished without their transaction manager.
+
+Each works on a space, or with ``--tm`` on the log of a transaction manager.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xaqueue.cli import parameters
+from xaqueue.cli.indoubt import decide, listing
+from xaqueue.cli.indoubt.decide import backend_of
+from xaqueue.cli.location import JsonOption, SpaceOption, location_of
+from xaqueue.errors import InvalidArgument
+from xaqueue.space.engine.heuristics import check_text
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List, show and decide branches in doubt.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+XidArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="XID", help=f"The branch: {parameters.XID_FORMS}; the beginning will do where only one has it."
+    ),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Why; recorded with who and when.", show_default=False)
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show the depths of the queues before and after, and do nothing.")
+]
+TmOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tm",
+        metavar="DIR",
+        help="Of a transaction manager's log, or its configuration, instead of a space; XID is a GTRID then.",
+        show_default=False,
+    ),
+]
+
+
+@app.command("list")
+def list_branches(
+    ctx: typer.Context,
+    forgotten_too: Annotated[
+        bool, typer.Option("--forgotten", help="Instead, the decisions by hand that were forgotten, from the first on.")
+    ] = False,
+    tm: TmOption = None,
+    json: JsonOption = False,
+    space: SpaceOption = None,
+) -> None:
+    """List the branches in doubt, and those decided and not yet forgotten.
+
+    Works while another process owns the space. Each branch has the number of messages that it adds (+) to queues and
+    holds (-) of them, and the node id of its transaction manager.
+    """
+    if tm is not None:
+        from xaqueue.cli.indoubt import tm as log
+
+        (log.print_forgotten if forgotten_too else log.print_transactions)(tm, json)
+        return
+    with backend_of(location_of(ctx, space)) as backend:
+        if forgotten_too:
+            listing.print_forgotten(backend.forgotten(), json)
+        else:
+            listing.print_branches(backend.in_doubt(), json)
+
+
+@app.command()
+def show(
+    ctx: typer.Context, xid: XidArgument, tm: TmOption = None, json: JsonOption = False, space: SpaceOption = None
+) -> None:
+    """Show one branch: the messages that it adds, those that it holds, and whose it is.
+
+    Works while another process owns the space.
+    """
+    if tm is not None:
+        from xaqueue.cli.indoubt import tm as log
+
+        log.print_transaction(tm, xid, json)
+        return
+    with backend_of(location_of(ctx, space)) as backend:
+        listing.print_branch(decide.find(backend.in_doubt(), xid), json)
+
+
+def _decision(commit: bool, help_text: str) -> None:
+    """Adds ``commit`` or ``rollback``."""
+
+    def verb(
+        ctx: typer.Context,
+        xid: XidArgument,
+        reason: ReasonOption = "",
+        dry_run: DryRunOption = False,
+        yes: YesOption = False,
+        tm: TmOption = None,
+        space: SpaceOption = None,
+    ) -> None:
+        if tm is not None:
+            from xaqueue.cli.indoubt import tm as log
+
+            if reason:
+                raise InvalidArgument(
+                    "--reason with --tm is refused: what the log has decided is carried out; leave it out"
+                )
+            log.carry_out(tm, xid, commit=commit, dry_run=dry_run, confirm=_confirm(yes))
+        elif dry_run:
+            decide.dry_run(location_of(ctx, space), xid, commit)
+        else:
+            decide.decide(location_of(ctx, space), xid, commit, reason, _confirm(yes))
+
+    app.command("commit" if commit else "rollback", help=help_text)(verb)
+
+
+_decision(
+    True,
+    """Commit a branch without its transaction manager.
+
+    Which may decide otherwise: the outcome is then mixed. The decision is recorded durably before anything is done, and
+    told to the transaction manager until it is forgotten. Goes through the server where one serves the space; no other
+    process may own it. With --tm it carries out what the log has decided, and refuses anything else.
+    """,
+)
+_decision(
+    False,
+    """Roll a branch back without its transaction manager.
+
+    Which may decide otherwise: the outcome is then mixed. What it held is back in its place, what it added is gone.
+    Recorded and told as with commit; so is what --tm does.
+    """,
+)
+
+
+@app.command()
+def forget(
+    ctx: typer.Context,
+    xid: XidArgument,
+    reason: ReasonOption = "",
+    yes: YesOption = False,
+    tm: TmOption = None,
+    space: SpaceOption = None,
+) -> None:
+    """Forget a decision, when the transaction manager has been told or will never ask.
+
+    Recorded first: `indoubt list --forgotten` shows it from then on.
+    """
+    check_text("reason", reason)
+    if tm is not None:
+        from xaqueue.cli.indoubt import tm as log
+
+        log.forget(tm, xid, by=decide.operator(), reason=reason, confirm=_confirm(yes))
+    else:
+        decide.forget(location_of(ctx, space), xid, reason, _confirm(yes))
+
+
+@app.command()
+def advise(
+    gtrid: Annotated[
+        str, typer.Argument(metavar="GTRID", help="The transaction, or the xid of one of its branches in any form.")
+    ],
+    tm: Annotated[
+        Path,
+        typer.Option(
+            "--tm", metavar="CONFIG", help="The transaction manager's configuration, or its log with one in it."
+        ),
+    ],
+    json: JsonOption = False,
+) -> None:
+    """Say what to do with the branches of one global transaction, and why.
+
+    Asks the decision log and every participant that the configuration names, and does nothing. Exit 1 where it cannot
+    know, or where no answer makes the participants agree.
+    """
+    from xaqueue.cli.indoubt import advise as advising
+
+    advising.run(tm, gtrid, json)
+
+
+def _confirm(yes: bool) -> decide.Confirm:
+    """Asks on a terminal; a script is taken at its word."""
+
+    def confirm(question: str) -> None:
+        if not yes and sys.stdin.isatty():
+            typer.confirm(question, abort=True, err=True)
+
+    return confirm

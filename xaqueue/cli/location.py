@@ -1,0 +1,140 @@
+"""Which space a command means, a directory or a server's URL, and how it reaches it.
+
+Where the directory is being served, work goes to its owner by itself: the owner file says under which URL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from xaqueue.cli.output import progress_bar
+from xaqueue.connection import Connection
+from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
+from xaqueue.space import openstring
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model.format import read_format
+from xaqueue.space.owner.open import attach
+from xaqueue.storage.ids import fresh_id
+
+if TYPE_CHECKING:
+    from xaqueue.rpc.client import RemoteManager
+
+SPACE_VARIABLE = "XAQUEUE_SPACE"
+CONNECT_S = 1.0
+"""For how long a command tries to reach a server that does not answer."""
+_NOT_GIVEN = f"no space is given: use --space DIR or URL, or set {SPACE_VARIABLE}"
+
+SpaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--space",
+        metavar="DIR|URL",
+        help=f"The queue space, or its server, if not {SPACE_VARIABLE}.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a space is: a directory of this machine, or else behind a server's URL."""
+
+    directory: str = ""
+    url: str = ""
+
+    def __str__(self) -> str:
+        return self.directory or self.url
+
+
+def location_of(ctx: typer.Context, space: str | None) -> Location:
+    """The space: the option behind the verb, else the one before it, else the environment's."""
+    given = space or ctx.find_root().params.get("space")
+    if not given:
+        raise InvalidArgument(_NOT_GIVEN)
+    if "://" in given:
+        return Location(url=given)
+    directory, name = openstring.parse(given)
+    found = read_format(directory).name
+    if name not in (None, found):
+        raise SpaceError(f"{directory} is queue space {found!r}, not {name!r}")
+    return Location(directory)
+
+
+def directory_of(ctx: typer.Context, space: str | None) -> str:
+    """As ``location_of``, for a command that works on the directory itself."""
+    location = location_of(ctx, space)
+    if location.url:
+        raise InvalidArgument(
+            f"{location.url} is a URL, and this command works on the directory: "
+            "run it on the server's machine with --space DIR"
+        )
+    return location.directory
+
+
+def paths_of(ctx: typer.Context, space: str | None) -> str:
+    """As ``directory_of``, for a command that takes several directories (a,b) and patterns, too."""
+    given = space or ctx.find_root().params.get("space")
+    if given and "://" not in given and not {",", "*", "?", "["}.isdisjoint(given):
+        return str(given)
+    return directory_of(ctx, space)
+
+
+def served_at(location: Location) -> str:
+    """The URL under which the space is served now; empty where no server owns it."""
+    from xaqueue.rpc import reach
+
+    return location.url or reach.served_at(location.directory)
+
+
+@contextmanager
+def owned(directory: str, *, watch: bool = False) -> Iterator[Session]:
+    """A session with the space, which this process owns until the end. Raises SpaceInUse, SpaceError."""
+    with progress_bar("reading messages") as bar:
+        session = attach(directory, watch=watch, progress=bar)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+@contextmanager
+def remote(url: str) -> Iterator[RemoteManager]:
+    """A session with a server. Raises ConnectionLost, InvalidArgument."""
+    from xaqueue.rpc import dial
+
+    manager = dial.manager(url, connect_s=CONNECT_S)
+    try:
+        yield manager
+    finally:
+        manager.close()
+
+
+@contextmanager
+def reached(location: Location, *, watch: bool = False) -> Iterator[Session | RemoteManager]:
+    """A session with the space through its server, where one serves it; else this process owns it until the end."""
+    url = served_at(location)
+    with ExitStack() as stack:
+        if not url:
+            try:
+                session = stack.enter_context(owned(location.directory, watch=watch))
+            except SpaceInUse:
+                url = served_at(location)  # by a server that has just come, perhaps
+                if not url:
+                    raise
+            else:
+                yield session
+                return
+        yield stack.enter_context(remote(url))
+
+
+@contextmanager
+def connected(location: Location, *, watch: bool = False) -> Iterator[Connection]:
+    """A connection to the space, through its server where one serves it."""
+    with reached(location, watch=watch) as manager, Connection(manager, fresh_id) as connection:
+        yield connection
