@@ -58,7 +58,7 @@ from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
-    from xaqueue.rpc.async_connection import AsyncConnection
+    from xaqueue.rpc.client.asyncio import AsyncConnection
     from xaqueue.tm.manager import TransactionManager
 
 __version__: str
@@ -81,17 +81,17 @@ def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(given := os.fspath(path), str) or not given:
         raise InvalidArgument(f"connect({path!r}) is refused: a directory or a URL is wanted, as text or as a path")
-    from xaqueue import endpoint
-    from xaqueue.rpc import reach  # half of the package, and a Spark worker needs none of it
+    from xaqueue import endpoint  # half of the package, and a Spark worker needs none of it
+    from xaqueue.rpc.client import reach
 
     if not endpoint.is_url(given):
         directory, name = openstring.parse(given)
         return Connection(reach.session(directory, name, create=create, sync=sync), fresh_id)
     if create or sync is not None:
         raise InvalidArgument("create= and sync= are for a directory: whoever serves a space opens it, and says how")
-    from xaqueue.rpc import dial
+    from xaqueue.rpc.client.connect import remote_manager
 
-    return Connection(dial.manager(given), fresh_id)
+    return Connection(remote_manager(given), fresh_id)
 
 
 async def connect_async(url: str) -> AsyncConnection:
@@ -100,9 +100,9 @@ async def connect_async(url: str) -> AsyncConnection:
     url: ``xaq+unix:///path``, ``xaq://host:port`` or ``xaqs://host:port``, with the options of ``connect``.
     Raises InvalidArgument, ConnectionLost, AccessDenied.
     """
-    from xaqueue.rpc import async_dial
+    from xaqueue.rpc.client.asyncio import connect as connect_to_server
 
-    return await async_dial.connect(url)
+    return await connect_to_server(url)
 
 
 if not TYPE_CHECKING:
@@ -114,7 +114,7 @@ if not TYPE_CHECKING:
 
             return TransactionManager
         if name == "AsyncConnection":
-            from xaqueue.rpc.async_connection import AsyncConnection
+            from xaqueue.rpc.client.asyncio import AsyncConnection
 
             return AsyncConnection
         if name == "__version__":

@@ -3,6 +3,10 @@
 An identity has the rights of every role that has one of its names as a member, together. Whoever owns the files of
 the space, and root, may do everything on its Unix socket: they could do it to the files. Without an [access] table so
 may everybody whom the server was told to let in, and nobody else may do anything. A method without a row is refused.
+
+An identity is made from what the system or TLS has verified and from nothing else that the peer says. A token is known
+by its SHA-256 from the moment it arrives: it is in no error, no log and no repr. Tokens are long and random (32 bytes,
+say), which is why a plain SHA-256 will do.
 """
 
 from __future__ import annotations
@@ -15,13 +19,59 @@ from fnmatch import translate
 from typing import Any, NamedTuple
 
 from xaqueue.errors import AccessDenied, InvalidArgument
-from xaqueue.rpc.identity import Identity, same_member
 from xaqueue.xid import LOCAL_FORMAT_ID
 
+TOKEN_LEAST = 16
+"""Characters of a token, at least."""
+TOKEN_MOST = 1024
+
+_TOKEN = re.compile(rf"[!-~]{{{TOKEN_LEAST},{TOKEN_MOST}}}")
 _USER = re.compile(r"[^\x00-\x20\x7f:]+")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _CERT = re.compile(r"[^\x00-\x1f\x7f]+")
 _PATTERN = re.compile(r"[A-Za-z0-9._*?!\[\]-]{1,255}")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Identity:
+    """What a session was seen to be."""
+
+    names: tuple[str, ...] = ()
+    """As members of a role are written."""
+    owner: bool = False
+    """It owns the files of the space, or is root, on a Unix socket."""
+    trusted: bool = False
+    """The server was told to let it in where there is no [access] table."""
+
+    def __str__(self) -> str:
+        return ", ".join(name[:14] + "..." if name.startswith("token:") else name for name in self.names) or "anonymous"
+
+    def __repr__(self) -> str:
+        return f"<Identity {self}>"
+
+    def with_token(self, token: object, *, trusted: bool) -> Identity:
+        """The same, having shown a token; an earlier one is over. Raises InvalidArgument, which never repeats it."""
+        others = tuple(name for name in self.names if not name.startswith("token:"))
+        return Identity((*others, token_name(token)), self.owner, self.trusted or trusted)
+
+
+def token_name(token: object) -> str:
+    """A token as a member of a role: ``token:`` and its SHA-256. Raises InvalidArgument, which never repeats it."""
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        raise InvalidArgument(
+            f"this is no token: {TOKEN_LEAST} to {TOKEN_MOST} printable ASCII characters without spaces are wanted; "
+            "make one with `openssl rand -hex 32`"
+        )
+    from hashlib import sha256  # slow to load, and most spaces have no server
+
+    return f"token:{sha256(token.encode()).hexdigest()}"
+
+
+def same_member(one: str, other: str) -> bool:
+    """Whether two members are one, in a time that does not tell how much of them agrees."""
+    from hmac import compare_digest
+
+    return compare_digest(one.encode(), other.encode())
 
 
 class Right(Enum):
@@ -137,10 +187,12 @@ def _wrong_member(member: str) -> str:
 class Rights:
     """What one identity may do, made ready to be asked at every call."""
 
-    __slots__ = ("_queues", "_who", "_whole", "refusal")
+    __slots__ = ("_queues", "_who", "_whole", "everything", "refusal")
 
-    def __init__(self, who: str, roles: Sequence[Role], refusal: str = "") -> None:
+    def __init__(self, who: str, roles: Sequence[Role], refusal: str = "", *, everything: bool = False) -> None:
+        """everything: of the owner, and of all who are let in where there is no table."""
         self._who = who
+        self.everything = everything
         self.refusal = refusal
         """Why it may do nothing at all; empty where it may do something."""
         self._queues = {right: _matcher(p for role in roles for p in getattr(role, right.value)) for right in ON_QUEUES}
@@ -148,6 +200,8 @@ class Rights:
 
     def check(self, method: str, params: Sequence[Any]) -> None:
         """Raises AccessDenied for a right that is missing, InvalidArgument for a method that is none."""
+        if self.everything:
+            return
         need = NEEDS.get(method)
         if need is None:
             raise InvalidArgument(f"method {method[:60]!r} is unknown: see xaqueue(5)")
@@ -247,17 +301,5 @@ def _queues_of(method: str, params: Sequence[Any]) -> list[str]:
     return queues
 
 
-class _Everything(Rights):
-    """Of the owner, and of all who are let in where there is no table."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__("", [Role("everything", (), ("*",), ("*",), ("*",), True, True, True)])
-
-    def check(self, method: str, params: Sequence[Any]) -> None:
-        """Nothing is missing."""
-
-
-_EVERYTHING = _Everything()
+_EVERYTHING = Rights("", (), everything=True)
 NO_TABLE = Policy()

@@ -23,8 +23,9 @@ from pathlib import Path
 from bench.peers.peer import Client
 from xaqueue.connection import Connection
 from xaqueue.errors import OperationalError
-from xaqueue.rpc import dial
-from xaqueue.rpc.server import Server
+from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.server.listeners import ListenConfig
+from xaqueue.rpc.server.server import Server
 from xaqueue.space.owner.open import create
 from xaqueue.storage.ids import fresh_id
 
@@ -110,7 +111,7 @@ class ServerClient:
     """One session with the server."""
 
     def __init__(self, place: str) -> None:
-        self._manager = dial.manager(place)
+        self._manager = remote_manager(place)
         self._connection = Connection(self._manager, fresh_id)
         self._name = f"{os.getpid()}."
         self._numbers = count()
@@ -154,7 +155,7 @@ async def serve(root: Path, path: Path, flags: str) -> None:
     """What the process does until its input ends."""
     server = Server(root, sync=flags)
     await server.recover()
-    await server.listen_unix(path)
+    await server.listen(ListenConfig(unix=(path,)))
 
     def say() -> None:
         barrier = server.space.barrier

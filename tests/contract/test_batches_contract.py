@@ -9,7 +9,7 @@ import pytest
 
 from support.contract_batches import BatchesContract, Manager
 from support.served import ServerThread
-from xaqueue.rpc import dial
+from xaqueue.rpc.client.connect import remote_manager
 from xaqueue.space.engine import heuristics
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
@@ -54,7 +54,7 @@ class RemoteHost:
     def connect(self) -> Manager:
         if self._server is None:
             self._server = ServerThread(self.root, self.root.with_name("socket"), sync=self._sync)
-        self._managers.append(dial.manager(self._server.url))
+        self._managers.append(remote_manager(self._server.url))
         return self._managers[-1]
 
     def restart(self) -> None:

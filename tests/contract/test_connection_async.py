@@ -19,7 +19,7 @@ from support.contract_connection import (
 )
 from support.served import RemoteHost
 from xaqueue.connection import Connection
-from xaqueue.rpc.async_connection import AsyncConnection
+from xaqueue.rpc.client.asyncio import AsyncConnection
 
 
 class AsyncHost(RemoteHost):

@@ -18,8 +18,8 @@ from support.cutting_proxy import Cut, CuttingProxy
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, ProtocolError, RolledBack, UnknownXid
-from xaqueue.rpc.client import RemoteManager
-from xaqueue.rpc.stream import Stream
+from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.client.socket import ClientSocket
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 
@@ -117,16 +117,16 @@ def run(ground: Ground, connection: Connection, steps: list[Step], cut: Cut) -> 
     return "", None
 
 
-def hear_of_cut(connection: Connection, first: Stream | None) -> None:
+def hear_of_cut(connection: Connection, first: ClientSocket | None) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while stream_of(connection) is first and is_connected(connection):
         assert time.monotonic() < deadline
 
 
-def stream_of(connection: Connection) -> Stream | None:
+def stream_of(connection: Connection) -> ClientSocket | None:
     manager = connection._manager
     assert isinstance(manager, RemoteManager)
-    return manager._stream
+    return manager._socket
 
 
 def is_connected(connection: Connection) -> bool:

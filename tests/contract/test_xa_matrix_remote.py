@@ -18,10 +18,10 @@ import xaqueue
 from support.served import PATIENCE_S, ServerThread
 from support.xa_table import CASES, Stage, X, answer_of, bring_to, call_on
 from xaqueue.errors import DatabaseError, Error, RolledBack
-from xaqueue.rpc import dial
-from xaqueue.rpc.client import RemoteManager
-from xaqueue.rpc.stream import Stream
-from xaqueue.rpc.wire import error_of, message_of, xid_of, xid_to
+from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.client.socket import ClientSocket
+from xaqueue.rpc.wire import error_of, message_of, xid_of
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.xa import Code, Flag, Vote
@@ -36,37 +36,37 @@ class AskedSession:
         self._open(served)
         (made,) = served.call(lambda: served.server.sessions - before)
         self.space: Space = served.space
-        self.number: int = made.peer.session.number
+        self.number: int = made.caller.session.number
 
     def _open(self, served: ServerThread) -> None:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         made.connect(str(served.path))
-        self._stream = Stream(made, PATIENCE_S)
+        self._socket = ClientSocket(made, PATIENCE_S)
         self.ask("hello")
 
     def ask(self, method: str, *params: Any) -> Any:
-        answer = self._stream.request(method, params)
-        if answer.error is not None:
-            raise error_of(answer.error)
-        return answer.result
+        error, result = self._socket.request(method, params)
+        if error is not None:
+            raise error_of(error)
+        return result
 
     def start(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
-        self.ask("start", xid_to(xid), int(flags), timeout_s)
+        self.ask("start", xid, int(flags), timeout_s)
 
     def end(self, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
-        self.ask("end", xid_to(xid), int(flags))
+        self.ask("end", xid, int(flags))
 
     def prepare(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
-        return Vote(self.ask("prepare", xid_to(xid), int(flags)))
+        return Vote(self.ask("prepare", xid, int(flags)))
 
     def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
-        self.ask("commit", xid_to(xid), int(flags))
+        self.ask("commit", xid, int(flags))
 
     def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
-        self.ask("rollback", xid_to(xid), int(flags))
+        self.ask("rollback", xid, int(flags))
 
     def forget(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
-        self.ask("forget", xid_to(xid), int(flags))
+        self.ask("forget", xid, int(flags))
 
     def recover(self, count: int, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
         return [xid_of(value) for value in self.ask("recover", count, int(flags))]
@@ -79,16 +79,16 @@ class AskedSession:
         return None if answer is None else message_of(answer)
 
     def close(self) -> None:
-        self._stream.close()
+        self._socket.close()
 
 
-class RidingSession(AskedSession):
+class PipelinedSession(AskedSession):
     """The same through the client that everybody uses."""
 
     def _open(self, served: ServerThread) -> None:
-        self.manager: RemoteManager = dial.manager(served.url)
-        assert self.manager._stream is not None
-        self._stream = self.manager._stream
+        self.manager: RemoteManager = remote_manager(served.url)
+        assert self.manager._socket is not None
+        self._socket = self.manager._socket
 
     def start(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
         self.manager.start(xid, flags, timeout_s)
@@ -129,7 +129,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     made.stop()
 
 
-@pytest.fixture(params=[AskedSession, RidingSession])
+@pytest.fixture(params=[AskedSession, PipelinedSession])
 def stage(request: pytest.FixtureRequest, served: ServerThread) -> Iterator[Stage]:
     kind: Callable[[ServerThread], AskedSession] = request.param
     caller, other = kind(served), kind(served)
@@ -177,5 +177,5 @@ def test_call_in_state(stage: Stage, case: dict[str, Any]) -> None:
         assert code is Code.XA_RBTIMEOUT
     else:
         assert code == expected["val"]
-    refused_ride = isinstance(stage.caller, RidingSession) and stage.caller.manager._why is not None
-    assert stage.state() == ("B4" if refused_ride and case["state"] == "B1" else expected["to"])
+    refused_pipelined = isinstance(stage.caller, PipelinedSession) and stage.caller.manager._branch.why is not None
+    assert stage.state() == ("B4" if refused_pipelined and case["state"] == "B1" else expected["to"])

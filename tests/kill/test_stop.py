@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import msgpack
 import pytest
 
 import xaqueue
@@ -21,7 +22,7 @@ from support.served import ServerThread
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, RolledBack
 from xaqueue.rpc import wire
-from xaqueue.rpc.limits import Limits
+from xaqueue.rpc.server.limits import Limits
 from xaqueue.space.owner import open as attach_room
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.xa import Code, Outcome
@@ -248,7 +249,7 @@ def ask_until_nobody_reads(deaf: socket.socket) -> None:
     deaf.settimeout(0.2)
     with suppress(TimeoutError):
         while True:
-            deaf.sendall(wire.request(1, "echo", [b"x" * 100_000]))
+            deaf.sendall(msgpack.packb([wire.REQUEST, 1, "echo", [b"x" * 100_000]]))
 
 
 @pytest.mark.parametrize("sync", ["FDATASYNC;DSYNC", "JOURNAL"])
@@ -256,7 +257,7 @@ def test_a_commit_that_is_under_way_is_answered(
     root: Path, tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = ServerThread(root, tmp_path / "socket", sync=sync)
-    served.server.hub._apart_until = math.inf  # the loop goes on while the disk is waited for
+    served.server.scheduler._apart_until = math.inf  # the loop goes on while the disk is waited for
     held, go_on = threading.Event(), threading.Event()
     name = "sync_data"
     harden = getattr(DirectoryFileSystem, name)
@@ -318,12 +319,12 @@ def test_calls_that_were_not_begun_are_not_done(root: Path, tmp_path: Path) -> N
         client.connect(str(tmp_path / "socket"))
         client.settimeout(PATIENCE_S)
         calls = [
-            wire.notification("start", [xid]),
-            wire.request(1, "echo", []),
-            wire.request(2, "dequeue", ["orders", {"wait_s": PATIENCE_S}]),
-            wire.notification("enqueue", ["orders", b"x"]),
-            wire.notification("end", [xid]),
-            wire.request(3, "commit", [xid, 0x40000000]),
+            msgpack.packb([wire.NOTIFICATION, "start", [xid]]),
+            msgpack.packb([wire.REQUEST, 1, "echo", []]),
+            msgpack.packb([wire.REQUEST, 2, "dequeue", ["orders", {"wait_s": PATIENCE_S}]]),
+            msgpack.packb([wire.NOTIFICATION, "enqueue", ["orders", b"x"]]),
+            msgpack.packb([wire.NOTIFICATION, "end", [xid]]),
+            msgpack.packb([wire.REQUEST, 3, "commit", [xid, 0x40000000]]),
         ]
         client.sendall(b"".join(calls))
         unpacker = wire.unpacker(2**20)

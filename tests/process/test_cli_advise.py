@@ -17,7 +17,7 @@ from support.doubtful import run
 from support.served import ServerThread
 from support.tm_left import CONFIG, Left, leave
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.rpc import dial
+from xaqueue.rpc.client.connect import remote_manager
 from xaqueue.space.engine.heuristics import decide
 from xaqueue.space.engine.operator_log import forget
 from xaqueue.space.owner.open import attach
@@ -117,7 +117,7 @@ def test_a_participant_that_remembers_its_outcome_proves_it_without_the_log(tmp_
         words = ("indoubt", "advise", left.gtrid, "--tm", config, "--json")
         told = json.loads(run(*words, code=ExitCode.NOTHING))
         assert (told["answer"], told["log"]["says"]) == ("cannot know", "unread")
-        manager = dial.manager(url)
+        manager = remote_manager(url)
         manager.commit(left.xid("ledger"))
         manager.close()
         told = json.loads(run(*words))

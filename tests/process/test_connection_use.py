@@ -29,7 +29,7 @@ from support.served import ServerThread
 from xaqueue import errors
 from xaqueue.connection import Connection
 from xaqueue.errors import InterfaceError, InvalidArgument, OperationalError, SpaceInUse
-from xaqueue.rpc.async_connection import AsyncConnection
+from xaqueue.rpc.client.asyncio import AsyncConnection
 from xaqueue.space.owner import open
 from xaqueue.tm.manager import TransactionManager
 from xaqueue.xa import Outcome
@@ -310,7 +310,7 @@ def test_closing_does_not_wait_for_a_server_that_is_gone(root: Path, tmp_path: P
 
 def test_a_directory_that_is_served_is_reached_through_its_server(root: Path) -> None:
     with serving(root) as url, xaqueue.connect(root) as connection:
-        assert connection._manager._stream is not None  # type: ignore[attr-defined]
+        assert connection._manager._socket is not None  # type: ignore[attr-defined]
         put(connection, b"x")
         with xaqueue.connect(f'datadir="{root}",qspace="space"', create=True, sync="NONE") as other:
             assert drain(other) == [b"x"]

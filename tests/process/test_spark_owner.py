@@ -20,7 +20,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 import xaqueue
 from xaqueue.endpoint import UNIX_PATH_LIMIT_BYTES
 from xaqueue.errors import SpaceError, SpaceInUse
-from xaqueue.rpc.client import RemoteManager
+from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.owner import open as attach_room
 from xaqueue.space.owner.open import Owner, is_owned, read_owner
 from xaqueue.spark import owner as owner_room

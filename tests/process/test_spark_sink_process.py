@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.sink_scene import Scene, as_bytes, texts
-from xaqueue.rpc.client import RemoteManager
+from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.owner.open import read_owner
 from xaqueue.spark import branches, owner
 from xaqueue.xa import Flag, Vote

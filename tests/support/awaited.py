@@ -15,7 +15,7 @@ import xaqueue
 from support.contract_connection import PATIENCE_S
 from support.served import ServerThread
 from xaqueue.message import Message, MessageId
-from xaqueue.rpc.async_connection import AsyncConnection
+from xaqueue.rpc.client.asyncio import AsyncConnection
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 
@@ -121,7 +121,7 @@ class Facade:
         """The socket is gone, and nobody said good-bye."""
 
         async def cut() -> None:
-            stream = self.connection._connection._manager._stream  # type: ignore[attr-defined]
+            stream = self.connection._connection._manager._socket  # type: ignore[attr-defined]
             if stream is not None:
                 stream.close()
 

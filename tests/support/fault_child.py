@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 import xaqueue
-from xaqueue.rpc import reach  # noqa: F401 loaded while there are descriptors
+from xaqueue import endpoint  # noqa: F401 loaded while there are descriptors
 from xaqueue.space.owner.open import attach
 from xaqueue.xid import Xid
 

@@ -15,10 +15,10 @@ from typing import Any
 import xaqueue
 from support.contract_connection import QUEUES
 from xaqueue.connection import Connection
-from xaqueue.rpc import dial
-from xaqueue.rpc.doors import Listen
-from xaqueue.rpc.limits import Limits
-from xaqueue.rpc.server import Server
+from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.server.limits import Limits
+from xaqueue.rpc.server.listeners import ListenConfig
+from xaqueue.rpc.server.server import Server
 from xaqueue.space.engine import heuristics
 from xaqueue.space.engine.state import Space
 from xaqueue.space.owner import open as attach_room
@@ -38,7 +38,7 @@ class ServerThread:
         *,
         sync: str | None = None,
         limits: Limits | None = None,
-        listen: Listen | None = None,
+        listen: ListenConfig | None = None,
     ) -> None:
         self.root = root
         self.path = path
@@ -50,7 +50,7 @@ class ServerThread:
             server = Server(root, sync=sync, limits=limits)
             await server.recover()
             try:
-                await server.doors.listen(replace(listen or Listen(), unix=(path,)))
+                await server.listen(replace(listen or ListenConfig(), unix=(path,)))
             except BaseException:
                 await server.give_up()
                 raise
@@ -152,7 +152,7 @@ class RemoteHost:
             return self._server
 
     def connect(self) -> Connection:
-        connection = Connection(dial.manager(self.server.url, connect_s=CONNECT_S), fresh_id)
+        connection = Connection(remote_manager(self.server.url, connect_s=CONNECT_S), fresh_id)
         self._connections.append(connection)
         return connection
 

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from support.served import ServerThread
-from xaqueue.rpc import dial
+from xaqueue.rpc.client.connect import remote_manager
 from xaqueue.space.owner import open as attach_room
 from xaqueue.spark import sink
 from xaqueue.spark.sink import BatchWriter, Prepared, StreamWriter
@@ -86,11 +86,11 @@ class Scene:
         return [self.task(writer, table, number=number, partition=n) for n, table in enumerate(tables)]
 
     def bodies(self, space: int = 0, queue: str = "orders") -> list[bytes]:
-        with closing(dial.manager(self.servers[space].url)) as manager:
+        with closing(remote_manager(self.servers[space].url)) as manager:
             return sorted(message.body for message in manager.browse(queue))
 
     def in_doubt(self, space: int = 0) -> int:
-        with closing(dial.manager(self.servers[space].url)) as manager:
+        with closing(remote_manager(self.servers[space].url)) as manager:
             return len(manager.recover(1000, Flag.STARTRSCAN | Flag.ENDRSCAN))
 
     def stop(self) -> None:

@@ -22,7 +22,7 @@ from xaqueue.space.owner.open import attach
 from xaqueue.storage.ids import fresh_id
 
 if TYPE_CHECKING:
-    from xaqueue.rpc.client import RemoteManager
+    from xaqueue.rpc.client.manager import RemoteManager
 
 SPACE_VARIABLE = "XAQUEUE_SPACE"
 CONNECT_S = 1.0
@@ -87,7 +87,7 @@ def paths_of(ctx: typer.Context, space: str | None) -> str:
 
 def served_at(location: Location) -> str:
     """The URL under which the space is served now; empty where no server owns it."""
-    from xaqueue.rpc import reach
+    from xaqueue.rpc.client import reach
 
     return location.url or reach.served_at(location.directory)
 
@@ -106,9 +106,9 @@ def owned(directory: str, *, watch: bool = False) -> Iterator[Session]:
 @contextmanager
 def remote(url: str) -> Iterator[RemoteManager]:
     """A session with a server. Raises ConnectionLost, InvalidArgument."""
-    from xaqueue.rpc import dial
+    from xaqueue.rpc.client.connect import remote_manager
 
-    manager = dial.manager(url, connect_s=CONNECT_S)
+    manager = remote_manager(url, connect_s=CONNECT_S)
     try:
         yield manager
     finally:

@@ -27,7 +27,7 @@ from xaqueue.space.offline.reader import QueueReader
 from xaqueue.storage.ids import fresh_id
 
 if TYPE_CHECKING:
-    from xaqueue.rpc.client import RemoteManager
+    from xaqueue.rpc.client.manager import RemoteManager
 
 LINES_A_BRANCH = 200
 TABLE_ROWS = 100
@@ -266,14 +266,14 @@ def _whole(file: Path | None) -> bytes:
 
 def _why_none(manager: Session | RemoteManager, queue: str, chosen: bool) -> str:
     """Why a get came to nothing: what the queue has, and why nobody is given it now."""
-    from xaqueue.rpc import server_status
+    from xaqueue.rpc.methods import service
 
     found = QueueStatus(queue, "", "", 0, None)
     with suppress(Error):  # who may not ask learns the rest
         if isinstance(manager, Session):
-            queues = server_status.queue_list(manager.space)
+            queues = service.queue_list(manager.space)
         else:
-            queues = server_status.status_of(manager.status()).queues
+            queues = service.status_of(manager.status()).queues
         found = next((one for one in queues if one.name == queue), found)
     waiting = [
         (found.in_doubt, "held by branches in doubt (`xaqueue indoubt list`)"),

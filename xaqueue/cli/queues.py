@@ -115,7 +115,7 @@ def _print_ended(ended: Reservation) -> None:
 
 def _found(location: Location) -> list[QueueStatus]:
     if location.url:
-        from xaqueue.rpc.server_status import status_of
+        from xaqueue.rpc.methods.service import status_of
 
         with remote(location.url) as manager:
             return status_of(manager.status()).queues

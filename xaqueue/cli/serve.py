@@ -14,11 +14,11 @@ from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import JsonOption, SpaceOption, directory_of, location_of, remote, served_at
 from xaqueue.errors import InvalidArgument, ResourceFailed
-from xaqueue.rpc.limits import NEVER_S, Limits
+from xaqueue.rpc.server.limits import NEVER_S, Limits
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
-    from xaqueue.rpc.client import RemoteManager
+    from xaqueue.rpc.client.manager import RemoteManager
 
 LOOK_S = 0.2
 SAY_S = 10.0
@@ -33,13 +33,15 @@ def serve(
         list[Path] | None, typer.Option("--unix", metavar="PATH", help="A Unix socket; DIR/socket without it.")
     ] = None,
     socket_mode: Annotated[str, typer.Option(metavar="MODE", help="Of the Unix sockets: 600, 660 or 666.")] = "600",
-    tls: Annotated[list[str] | None, typer.Option("--tls", metavar=_PLACE, help="Listen there with TLS.")] = None,
+    tls: Annotated[list[str] | None, typer.Option("--tls", metavar=_PLACE, help="ListenConfig there with TLS.")] = None,
     cert: Annotated[str | None, typer.Option(metavar=_FILE, help="The server's certificate, for --tls.")] = None,
     key: Annotated[str | None, typer.Option(metavar=_FILE, help="Its key, if not in the same file.")] = None,
     client_ca: Annotated[
         str | None, typer.Option(metavar=_FILE, help="Take only clients with a certificate signed by one of these.")
     ] = None,
-    tcp: Annotated[list[str] | None, typer.Option("--tcp", metavar=_PLACE, help="Listen there without TLS.")] = None,
+    tcp: Annotated[
+        list[str] | None, typer.Option("--tcp", metavar=_PLACE, help="ListenConfig there without TLS.")
+    ] = None,
     token_file: Annotated[
         str | None, typer.Option(metavar=_FILE, help="Without an [access] table: whoever shows this token is let in.")
     ] = None,
@@ -73,11 +75,11 @@ def serve(
     new work is taken, active branches are rolled back, and prepared ones stay in doubt.
     Where its disk fails it ends with exit code 5: start it again, which reads the disk anew.
     """
-    from xaqueue.rpc.doors import Listen, with_default
-    from xaqueue.rpc.server import run
+    from xaqueue.rpc.server.listeners import ListenConfig, with_default
+    from xaqueue.rpc.server.server import run
 
     directory = Path(directory_of(ctx, space))
-    listen = Listen(
+    listen = ListenConfig(
         unix=tuple(unix or ()),
         unix_mode=_mode(socket_mode),
         tcp=tuple(tcp or ()),

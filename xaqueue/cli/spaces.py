@@ -63,7 +63,7 @@ def status(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = No
 
 
 def _served_status(url: str, json: bool) -> None:
-    from xaqueue.rpc.server_status import status_of
+    from xaqueue.rpc.methods.service import status_of
 
     with remote(url) as manager:
         fields = manager.status()

@@ -2,7 +2,7 @@
 
     request       [0, id, method, params]   id: 0 to 2**32-1, chosen by the client
     response      [1, id, error, result]    error: nil, or a map
-    notification  [2, method, params]       has no answer: it rides with the next request
+    notification  [2, method, params]       has no answer: it is pipelined with the next request
 
     xid           [format id, gtrid, bqual]
     flags         as in xa.h, an unsigned 32-bit number
@@ -16,9 +16,10 @@ next request is not carried out, and that request is answered with the failure. 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple, Self, TypeVar
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -43,8 +44,11 @@ DEEPEST = 16
 """Lists and maps within each other in a parameter."""
 LONGEST_MESSAGE = 4000
 """Characters of an error's message."""
+PAGE = 1000
+"""Messages or xids of one answer, at most."""
 
 T = TypeVar("T", list[Any], dict[Any, Any])
+D = TypeVar("D")
 
 
 class MalformedFrame(Error):
@@ -53,7 +57,7 @@ class MalformedFrame(Error):
     code = Code.XAER_INVAL
 
 
-class Call(NamedTuple):
+class CallFrame(NamedTuple):
     """What a client sends; ``id`` is None in a notification."""
 
     id: int | None
@@ -61,22 +65,12 @@ class Call(NamedTuple):
     params: list[Any]
 
 
-class Answer(NamedTuple):
+class AnswerFrame(NamedTuple):
     """What a server sends; ``error`` is None, or a map."""
 
     id: int
     error: Any
     result: Any
-
-
-def request(number: int, method: str, params: Sequence[Any]) -> bytes:
-    packed: bytes = msgpack.packb((REQUEST, number, method, params))
-    return packed
-
-
-def notification(method: str, params: Sequence[Any]) -> bytes:
-    packed: bytes = msgpack.packb((NOTIFICATION, method, params))
-    return packed
 
 
 def response(number: int, error: Mapping[str, Any] | None, result: Any) -> bytes:
@@ -89,19 +83,53 @@ def unpacker(limit_bytes: int) -> msgpack.Unpacker:
     return msgpack.Unpacker(raw=False, strict_map_key=True, max_buffer_size=limit_bytes)
 
 
-class CallUnpacker(msgpack.Unpacker):  # type: ignore[misc]
-    """To feed with what a client sends; it yields what ``call_of`` takes. Raises ValueError, UnpackException.
+class CallUnpacker:
+    """Makes frames, which ``call_of`` takes, of what a client sends.
 
     A list takes its room as soon as its header is read, and one byte can stand for a value of a hundred: so lists are
-    short, and the values of a frame are counted while it is read.
+    short, and the values of a frame are limited. One that is shorter than FRAME_VALUES bytes cannot have more; those of
+    a longer one are counted while it is read.
     """
 
-    def __new__(cls, limit_bytes: int) -> Self:
-        made: Self = super().__new__(cls)
-        return made
-
     def __init__(self, limit_bytes: int) -> None:
-        left = self._left = [FRAME_VALUES]
+        self._limits = {
+            "raw": False,
+            "strict_map_key": True,
+            "max_buffer_size": limit_bytes + CHUNK_BYTES,
+            "max_bin_len": limit_bytes,
+            "max_array_len": LONGEST_LIST,
+            "max_map_len": FRAME_VALUES,
+        }
+        self._fed_bytes = self._base = 0
+        """In all, and before the unpacker of now was made."""
+        self._part = b""
+        """What has come of a frame that is not whole yet, where it may be a short one."""
+        self._left: list[int] | None = None
+        """Of a long frame: how many values it may have yet."""
+        self._unpacker = msgpack.Unpacker(**self._limits)
+
+    def frames(self, data: bytes) -> list[tuple[Any, int]]:
+        """The frames that are whole now, each with its end in all that was fed. Raises ValueError, UnpackException."""
+        if self._left is None and len(self._part) + len(data) > FRAME_VALUES:
+            self._count_values()
+        self._fed_bytes += len(data)
+        unpacker, left, base = self._unpacker, self._left, self._base
+        unpacker.feed(data)
+        found = []
+        for frame in unpacker:
+            found.append((frame, base + unpacker.tell()))
+            if left is not None:
+                left[0] = FRAME_VALUES
+        rest = self._fed_bytes - found[-1][1] if found else None
+        if left is None:
+            self._part = self._part + data if rest is None else data[len(data) - rest :]
+        elif rest == 0:
+            self._base, self._left, self._unpacker = self._fed_bytes, None, msgpack.Unpacker(**self._limits)
+        return found
+
+    def _count_values(self) -> None:
+        """Begins the frame that is not whole yet anew."""
+        left = [FRAME_VALUES]
 
         def count(made: T) -> T:  # no method: an unpacker that refers to itself would keep its buffer until it is found
             left[0] -= len(made)
@@ -109,22 +137,13 @@ class CallUnpacker(msgpack.Unpacker):  # type: ignore[misc]
                 raise ValueError(f"more than {FRAME_VALUES} values in one frame")
             return made
 
-        room = limit_bytes + CHUNK_BYTES
-        limits = {
-            "max_buffer_size": room,
-            "max_bin_len": limit_bytes,
-            "max_array_len": LONGEST_LIST,
-            "max_map_len": FRAME_VALUES,
-        }
-        super().__init__(raw=False, strict_map_key=True, list_hook=count, object_hook=count, **limits)
-
-    def __next__(self) -> Any:
-        frame = super().__next__()
-        self._left[0] = FRAME_VALUES
-        return frame
+        self._left = left
+        self._unpacker = msgpack.Unpacker(list_hook=count, object_hook=count, **self._limits)
+        self._unpacker.feed(self._part)
+        self._base, self._part = self._fed_bytes - len(self._part), b""
 
 
-def call_of(frame: Any) -> Call:
+def call_of(frame: Any) -> CallFrame:
     """Raises MalformedFrame."""
     shape = tuple(map(type, frame)) if type(frame) is list else None
     number = None
@@ -135,32 +154,32 @@ def call_of(frame: Any) -> Call:
     else:
         wanted = "[0, id, method, params] or [2, method, params] is wanted"
         raise MalformedFrame(f"{_short(frame)} is no request: {wanted}")
-    if _is_deeper(params, DEEPEST):
-        raise MalformedFrame(f"parameters of {method[:60]!r} are nested more than {DEEPEST} deep")
-    return Call(number, method, params)
+    for value in params:
+        if type(value) in _NESTED and _is_deeper(value, DEEPEST - 1):
+            raise MalformedFrame(f"parameters of {method[:60]!r} are nested more than {DEEPEST} deep")
+    return CallFrame(number, method, params)
 
 
 _REQUESTED, _NOTIFIED = (int, int, str, list), (int, str, list)
 """By type: patterns take twice as long, and a transaction has five frames."""
 
 
-def _is_deeper(values: Iterable[Any], levels: int) -> bool:
+_NESTED = (list, dict)
+
+
+def _is_deeper(nested: list[Any] | dict[Any, Any], levels: int) -> bool:
     """Whether there is a list or map below that many levels."""
-    for value in values:
-        if type(value) is dict:
-            value = value.values()
-        elif type(value) is not list:
-            continue
-        if not levels or _is_deeper(value, levels - 1):
+    for value in nested.values() if type(nested) is dict else nested:
+        if type(value) in _NESTED and (not levels or _is_deeper(value, levels - 1)):
             return True
     return False
 
 
-def answer_of(frame: Any) -> Answer:
+def answer_of(frame: Any) -> AnswerFrame:
     """Raises MalformedFrame."""
     match frame:
         case [1, int(number), error, result] if error is None or isinstance(error, dict):
-            return Answer(number, error, result)
+            return AnswerFrame(number, error, result)
     raise MalformedFrame(f"{_short(frame)} is no response: [1, id, error, result] is wanted")
 
 
@@ -170,10 +189,6 @@ def _short(frame: Any) -> str:
 
 
 # Values
-
-
-def xid_to(xid: Xid) -> tuple[int, bytes, bytes]:
-    return xid.format_id, xid.gtrid, xid.bqual
 
 
 def xid_of(value: Any) -> Xid:
@@ -199,6 +214,36 @@ def flags_of(value: Any) -> Flag:
     return Flag(value)
 
 
+def text_of(name: str, value: Any) -> str:
+    """Raises InvalidArgument."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} {value!r} is refused: a string is wanted")
+    return value
+
+
+def seconds_of(name: str, value: Any) -> float | None:
+    """Raises InvalidArgument."""
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 <= value < float("inf"):
+        raise InvalidArgument(f"{name} {value!r} is refused: seconds from 0 are wanted")
+    return float(value)
+
+
+def options_of(value: Any, method: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """Raises InvalidArgument."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"options of {method} are refused: a map with names as keys is wanted")
+    for name in value:
+        if not isinstance(name, str):
+            raise InvalidArgument(f"options of {method} are refused: a map with names as keys is wanted")
+        if name not in names:
+            raise InvalidArgument(f"{name!r} is not an option of {method}: {', '.join(names)}")
+    return value
+
+
 def message_to(message: Message) -> tuple[bytes, str, int, dict[str, Any], bytes]:
     return message.message_id, message.queue, message.seq, property_map(message.properties), message.body
 
@@ -212,26 +257,73 @@ def message_of(value: Any) -> Message:
         raise MalformedFrame(f"{_short(value)} is no message: {error}") from None
 
 
+# Dataclasses: a map of their fields, each in its own wire form
+
+
+def encode(value: Any) -> Any:
+    """The wire form of a dataclass, a list of them, or a plain value."""
+    if is_dataclass(value):
+        return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, list | tuple):
+        return [encode(inner) for inner in value]
+    return value
+
+
+def decode(kind: type[D], value: Any) -> D:
+    """The dataclass that a map of its fields stands for, or a list of them in their order. Raises MalformedFrame.
+
+    Fields that it has not, of a later version, are passed over; those with a default may be missing.
+    """
+    try:
+        return cast(D, _decoded(kind, value))
+    except (TypeError, ValueError, InvalidArgument) as error:
+        raise MalformedFrame(f"{str(value)[:60]} is no {kind.__name__}: {error!r}") from None
+
+
+def _decoded(hint: Any, value: Any) -> Any:
+    inner = get_args(hint)
+    if type(None) in inner:
+        return None if value is None else _decoded(inner[0], value)
+    if hint is Xid:
+        return xid_of(value)
+    if is_dataclass(hint) and isinstance(hint, type):
+        hints = _hints(hint)
+        given = dict(zip(hints, value, strict=True)) if isinstance(value, list | tuple) else value
+        return hint(**{name: _decoded(hints[name], given[name]) for name in hints if name in given})
+    if inner:  # list[X], or a tuple of as many
+        several = [_decoded(inner[0], one) for one in value]
+        return several if get_origin(hint) is list else tuple(several)
+    wanted = getattr(hint, "__supertype__", hint)
+    if not isinstance(value, wanted):
+        raise TypeError(f"{_short(value)} stands where {wanted.__name__} is wanted")
+    return value
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
 # Errors
 
 
-def error_to(error: Error, ride: str | None = None) -> dict[str, Any]:
-    """The map that stands for an error; ``ride``: the notification that failed."""
-    told = {
+def error_to(error: Error, pipelined: str | None = None) -> dict[str, Any]:
+    """The map that stands for an error; ``pipelined``: the notification that failed."""
+    made = {
         "code": int(error.code),
         "name": error.code.name,
         "error": type(error).__name__,
         "message": str(error)[:LONGEST_MESSAGE],
     }
-    if ride is not None:
-        told["ride"] = ride
-    return told
+    if pipelined is not None:
+        made["ride"] = pipelined
+    return made
 
 
-def error_of(told: Mapping[str, Any]) -> Error:
+def error_of(given: Mapping[str, Any]) -> Error:
     """The error that a map stands for; of a class that is not known here, by its code."""
-    message, code = str(told.get("message", "")), _code_of(told.get("code"))
-    kind = _CLASSES.get(str(told.get("error")), _BY_CODE.get(code, DatabaseError))
+    message, code = str(given.get("message", "")), _code_of(given.get("code"))
+    kind = _CLASSES.get(str(given.get("error")), _BY_CODE.get(code, DatabaseError))
     if code.name.startswith("XA_RB") and not issubclass(kind, RolledBack):
         kind = RolledBack
     if kind in (RolledBack, HeuristicOutcome):
@@ -253,17 +345,9 @@ _CLASSES: dict[str, type[Any]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Error)
 }
 _BY_CODE: dict[Code, type[Any]] = {
-    Code.XA_RETRY: errors.RetryLater,
-    Code.XA_HEURMIX: HeuristicOutcome,
-    Code.XA_HEURRB: HeuristicOutcome,
-    Code.XA_HEURCOM: HeuristicOutcome,
-    Code.XA_HEURHAZ: HeuristicOutcome,
-    Code.XAER_ASYNC: errors.AsyncNotSupported,
-    Code.XAER_RMERR: errors.ResourceError,
-    Code.XAER_NOTA: errors.UnknownXid,
-    Code.XAER_INVAL: InvalidArgument,
-    Code.XAER_PROTO: errors.ProtocolError,
-    Code.XAER_RMFAIL: errors.ResourceFailed,
-    Code.XAER_DUPID: errors.DuplicateXid,
-    Code.XAER_OUTSIDE: errors.OutsideTransaction,
-}
+    kind.code: kind
+    for kind in (
+        *(errors.RetryLater, errors.AsyncNotSupported, errors.ResourceError, errors.UnknownXid, InvalidArgument),
+        *(errors.ProtocolError, errors.ResourceFailed, errors.DuplicateXid, errors.OutsideTransaction),
+    )
+} | {code: HeuristicOutcome for code in Code if code.name.startswith("XA_HEUR")}

@@ -15,7 +15,7 @@ from itertools import count
 
 from xaqueue.batch import HOME_DIGITS, ONE_SPACE, SEVERAL_SPACES, Batch
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, RolledBack
-from xaqueue.rpc.client import RemoteManager
+from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.spark.sink_columns import Row
 from xaqueue.xa import Code, Vote
 from xaqueue.xid import Xid

@@ -18,7 +18,7 @@ from operator import itemgetter
 
 from xaqueue.batch import Batch, Decision, Plan
 from xaqueue.errors import InvalidArgument, OperationalError, UnknownXid
-from xaqueue.rpc.client import RemoteManager
+from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.model.format import read_format
 from xaqueue.spark.sink_options import Space
 from xaqueue.spark.way_on import queues_read, way_on

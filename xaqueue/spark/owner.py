@@ -19,9 +19,9 @@ from typing import Any
 
 from xaqueue.endpoint import Scheme, parse
 from xaqueue.errors import ConnectionLost, OperationalError, SpaceError, SpaceInUse
-from xaqueue.rpc import dial
-from xaqueue.rpc.client import RemoteManager
-from xaqueue.rpc.stream import Stream
+from xaqueue.rpc.client.connect import dial, hello_of, remote_manager
+from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.client.socket import ClientSocket
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner.open import RECOVERING, Owner, is_owned, read_owner
 from xaqueue.spark.places import last_words, log_of, open_log, socket_of
@@ -46,7 +46,7 @@ def reach(path: str | os.PathLike[str], server: str | None = None, *, patience_s
     no space or for which no server can be started, SpaceInUse for an owner that serves nobody, ConnectionLost.
     """
     if server:
-        return dial.manager(server, connect_s=patience_s)
+        return remote_manager(server, connect_s=patience_s)
     root = Path(path).absolute()
     read_format(root, is_expected=True)
     found = _Finder(root)
@@ -63,13 +63,13 @@ class _Finder:
     """Epoch of an owner that serves nobody, and when it was seen first."""
     failures: int = 0
 
-    def dial(self) -> Stream:
+    def dial(self) -> ClientSocket:
         """Raises ConnectionLost where it is worth another try."""
         self.url = self._find()
-        return dial.dial(parse(self.url))
+        return dial(parse(self.url))
 
     def hello(self) -> dict[str, Any]:
-        return dial.hello_of(parse(self.url))
+        return hello_of(parse(self.url))
 
     def _find(self) -> str:
         if not is_owned(self.root):

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from xaqueue.batch import Batch, Decision, Plan
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.rpc.client import RemoteManager
+from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner.open import read_definitions
 from xaqueue.spark import deciding, owner

@@ -28,7 +28,7 @@ from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.journal import Journal
 from xaqueue.storage.journal_format import Entry
-from xaqueue.storage.scheduling import THREADS, Baton, Threads
+from xaqueue.storage.scheduling import THREADS, Threads, Waiter
 
 PARALLEL_SYNCS = 8
 """Files of one step that are synced at a time; more does not help one disk."""
@@ -74,10 +74,10 @@ class Step:
         self.error: Error | None = None
         self.done = False
         self.lead = False
-        self._woken: Baton | None = None
+        self._woken: Waiter | None = None
 
-    def expect(self, baton: Baton) -> None:
-        self._woken = baton
+    def expect(self, waiter: Waiter) -> None:
+        self._woken = waiter
 
     def wake(self) -> None:
         if self._woken is not None:
@@ -178,15 +178,15 @@ class Barrier:
             if self.failure is not None:
                 raise self._failed()
             if self._leading:
-                step.expect(self._waiting.baton())
+                step.expect(self._waiting.waiter())
             else:
                 step.lead = self._leading = True
             self._gathering.append(step)
         try:
             self._sleep(step)
             if step.lead and not step.done:
-                self._waiting.linger()
-                self._waiting.lead(self._lead)
+                self._waiting.yield_once()
+                self._waiting.run_rounds(self._lead)
         except BaseException as error:
             self._break_off(step, error)
         if step.error is not None:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Baton(Protocol):
+class Waiter(Protocol):
     """What one waits for and another hands over, once."""
 
     def acquire(self, *, timeout: float = -1) -> bool:
@@ -36,7 +36,7 @@ class Condition(Protocol):
 class Threads:
     """Every waiting caller is a thread."""
 
-    def baton(self) -> Baton:
+    def waiter(self) -> Waiter:
         lock = threading.Lock()
         lock.acquire()
         return lock
@@ -44,11 +44,11 @@ class Threads:
     def condition(self, lock: threading.Lock) -> Condition:
         return threading.Condition(lock)
 
-    def linger(self) -> None:
-        """Before a round is led: others who are about to come may come first. Threads come while the round syncs."""
+    def yield_once(self) -> None:
+        """Before rounds are run: others who are about to come may come first. Threads come while the round syncs."""
 
-    def lead(self, rounds: Callable[[], None]) -> None:
-        """Leads rounds of the barrier, each as slow as the disk is."""
+    def run_rounds(self, rounds: Callable[[], None]) -> None:
+        """Runs rounds of the barrier, each as slow as the disk is."""
         rounds()
 
     def run(self, call: Callable[[], T]) -> T:

@@ -27,8 +27,8 @@ from xaqueue.errors import (
     ProtocolError,
     UnknownXid,
 )
-from xaqueue.rpc import dial
-from xaqueue.rpc.operator_client import RemoteOperator
+from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.methods.operators import RemoteOperator
 from xaqueue.space.engine.operator_log import forgotten
 from xaqueue.space.model import layout
 from xaqueue.xid import Xid
@@ -167,7 +167,7 @@ def test_looking_and_deciding_beside_others_that_work(server: ServerThread) -> N
 
     worker = threading.Thread(target=work)
     worker.start()
-    manager = dial.manager(server.url)
+    manager = remote_manager(server.url)
     operator = RemoteOperator(manager)
     decided = 0
     while worker.is_alive():
@@ -226,7 +226,7 @@ def test_a_lost_answer_is_told_as_such() -> None:
 def test_parameters_that_are_wrong_are_refused_and_nothing_is_done(
     server: ServerThread, method: str, params: tuple[object, ...]
 ) -> None:
-    manager = dial.manager(server.url)
+    manager = remote_manager(server.url)
     with pytest.raises(InvalidArgument):
         manager.call(method, *params)
     assert listed("--space", server.url)[0]["state"] == "in doubt"
@@ -236,7 +236,7 @@ def test_parameters_that_are_wrong_are_refused_and_nothing_is_done(
 def test_queues_and_release_of_a_stream(server: ServerThread, space: str) -> None:
     for number in range(9):
         run("put", "letters", str(number))
-    manager = dial.manager(server.url)
+    manager = remote_manager(server.url)
     manager.reserve("letters", "query#1", 0, 4)
     manager.consume("letters", "query#1", 4)
     manager.reserve("letters", "query#1", 4, 7)
@@ -258,7 +258,7 @@ def test_release_of_a_queue_that_was_read_and_written_further(server: ServerThre
     """What the stream has written before it was lost is removed as the stream would have, and nothing else is."""
     for number in range(9):
         run("put", "letters", str(number))
-    manager = dial.manager(server.url)
+    manager = remote_manager(server.url)
     manager.reserve("letters", "query#1", 0, 4)
     manager.consume("letters", "query#1", 4, archive)
     manager.close()

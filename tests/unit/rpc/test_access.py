@@ -23,14 +23,14 @@ import xaqueue
 from support.certificates import Authority, Certificate, private
 from support.raw_client import HungUp, RawClient, Refused
 from support.served import ServerThread
+from xaqueue.access import Identity
 from xaqueue.connection import Connection
 from xaqueue.endpoint import parse
 from xaqueue.errors import AccessDenied, ConnectionLost, Error, InvalidArgument, RolledBack
-from xaqueue.rpc import dial
-from xaqueue.rpc.client import RemoteManager
-from xaqueue.rpc.doors import Listen
-from xaqueue.rpc.identity import Identity
-from xaqueue.rpc.limits import Limits
+from xaqueue.rpc.client.connect import context_of, dial
+from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.server.limits import Limits
+from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.space.owner import open as attach_room
 from xaqueue.xid import Xid
 
@@ -91,7 +91,7 @@ def start(root: Path, tmp_path: Path) -> Iterator[Start]:
 
     def begin(roles: str = ROLES, limits: Limits | None = None, **listen: object) -> ServerThread:
         attach_room.write_definitions(root, QUEUES + roles)
-        given = Listen(**listen)  # type: ignore[arg-type]
+        given = ListenConfig(**listen)  # type: ignore[arg-type]
         made.append(ServerThread(root, tmp_path / "socket", sync="NONE", limits=limits, listen=given))
         return made[-1]
 
@@ -107,7 +107,7 @@ def closing() -> Iterator[ExitStack]:
 
 
 def url_of(server: ServerThread, scheme: str, **options: object) -> str:
-    (url,) = [url for url in server.server.doors.urls if url.startswith(f"{scheme}://")]
+    (url,) = [url for url in server.server.listeners.urls if url.startswith(f"{scheme}://")]
     query = "&".join(f"{name}={value}" for name, value in options.items())
     return f"{url}?{query}" if query else url
 
@@ -120,7 +120,9 @@ def tls_of(certificate: Certificate, client_ca: Path | None = None) -> dict[str,
 
 def as_user(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Whoever comes over the Unix socket is one of these, and not the owner."""
-    monkeypatch.setattr("xaqueue.rpc.doors.unix_peer", lambda _: Identity(tuple(f"user:{name}" for name in names)))
+    monkeypatch.setattr(
+        "xaqueue.rpc.server.listeners.unix_peer", lambda _: Identity(tuple(f"user:{name}" for name in names))
+    )
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -315,9 +317,9 @@ def test_a_port_with_tls_is_no_port_without(
     server = start(tcp=("127.0.0.1:0",), **tls_of(certificate))
     plain, secured = url_of(server, "xaq"), url_of(server, "xaqs")
     with pytest.raises(ConnectionLost, match="see its log, and whether it speaks TLS there"):
-        dial.dial(parse(plain.replace("xaq:", "xaqs:") + f"?ca={ours.ca}"))
+        dial(parse(plain.replace("xaq:", "xaqs:") + f"?ca={ours.ca}"))
     with pytest.raises(ConnectionLost):
-        RemoteManager(partial(dial.dial, parse(secured.replace("xaqs:", "xaq:"))), connect_s=0)
+        RemoteManager(partial(dial, parse(secured.replace("xaqs:", "xaq:"))), connect_s=0)
     until(lambda: "it does not speak TLS: this is a port for xaqs://" in logged(caplog))
 
 
@@ -409,7 +411,7 @@ if os.geteuid() == 0 and SETRESUID:  # or nobody else can be
     def test_another_user_is_known_by_the_kernel(root: Path, roles: str, mode: int, told: str) -> None:
         attach_room.write_definitions(root, QUEUES + roles)
         path = Path(f"/tmp/xaqueue-test-{os.getpid()}.socket")  # nobody can go through pytest's directories
-        server = ServerThread(root, path, sync="NONE", listen=Listen(unix_mode=mode))
+        server = ServerThread(root, path, sync="NONE", listen=ListenConfig(unix_mode=mode))
         try:
             made = connected_as_nobody(path)
             if isinstance(made, OSError):
@@ -677,15 +679,15 @@ def test_it_may_be_opened_on_purpose(start: Start) -> None:
 )
 def test_options_that_do_not_go_together_are_refused(listen: dict[str, object], complaint: str) -> None:
     with pytest.raises(InvalidArgument, match=complaint):
-        Listen(**listen)  # type: ignore[arg-type]
+        ListenConfig(**listen)  # type: ignore[arg-type]
 
 
 def test_no_context_of_a_client_is_without_checks(ours: Authority) -> None:
-    context = dial.context_of(parse(f"xaqs://localhost:1?ca={ours.ca}"))
+    context = context_of(parse(f"xaqs://localhost:1?ca={ours.ca}"))
     assert context is not None
     assert context.check_hostname
     assert context.verify_mode is ssl.CERT_REQUIRED
-    assert dial.context_of(parse("xaq://localhost:1")) is None
+    assert context_of(parse("xaq://localhost:1")) is None
 
 
 def test_every_refusal_is_an_error_of_ours() -> None:

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xaqueue.access import NEEDS, NO_TABLE, ON_QUEUES, Policy, Right, Role, check_exposure
+from xaqueue.access import NEEDS, NO_TABLE, ON_QUEUES, Identity, Policy, Right, Role, check_exposure, token_name
 from xaqueue.errors import AccessDenied, InvalidArgument
-from xaqueue.rpc.identity import Identity, token_name
-from xaqueue.rpc.methods import METHODS
+from xaqueue.rpc.methods.table import METHODS
 from xaqueue.space.model.definitions import parse
 from xaqueue.xid import LOCAL_FORMAT_ID
 

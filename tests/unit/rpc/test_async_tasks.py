@@ -16,7 +16,7 @@ from support.contract_connection import PATIENCE_S, QUEUES
 from support.served import ServerThread
 from xaqueue.errors import ConnectionLost, InterfaceError, InvalidArgument, UnknownQueue
 from xaqueue.message import Message
-from xaqueue.rpc.doors import Listen
+from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.space.owner import open as attach_room
 
 
@@ -149,7 +149,7 @@ def test_browses_that_were_broken_off_are_closed(served: ServerThread, runner: a
                 assert (await anext(browsing)).body == b"0"
                 await browsing.aclose()
             (session,) = served.call(lambda: [*served.server.sessions])
-            assert len(session.peer.browses) <= 1
+            assert len(session.caller.browses) <= 1
 
     runner.run(work())
 
@@ -185,9 +185,9 @@ def test_over_a_network_one_connection_is_kept(root: Path, tmp_path: Path, runne
     authority = Authority(tmp_path, "ours")
     certificate = authority.issue("127.0.0.1")
     place = ("127.0.0.1:0",)
-    listen = Listen(cert=str(certificate.cert), key=str(certificate.key), tls=place, tcp=place, insecure=True)
+    listen = ListenConfig(cert=str(certificate.cert), key=str(certificate.key), tls=place, tcp=place, insecure=True)
     served = ServerThread(root, tmp_path / "socket", sync="NONE", listen=listen)
-    (url,) = [url for url in served.server.doors.urls if url.startswith(f"{scheme}:")]
+    (url,) = [url for url in served.server.listeners.urls if url.startswith(f"{scheme}:")]
 
     async def work() -> None:
         async with await xaqueue.connect_async(url + (f"?ca={authority.ca}" if scheme == "xaqs" else "")) as connection:
@@ -210,7 +210,7 @@ def test_an_answer_that_takes_too_long_loses_the_connection(served: ServerThread
     async def work() -> None:
         async with await xaqueue.connect_async(served.url) as connection:
             await connection.enqueue("orders", b"x")
-            connection._connection._manager._stream._timeout_s = 0.05  # type: ignore[attr-defined]
+            connection._connection._manager._socket._timeout_s = 0.05  # type: ignore[attr-defined]
             with Held(served), pytest.raises(ConnectionLost, match="no answer within"):
                 await connection.dequeue("orders")
             await connection.rollback()

@@ -12,7 +12,7 @@ from support.contract_batches import SCAN, batch, bodies, prepared
 from support.cutting_proxy import Cut, CuttingProxy
 from support.served import ServerThread
 from xaqueue.errors import OutcomeUnknown
-from xaqueue.rpc import dial
+from xaqueue.rpc.client.connect import remote_manager
 from xaqueue.space.owner import open as attach_room
 
 CUTS = [Cut(*point, when) for point in product(("request", "answer"), (1, 2)) for when in ("before", "within", "after")]
@@ -36,11 +36,11 @@ def proxy(server: ServerThread, tmp_path: Path) -> Iterator[CuttingProxy]:
 @pytest.mark.parametrize("verb", ["commit_all", "rollback_all", "decision"])
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_it_is_asked_again(server: ServerThread, proxy: CuttingProxy, cut: Cut, verb: str) -> None:
-    beside = dial.manager(server.url)
+    beside = remote_manager(server.url)
     xids = [prepared(beside, bqual, batch()) for bqual in ("a", "b")]
     prepared(beside, "failed", batch())
     proxy.arm(cut)
-    manager = dial.manager(proxy.url)
+    manager = remote_manager(proxy.url)
     if verb == "commit_all":
         decision = manager.commit_all(batch(), xids)
         assert decision.xids == tuple(xids)
@@ -57,7 +57,7 @@ def test_it_is_asked_again(server: ServerThread, proxy: CuttingProxy, cut: Cut, 
 
 
 def test_a_server_that_is_gone_for_good_leaves_it_unknown(server: ServerThread) -> None:
-    manager = dial.manager(server.url, connect_s=0.05)
+    manager = remote_manager(server.url, connect_s=0.05)
     xid = prepared(manager, "a", batch())
     server.stop()
     with pytest.raises(OutcomeUnknown, match="call commit_all again"):

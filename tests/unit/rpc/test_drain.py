@@ -19,8 +19,8 @@ from xaqueue.cli.main import app
 from xaqueue.connection import Connection
 from xaqueue.errors import DuplicateXid, InvalidArgument, RolledBack
 from xaqueue.message import Message
-from xaqueue.rpc import dial
-from xaqueue.rpc.client import RemoteManager
+from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.owner import open as attach_room
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
@@ -47,7 +47,7 @@ def connection(served: ServerThread) -> Iterator[Connection]:
 
 @pytest.fixture
 def manager(served: ServerThread) -> Iterator[RemoteManager]:
-    made = dial.manager(served.url)
+    made = remote_manager(served.url)
     yield made
     made.close()
 

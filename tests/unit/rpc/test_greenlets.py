@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from xaqueue.rpc import greenlets
-from xaqueue.rpc.greenlets import Hub
+from xaqueue.rpc.server import scheduler
+from xaqueue.rpc.server.scheduler import Scheduler
 
 
 def leaders(*rounds: Callable[[], None]) -> list[bool]:
@@ -18,22 +18,22 @@ def leaders(*rounds: Callable[[], None]) -> list[bool]:
     led: list[bool] = []
 
     async def main() -> None:
-        hub = Hub(asyncio.get_running_loop())
+        scheduler_ = Scheduler(asyncio.get_running_loop())
         over = asyncio.Event()
 
-        def lead() -> None:
+        def run() -> None:
             for done in rounds:
 
                 def perform(done: Callable[[], None] = done) -> None:
-                    led.append(hub.is_here())
+                    led.append(scheduler_.is_here())
                     done()
 
-                hub.lead(perform)
+                scheduler_.run_rounds(perform)
             over.set()
 
-        hub.spawn(lead).switch()
+        scheduler_.spawn(run).switch()
         await asyncio.wait_for(over.wait(), 60)
-        hub.close()
+        scheduler_.close()
 
     asyncio.run(main())
     return led
@@ -52,27 +52,27 @@ def test_after_a_slow_round_a_thread_leads_for_a_while(monkeypatch: pytest.Monke
 
         return pass_by
 
-    brief, slow, rest = takes(greenlets.BRIEF_S / 2), takes(greenlets.BRIEF_S * 2), takes(greenlets.APART_S)
+    brief, slow, rest = takes(scheduler.BRIEF_S / 2), takes(scheduler.BRIEF_S * 2), takes(scheduler.APART_S)
     assert leaders(brief, slow, nothing, rest, nothing) == [True, True, False, False, True]
 
 
 def test_the_loop_goes_on_while_a_thread_leads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(greenlets, "BRIEF_S", -1.0)
+    monkeypatch.setattr(scheduler, "BRIEF_S", -1.0)
 
     async def main() -> None:
-        hub = Hub(asyncio.get_running_loop())
+        scheduler_ = Scheduler(asyncio.get_running_loop())
         turned, over = threading.Event(), asyncio.Event()
 
-        def lead() -> None:
-            hub.lead(lambda: None)
-            hub.lead(lambda: waited.append(turned.wait(60)))
+        def run() -> None:
+            scheduler_.run_rounds(lambda: None)
+            scheduler_.run_rounds(lambda: waited.append(turned.wait(60)))
             over.set()
 
         waited: list[bool] = []
-        hub.spawn(lead).switch()
+        scheduler_.spawn(run).switch()
         turned.set()
         await asyncio.wait_for(over.wait(), 60)
         assert waited == [True]
-        hub.close()
+        scheduler_.close()
 
     asyncio.run(main())

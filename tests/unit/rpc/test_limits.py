@@ -19,10 +19,9 @@ from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.endpoint import parse
 from xaqueue.errors import ConnectionLost, InvalidArgument, ResourceFailed, RolledBack
-from xaqueue.rpc import dial
-from xaqueue.rpc.client import RemoteManager
-from xaqueue.rpc.limits import FRAME_OVERHEAD_BYTES, LEAST, Limits
-from xaqueue.rpc.patience import Patience
+from xaqueue.rpc.client.connect import dial
+from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.server.limits import FRAME_OVERHEAD_BYTES, LEAST, Limits, PeerTimeouts
 from xaqueue.space.owner import open as attach_room
 from xaqueue.xa import Flag
 
@@ -120,7 +119,7 @@ def test_so_many_sessions_are_taken(start: Start, caplog: pytest.LogCaptureFixtu
     server = start(sessions=2)
     first, second = xaqueue.connect(server.url), xaqueue.connect(server.url)
     with pytest.raises(ResourceFailed, match="2 sessions are open, which is the limit: try again later"):
-        RemoteManager(lambda: dial.dial(parse(server.url)), connect_s=0)
+        RemoteManager(lambda: dial(parse(server.url)), connect_s=0)
     assert "is refused: 2 sessions are open" in logged(caplog)
     first.close()
     xaqueue.connect(server.url).close()
@@ -165,38 +164,38 @@ def test_a_request_over_the_limit_ends_its_session_alone(start: Start, caplog: p
         assert other.call("echo", 1) == 1
 
 
-# Patience itself
+# The timeouts themselves
 
 
 LIMITS = Limits(login_s=10, stalled_s=60, session_idle_s=3600)
 
 
-def lost(patience: Patience, now: float, *, admitted: bool = True, idle: bool = True, unread: int = 0) -> bool:
-    return patience.lost(now, LIMITS, admitted=admitted, idle=idle, unread=unread) is not None
+def lost(timeouts: PeerTimeouts, now: float, *, admitted: bool = True, idle: bool = True, unread: int = 0) -> bool:
+    return timeouts.exceeded(now, LIMITS, admitted=admitted, idle=idle, unread=unread) is not None
 
 
 def test_patience_with_the_time_of_each_thing() -> None:
-    assert not lost(Patience(0.0), 10, admitted=False)
-    assert lost(Patience(0.0), 11, admitted=False)
-    assert not lost(Patience(0.0), 3600)
-    assert lost(Patience(0.0), 3601)
-    patience = Patience(0.0)
-    patience.hear(50, whole=False)
-    assert not lost(patience, 110)
-    assert lost(patience, 111)
-    patience.hear(111, whole=True)
-    assert not lost(patience, 1000)
-    assert not lost(patience, 100_000, idle=False)
-    assert not lost(patience, 103_600)
-    assert lost(patience, 103_601)
+    assert not lost(PeerTimeouts(0.0), 10, admitted=False)
+    assert lost(PeerTimeouts(0.0), 11, admitted=False)
+    assert not lost(PeerTimeouts(0.0), 3600)
+    assert lost(PeerTimeouts(0.0), 3601)
+    timeouts = PeerTimeouts(0.0)
+    timeouts.hear(50, whole=False)
+    assert not lost(timeouts, 110)
+    assert lost(timeouts, 111)
+    timeouts.hear(111, whole=True)
+    assert not lost(timeouts, 1000)
+    assert not lost(timeouts, 100_000, idle=False)
+    assert not lost(timeouts, 103_600)
+    assert lost(timeouts, 103_601)
 
 
 def test_patience_with_answers_that_are_read_slowly() -> None:
-    patience = Patience(0.0)
+    timeouts = PeerTimeouts(0.0)
     for now, unread in ((0, 1000), (50, 900), (100, 800), (150, 800), (160, 900)):
-        assert not lost(patience, now, unread=unread)
-    assert lost(patience, 161, unread=900)
-    assert not lost(patience, 162, unread=0)
+        assert not lost(timeouts, now, unread=unread)
+    assert lost(timeouts, 161, unread=900)
+    assert not lost(timeouts, 162, unread=0)
 
 
 def test_the_largest_request_grows_with_the_largest_body_unless_it_was_given() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from xaqueue.errors import InvalidArgument
-from xaqueue.rpc.notify import ALIVE, READY, Notifier
+from xaqueue.rpc.server.systemd import ALIVE, READY, Notifier
 
 PATIENCE_S = 60.0
 
@@ -29,18 +29,18 @@ def systemd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[st
 
 def test_states_arrive_together(systemd: tuple[str, socket.socket]) -> None:
     name, listening = systemd
-    Notifier({"NOTIFY_SOCKET": name}).tell(READY, "STATUS=serving dätå")
+    Notifier({"NOTIFY_SOCKET": name}).notify(READY, "STATUS=serving dätå")
     assert listening.recv(4096) == "READY=1\nSTATUS=serving dätå".encode()
 
 
 def test_nobody_asked_and_nobody_is_told() -> None:
     notifier = Notifier({"WATCHDOG_USEC": "1000"})
-    notifier.tell(READY)
+    notifier.notify(READY)
     assert notifier.watchdog_s is None
 
 
 def test_that_nobody_listens_stops_no_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).tell(READY)
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).notify(READY)
     assert "systemd is not told READY=1" in caplog.text
 
 

@@ -17,18 +17,18 @@ import pytest
 import xaqueue
 from support.certificates import Authority
 from support.served import PATIENCE_S, ServerThread
+from xaqueue.access import Identity
 from xaqueue.connection import Connection
 from xaqueue.endpoint import parse
 from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, RolledBack
-from xaqueue.rpc import dial
-from xaqueue.rpc.client import RemoteManager
-from xaqueue.rpc.doors import Listen
-from xaqueue.rpc.identity import Identity
-from xaqueue.rpc.limits import Limits
-from xaqueue.rpc.methods import CURSORS
-from xaqueue.rpc.stream import Stream
-from xaqueue.rpc.tls import server_context
-from xaqueue.rpc.tls_layer import TlsLayer
+from xaqueue.rpc.client.connect import dial
+from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.client.socket import ClientSocket
+from xaqueue.rpc.credentials import server_context
+from xaqueue.rpc.methods.messages import CURSORS
+from xaqueue.rpc.server.limits import Limits
+from xaqueue.rpc.server.listeners import ListenConfig
+from xaqueue.rpc.server.tls import TlsLayer
 from xaqueue.space.engine import state as space_room
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
@@ -45,7 +45,9 @@ EVERY_DOOR = ("embedded", "served")
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[ServerThread]:
     create(tmp_path / "space", sync="NONE", any_queue=True)
-    made = ServerThread(tmp_path / "space", tmp_path / "socket", listen=Listen(tcp=("127.0.0.1:0",), insecure=True))
+    made = ServerThread(
+        tmp_path / "space", tmp_path / "socket", listen=ListenConfig(tcp=("127.0.0.1:0",), insecure=True)
+    )
     yield made
     made.stop()
 
@@ -105,7 +107,7 @@ def test_an_enqueue_that_is_interrupted_takes_none_of_those_before_it_along(serv
             connection.enqueue("q", body)
         manager = connection._manager
         assert isinstance(manager, RemoteManager)
-        stream = manager._stream
+        stream = manager._socket
         assert stream is not None
         real = stream._socket
         stream._socket = StruckSocket(real, sent)
@@ -127,7 +129,7 @@ def test_a_dequeue_that_is_interrupted_consumes_nothing(served: ServerThread) ->
         manager = connection._manager
         assert isinstance(manager, RemoteManager)
         connection.dequeue("other")
-        stream = manager._stream
+        stream = manager._socket
         assert stream is not None
         real = stream._socket
         stream._socket = StruckSocket(real, 1000)
@@ -147,8 +149,8 @@ def test_a_server_that_is_full_says_so_to_a_client_that_is_late(tmp_path: Path) 
     create(tmp_path / "space", sync="NONE")
     server = ServerThread(tmp_path / "space", tmp_path / "socket", limits=Limits(sessions=1))
 
-    def late() -> Stream:
-        stream = dial.dial(parse(server.url))
+    def late() -> ClientSocket:
+        stream = dial(parse(server.url))
         assert isinstance(stream._socket, socket.socket)
         deadline = time.monotonic() + PATIENCE_S
         while not is_hung_up(stream._socket):
@@ -171,7 +173,7 @@ def is_hung_up(made: socket.socket) -> bool:
 
 def test_a_server_asks_a_tcp_peer_that_vanished(served: ServerThread) -> None:
     """One that waits for a message is idle for as long as it likes, and would keep what it holds for ever."""
-    (url,) = (url for url in served.server.doors.urls if url.startswith("xaq://"))
+    (url,) = (url for url in served.server.listeners.urls if url.startswith("xaq://"))
     with xaqueue.connect(url):
         (session,) = served.server.sessions
         made = session._transport.get_extra_info("socket")

@@ -17,8 +17,8 @@ from support.contract_connection import PATIENCE_S, QUEUES, put
 from support.served import ServerThread
 from xaqueue.cli.main import app
 from xaqueue.connection import Connection
-from xaqueue.rpc import dial
-from xaqueue.rpc.server_status import status_of
+from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.methods.service import status_of
 from xaqueue.rpc.wire import MalformedFrame
 from xaqueue.space.engine import heuristics
 from xaqueue.space.offline import inspect
@@ -46,7 +46,7 @@ def connection(served: ServerThread) -> Iterator[Connection]:
 
 
 def told(served: ServerThread) -> dict[str, Any]:
-    manager = dial.manager(served.url)
+    manager = remote_manager(served.url)
     try:
         return manager.status()
     finally:
@@ -66,7 +66,7 @@ def fill(connection: Connection, served: ServerThread) -> None:
         connection.close()
         connection = xaqueue.connect(served.url)
     assert connection.dequeue("orders") is not None
-    connection._manager._stream.close()  # type: ignore[attr-defined]
+    connection._manager._socket.close()  # type: ignore[attr-defined]
 
 
 def test_it_is_what_the_directory_tells(served: ServerThread, connection: Connection) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.rpc import sockets
-from xaqueue.rpc.sockets import keep_alive, listen_tcp, listen_unix, remove_unix, unix_peer, unix_user
+from xaqueue.rpc.client.socket import keep_alive
+from xaqueue.rpc.server import listeners
+from xaqueue.rpc.server.listeners import listen_tcp, listen_unix, remove_unix, unix_peer, unix_user
 
 PATIENCE_S = 60.0
 
@@ -144,8 +145,8 @@ def test_of_servers_that_start_at_once_over_a_dead_ones_socket_one_serves(tmp_pa
 def test_a_directory_that_is_locked_by_another_is_said(
     tmp_path: Path, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "LOCK_PAUSE_S", 0.0)
-    held = sockets._lock_of(tmp_path)
+    monkeypatch.setattr(listeners, "LOCK_PAUSE_S", 0.0)
+    held = listeners._lock_of(tmp_path)
     closing.callback(held.release)
     with pytest.raises(OperationalError, match="is locked by another process"):
         listen_unix(tmp_path / "socket")

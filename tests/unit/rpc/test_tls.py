@@ -14,8 +14,7 @@ import pytest
 
 from support.certificates import Authority, Certificate, private
 from xaqueue.errors import InvalidArgument
-from xaqueue.rpc.secret_files import SECRET_LIMIT_BYTES, read_token
-from xaqueue.rpc.tls import client_context, explain, names_in, server_context
+from xaqueue.rpc.credentials import SECRET_LIMIT_BYTES, client_context, explain, names_in, read_token, server_context
 
 PATIENCE_S = 60.0
 TOKEN = "0123456789abcdef-a-token"

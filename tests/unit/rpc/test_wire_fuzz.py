@@ -27,8 +27,8 @@ from support.raw_client import JOIN, ONEPHASE, STARTRSCAN, SUCCESS, SUSPEND, Hun
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES
 from xaqueue.rpc import wire
-from xaqueue.rpc.limits import Limits
-from xaqueue.rpc.methods import METHODS
+from xaqueue.rpc.methods.table import METHODS
+from xaqueue.rpc.server.limits import Limits
 
 FRAMES = 100
 """Of one session."""
@@ -362,8 +362,7 @@ def test_a_frame_costs_little_more_room_than_its_bytes(name: str) -> None:
     def read() -> None:
         unpacker = wire.CallUnpacker(REQUEST_BYTES)
         for start in range(0, 4 * 2**20, 2**16):
-            unpacker.feed(data[start : start + 2**16] or bytes(2**16))
-            for frame in unpacker:
+            for frame, _ in unpacker.frames(data[start : start + 2**16] or bytes(2**16)):
                 wire.call_of(frame)
 
     tracemalloc.start()

@@ -32,8 +32,8 @@ from xaqueue.errors import (
     UnknownQueue,
     UnknownXid,
 )
-from xaqueue.rpc import dial
-from xaqueue.rpc.client import RemoteManager
+from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.owner import open as attach_room
 from xaqueue.spark import branches, deciding, sink
 from xaqueue.spark.way_on import way_on
@@ -344,7 +344,7 @@ def test_a_branch_that_is_gone_stops_the_batch(scene: Scene) -> None:
 
 
 def with_manager(scene: Scene, call: Callable[[RemoteManager], object]) -> None:
-    manager = dial.manager(scene.servers[0].url)
+    manager = remote_manager(scene.servers[0].url)
     try:
         call(manager)
     finally:

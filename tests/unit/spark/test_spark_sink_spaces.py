@@ -18,7 +18,7 @@ from support.served import ServerThread
 from support.sink_scene import QUERY, Scene, as_bytes, texts
 from xaqueue.batch import SEVERAL_SPACES, Batch
 from xaqueue.errors import InvalidArgument, OperationalError, UnknownXid
-from xaqueue.rpc.client import RemoteManager
+from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner import open as attach_room
 from xaqueue.spark import branches

@@ -14,7 +14,7 @@ import typer
 from xaqueue.cli import output, parameters
 from xaqueue.cli.indoubt import listing
 from xaqueue.cli.location import Location, reached, remote, served_at
-from xaqueue.rpc.operator_client import RemoteOperator
+from xaqueue.rpc.methods.operators import RemoteOperator
 from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.heuristics import Decision, check_text
 from xaqueue.space.engine.operator_log import Forgotten

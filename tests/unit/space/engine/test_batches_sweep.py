@@ -15,7 +15,8 @@ from support.contract_batches import PATIENCE_S, SCAN, batch, prepared
 from support.served import ServerThread
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Plan
 from xaqueue.errors import InvalidArgument, RetryLater
-from xaqueue.rpc import dial, timer
+from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.server import housekeeping
 from xaqueue.space.engine.batch_sweep import FORGET_EVERY_US, sweep
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import wall_clock
@@ -168,11 +169,11 @@ def test_its_age_is_defined(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_a_server_sweeps_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer, "SWEEP_S", 0.0)
+    monkeypatch.setattr(housekeeping, "SWEEP_S", 0.0)
     attach_room.create(tmp_path / "space", any_queue=True)
     server = ServerThread(tmp_path / "space", tmp_path / "socket")
     try:
-        manager = dial.manager(server.url)
+        manager = remote_manager(server.url)
         xid = prepared(manager, "a", batch())
         server.space.definitions = replace(server.space.definitions, sweep_after_s=-1)
         eventually(lambda: manager.outcome(xid) is Outcome.ROLLED_BACK)

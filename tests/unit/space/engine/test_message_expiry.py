@@ -15,7 +15,7 @@ from support.bare_space import BareSpace, bare_space
 from support.crash_level import NOON_US
 from support.served import ServerThread
 from xaqueue.errors import QueueReserved
-from xaqueue.rpc.server_status import queue_list
+from xaqueue.rpc.methods.service import queue_list
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import wall_clock

@@ -15,7 +15,8 @@ from support.bare_space import DURABLE, BareSpace
 from support.served import PATIENCE_S, ServerThread
 from xaqueue import connect
 from xaqueue.errors import InvalidArgument, QueueReserved, ResourceFailed, RetryLater
-from xaqueue.rpc import dial, greenlets
+from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.server import scheduler
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
@@ -158,7 +159,7 @@ def test_whoever_waits_for_the_archive_keeps_no_thread_from_those_who_harden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("SLOW_CALLS", 1), ("BRIEF_S", -1.0), ("APART_S", 3600.0)):
-        monkeypatch.setattr(greenlets, name, value)
+        monkeypatch.setattr(scheduler, name, value)
     make_dirs, begun = cleanup.make_dirs, threading.Event()
 
     def slow(fs: FileSystem, directory: str) -> None:
@@ -170,7 +171,7 @@ def test_whoever_waits_for_the_archive_keeps_no_thread_from_those_who_harden(
     monkeypatch.setattr(cleanup.Clearer, "_wake", lambda _: None)  # so that release has it all to do
     open.create(tmp_path / "space", sync="JOURNAL", any_queue=True)
     server = ServerThread(tmp_path / "space", tmp_path / "socket")
-    manager, released = dial.manager(server.url), threading.Event()
+    manager, released = remote_manager(server.url), threading.Event()
 
     def trade() -> None:
         with connect(server.url) as connection:

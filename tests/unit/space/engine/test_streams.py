@@ -14,8 +14,8 @@ from support.bare_space import ANY_QUEUE
 from support.served import ServerThread
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, QueueReserved, UnknownQueue
-from xaqueue.rpc import dial
-from xaqueue.rpc.client import RemoteManager
+from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
@@ -47,7 +47,7 @@ class Host:
     def _start(self) -> None:
         self.server = ServerThread(self.root, self.root.parent / "socket") if self.remote else None
         self.streams: Session | RemoteManager = (
-            dial.manager(self.server.url) if self.server is not None else open.attach(self.root)
+            remote_manager(self.server.url) if self.server is not None else open.attach(self.root)
         )
 
     def connect(self) -> Connection:

@@ -1,0 +1,135 @@
+"""The branch that a client's session is in, or has just left: how far it has come, as far as the client knows. No I/O.
+
+    NONE --start--> OPEN --prepare--> PREPARING --answered--> NONE
+                     |   --commit---> COMMITTING --answered--> NONE
+                     |
+                     +-- the connection was lost, or a pipelined call refused --> LOST
+                     +-- its pipelined start was refused -----------------------> NEVER_BEGAN
+
+In LOST the server has left the branch: it is over there, or can only be rolled back. A branch stays in PREPARING or
+COMMITTING where the answer got lost; nobody knows its outcome until the same call is made again, which asks for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, ResourceFailed, RolledBack
+from xaqueue.xa import Code
+from xaqueue.xid import Xid
+
+
+class _Key(Enum):
+    """An Enum that is looked up in the table at every call: hashed by identity, as C does it."""
+
+    __hash__ = object.__hash__
+
+
+class BranchProgress(_Key):
+    """How far the branch has come."""
+
+    NONE = "there is none"
+    OPEN = "nothing was asked of it but work"
+    NEVER_BEGAN = "its start was refused"
+    LOST = "the server has left it"
+    PREPARING = "its prepare was asked for, and not answered"
+    COMMITTING = "its commit was asked for, and not answered"
+
+
+class Verb(_Key):
+    """What is called for the branch, beside work."""
+
+    END = "end"
+    PREPARE = "prepare"
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+
+
+class Action(_Key):
+    """What a call does."""
+
+    ASK = "the server is asked, and its answer holds"
+    ASK_OUTCOME = "its answer got lost: the server is asked what became of it, and what was never done is done now"
+    ASK_WHERE_LEFT = "the server is asked; where it has none, or its lost session is in it still, it is rolled back"
+    ASK_UNTIL_LEFT = "the server is asked until its lost session is out of it; where it has none, it is rolled back"
+    REFUSE = "it is refused here"
+    NOTHING = "there is nothing to be done"
+
+
+P, V, A = BranchProgress, Verb, Action
+
+TRANSITIONS: dict[tuple[BranchProgress, Verb], tuple[Action, BranchProgress]] = {
+    (P.OPEN, V.END): (A.ASK, P.OPEN),
+    (P.OPEN, V.PREPARE): (A.ASK, P.PREPARING),
+    (P.OPEN, V.COMMIT): (A.ASK, P.COMMITTING),
+    (P.OPEN, V.ROLLBACK): (A.ASK, P.OPEN),
+    (P.NEVER_BEGAN, V.END): (A.REFUSE, P.NEVER_BEGAN),
+    (P.NEVER_BEGAN, V.PREPARE): (A.REFUSE, P.NEVER_BEGAN),
+    (P.NEVER_BEGAN, V.COMMIT): (A.REFUSE, P.NEVER_BEGAN),
+    (P.NEVER_BEGAN, V.ROLLBACK): (A.NOTHING, P.NONE),
+    (P.LOST, V.END): (A.REFUSE, P.LOST),
+    (P.LOST, V.PREPARE): (A.REFUSE, P.LOST),
+    (P.LOST, V.COMMIT): (A.REFUSE, P.LOST),
+    (P.LOST, V.ROLLBACK): (A.ASK_WHERE_LEFT, P.LOST),
+    (P.PREPARING, V.END): (A.ASK, P.PREPARING),
+    (P.PREPARING, V.PREPARE): (A.ASK_OUTCOME, P.PREPARING),
+    (P.PREPARING, V.COMMIT): (A.ASK, P.COMMITTING),
+    (P.PREPARING, V.ROLLBACK): (A.ASK_UNTIL_LEFT, P.PREPARING),
+    (P.COMMITTING, V.END): (A.ASK, P.COMMITTING),
+    (P.COMMITTING, V.PREPARE): (A.ASK, P.PREPARING),
+    (P.COMMITTING, V.COMMIT): (A.ASK_OUTCOME, P.COMMITTING),
+    (P.COMMITTING, V.ROLLBACK): (A.ASK, P.COMMITTING),
+}
+"""What a call does, and how far the branch is until it is answered. An answered prepare, commit or rollback ends it
+here; an error that was answered leaves it where it was before.
+"""
+
+
+@dataclass(slots=True)
+class RemoteBranch:
+    """One branch, from its start to the answer that ends it."""
+
+    xid: Xid | None = None
+    progress: BranchProgress = BranchProgress.NONE
+    why: Error | None = None
+    """What went wrong with it, or with the connection that it was on."""
+
+    def disconnect(self, lost: Error) -> None:
+        if self.xid is not None:
+            self.why = lost
+            if self.progress is BranchProgress.OPEN:
+                self.progress = BranchProgress.LOST
+
+    def fail(self, why: Error, pipelined: str) -> None:
+        """A pipelined call was refused."""
+        self.why, self.progress = why, BranchProgress.NEVER_BEGAN if pipelined == "start" else BranchProgress.LOST
+
+    def refusal(self) -> Error:
+        """Of more work; of a branch whose prepare or commit was not answered nobody knows what became."""
+        why, xid = self.why, self.xid
+        assert why is not None
+        if xid is not None and self.progress in (BranchProgress.PREPARING, BranchProgress.COMMITTING):
+            return unknown("prepare" if self.progress is BranchProgress.PREPARING else "commit", xid, why)
+        refused: Error
+        if isinstance(why, ResourceFailed):  # the same work again would fail as well
+            refused = ResourceFailed(str(why))
+        else:
+            code = Code.XA_RBCOMMFAIL if isinstance(why, ConnectionLost) else Code.XA_RBOTHER
+            if why.code >= Code.XA_RBROLLBACK:
+                code = why.code
+            refused = RolledBack(f"branch {xid} is rolled back: {why}", code)
+        refused.__cause__ = why
+        return refused
+
+
+def unknown(verb: str, xid: Xid, why: Error) -> OutcomeUnknown:
+    """The answer to this verb got lost."""
+    made = OutcomeUnknown(
+        f"{why}. Whether branch {xid} was {_DONE[verb]} is unknown: ask connection.outcome(xid), or call it again", xid
+    )
+    made.__cause__ = why
+    return made
+
+
+_DONE = {"prepare": "prepared", "commit": "committed", "rollback": "rolled back"}

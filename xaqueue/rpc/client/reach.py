@@ -1,0 +1,55 @@
+"""A directory's work goes to the server that has it, by itself; without one, this process opens the space."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from xaqueue.errors import ConnectionLost, InvalidArgument, SpaceError, SpaceInUse
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model.format import read_format
+from xaqueue.space.owner.open import attach, is_attached, read_owner
+from xaqueue.storage.hardening import Hardening
+from xaqueue.storage.owner_file import is_owned
+
+if TYPE_CHECKING:
+    from xaqueue.rpc.client.manager import RemoteManager
+
+
+def served_at(path: str | os.PathLike[str]) -> str:
+    """The URL under which the space is served now; empty where no server owns it."""
+    owner = read_owner(path)
+    return owner.endpoint if owner is not None and owner.endpoint and is_owned(path) else ""
+
+
+def session(directory: str, name: str | None, *, create: bool, sync: str | None) -> Session | RemoteManager:
+    """name: must be the space's, where given. Raises what ``xaqueue.connect`` does."""
+    url = "" if is_attached(directory) else served_at(directory)
+    try:
+        if not url:
+            return attach(directory, create_missing=create, sync=sync, name=name)
+    except SpaceInUse:
+        url = served_at(directory)  # by a server that has just come, perhaps
+        if not url:
+            raise
+    try:
+        return _served(directory, url, name, sync)
+    except ConnectionLost:
+        if served_at(directory):
+            raise
+    return attach(directory, create_missing=create, sync=sync, name=name)  # the server has just gone
+
+
+def _served(directory: str, url: str, name: str | None, sync: str | None) -> RemoteManager:
+    from xaqueue.rpc.client.connect import remote_manager  # who opens a directory needs no sockets
+
+    found = read_format(directory).name
+    if name not in (None, found):
+        raise SpaceError(f"{directory} is queue space {found!r}, not {name!r}")
+    wanted = None if sync is None else str(Hardening.parse(sync))
+    manager = remote_manager(url)
+    if wanted not in (None, manager.space["sync"]):
+        has = manager.space["sync"]
+        manager.close()
+        raise InvalidArgument(f"the space is served with {has} at {url}, not {sync}")
+    return manager

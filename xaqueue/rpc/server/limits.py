@@ -1,0 +1,105 @@
+"""What one server takes on at most, and how long it waits for one peer.
+
+Whatever is over a limit is refused or ended, alone, with a line in the log. Times are looked at now and then; a peer
+that goes on, however slowly, is waited for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+from xaqueue.errors import InvalidArgument
+
+FRAME_OVERHEAD_BYTES = 128 * 1024
+"""Of an enqueue beside its body: properties, and the frame itself."""
+UNAUTHENTICATED_BYTES = 64 * 1024
+"""What a peer may send before it was let in."""
+
+NEVER_S = 1e9
+"""Thirty years."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes in bytes, times in seconds; each at least what ``LEAST`` says. Raises InvalidArgument."""
+
+    request_bytes: int = 64 * 1024 * 1024 + FRAME_OVERHEAD_BYTES
+    """The largest request. Unless another one is given it grows with the space's max_body_bytes."""
+    request_memory_bytes: int = 256 * 1024 * 1024
+    """Of all sessions' requests that are received in part; at least one of the largest finds room."""
+    sessions: int = 1024
+    branches: int = 256
+    """Of one session: those it has begun that are neither prepared nor over."""
+    branch_idle_s: float = 180.0
+    """A branch that does nothing for longer is rolled back."""
+    session_idle_s: float = 3600.0
+    """A session that asks for nothing for longer is ended."""
+    login_s: float = 10.0
+    """For TLS, and then for the token, each."""
+    stalled_s: float = 60.0
+    """A peer may stop for so long in the middle of a request, or before it reads its answers."""
+    stop_s: float = 10.0
+    """A server that stops waits so long for peers to read their last answers."""
+    idle_exit_s: float = NEVER_S
+    """A server without any session for longer ends by itself."""
+
+    def for_bodies(self, body_bytes: int) -> Limits:
+        """With the default limit of a request, room for such a body."""
+        needed = body_bytes + FRAME_OVERHEAD_BYTES
+        is_default = self.request_bytes == Limits().request_bytes
+        return replace(self, request_bytes=needed) if is_default and needed > self.request_bytes else self
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            kinds = (int,) if isinstance(field.default, int) else (int, float)
+            least = LEAST[field.name]
+            if type(value) not in kinds or not least <= value < math.inf:
+                unit = "seconds" if field.name.endswith("_s") else "bytes" if field.name.endswith("_bytes") else "them"
+                raise InvalidArgument(f"limit {field.name} = {value!r}: at least {least:g} {unit} are wanted")
+
+
+LEAST: dict[str, float] = {
+    "request_bytes": FRAME_OVERHEAD_BYTES,
+    "request_memory_bytes": FRAME_OVERHEAD_BYTES,
+    "sessions": 1,
+    "branches": 1,
+    **dict.fromkeys(("branch_idle_s", "session_idle_s", "login_s", "stalled_s", "stop_s", "idle_exit_s"), 0.001),
+}
+
+
+class PeerTimeouts:
+    """How long one peer was waited for: to be let in, to go on, to read its answers, to want anything at all. Times are
+    the loop's.
+    """
+
+    __slots__ = ("_heard", "_opened", "_partial", "_read", "_unread")
+
+    def __init__(self, now: float) -> None:
+        self._opened = self._heard = self._read = now
+        self._partial = False
+        """It has sent a part of a request."""
+        self._unread = 0
+
+    def hear(self, now: float, *, whole: bool) -> None:
+        """Something came; ``whole``: that ends a request."""
+        self._heard = now
+        self._partial = not whole
+
+    def exceeded(self, now: float, limits: Limits, *, admitted: bool, idle: bool, unread: int) -> str | None:
+        """Why the peer is waited for no longer. idle: it is its turn. unread: bytes of answers that it has not read."""
+        if not idle:
+            self._heard = now
+        if unread < self._unread or not unread:
+            self._read = now
+        self._unread = unread
+        if not admitted and now - self._opened > limits.login_s:
+            return f"it has not shown who it is within {limits.login_s:g} s"
+        if now - self._read > limits.stalled_s:
+            return f"it has not read its answers for {limits.stalled_s:g} s"
+        if self._partial and now - self._heard > limits.stalled_s:
+            return f"it stopped in the middle of a request for {limits.stalled_s:g} s"
+        if now - self._heard > limits.session_idle_s:
+            return f"it has asked for nothing for {limits.session_idle_s:g} s"
+        return None

@@ -1,0 +1,165 @@
+"""Many sessions wait in one thread: each runs in a greenlet, and where it has to wait the event loop goes on.
+
+The engine's code is the same as under threads (``xaqueue.storage.scheduling``). A greenlet is never ended from outside:
+it runs on until its session is over. Whoever is no session's greenlet, the checkpointer's thread or the loop at its
+end, waits as a thread does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from greenlet import getcurrent, greenlet
+
+from xaqueue.storage.scheduling import THREADS, Condition, Threads, Waiter
+
+T = TypeVar("T")
+
+BRIEF_S = 0.005
+"""For how long a round of syncs may keep the loop."""
+APART_S = 0.25
+"""For how long a thread leads after one that took longer."""
+SLOW_CALLS = 8
+"""Threads for calls that may be slow."""
+
+
+class ScheduledTask(greenlet):
+    """The greenlet of one session; it is begun and resumed by the loop's."""
+
+    def __init__(self, run: Callable[[], None], scheduler: Scheduler) -> None:
+        super().__init__(run, scheduler.greenlet)
+        self.scheduler = scheduler
+
+
+class Scheduler(Threads):
+    """The loop that greenlets switch to. Made in the loop's thread, outside any task."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.greenlet = getcurrent()
+        self._thread = threading.get_ident()
+        self._pool: ThreadPoolExecutor | None = None
+        self._apart_until = 0.0
+
+    def spawn(self, run: Callable[[], None]) -> ScheduledTask:
+        """A task that has not begun yet: ``switch`` begins it, and returns when it waits."""
+        return ScheduledTask(run, self)
+
+    def is_here(self) -> bool:
+        """Whether this is the loop's thread."""
+        return threading.get_ident() == self._thread
+
+    def call_soon(self, call: Callable[[], object]) -> None:
+        """From any thread."""
+        if self.is_here():
+            self.loop.call_soon(call)
+        else:
+            self.loop.call_soon_threadsafe(call)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    # How the engine waits
+
+    def waiter(self) -> Waiter:
+        task = getcurrent()
+        return _TaskWaiter(task) if isinstance(task, ScheduledTask) else THREADS.waiter()
+
+    def condition(self, lock: threading.Lock) -> Condition:
+        return _Condition(lock, self)
+
+    def yield_once(self) -> None:
+        """One turn of the loop: what its other sockets have brought by then goes into the same round."""
+        task = getcurrent()
+        if isinstance(task, ScheduledTask):
+            self.loop.call_soon(task.switch)
+            self.greenlet.switch()
+
+    def run_rounds(self, rounds: Callable[[], None]) -> None:
+        """While the disk is quick, in the loop itself: to hand a round to a thread and back costs more than it takes.
+
+        After one that was not brief a thread leads them for a while, and the loop goes on meanwhile.
+        """
+        began = time.monotonic()
+        if began < self._apart_until:
+            self.run(rounds)
+            return
+        rounds()
+        ended = time.monotonic()
+        if ended - began > BRIEF_S:
+            self._apart_until = ended + APART_S
+
+    def run(self, call: Callable[[], T]) -> T:
+        task = getcurrent()
+        if not isinstance(task, ScheduledTask):
+            return call()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(SLOW_CALLS, thread_name_prefix="xaqueue-slow")
+        future: Future[T] = self._pool.submit(call)
+        waiter = _TaskWaiter(task)
+        future.add_done_callback(lambda _: waiter.release())
+        waiter.acquire()
+        return future.result()
+
+
+class _TaskWaiter:
+    """Handed to a task: it switches to the loop until then."""
+
+    __slots__ = ("_handed", "_task", "_waits")
+
+    def __init__(self, task: ScheduledTask) -> None:
+        self._task = task
+        self._handed = False
+        self._waits = False
+
+    def acquire(self, *, timeout: float = -1) -> bool:
+        if self._handed:
+            return True
+        scheduler = self._task.scheduler
+        timer = scheduler.loop.call_later(timeout, self._wake) if timeout >= 0 else None
+        self._waits = True
+        scheduler.greenlet.switch()
+        if timer is not None:
+            timer.cancel()
+        return self._handed
+
+    def release(self) -> None:
+        if self._handed:
+            raise RuntimeError("it was handed over before")
+        self._handed = True
+        self._task.scheduler.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        if self._waits:
+            self._waits = False
+            self._task.switch()
+
+
+class _Condition:
+    """``threading.Condition`` for tasks and threads alike, beside one lock."""
+
+    def __init__(self, lock: threading.Lock, scheduler: Scheduler) -> None:
+        self._lock = lock
+        self._scheduler = scheduler
+        self._waiting: dict[Waiter, None] = {}
+
+    def wait(self, timeout: float | None = None) -> bool:
+        waiter = self._scheduler.waiter()
+        self._waiting[waiter] = None
+        self._lock.release()
+        try:
+            return waiter.acquire(timeout=-1 if timeout is None else max(timeout, 0))
+        finally:
+            self._lock.acquire()
+            self._waiting.pop(waiter, None)
+
+    def notify_all(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for waiter in waiting:
+            waiter.release()

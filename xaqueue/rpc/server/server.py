@@ -1,0 +1,238 @@
+"""The server owns one space, and serves it to many sessions in one thread.
+
+The requests of one turn of the event loop share one round of the barrier. A session that ends, whoever ended it, rolls
+back its active branches and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from xaqueue.errors import ResourceFailed, SpaceInUse
+from xaqueue.rpc import wire
+from xaqueue.rpc.methods import service
+from xaqueue.rpc.server.authorizer import Authorizer
+from xaqueue.rpc.server.housekeeping import Housekeeping
+from xaqueue.rpc.server.limits import Limits
+from xaqueue.rpc.server.listeners import ListenConfig, Listeners
+from xaqueue.rpc.server.scheduler import Scheduler
+from xaqueue.rpc.server.session import ServerSession
+from xaqueue.rpc.server.systemd import READY, STOPPING, Notifier
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.owner.open import announce, attach
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+HANG_S = 5.0
+"""Behind the time that peers have: a fenced server that is still there then hangs."""
+
+log = logging.getLogger("xaqueue.server")
+
+
+class Server:
+    """Made within its event loop; ``serve`` runs it until ``stop`` or a signal."""
+
+    def __init__(self, root: Path, *, sync: str | None = None, limits: Limits | None = None) -> None:
+        self.root = root
+        self._sync = sync
+        self.limits = limits or Limits()
+        self.loop = asyncio.get_running_loop()
+        self.scheduler = Scheduler(self.loop)
+        self.space: Space
+        self._opening: asyncio.Future[Session]
+        self.sessions: set[ServerSession] = set()
+        self.listeners = Listeners(partial(ServerSession, self), self.limits)
+        self._housekeeping: Housekeeping
+        self.notifier = Notifier({})
+        """Whom it tells that it is ready, and that it stops."""
+        self.give_up_late: Callable[[], object] = lambda: None
+        """Called where it has not ended long after a fence: its disk may hang."""
+        self._stopping = asyncio.Event()
+        self._empty = asyncio.Event()
+
+    # What sessions ask
+
+    def refusal(self) -> str | None:
+        if self._stopping.is_set():
+            return "the server is stopping: connect again when it runs"
+        if len(self.sessions) >= self.limits.sessions:
+            return f"{len(self.sessions)} sessions are open, which is the limit: try again later"
+        return None
+
+    def authorizer(self, transport: asyncio.BaseTransport) -> Authorizer:
+        return Authorizer(self.space, self.listeners.identify(transport), self.listeners.trust)
+
+    def check_memory(self) -> None:
+        """One of the largest has room, with what was read behind it."""
+        limit = max(self.limits.request_memory_bytes, self.limits.request_bytes + wire.CHUNK_BYTES)
+        if sum(session.waiting_bytes for session in self.sessions) > limit:
+            max(self.sessions, key=lambda session: session.waiting_bytes).refuse_memory(limit)
+
+    def cut(self, key: bytes) -> None:
+        for session in list(self.sessions):
+            if session.caller.key == key:
+                session.cut()
+
+    def ended(self, session: ServerSession) -> None:
+        self.sessions.discard(session)
+        self._housekeeping.session_ended()
+        if not self.sessions:
+            self._empty.set()
+
+    def status(self) -> dict[str, Any]:
+        return service.status_in(self.space, self.root, len(self.sessions))
+
+    @property
+    def endpoint(self) -> str:
+        """Where commands on this machine find it."""
+        return self.listeners.urls[0] if self.listeners.urls else ""
+
+    # Its life
+
+    async def recover(self) -> None:
+        """Returns once those in doubt can be listed and finished; all messages are loaded behind that.
+
+        Raises SpaceInUse, SpaceError, InvalidArgument.
+        """
+        branches = asyncio.Event()
+
+        def answer(space: Space) -> None:
+            self.space = space
+            self.loop.call_soon_threadsafe(branches.set)
+
+        opened = partial(attach, self.root, sync=self._sync, waiting=self.scheduler, on_branches=answer)
+        self._opening = self.loop.run_in_executor(None, opened)
+        found = self.loop.create_task(branches.wait())
+        both: list[asyncio.Future[Any]] = [self._opening, found]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not branches.is_set():
+            found.cancel()
+            self.space = (await self._opening).space
+        if self.space.waiting is not self.scheduler:
+            (await self._opening).close()
+            raise SpaceInUse(f"{self.root} is open in this process already: close it there before it is served")
+        self.space.remembers_local = True
+        self.limits = self.limits.for_bodies(self.space.definitions.max_body_bytes)
+        self._housekeeping = Housekeeping(self.space, self.scheduler, self.limits, self.sessions, self.stop)
+
+    async def listen(self, config: ListenConfig) -> None:
+        """Raises InvalidArgument and OperationalError, and then some may be open already."""
+        await self.listeners.listen(config, knows_tokens=self.space.definitions.access.names_any("token"))
+
+    async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Answers until it is told to stop; then ends all sessions and closes the space.
+
+        So it does once the space is fenced, and then raises ResourceFailed: only a new start clears that.
+        """
+        for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # as nohup asks for
+            with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
+                self.loop.add_signal_handler(number, self.stop)
+        owner = await self._opening
+        announce(self.root, self.endpoint)
+        self._housekeeping.ready()
+        ready()
+        self.notifier.notify(READY, f"STATUS=serving {self.root} at {self.endpoint}")
+        self.space.barrier.when_fenced(self._leave_fenced)
+        alive = self.loop.create_task(self.notifier.stay_alive(self.is_well))
+        try:
+            await self._stopping.wait()
+        finally:
+            self.notifier.notify(STOPPING, "STATUS=stopping: what is active is rolled back")
+            await self._close(owner)
+            alive.cancel()
+        if self.space.barrier.fenced:
+            raise ResourceFailed(
+                f"{self.root} is fenced, as the log says, and no longer served: start the server again, which reads "
+                "the disk anew"
+            )
+
+    async def give_up(self) -> None:
+        """Closes the space before it was served."""
+        await self._close(await self._opening)
+
+    def is_well(self) -> bool:
+        """Whether starting it again is no help: it is not fenced."""
+        return self.space.read_only is not None or self.space.barrier.failure is None
+
+    def stop(self) -> None:
+        """No new work; active branches are rolled back. The second time, nobody waits for peers to read answers."""
+        if self._stopping.is_set():
+            log.warning("told to stop again: sessions are cut off")
+            self._cut_off()
+        self._stopping.set()
+
+    def _leave_fenced(self) -> None:
+        """In any thread. A loop that hangs in the kernel, or a close that does, does not keep the server."""
+        late = threading.Timer(self.limits.stop_s + HANG_S, self.give_up_late)
+        late.daemon = True
+        late.start()
+        with suppress(RuntimeError):  # the loop is over
+            self.loop.call_soon_threadsafe(self._stopping.set)
+
+    async def _close(self, owner: Session) -> None:
+        await self.listeners.close()
+        self._empty.clear()
+        for session in list(self.sessions):
+            session.stop()
+        if self.sessions:
+            deadline = self.loop.call_later(self.limits.stop_s, self._cut_off)
+            await self._empty.wait()
+            deadline.cancel()
+        await self._housekeeping.stop()
+        try:
+            owner.close()
+        finally:
+            self.scheduler.close()
+
+    def _cut_off(self) -> None:
+        for session in list(self.sessions):
+            session.cut()
+
+
+def run(
+    root: Path,
+    listen: ListenConfig,
+    *,
+    sync: str | None = None,
+    limits: Limits | None = None,
+    notify: bool = False,
+    give_up_late: Callable[[], object] = lambda: None,
+    ready: Callable[[list[str]], None] = lambda _: None,
+) -> None:
+    """Serves the space there until SIGTERM, SIGINT or SIGHUP. Raises ResourceFailed once it is fenced.
+
+    notify: whether systemd is told how far it is. give_up_late: ends the process of a fenced server that hangs. ready:
+    is given the URLs.
+    """
+
+    async def main() -> None:
+        server = Server(root, sync=sync, limits=limits)
+        server.give_up_late = give_up_late
+        if notify:
+            server.notifier = Notifier()
+        await server.recover()
+        try:
+            await server.listen(listen)
+        except BaseException:
+            await server.give_up()
+            raise
+        gc.freeze()  # what is there now stays: no collection of a transaction's garbage looks through it
+        await server.serve(lambda: ready(server.listeners.urls))
+
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        asyncio.run(main())
+    else:
+        uvloop.run(main())

@@ -1,0 +1,288 @@
+"""One client's session on the server: its calls are carried out and answered in their order, in its own greenlet.
+
+Bytes that are no frame, a frame over the limit, or a peer that closes either half ends the session, and only it: what
+it has active is rolled back, what is prepared stays. A peer that sends faster than it is served, or does not read its
+answers, is not read from meanwhile. One that may do nothing at all is told so once, and its session is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Any, Protocol, cast
+
+import msgpack
+
+from xaqueue.errors import AccessDenied, Error, ResourceFailed, RolledBack
+from xaqueue.rpc import wire
+from xaqueue.rpc.methods import table
+from xaqueue.rpc.server.authorizer import Authorizer, Caller
+from xaqueue.rpc.server.limits import UNAUTHENTICATED_BYTES, Limits, PeerTimeouts
+from xaqueue.rpc.server.scheduler import Scheduler
+from xaqueue.rpc.wire import CallFrame, MalformedFrame
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.xa import Code
+
+CALLS_AHEAD = 256
+"""So many calls of one session may wait; then no more are read until half of them are done."""
+BYTES_AHEAD = 1024 * 1024
+"""What was received may hold so much beside the calls that wait; then no more is read until none waits."""
+
+log = logging.getLogger("xaqueue.server")
+
+
+class Host(Protocol):
+    """What a session needs of its server."""
+
+    limits: Limits
+    scheduler: Scheduler
+    space: Space
+    sessions: set[ServerSession]
+    """Those that were taken, until they are over."""
+
+    def refusal(self) -> str | None:
+        """Why a new session is not taken."""
+
+    def authorizer(self, transport: asyncio.BaseTransport) -> Authorizer:
+        """Knows who is at the other end, as far as that is known without its saying anything."""
+
+    def status(self) -> dict[str, Any]: ...
+
+    def cut(self, key: bytes) -> None:
+        """Ends the session of this key, if it is open: its client has lost it, and goes on in another."""
+
+    def check_memory(self) -> None:
+        """Where requests on their way hold too much, the session that holds most is ended."""
+
+    def ended(self, session: ServerSession) -> None: ...
+
+
+class ServerSession(asyncio.Protocol):
+    """A session and its socket. All of it runs in the loop's thread."""
+
+    caller: Caller
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._loop = host.scheduler.loop
+        self._calls: deque[tuple[CallFrame, int]] = deque()
+        """Each with the end of its frame, in bytes that were received."""
+        self._unpacker = wire.CallUnpacker(host.limits.request_bytes)
+        self._task = host.scheduler.spawn(self._run)
+        self._idle = True
+        """The greenlet waits for a call."""
+        self._stuck = False
+        """The greenlet waits for the peer to read its answers."""
+        self._lost = False
+        self._ending = False
+        """No call is begun any more."""
+        self._over = False
+        """What it had active is rolled back."""
+        self._received_bytes = self._begun_bytes = 0
+        """In all, and up to the end of the last request that was begun."""
+        self._paused = False
+        self._writable = True
+        self._pipelined_error: dict[str, Any] | None = None
+        self._unauthenticated_bytes = 0
+        """What a peer has sent that was not let in yet; negative once it was."""
+        self._timeouts = PeerTimeouts(self._loop.time())
+        self.name = "?"
+
+    # The socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not declared as one
+        address = transport.get_extra_info("peername")
+        self.name = f"session {address[0]}:{address[1]}" if isinstance(address, tuple) else "session"
+        host, refused = self._host, self._host.refusal()
+        if refused is not None:
+            log.warning("%s is refused: %s", self.name, refused)
+            self._transport.write(wire.response(0, wire.error_to(ResourceFailed(refused)), None))
+            self._ending = True
+            self.end()
+            return
+        host.sessions.add(self)
+        session = Session(host.space)
+        session.branch_limit = host.limits.branches
+        self.caller = Caller(session, host.status, host.authorizer(transport), host.cut)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lost or self._ending:
+            return
+        calls = self._calls
+        waiting = len(calls)
+        try:
+            if self._unauthenticated_bytes >= 0:
+                self._check_unauthenticated(len(data))
+            self._received_bytes += len(data)
+            for frame, end in self._unpacker.frames(data):
+                calls.append((wire.call_of(frame), end))
+        except (ValueError, MalformedFrame, msgpack.UnpackException) as error:
+            log.warning("%s is ended: it sent what is no frame: %s", self.name, error or type(error).__name__)
+            calls.clear()
+            self.end()
+        self._timeouts.hear(self._loop.time(), whole=len(calls) > waiting)
+        if calls and not self._paused and not self._few(CALLS_AHEAD):
+            self._paused = True
+            self._transport.pause_reading()
+        if self._idle:
+            self._task.switch()
+        if self._received_bytes - self._begun_bytes > UNAUTHENTICATED_BYTES:
+            self._host.check_memory()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of requests that are not begun: whole ones behind another, and one that is received in part. None once the
+        session is ending.
+        """
+        return 0 if self._transport.is_closing() else self._received_bytes - self._begun_bytes
+
+    def _few(self, calls: int) -> bool:
+        return len(self._calls) <= calls and self.waiting_bytes <= BYTES_AHEAD
+
+    def refuse_memory(self, limit_bytes: int) -> None:
+        """There is no room for the rest of its request: the client is told, and the session is over."""
+        refused = RolledBack(
+            f"requests on their way hold {limit_bytes:,} bytes of the server's memory, which is its limit, and this "
+            "one most of it: what the session had active is rolled back, do it again later",
+            Code.XA_RBTRANSIENT,
+        )
+        log.warning("%s is ended: %s", self._who, refused)
+        self._calls.clear()
+        self._unpacker = wire.CallUnpacker(self._host.limits.request_bytes)
+        self._begun_bytes = self._received_bytes
+        self._transport.write(wire.response(0, wire.error_to(refused), None))
+        self.end()
+
+    def _check_unauthenticated(self, size: int) -> None:
+        """Raises MalformedFrame: who has not shown who it is has no use for large requests."""
+        admitted = self.caller.authorizer.is_admitted
+        self._unauthenticated_bytes = -1 if admitted else self._unauthenticated_bytes + size
+        if self._unauthenticated_bytes > UNAUTHENTICATED_BYTES:
+            raise MalformedFrame(f"more than {UNAUTHENTICATED_BYTES:,} bytes before it was let in")
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost = True
+        self._calls.clear()
+        if self._over:
+            self._host.ended(self)
+        elif self in self._host.sessions:
+            xid = self.caller.session.lose()
+            if xid is not None:
+                log.warning("%s is lost: branch %s, in which it was, is rolled back", self._who, xid)
+            if self._idle or self._stuck:
+                self._task.switch()
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        if self._stuck:
+            self._task.switch()
+
+    def end(self) -> None:
+        """Ends the session from the server's side, once what was answered has been sent."""
+        self._transport.close()
+
+    def stop(self) -> None:
+        """The server stops: the call that is being carried out is answered, those behind it are not begun."""
+        self._ending = True
+        self._calls.clear()
+        self.caller.session.lose("the server was stopped: do the work again when it runs")
+        if self._idle:
+            self._task.switch()
+
+    def check_timeouts(self, now: float) -> None:
+        """Cuts it off where the peer was waited for long enough."""
+        admitted, unread = self.caller.authorizer.is_admitted, self._transport.get_write_buffer_size()
+        why = self._timeouts.exceeded(now, self._host.limits, admitted=admitted, idle=self._idle, unread=unread)
+        if why is not None:
+            log.warning("%s is ended: %s", self._who, why)
+            self.cut()
+
+    def cut(self) -> None:
+        """Nobody waits any more for the peer to read its answers, and what it has sent is not begun."""
+        self._calls.clear()
+        self._transport.abort()
+
+    # The calls
+
+    def _run(self) -> None:
+        loop = self._host.scheduler.greenlet
+        self._idle = False  # its first call may wait already, and nothing but what that waits for may resume it
+        try:
+            while not self._lost and not self._ending:
+                if not self._calls:
+                    self._idle = True
+                    loop.switch()
+                    self._idle = False
+                    continue
+                call, self._begun_bytes = self._calls.popleft()
+                self._carry_out(call)
+                if self._paused and (not self._calls or self._few(CALLS_AHEAD // 2)):
+                    self._paused = False
+                    if not self._lost:
+                        self._transport.resume_reading()
+                while not self._writable and not self._lost:
+                    self._stuck = True
+                    loop.switch()
+                    self._stuck = False
+        except Exception:
+            log.exception("%s is ended: the server failed in a way that nobody foresaw", self.name)
+            self._transport.abort()
+        finally:
+            self._idle = self._stuck = False
+            self._close()
+
+    def _close(self) -> None:
+        try:
+            self.caller.session.close()
+        except Error as error:
+            log.error("%s: its branches are rolled back by the next start: %s", self.name, error)  # noqa: TRY400
+        finally:
+            self._over = True
+            if self._lost:
+                self._host.ended(self)
+            else:
+                self.end()
+
+    def _carry_out(self, call: CallFrame) -> None:
+        """An error of a pipelined call is remembered, and answers the next request in place of what it would do."""
+        if self._pipelined_error is not None:
+            if call.id is not None:
+                self._answer(call.id, self._pipelined_error, None)
+                self._pipelined_error = None
+            return
+        failed, result = None, None
+        try:
+            result = table.perform(self.caller, call)
+        except Error as error:
+            failed = wire.error_to(error, call.method if call.id is None else None)
+            self._note(error)
+            if call.id is None:
+                self._pipelined_error = failed
+                self.caller.session.fail(error)
+        if call.id is not None:
+            self._answer(call.id, failed, result)
+
+    def _answer(self, number: int, error: dict[str, Any] | None, result: Any) -> None:
+        if not self._lost:
+            self._transport.write(wire.response(number, error, result))
+
+    def _note(self, error: Error) -> None:
+        """What is refused for want of a right is logged, and who may do nothing at all goes."""
+        if isinstance(error, AccessDenied):
+            self.caller.authorizer.log_refusal(self._who, error)
+        if not self.caller.authorizer.is_admitted:
+            self._ending = True
+            self._calls.clear()
+
+    @property
+    def _who(self) -> str:
+        return f"{self.name} ({self.caller.authorizer.identity})"
