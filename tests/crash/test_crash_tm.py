@@ -22,8 +22,8 @@ from xaqueue.errors import DecisionLogError, HeuristicOutcome, OutcomeUnknown, R
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log import DecisionLog
-from xaqueue.tm.standing import Heuristic
-from xaqueue.tm.voting import Party
+from xaqueue.tm.status import Heuristic
+from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Outcome
 
@@ -330,7 +330,7 @@ class Story:
             if number % 3 == 1:
                 self.finish(log, gtrid)
             if number % 4 == 2:
-                log.note(Heuristic(gtrid, "a", Outcome.COMMITTED, Party.HEUR_ROLLED_BACK, 1, "by hand"))
+                log.note(Heuristic(gtrid, "a", Outcome.COMMITTED, ParticipantOutcome.HEUR_ROLLED_BACK, 1, "by hand"))
                 self.noted.add(gtrid)
             if number % 8 == 5:
                 log.checkpoint()

@@ -27,7 +27,8 @@ from xaqueue.space.owner import open
 from xaqueue.space.recovery.salvage import find_loss, salvage
 from xaqueue.spark import rows, sizes, times, view
 from xaqueue.storage.journal_format import name_of
-from xaqueue.tm.directory import is_owned, open_log
+from xaqueue.storage.owner_file import is_owned
+from xaqueue.tm.log_directory import open_log
 
 LIMIT_S = 30
 """Of real time, for all that is asked of one place; a hang has no end."""

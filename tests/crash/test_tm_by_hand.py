@@ -11,16 +11,18 @@ import pytest
 
 from support.bare_space import FaultyFileSystem
 from xaqueue.errors import DecisionLogError
-from xaqueue.tm import by_hand
+from xaqueue.tm import operators
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log import DecisionLog
-from xaqueue.tm.standing import Heuristic
-from xaqueue.tm.voting import Party
+from xaqueue.tm.status import Heuristic
+from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Outcome
 
 GTRID = bytes(Gtrid("0123456789abcdef", 1, 1))
-NOTED = Heuristic(GTRID, "ledger", Outcome.COMMITTED, Party.HEUR_ROLLED_BACK, 1_700_000_000_000_000, "in its words")
+NOTED = Heuristic(
+    GTRID, "ledger", Outcome.COMMITTED, ParticipantOutcome.HEUR_ROLLED_BACK, 1_700_000_000_000_000, "in its words"
+)
 SEGMENT_BYTES = 64 * 1024
 
 
@@ -42,7 +44,7 @@ def crashes(tree: Tree) -> Iterator[ForgetfulFileSystem]:
         log = DecisionLog(fs, segment_bytes=SEGMENT_BYTES)
         fs.crash_after = crash_after
         try:
-            by_hand.record(fs, [NOTED], "you@there", 7, "told")
+            operators.record_forgotten(fs, [NOTED], "you@there", 7, "told")
             log.forget(GTRID)
         except (Crashed, DecisionLogError):
             assert fs.crashed
@@ -59,12 +61,12 @@ def test_no_crash_loses_a_heuristic_without_a_line() -> None:
         for left in fs.trees_after_crash(1 << 8):
             opened = left.open()
             log = DecisionLog(opened, segment_bytes=SEGMENT_BYTES)
-            told = by_hand.forgotten(opened)
+            told = operators.read_forgotten(opened)
             if log.table.heuristics:
                 kept += 1
-                by_hand.record(opened, [NOTED], "you@there", 8, "told again")
+                operators.record_forgotten(opened, [NOTED], "you@there", 8, "told again")
                 log.forget(GTRID)
-                assert by_hand.forgotten(opened)[-1].forgotten_reason == "told again"
+                assert operators.read_forgotten(opened)[-1].forgotten_reason == "told again"
             else:
                 lost += 1
                 assert [(line.participant, line.party, line.forgotten_by) for line in told] == [
@@ -76,11 +78,11 @@ def test_no_crash_loses_a_heuristic_without_a_line() -> None:
 
 def test_without_room_nothing_is_forgotten(tmp_path: Path) -> None:
     fs = FaultyFileSystem(tmp_path)
-    fs.faults["write_at", by_hand.OPERATORS] = errno.ENOSPC
+    fs.faults["write_at", operators.OPERATOR_LOG] = errno.ENOSPC
     with pytest.raises(DecisionLogError, match="nothing is forgotten, try again"):
-        by_hand.record(fs, [NOTED], "me", 7, "")
+        operators.record_forgotten(fs, [NOTED], "me", 7, "")
     fs.faults.clear()
-    (tmp_path / by_hand.OPERATORS).write_bytes(b'{"gtrid": "XAQ')
-    by_hand.record(fs, [NOTED, NOTED], "me", 7, "")
+    (tmp_path / operators.OPERATOR_LOG).write_bytes(b'{"gtrid": "XAQ')
+    operators.record_forgotten(fs, [NOTED, NOTED], "me", 7, "")
     fs.close()
-    assert len(by_hand.forgotten(fs)) == 2
+    assert len(operators.read_forgotten(fs)) == 2

@@ -100,6 +100,7 @@ EXCEPTIONS = {
     "xaqueue.tools.demo.postgres": "makes and removes the data directory of another database",
     "xaqueue.tools.torture.work": "writes what it says into its parent's pipe: no file of a space",
     "xaqueue.tools.torture.power": "lays out what a power loss may leave, in directories of its own",
+    "xaqueue.rpc.server.listeners": "makes and removes the Unix socket that it listens on: no file of a space",
     "xaqueue.spark.places": "makes the log and the directory of a server that a job started: no file of a space",
     "xaqueue.spark.ingest_target": "makes the directory for Parquet files that the person named",
     "xaqueue.spark.java": "links a Java runtime into the person's cache",

@@ -19,7 +19,7 @@ from support import postgres
 from support.tm_world import COMMITTED, ROLLED_BACK, Bank, World
 from xaqueue import TransactionManager
 from xaqueue.errors import Error, RolledBack
-from xaqueue.tm.participants import INTERRUPTIONS, Participant
+from xaqueue.tm.participant import INTERRUPTIONS, Participant
 from xaqueue.tm.transaction import Transaction
 from xaqueue.xa import Code
 
@@ -126,14 +126,14 @@ def test_nobody_waits_for_a_participant_that_hangs(tmp_path: Path, parties: dict
 
     log = tm._coordinator.log
     switched = log._journal.position
-    log._full = True  # a segment is full: the log wants a checkpoint
+    log.wants_checkpoint = True  # a segment is full: the log wants a checkpoint
     with pytest.raises(RolledBack) as raised, tm.transaction("fine", "other") as tx:
         wait_in(tx, "fine")
     assert raised.value.code is Code.XA_RBTIMEOUT
     with tm.transaction("fine", "other") as tx:
         pass
     assert COMMITTED in parties["fine"].bank.branches.values()
-    eventually(lambda: not log._full and log._journal.checkpoint >= switched)
+    eventually(lambda: not log.wants_checkpoint and log._journal.checkpoint >= switched)
     stuck.goes_on.set()
     for thread in threads:
         thread.join(PATIENCE_S)

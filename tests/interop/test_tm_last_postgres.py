@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from xaqueue.tm import marker
+from xaqueue.tm import last_resource
 from xaqueue.tools.demo import postgres
 
 PATIENCE_S = 60.0
@@ -27,7 +27,7 @@ def test_the_table_is_made_by_whoever_comes_first(dsn: str) -> None:
             with psycopg.connect(dsn) as connection:
                 begin.wait(PATIENCE_S)
                 try:
-                    marker.create(connection)
+                    last_resource.create_table(connection)
                 except psycopg.Error as error:
                     errors.append(error)
 
@@ -37,22 +37,22 @@ def test_the_table_is_made_by_whoever_comes_first(dsn: str) -> None:
         for thread in threads:
             thread.join()
         with psycopg.connect(dsn) as connection:
-            connection.execute(f"drop table {marker.TABLE}")
+            connection.execute(f"drop table {last_resource.TABLE}")
     assert errors == []
 
 
 def test_the_table_may_be_made_by_somebody_else(dsn: str) -> None:
     """For a role that may make none."""
     with psycopg.connect(dsn) as connection:
-        marker.create(connection)
+        last_resource.create_table(connection)
         connection.execute("create role clerk login")
-        connection.execute(f"grant all on {marker.TABLE} to clerk")
+        connection.execute(f"grant all on {last_resource.TABLE} to clerk")
     try:
         with psycopg.connect(dsn, user="clerk") as connection:
-            marker.create(connection)
+            last_resource.create_table(connection)
     finally:
         with psycopg.connect(dsn) as connection:
-            connection.execute(f"revoke all on {marker.TABLE} from clerk")
+            connection.execute(f"revoke all on {last_resource.TABLE} from clerk")
             connection.execute("drop role clerk")
 
 

@@ -22,8 +22,8 @@ import xaqueue
 from support import SUPPORT
 from support.postgres import PATIENCE_S, crash, prepared, reached, terminate
 from xaqueue.errors import RolledBack
-from xaqueue.tm.look import look
-from xaqueue.tm.steps import Step
+from xaqueue.tm.coordinator import TraceStep as Step
+from xaqueue.tm.operators import view_log
 from xaqueue.xa import Outcome
 
 CHILD = SUPPORT / "tm_postgres_child.py"
@@ -68,12 +68,12 @@ class Shop:
             return len(own.tpc_recover())
 
     def rests(self, log: str = "decisions") -> bool:
-        return not (prepared(self.dsn) or self.doubtful() or look(self.directory / log).open)
+        return not (prepared(self.dsn) or self.doubtful() or view_log(self.directory / log).open)
 
     def settle(self, log: str = "decisions") -> None:
         until = time.monotonic() + PATIENCE_S
         while not self.rests(log):
-            assert time.monotonic() < until, look(self.directory / log).open
+            assert time.monotonic() < until, view_log(self.directory / log).open
             time.sleep(0.02)
 
 

@@ -21,8 +21,8 @@ import pytest
 import xaqueue
 from support import SUPPORT
 from support.tm_child import SYNC, Doom, manager
-from xaqueue.tm import marker
-from xaqueue.tm.look import look
+from xaqueue.tm import last_resource
+from xaqueue.tm.operators import view_log
 
 CHILD = SUPPORT / "tm_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
@@ -72,7 +72,7 @@ class Place:
             deadline = time.monotonic() + PATIENCE_S
             while tm.in_doubt() or not tm.recover(PATIENCE_S).complete or self.rows():
                 assert time.monotonic() < deadline
-        assert look(self.path / "log").open == []
+        assert view_log(self.path / "log").open == []
         found = {name: self.messages(name) for name in "ab"}
         assert found["a"] == found["b"]
         assert set(found["a"].values()) <= {1}
@@ -88,7 +88,7 @@ class Place:
 
     def rows(self) -> int:
         with closing(sqlite3.connect(self.path / "files.db")) as connection:
-            return int(connection.execute(f"select count(*) from {marker.TABLE}").fetchone()[0])
+            return int(connection.execute(f"select count(*) from {last_resource.TABLE}").fetchone()[0])
 
 
 @pytest.mark.crash

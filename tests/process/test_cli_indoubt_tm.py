@@ -13,7 +13,7 @@ from support.tm_left import Left, leave
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.space.engine.heuristics import decide
 from xaqueue.space.owner.open import attach
-from xaqueue.tm.by_hand import OPERATORS
+from xaqueue.tm.operators import OPERATOR_LOG
 
 
 @pytest.fixture
@@ -163,14 +163,14 @@ def test_forget_is_recorded_and_told_to_those_that_are_configured(mixed: Left, c
 def test_forget_of_a_decision_is_refused(decided: Left) -> None:
     told = fails("indoubt", "forget", decided.gtrid, "--tm", decided.log, code=ExitCode.ERROR)
     assert "without its decision the rest would be rolled back" in told
-    assert not (decided.log / OPERATORS).exists()
+    assert not (decided.log / OPERATOR_LOG).exists()
 
 
 def test_forget_needs_the_lock(mixed: Left) -> None:
     with xaqueue.TransactionManager(mixed.log, {}):
         told = fails("indoubt", "forget", mixed.gtrid, "--tm", mixed.log, code=ExitCode.ERROR)
     assert "stop its transaction manager first" in told
-    assert not (mixed.log / OPERATORS).exists()
+    assert not (mixed.log / OPERATOR_LOG).exists()
 
 
 @pytest.mark.parametrize("verb", [("list",), ("show", "XAQ1" + "0" * 15 + "1" * 25)])

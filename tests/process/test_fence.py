@@ -26,7 +26,7 @@ from xaqueue.space.offline import inspect
 from xaqueue.space.owner.io_watchdog import Watchdog
 from xaqueue.space.owner.open import attach, start_background
 from xaqueue.storage.watched import WatchedFileSystem
-from xaqueue.tm.directory import open_log
+from xaqueue.tm.log_directory import open_log
 
 LEVELS = ["JOURNAL", DURABLE, "NONE"]
 

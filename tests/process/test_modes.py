@@ -29,7 +29,7 @@ from xaqueue.space.recovery.salvage import salvage
 from xaqueue.storage import modes as modes_of
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.modes import BY_UMASK, PRIVATE, Modes, for_group, heir_of
-from xaqueue.tm.directory import open_log
+from xaqueue.tm.log_directory import open_log
 from xaqueue.tm.manager import TransactionManager
 from xaqueue.xid import Xid
 

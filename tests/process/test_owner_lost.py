@@ -33,7 +33,7 @@ from xaqueue.space.owner.open import attach, create
 from xaqueue.storage import owner_file, write_behind
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.hardening import Hardening
-from xaqueue.tm.directory import open_log
+from xaqueue.tm.log_directory import open_log
 from xaqueue.xid import Xid
 
 LEVELS = ["JOURNAL", "FSYNC;DSYNC", "FDATASYNC", "NONE"]

@@ -17,7 +17,7 @@ from xaqueue.space.owner.open import attach
 from xaqueue.storage import owner_file
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.owner_file import OWNER
-from xaqueue.tm.directory import open_log
+from xaqueue.tm.log_directory import open_log
 
 KILLED = """
 import os, sys, xaqueue

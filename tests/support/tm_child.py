@@ -15,7 +15,7 @@ from pathlib import Path
 
 import xaqueue
 from xaqueue import TransactionManager
-from xaqueue.tm.steps import Step
+from xaqueue.tm.coordinator import TraceStep as Step
 
 SYNC = "NONE"
 """Nobody cuts the power here: what the kernel has, a killed process has not lost."""

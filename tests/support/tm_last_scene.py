@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from support.tm_world import Bank, Rig, World
-from xaqueue.tm import marker
-from xaqueue.tm.steps import Step
+from xaqueue.tm import last_resource
+from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tools.torture.forgetful import Crashed, Tree
 from xaqueue.xa import Outcome
 
@@ -99,7 +99,7 @@ class Scene:
 
     @property
     def rows(self) -> list[str]:
-        return self.select(f"select decision from {marker.TABLE}")
+        return self.select(f"select decision from {last_resource.TABLE}")
 
     def states(self) -> set[str]:
         return {state for bank in (self.a, self.b) for state in bank.branches.values()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from support.tm_world import Bank, Rig, World
-from xaqueue.tm.steps import Step
+from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tools.torture.forgetful import Crashed, Tree
 
 

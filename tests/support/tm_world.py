@@ -14,12 +14,12 @@ from typing import Any
 from xaqueue.errors import HeuristicOutcome
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
-from xaqueue.tm.coordinator import Coordinator
+from xaqueue.tm.coordinator import Coordinator, OnStep
+from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.log import DecisionLog
-from xaqueue.tm.participants import Participant, sources
-from xaqueue.tm.resolver import Resolver
-from xaqueue.tm.standing import ScanReport
-from xaqueue.tm.steps import OnStep, Step
+from xaqueue.tm.participant import Participant, sources
+from xaqueue.tm.recovery import RecoveryThread
+from xaqueue.tm.status import ScanReport
 from xaqueue.tm.transaction import Transaction
 from xaqueue.tools.torture.forgetful import Crashed
 from xaqueue.xa import Code, Outcome
@@ -281,7 +281,7 @@ class Rig:
         self.woken: list[str] = []
         self.coordinator.wake = self.woken.extend
         self.resolvers = {
-            name: Resolver(self.coordinator, source, 30.0)
+            name: RecoveryThread(self.coordinator, source, 30.0)
             for name, source in sorted(self.coordinator.sources.items(), key=lambda item: item[0] != last)
         }
 

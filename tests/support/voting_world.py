@@ -5,30 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from support.paths import Choices, every_path
 from xaqueue.tm import voting
+from xaqueue.tm.errors import heuristic_code
 from xaqueue.tm.voting import (
     DECISION,
-    Answer,
-    Answers,
-    Ask,
     Command,
-    Commit,
-    CommitLast,
-    CommitOnePhase,
-    Decide,
-    Known,
-    Party,
-    Prepare,
-    Rollback,
-    Treatment,
-    Verdict,
+    RecoveryAction,
+    Replies,
+    Reply,
+    TransactionResult,
+    Verb,
 )
+from xaqueue.tm.voting import ParticipantOutcome as Ended
 from xaqueue.xa import Outcome
 
 NAMES = ("a", "b", "c")
 LAST = "last"
+Prepare, CommitOnePhase, Decide, CommitLast, Commit, Rollback = (partial(Command, verb) for verb in list(Verb)[:6])
 
 
 class Rm(Enum):
@@ -60,25 +56,25 @@ class World:
     logged: Outcome | None = None
     row: bool | None = None
     """Of the last resource: whether its row is there; None: nobody looked, and it may still come."""
-    said: dict[str, Party] = field(default_factory=dict)
+    said: dict[str, Ended] = field(default_factory=dict)
     """Heuristics that were reported."""
 
     # One command
 
-    def perform(self, command: Command) -> Answers:
-        if isinstance(command, Decide):
+    def perform(self, command: Command) -> Replies:
+        if command.verb is Verb.DECIDE:
             return {DECISION: self._decide(command)}
         verb = {
-            Prepare: self._prepare,
-            CommitOnePhase: self._one_phase,
-            CommitLast: self._commit_last,
-            Commit: self._commit,
-            Rollback: self._rollback,
-            Ask: self._ask,
-        }[type(command)]
+            Verb.PREPARE: self._prepare,
+            Verb.COMMIT_ONE_PHASE: self._one_phase,
+            Verb.COMMIT_LAST: self._commit_last,
+            Verb.COMMIT: self._commit,
+            Verb.ROLLBACK: self._rollback,
+            Verb.ASK: self._ask,
+        }[command.verb]
         return {name: verb(name) for name in command.names}
 
-    def _prepare(self, name: str) -> Answer:
+    def _prepare(self, name: str) -> Reply:
         assert self.rms[name] is Rm.ACTIVE
         options = ["prepared", "read-only", "refused", "answer lost", "request lost"]
         what = self.choices.choose(options, f"prepare {name}")
@@ -89,28 +85,28 @@ class World:
             "refused": Rm.ROLLED_BACK,
             "request lost": Rm.ROLLED_BACK,
         }[what]
-        votes = {"prepared": Answer.PREPARED, "read-only": Answer.READ_ONLY, "refused": Answer.REFUSED}
-        return votes.get(what, Answer.LOST)
+        votes = {"prepared": Reply.PREPARED, "read-only": Reply.READ_ONLY, "refused": Reply.REFUSED}
+        return votes.get(what, Reply.LOST)
 
-    def _decide(self, command: Decide) -> Answer:
+    def _decide(self, command: Command) -> Reply:
         assert all(self.rms[name] is Rm.PREPARED for name in command.names)
         what = self.choices.choose(["recorded", "no room", "lost, recorded", "lost, not recorded"], "decide")
         if what in ("recorded", "lost, recorded"):
             self.logged = Outcome.COMMITTED if command.last is None else Outcome.IN_DOUBT
-        return {"recorded": Answer.DONE, "no room": Answer.REFUSED}.get(what, Answer.LOST)
+        return {"recorded": Reply.DONE, "no room": Reply.REFUSED}.get(what, Reply.LOST)
 
-    def _commit_last(self, name: str) -> Answer:
+    def _commit_last(self, name: str) -> Reply:
         assert self.logged is Outcome.IN_DOUBT
         what = self.choices.choose(["committed", "refused", "lost, committed", "lost, not committed"], "last")
         self.row = what in ("committed", "lost, committed")
         self.rms[name] = Rm.COMMITTED if self.row else Rm.ROLLED_BACK
-        return {"committed": Answer.DONE, "refused": Answer.REFUSED}.get(what, Answer.LOST)
+        return {"committed": Reply.DONE, "refused": Reply.REFUSED}.get(what, Reply.LOST)
 
-    def _one_phase(self, name: str) -> Answer:
+    def _one_phase(self, name: str) -> Reply:
         assert self.logged is None
         what = self.choices.choose(["done", "refused", "lost, done", "lost, not done"], f"one phase {name}")
         self.rms[name] = Rm.COMMITTED if what in ("done", "lost, done") else Rm.ROLLED_BACK
-        return {"done": Answer.DONE, "refused": Answer.REFUSED}.get(what, Answer.LOST)
+        return {"done": Reply.DONE, "refused": Reply.REFUSED}.get(what, Reply.LOST)
 
     def _person(self, name: str) -> None:
         """Before a prepared branch is told anything, somebody may have decided on it."""
@@ -123,37 +119,37 @@ class World:
             if what.endswith("forgets"):
                 self.forgotten.add(name)
 
-    def _commit(self, name: str) -> Answer:
+    def _commit(self, name: str) -> Reply:
         assert self.logged is Outcome.COMMITTED or self.row, "nobody commits before the decision is recorded"
         self._person(name)
         return self._second(name, Rm.COMMITTED)
 
-    def _rollback(self, name: str) -> Answer:
+    def _rollback(self, name: str) -> Reply:
         assert self.logged is not Outcome.COMMITTED
         assert not self.row
         if self.rms[name] is Rm.ACTIVE:
             self.rms[name] = Rm.ROLLED_BACK
-            return Answer.DONE
+            return Reply.DONE
         self._person(name)
         return self._second(name, Rm.ROLLED_BACK)
 
-    def _second(self, name: str, wanted: Rm) -> Answer:
+    def _second(self, name: str, wanted: Rm) -> Reply:
         if name in self.by_hand and name not in self.forgotten:
-            return Answer.HEUR_COMMITTED if self.by_hand[name] is Rm.COMMITTED else Answer.HEUR_ROLLED_BACK
+            return Reply.HEUR_COMMITTED if self.by_hand[name] is Rm.COMMITTED else Reply.HEUR_ROLLED_BACK
         if self.rms[name] is not Rm.PREPARED:
-            return Answer.UNKNOWN
+            return Reply.UNKNOWN
         what = self.choices.choose(["done", "answer lost", "request lost"], f"{wanted.value} {name}")
         if what != "request lost":
             self.rms[name] = wanted
-        return Answer.DONE if what == "done" else Answer.PENDING
+        return Reply.DONE if what == "done" else Reply.PENDING
 
-    def _ask(self, name: str) -> Answer:
-        told = {Rm.COMMITTED: Answer.COMMITTED, Rm.ROLLED_BACK: Answer.ROLLED_BACK, Rm.PREPARED: Answer.PENDING}
-        return told[self.rms[name]] if self.tells else Answer.UNKNOWN
+    def _ask(self, name: str) -> Reply:
+        told = {Rm.COMMITTED: Reply.COMMITTED, Rm.ROLLED_BACK: Reply.ROLLED_BACK, Rm.PREPARED: Reply.PENDING}
+        return told[self.rms[name]] if self.tells else Reply.UNKNOWN
 
     # The end of the transaction manager, and the next one
 
-    def settle(self, outcome: Outcome, parties: dict[str, Party]) -> None:
+    def settle(self, outcome: Outcome, parties: dict[str, Ended]) -> None:
         self.said |= {name: party for name, party in parties.items() if party.is_heuristic}
         assert outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)
 
@@ -168,38 +164,31 @@ class World:
         for name in [name for name in NAMES if name in self.rms]:
             heuristic = name in self.by_hand and name not in self.forgotten
             if self.rms[name] is Rm.PREPARED or heuristic:
-                known = Known(own=True, over=True, decision=decision, noted=self.said.get(name))
-                self._treat(name, voting.treatment(known))
+                self._treat(name, voting.recovery_action(True, decision, self.said.get(name)))
             elif decision is not None and name in prepared and name not in self.said:
-                told = drive(self, voting.account_for(decision, [name], first=False))
+                told = drive(self, voting.finish(decision, [name], first=False))
                 self.settle(decision, told)
 
-    def _treat(self, name: str, treatment: Treatment) -> None:
-        if treatment is Treatment.LEAVE:
+    def _treat(self, name: str, treatment: RecoveryAction) -> None:
+        if treatment is RecoveryAction.LEAVE:
             assert name in self.said
             return
-        outcome = Outcome.COMMITTED if treatment is Treatment.COMMIT else Outcome.ROLLED_BACK
-        party = Party.PENDING
-        while party is Party.PENDING:  # retried for ever: here until it is told
+        outcome = Outcome.COMMITTED if treatment is RecoveryAction.COMMIT else Outcome.ROLLED_BACK
+        party = Ended.PENDING
+        while party is Ended.PENDING:  # retried for ever: here until it is told
             self.choices = Choices()
             party = drive(self, voting.finish(outcome, [name], first=False))[name]
         self.settle(outcome, {name: party})
 
 
-def drive(world: World, finishing: voting.Finishing) -> dict[str, Party]:
-    try:
-        command = next(finishing)
-        while True:
-            command = finishing.send(world.perform(command))
-    except StopIteration as end:
-        parties: dict[str, Party] = end.value
-        return parties
+def drive(world: World, finishing: voting.Finishing) -> dict[str, Ended]:
+    return voting.run(finishing, world.perform)
 
 
 @dataclass
 class Run:
     world: World
-    verdict: Verdict | None
+    verdict: TransactionResult | None
     """None: it crashed before there was one."""
 
 
@@ -213,7 +202,7 @@ def vote(choices: Choices, names: tuple[str, ...], last: str | None, tells: bool
         while True:
             if crashes and choices.choose(list(Crash), "before") is Crash.YES:
                 break
-            if isinstance(command, Decide):
+            if command.verb is Verb.DECIDE:
                 prepared = command.names
             answers = world.perform(command)
             if crashes and choices.choose(list(Crash), "after") is Crash.YES:
@@ -222,7 +211,7 @@ def vote(choices: Choices, names: tuple[str, ...], last: str | None, tells: bool
     except StopIteration as end:
         verdict = end.value
         if verdict.outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK):
-            world.settle(verdict.outcome, dict(verdict.parties))
+            world.settle(verdict.outcome, dict(verdict.participants))
     world.recover(prepared)
     return Run(world, verdict)
 
@@ -246,15 +235,15 @@ def judge(run: Run) -> None:
         assert world.said or world.forgotten, "and then it is said, as long as anybody knows"
 
 
-def judge_report(world: World, verdict: Verdict, against: set[str]) -> None:
+def judge_report(world: World, verdict: TransactionResult, against: set[str]) -> None:
     """What the caller is told of those who did otherwise."""
-    told = {name for name in against if verdict.parties[name].is_heuristic}
+    told = {name for name in against if verdict.participants[name].is_heuristic}
     if verdict.outcome is Outcome.COMMITTED:
         assert told == against, "a branch that is gone at the first commit is never counted as committed"
     if told:
-        assert voting.heuristic_code(verdict.outcome, verdict.parties) is not None
-    for name, party in verdict.parties.items():
-        if party is Party.COMMITTED:
+        assert heuristic_code(verdict.outcome, verdict.participants) is not None
+    for name, party in verdict.participants.items():
+        if party is Ended.COMMITTED:
             assert world.rms[name] is Rm.COMMITTED
 
 
@@ -269,4 +258,4 @@ def judged(run: Callable[[Choices], Run]) -> int:
     return runs
 
 
-PREPARED = dict.fromkeys(NAMES, Answer.PREPARED)
+PREPARED = dict.fromkeys(NAMES, Reply.PREPARED)

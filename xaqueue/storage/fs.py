@@ -105,6 +105,19 @@ class FileSystem(Protocol):
     def close(self) -> None: ...
 
 
+def replace_file(fs: FileSystem, path: str, content: bytes, *, durable: bool = True) -> None:
+    """Writes a file of the root directory new and renames it, so that nobody ever finds a part. Raises OSError."""
+    new = f".{path}.new"
+    if fs.exists(new):
+        fs.unlink(new)
+    fs.create(new, [content])
+    if durable:
+        fs.sync_file(new)
+    fs.rename(new, path)
+    if durable:
+        fs.sync_dir("")
+
+
 def is_damage(fs: FileSystem, path: str, error: OSError) -> bool:
     """Whether a failed read means that this one file is damaged; a name that is there and leads nowhere is, too."""
     return error.errno in DAMAGE or (error.errno == errno.ENOENT and fs.exists(path))

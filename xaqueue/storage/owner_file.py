@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xaqueue.errors import ResourceFailed
-from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import FileSystem, replace_file
 from xaqueue.storage.lock import FileLock
 
 LOCK = "lock"
@@ -196,14 +196,7 @@ def read_owner_file(root: str | os.PathLike[str]) -> bytes:
 
 def write_owner_file(fs: FileSystem, content: bytes, *, durable: bool = True) -> None:
     """Replaces ``owner`` as a whole. durable: not where the disk may hang, or has failed. Raises OSError."""
-    if fs.exists(NEW_OWNER):
-        fs.unlink(NEW_OWNER)
-    fs.create(NEW_OWNER, [content])
-    if durable:
-        fs.sync_file(NEW_OWNER)
-    fs.rename(NEW_OWNER, OWNER)
-    if durable:
-        fs.sync_dir("")
+    replace_file(fs, OWNER, content, durable=durable)
 
 
 def _look(path: str) -> _Seen:

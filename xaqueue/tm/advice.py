@@ -20,7 +20,7 @@ from xaqueue.xa import Outcome
 Names = tuple[str, ...]
 
 
-class Log(Enum):
+class LogStatus(Enum):
     """What the decision log says of the transaction."""
 
     COMMIT = "commit is decided"
@@ -33,21 +33,21 @@ class Log(Enum):
     UNREAD = "the log cannot be read"
 
 
-def log_says(gtrid: Gtrid, *, node: str, epoch: int, in_use: bool, decision: Outcome | None) -> Log:
-    """What a log says, from what ``xaqueue.tm.look`` saw of it.
+def log_status(gtrid: Gtrid, *, node: str, epoch: int, in_use: bool, decision: Outcome | None) -> LogStatus:
+    """What a log says, from what ``xaqueue.tm.operators`` saw of it.
 
     in_use: before it was read; so where it was not, nobody who was at work then can decide any more.
     """
     if gtrid.node != node:
-        return Log.FOREIGN
+        return LogStatus.FOREIGN
     if decision is not None:
         return _OF_DECISION[decision]
     if gtrid.epoch > epoch:
-        return Log.OLDER
-    return Log.LIVE if in_use and gtrid.epoch == epoch else Log.NONE
+        return LogStatus.OLDER
+    return LogStatus.LIVE if in_use and gtrid.epoch == epoch else LogStatus.NONE
 
 
-class Says(Enum):
+class ParticipantStatus(Enum):
     """What one participant says of its branch."""
 
     IN_DOUBT = "in doubt"
@@ -61,7 +61,7 @@ class Says(Enum):
     UNREACHABLE = "does not answer"
 
 
-class Answer(Enum):
+class Advised(Enum):
     """What is to be done with the branches in doubt."""
 
     COMMIT = "commit"
@@ -77,76 +77,77 @@ class Answer(Enum):
 class Advice:
     """The answer, in words why, and the participants that wait for it."""
 
-    answer: Answer
+    answer: Advised
     why: str
     in_doubt: Names = ()
 
 
 _OF_DECISION = {
-    Outcome.COMMITTED: Log.COMMIT,
-    Outcome.ROLLED_BACK: Log.ROLLBACK,
-    Outcome.IN_DOUBT: Log.LAST,
-    Outcome.UNKNOWN: Log.UNREAD,
+    Outcome.COMMITTED: LogStatus.COMMIT,
+    Outcome.ROLLED_BACK: LogStatus.ROLLBACK,
+    Outcome.IN_DOUBT: LogStatus.LAST,
+    Outcome.UNKNOWN: LogStatus.UNREAD,
 }
-_COMMITTED = (Says.COMMITTED, Says.BY_HAND_COMMITTED)
-_ROLLED_BACK = (Says.ROLLED_BACK, Says.BY_HAND_ROLLED_BACK)
+_COMMITTED = (ParticipantStatus.COMMITTED, ParticipantStatus.BY_HAND_COMMITTED)
+_ROLLED_BACK = (ParticipantStatus.ROLLED_BACK, ParticipantStatus.BY_HAND_ROLLED_BACK)
 _DECIDED = {
-    Log.COMMIT: (Answer.COMMIT, "the decision log says commit"),
-    Log.ROLLBACK: (Answer.ROLLBACK, "the decision log says rollback"),
-    Log.NONE: (Answer.ROLLBACK, "the decision log has no decision, and nobody can make one any more"),
+    LogStatus.COMMIT: (Advised.COMMIT, "the decision log says commit"),
+    LogStatus.ROLLBACK: (Advised.ROLLBACK, "the decision log says rollback"),
+    LogStatus.NONE: (Advised.ROLLBACK, "the decision log has no decision, and nobody can make one any more"),
 }
 
 
-def advise(log: Log, says: Mapping[str, Says]) -> Advice:
+def advise(log: LogStatus, says: Mapping[str, ParticipantStatus]) -> Advice:
     """The one consistent answer, if there is one. says: by participant."""
-    in_doubt, silent = _those(says, Says.IN_DOUBT), _those(says, Says.UNREACHABLE)
+    in_doubt, silent = _those(says, ParticipantStatus.IN_DOUBT), _those(says, ParticipantStatus.UNREACHABLE)
     decided, why = _decision(log, says)
     committed, rolled_back = _those(says, *_COMMITTED), _those(says, *_ROLLED_BACK)
-    mixed = _those(says, Says.BY_HAND_MIXED)
+    mixed = _those(says, ParticipantStatus.BY_HAND_MIXED)
     if mixed or (committed and rolled_back):
-        return Advice(Answer.MIXED, _mixed(committed, rolled_back, mixed, why), in_doubt)
-    otherwise = {Answer.COMMIT: rolled_back, Answer.ROLLBACK: committed}.get(decided, ())
-    if not in_doubt and not silent and not (otherwise and log is not Log.NONE):
-        return Advice(Answer.NOTHING, f"no branch is in doubt; {_facts(says) or why}")
+        return Advice(Advised.MIXED, _mixed(committed, rolled_back, mixed, why), in_doubt)
+    otherwise = {Advised.COMMIT: rolled_back, Advised.ROLLBACK: committed}.get(decided, ())
+    if not in_doubt and not silent and not (otherwise and log is not LogStatus.NONE):
+        return Advice(Advised.NOTHING, f"no branch is in doubt; {_facts(says) or why}")
     if silent:
         why += f"; {_listed(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
-    if otherwise and log is Log.NONE and not in_doubt:  # it may be over, and then it was committed
-        return Advice(Answer.UNKNOWN, f"{_facts(says)}; {why}: ask again when all answer")
+    if otherwise and log is LogStatus.NONE and not in_doubt:  # it may be over, and then it was committed
+        return Advice(Advised.UNKNOWN, f"{_facts(says)}; {why}: ask again when all answer")
     if otherwise:
-        return Advice(Answer.MIXED, f"{why}, and {_facts(says)}", in_doubt)
+        return Advice(Advised.MIXED, f"{why}, and {_facts(says)}", in_doubt)
     return Advice(decided, why, in_doubt)
 
 
-def _decision(log: Log, says: Mapping[str, Says]) -> tuple[Answer, str]:
+def _decision(log: LogStatus, says: Mapping[str, ParticipantStatus]) -> tuple[Advised, str]:
     """COMMIT, ROLLBACK or UNKNOWN, and what proves it, or why nothing does."""
-    committed, rolled_back = _those(says, Says.COMMITTED), _those(says, Says.ROLLED_BACK)
-    if committed and log not in (Log.COMMIT, Log.ROLLBACK):  # without a record it is committed everywhere, and over
-        return Answer.COMMIT, f"{_listed(committed)} {_have(committed)} committed"
+    committed, rolled_back = _those(says, ParticipantStatus.COMMITTED), _those(says, ParticipantStatus.ROLLED_BACK)
+    is_recorded = log in (LogStatus.COMMIT, LogStatus.ROLLBACK)
+    if committed and not is_recorded:  # it is committed everywhere then, and over
+        return Advised.COMMIT, f"{_listed(committed)} {_have(committed)} committed"
     if log in _DECIDED:
         return _DECIDED[log]
     if rolled_back:
-        return Answer.ROLLBACK, f"{_listed(rolled_back)} {_have(rolled_back)} rolled back"
-    if log is Log.LIVE:
+        return Advised.ROLLBACK, f"{_listed(rolled_back)} {_have(rolled_back)} rolled back"
+    if log is LogStatus.LIVE:
         why = "the transaction manager runs and may be about to decide: wait for it, or stop it and ask again"
-    elif log is Log.LAST:
+    elif log is LogStatus.LAST:
         why = "the decision stands in the last resource, which does not tell it: ask again when it does"
     else:
         why = f"{log.value}, and no participant can tell an outcome: find the log that has the decision"
-    return Answer.UNKNOWN, why
+    return Advised.UNKNOWN, why
 
 
 def _mixed(committed: Names, rolled_back: Names, mixed: Names, why: str) -> str:
     done = ((committed, "committed"), (rolled_back, "rolled back"), (mixed, "committed in part"))
-    told = [f"{_listed(names)} {_have(names)} {what}" for names, what in done if names]
-    return f"{' and '.join(told)}; {why}"
+    facts = " and ".join(f"{_listed(names)} {_have(names)} {what}" for names, what in done if names)
+    return f"{facts}; {why}"
 
 
-def _facts(says: Mapping[str, Says]) -> str:
-    told = [f"{name} has {said.value}" for name, said in says.items() if said in (*_COMMITTED, *_ROLLED_BACK)]
-    return " and ".join(told)
+def _facts(says: Mapping[str, ParticipantStatus]) -> str:
+    decided = (*_COMMITTED, *_ROLLED_BACK)
+    return " and ".join(f"{name} has {said.value}" for name, said in says.items() if said in decided)
 
 
-def _those(says: Mapping[str, Says], *wanted: Says) -> Names:
+def _those(says: Mapping[str, ParticipantStatus], *wanted: ParticipantStatus) -> Names:
     return tuple(name for name, said in says.items() if said in wanted)
 
 

@@ -52,7 +52,7 @@ class Gtrid:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedBranch:
     """A branch that a participant's recovery listed, and that some xaqueue.tm has named."""
 
     gtrid: Gtrid
@@ -61,7 +61,7 @@ class Listed:
     """As the driver made it, to be handed back to it."""
 
 
-def listed(xid: Sequence[Any]) -> Listed | None:
+def parse_listed(xid: Sequence[Any]) -> ListedBranch | None:
     """Whose branch this is; None where no transaction manager of this kind has named it.
 
     xid: any sequence of three; its parts may be str or bytes, or None where the driver could not read them.
@@ -71,7 +71,7 @@ def listed(xid: Sequence[Any]) -> Listed | None:
         return None
     parsed = Gtrid.parse(gtrid)
     name = bqual if isinstance(bqual, str) else bqual.decode("latin-1")
-    return Listed(parsed, name, xid) if parsed is not None else None
+    return ListedBranch(parsed, name, xid) if parsed is not None else None
 
 
 def checked_name(name: str) -> str:

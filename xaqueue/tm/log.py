@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from xaqueue.errors import (
     DecisionLogError,
@@ -33,9 +33,8 @@ from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.storage.journal_format import Entry
 from xaqueue.storage.journal_reader import look
 from xaqueue.tm import records
-from xaqueue.tm.node import NODE, damaged, read_node, write_node
-from xaqueue.tm.records import Decision, Table
-from xaqueue.tm.standing import Heuristic
+from xaqueue.tm.records import NODE, DecisionTable, damaged, read_node, write_node
+from xaqueue.tm.status import Heuristic, OpenDecision
 from xaqueue.xa import Outcome
 
 JOURNAL = "journal"
@@ -50,15 +49,15 @@ def wall_clock() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LogContent:
     """What a log's directory holds. node, epoch: "" and 0 where there was never one."""
 
     node: str
     epoch: int
-    table: Table
+    table: DecisionTable = field(repr=False)
 
 
-def read(fs: FileSystem) -> Found:
+def read(fs: FileSystem) -> LogContent:
     """Looks and changes nothing. Raises DecisionLogDamaged, DecisionLogError, OSError."""
     node, epoch = read_node(fs)
     try:
@@ -69,7 +68,7 @@ def read(fs: FileSystem) -> Found:
         raise DecisionLogError(str(error)) from error
     if found.records and not node:
         damaged(f"{NODE} is missing, and there are decisions")
-    return Found(node, epoch, records.replay(found.records))
+    return LogContent(node, epoch, records.replay(found.records))
 
 
 class DecisionLog:
@@ -94,30 +93,33 @@ class DecisionLog:
         self._over: list[bytes] = []
         """Done, and not recorded as such yet."""
         try:
-            found = read(fs)
-            self._journal = Journal(
-                fs, JOURNAL, segment_bytes=segment_bytes, used=bool(found.node), epoch=found.epoch + 1
-            )
-            self._journal.harden()
-            dangling = records.carried(found.table.open.values(), found.table.heuristics.values())
-            for note in self._journal.start(list(dangling)):  # the old one may be in memory only, or written to late
-                log.warning("decision log: %s", note)
-            self.node = found.node or fresh_id()[:8].hex()
-            self.epoch = found.epoch + 1
-            write_node(fs, self.node, self.epoch)
+            self.table = self._start(segment_bytes)
         except OSError as error:
             raise DecisionLogError(
                 f"the decision log cannot be opened ({error}): mend that and open it again. Nothing is rolled back"
             ) from error
-        self.table = found.table
-        for gtrid, participant in found.table.heuristics:
+        for gtrid, participant in self.table.heuristics:
             self.acknowledged(gtrid, participant)  # it was noted because it had answered
-        self._full = self._journal.full_segments > 0
+        self.wants_checkpoint = self._journal.full_segments > 0
+        """Whether a segment is full, so that a checkpoint would release it."""
         self._journal.switched = self._switched
         self._barrier = Barrier(fs, JOURNALLED, self.lock, name="the decision log")
         self._barrier.journal = self._journal
         self._barrier.relieve = self._relieve
         self._barrier.check_owner = self._check_owner
+
+    def _start(self, segment_bytes: int) -> DecisionTable:
+        """Takes over what is there, under the next epoch, and writes what dangles once more."""
+        found = read(self._fs)
+        self.node, self.epoch = found.node or fresh_id()[:8].hex(), found.epoch + 1
+        used = bool(found.node)
+        self._journal = Journal(self._fs, JOURNAL, segment_bytes=segment_bytes, used=used, epoch=self.epoch)
+        self._journal.harden()
+        dangling = records.carried(found.table.open.values(), found.table.heuristics.values())
+        for note in self._journal.start(list(dangling)):  # the old one may be in memory only, or written to late
+            log.warning("decision log: %s", note)
+        write_node(self._fs, self.node, self.epoch)
+        return found.table
 
     # Decisions
 
@@ -128,22 +130,13 @@ class DecisionLog:
         knows: then only the next opening can tell.
         """
         outcome = Outcome.COMMITTED if last is None else Outcome.IN_DOUBT
-        made = Decision(gtrid, tuple(participants), self.now_us(), last, outcome, set(participants))
-        taken: list[bytes] = []
+        made = OpenDecision(gtrid, tuple(participants), self.now_us(), last, outcome, set(participants))
+        self._append_with_done(lambda done: records.decision(made, done), lambda: self.table.add(made))
 
-        def entry() -> Entry:
-            taken[:], self._over = self._over, []
-            return records.decision(made, taken)
-
-        def apply() -> Touched:
-            self.table.open[gtrid] = made
-            return Touched()
-
-        try:
-            self._perform(apply, entry)
-        except RetryLater:
-            self._give_back(taken)
-            raise
+    def decision_on(self, gtrid: bytes) -> Outcome | None:
+        """None without a decision."""
+        with self.lock:
+            return self.table.decision_on(gtrid)
 
     def resolve(self, gtrid: bytes, outcome: Outcome) -> None:
         """The last resource was read: this is what stands there. It is read again after a crash."""
@@ -152,9 +145,7 @@ class DecisionLog:
             if made is None or made.outcome is not Outcome.IN_DOUBT:
                 return
             made.outcome = outcome
-            if not made.outstanding:  # all of them had answered with a heuristic, and nobody else will
-                del self.table.open[gtrid]
-                self._over.append(gtrid)
+            self._end_locked(made)  # all of them may have answered with a heuristic, and nobody else will
 
     def acknowledged(self, gtrid: bytes, participant: str) -> bool:
         """A participant has done what was decided; returns whether it was the last one that had to."""
@@ -163,25 +154,24 @@ class DecisionLog:
             if made is None:
                 return False
             made.outstanding.discard(participant)
-            if made.outstanding or made.outcome is Outcome.IN_DOUBT:
-                return False
-            del self.table.open[gtrid]
-            self._over.append(gtrid)
-            return True
+            return self._end_locked(made)
+
+    def _end_locked(self, made: OpenDecision) -> bool:
+        """Whether nothing is outstanding: then it is done."""
+        if made.outstanding or made.outcome is Outcome.IN_DOUBT:
+            return False
+        del self.table.open[made.gtrid]
+        self._over.append(made.gtrid)
+        return True
 
     def note(self, heuristic: Heuristic) -> bool:
         """Hardens what a participant did by itself; False where that is known already. Raises DecisionLogError."""
         key = heuristic.gtrid, heuristic.participant
         with self.lock:
             known = self.table.heuristics.get(key)
-        if known is not None and (known.decision, known.party) == (heuristic.decision, heuristic.party):
+        if known is not None and (known.decision, known.outcome) == (heuristic.decision, heuristic.outcome):
             return False
-
-        def apply() -> Touched:
-            self.table.heuristics[key] = heuristic
-            return Touched()
-
-        self._perform(apply, lambda: records.heuristic(heuristic))
+        self._append(lambda: records.heuristic(heuristic), lambda: self.table.note(heuristic))
         return True
 
     def forget(self, gtrid: bytes) -> None:
@@ -191,12 +181,7 @@ class DecisionLog:
         """
         self.check_over(gtrid)
         self.flush()
-
-        def apply() -> Touched:
-            self.table.forget(gtrid)
-            return Touched()
-
-        self._perform(apply, lambda: records.forget(gtrid))
+        self._append(lambda: records.forget(gtrid), lambda: self.table.forget(gtrid))
 
     def check_over(self, gtrid: bytes) -> None:
         """ProtocolError where it is not acknowledged everywhere: a crash would make recovery note heuristics again."""
@@ -208,54 +193,46 @@ class DecisionLog:
                     "acknowledge it first, and recovery goes on trying"
                 )
 
-    # Upkeep
+    # Housekeeping
 
     def flush(self) -> None:
         """What is done is recorded as done, durably. Raises DecisionLogError, RetryLater."""
-        taken: list[bytes] = []
-
-        def entry() -> Entry | None:
-            taken[:], self._over = self._over, []
-            return records.done(taken) if taken else None
-
-        if not self._over:
-            return
-        try:
-            self._perform(Touched, entry)
-        except RetryLater:
-            self._give_back(taken)
-            raise
-
-    @property
-    def wants_checkpoint(self) -> bool:
-        """Whether a segment is full, so that a checkpoint would release it."""
-        return self._full
+        if self._over:
+            self._append_with_done(lambda done: records.done(done) if done else None)
 
     def checkpoint(self) -> None:
         """Writes what dangles once more, and releases the segments behind. Raises DecisionLogError, RetryLater."""
-        self._full = False
+        self.wants_checkpoint = False
         below, dangling = 0, list[Entry]()
 
-        def mark() -> Touched:
+        def mark() -> None:
             nonlocal below
             below = self._journal.position  # between two rounds: the table has every record below it
             dangling[:] = records.carried(self.table.open.values(), self.table.heuristics.values())
-            return Touched()
 
-        def covered() -> Touched:
+        def covered() -> None:
             self._journal.checkpoint = max(self._journal.checkpoint, below)
-            return Touched()
 
-        self._perform(mark, None)
+        self._append(None, mark)
         for entry in dangling:
-            self._perform(Touched, lambda entry=entry: entry)  # type: ignore[misc]
-        self._perform(covered, lambda: checkpoint_entry(below))
-        self._recycle()
+            self._append(lambda entry=entry: entry)  # type: ignore[misc]
+        self._append(lambda: checkpoint_entry(below), covered)
+        try:
+            self._journal.recycle()
+        except OSError as error:
+            self._barrier.fail(error)
+            raise _failed(error) from error
+
+    @property
+    def failure(self) -> DecisionLogError | None:
+        """Why nothing can be decided, once anything has failed, or after ``close``."""
+        return None if self._barrier.failure is None else _failed(self._barrier.failure)
 
     def check(self) -> None:
         """DecisionLogError once anything has failed, or after ``close``."""
-        if self._barrier.failure is not None:
-            raise self._failed(self._barrier.failure)
+        failure = self.failure
+        if failure is not None:
+            raise failure
 
     @property
     def syncs(self) -> int:
@@ -281,11 +258,34 @@ class DecisionLog:
 
     # Within
 
-    def _perform(self, apply: Callable[[], Touched], entry: Callable[[], Entry | None] | None) -> None:
+    def _append(self, entry: Callable[[], Entry | None] | None, apply: Callable[[], None] = lambda: None) -> None:
+        """Hardens a record, and applies it to the table behind that; both are called with the lock held."""
+
+        def applied() -> Touched:
+            apply()
+            return Touched()
+
         try:
-            self._barrier.perform(apply, entry=entry)
+            self._barrier.perform(applied, entry=entry)
         except ResourceFailed as error:
-            raise self._failed(error.__cause__ or error) from error
+            raise _failed(error.__cause__ or error) from error
+
+    def _append_with_done(
+        self, entry: Callable[[list[bytes]], Entry | None], apply: Callable[[], None] = lambda: None
+    ) -> None:
+        """With what is done, and was not recorded as such yet."""
+        taken: list[bytes] = []
+
+        def made() -> Entry | None:
+            taken[:], self._over = self._over, []
+            return entry(taken)
+
+        try:
+            self._append(made, apply)
+        except RetryLater:
+            with self.lock:
+                self._over[:0] = taken
+            raise
 
     def _check_owner(self) -> None:
         """A second transaction manager of this name would decide otherwise."""
@@ -296,23 +296,8 @@ class DecisionLog:
                 "find out who else has the log open and why its lock was lost. What is prepared stays so until then"
             )
 
-    def _recycle(self) -> None:
-        try:
-            self._journal.recycle()
-        except OSError as error:
-            self._barrier.fail(error)
-            raise self._failed(error) from error
-
-    def _failed(self, error: BaseException) -> DecisionLogError:
-        if isinstance(error, DecisionLogError):
-            return error
-        return DecisionLogError(
-            f"the decision log takes no more decisions ({error}): close the transaction manager, look at the disk "
-            f"where it failed, and open it again. What is prepared stays so until then, and recovery finishes it"
-        )
-
     def _switched(self) -> None:
-        self._full = True
+        self.wants_checkpoint = True
 
     def _relieve(self, below: int) -> None:
         """In the middle of a round that has no room: where nothing dangles, old segments can go."""
@@ -322,6 +307,11 @@ class DecisionLog:
         self._journal.write_checkpoint(below)
         self._journal.recycle()
 
-    def _give_back(self, taken: Sequence[bytes]) -> None:
-        with self.lock:
-            self._over[:0] = taken
+
+def _failed(error: BaseException) -> DecisionLogError:
+    if isinstance(error, DecisionLogError):
+        return error
+    return DecisionLogError(
+        f"the decision log takes no more decisions ({error}): close the transaction manager, look at the disk "
+        f"where it failed, and open it again. What is prepared stays so until then, and recovery finishes it"
+    )

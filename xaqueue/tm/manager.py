@@ -11,6 +11,7 @@ Opening it starts the recovery of every participant in the background and waits 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -20,20 +21,22 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
-from xaqueue.errors import InterfaceError, InvalidArgument, UnknownXid
-from xaqueue.tm.coordinator import Coordinator
-from xaqueue.tm.directory import OwnedLog, open_log
-from xaqueue.tm.participants import Connect, Participant, close, is_unknown_xid, sources, xid_on
-from xaqueue.tm.resolver import Resolver
-from xaqueue.tm.standing import Heuristic, InDoubt, RecoveryReport
-from xaqueue.tm.steps import OnStep
+from xaqueue.errors import DecisionLogError, InterfaceError, InvalidArgument, RetryLater, UnknownXid
+from xaqueue.tm.coordinator import Coordinator, OnStep
+from xaqueue.tm.driver import is_unknown_xid, xid_on
+from xaqueue.tm.log_directory import OwnedLog, open_log
+from xaqueue.tm.participant import Connect, Participant, sources
+from xaqueue.tm.recovery import RecoveryThread
+from xaqueue.tm.status import Heuristic, InDoubtTransaction, RecoveryResult
 from xaqueue.tm.transaction import Transaction
-from xaqueue.tm.upkeep import Upkeep
 from xaqueue.xa import Outcome
 
 CLOSE_PATIENCE_S = 10.0
 """How long ``close`` waits for a transaction that is being committed, and for a participant that does not answer."""
 
+HOUSEKEEPING_S = 0.5
+
+log = logging.getLogger("xaqueue")
 R = TypeVar("R")
 
 _open: weakref.WeakSet[TransactionManager] = weakref.WeakSet()
@@ -57,7 +60,7 @@ class TransactionManager:
         log_dir: belongs to one transaction manager for ever, with its node id. participants: by name, how each is
         opened; the names are part of what is written down, so they stay. last_resource: the one among them that has no
         two-phase commit. timeout_s: a transaction that was not decided by then is rolled back.
-        recovery_interval_s: each participant is asked so often what is in doubt. on_step: see ``xaqueue.tm.steps``.
+        recovery_interval_s: each participant is asked so often what is in doubt. on_step: see ``OnStep``.
         Raises DecisionLogInUse, DecisionLogDamaged, DecisionLogError, InvalidArgument.
         """
         if timeout_s <= 0 or recovery_interval_s <= 0:
@@ -68,14 +71,16 @@ class TransactionManager:
         self._closed = False
         self._owned: OwnedLog = open_log(log_dir)
         self._coordinator = Coordinator(self._owned.log, self._sources, last_resource, on_step)
-        self._resolvers = {
-            name: Resolver(self._coordinator, source, recovery_interval_s) for name, source in self._sources.items()
+        self._recoveries = {
+            name: RecoveryThread(self._coordinator, source, recovery_interval_s)
+            for name, source in self._sources.items()
         }
         self._coordinator.wake = self._wake
-        self._upkeep = Upkeep(self._coordinator)
-        for resolver in self._resolvers.values():
-            resolver.start()
-        self._upkeep.start()
+        self._stopped = threading.Event()
+        self._housekeeping = threading.Thread(target=self._keep_house, name="xaqueue-tm-housekeeping", daemon=True)
+        for recovery in self._recoveries.values():
+            recovery.start()
+        self._housekeeping.start()
         _open.add(self)
 
     @property
@@ -118,37 +123,39 @@ class TransactionManager:
         With or without arguments: those of ``transaction``. Called with a ``tx``, the function joins that one.
         """
         if len(names) == 1 and callable(names[0]):
-            return self._wrapped(names[0], (), timeout_s)
-        return lambda function: self._wrapped(function, names, timeout_s)
+            return self.transactional(timeout_s=timeout_s)(names[0])
 
-    def _wrapped(self, function: Callable[..., R], names: Iterable[str], timeout_s: float | None) -> Callable[..., R]:
-        @wraps(function)
-        def inside(*args: Any, tx: Transaction | None = None, **kwargs: Any) -> R:
-            if tx is not None:
-                return function(*args, tx=tx, **kwargs)
-            with self.transaction(*names, timeout_s=timeout_s) as own:
-                return function(*args, tx=own, **kwargs)
+        def decorate(function: Callable[..., R]) -> Callable[..., R]:
+            @wraps(function)
+            def inside(*args: Any, tx: Transaction | None = None, **kwargs: Any) -> R:
+                if tx is not None:
+                    return function(*args, tx=tx, **kwargs)
+                with self.transaction(*names, timeout_s=timeout_s) as own:
+                    return function(*args, tx=own, **kwargs)
 
-        return inside
+            return inside
+
+        return decorate
 
     # What is in doubt
 
-    def recover(self, timeout_s: float | None = None) -> RecoveryReport:
+    def recover(self, timeout_s: float | None = None) -> RecoveryResult:
         """A round of recovery at every participant, now; waits for it, or for so many seconds.
 
         The last resource comes first: others may hang on what stands there.
         """
         self._check_open()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        last = self._coordinator.last_resource
-        report = RecoveryReport()
-        for names in ([last] if last else [], [name for name in self._resolvers if name != last]):
-            rounds = {name: self._resolvers[name].wake() for name in names}
+        result = RecoveryResult()
+        order = sorted(self._recoveries, key=lambda name: name != self._coordinator.last_resource)
+        split = 0 if self._coordinator.last_resource is None else 1
+        for names in (order[:split], order[split:]):
+            rounds = {name: self._recoveries[name].wake() for name in names}
             for name, number in rounds.items():
-                report.scans[name] = self._resolvers[name].wait(number, deadline)
-        return report
+                result.scans[name] = self._recoveries[name].wait(number, deadline)
+        return result
 
-    def in_doubt(self) -> list[InDoubt]:
+    def in_doubt(self) -> list[InDoubtTransaction]:
         """Global transactions that are not over, without live ones; also those with heuristics that nobody forgot."""
         return self._coordinator.in_doubt()
 
@@ -180,16 +187,41 @@ class TransactionManager:
         return forgotten
 
     def _forget_at(self, participant: str, gtrid: bytes) -> None:
-        connection = self._sources[participant].open()
-        try:
+        with self._sources[participant].opened() as connection:
             forget = getattr(connection, "tpc_forget", None)
-            if callable(forget):
-                forget(xid_on(connection, gtrid, participant))
-        except Exception as error:
-            if not is_unknown_xid(error):
-                raise
-        finally:
-            close(connection)
+            try:
+                if callable(forget):
+                    forget(xid_on(connection, gtrid, participant))
+            except Exception as error:
+                if not is_unknown_xid(error):
+                    raise
+
+    # Housekeeping
+
+    def _keep_house(self) -> None:
+        """What is done is recorded as done, and expired work is interrupted.
+
+        Without it everything is just as durable: a crash then makes recovery look again at more that is done.
+        """
+        failed = False
+        while not self._stopped.wait(HOUSEKEEPING_S):
+            for transaction in self._coordinator.live():
+                transaction.interrupt_if_expired()
+            if not failed and not self._stopped.is_set():
+                failed = not self._look_after_log()
+
+    def _look_after_log(self) -> bool:
+        """Whether it can go on."""
+        decisions = self._coordinator.log
+        try:
+            decisions.flush()
+            if decisions.wants_checkpoint:
+                decisions.checkpoint()
+        except RetryLater as full:
+            log.warning("decision log: no checkpoint yet: %s", full)
+        except DecisionLogError:
+            return False  # which is logged
+        return True
 
     # The end
 
@@ -205,9 +237,10 @@ class TransactionManager:
         _open.discard(self)
         self._coordinator.close(CLOSE_PATIENCE_S)
         deadline = time.monotonic() + CLOSE_PATIENCE_S
-        for resolver in self._resolvers.values():
-            resolver.stop(max(0.0, deadline - time.monotonic()))
-        self._upkeep.stop(max(0.0, deadline - time.monotonic()))
+        for recovery in self._recoveries.values():
+            recovery.stop(max(0.0, deadline - time.monotonic()))
+        self._stopped.set()
+        self._housekeeping.join(max(0.0, deadline - time.monotonic()))  # unless it hangs in a call to the disk
         self._owned.close()
         for source in self._sources.values():  # last, since a driver may hang in it
             source.close()
@@ -227,9 +260,8 @@ class TransactionManager:
 
     def _wake(self, names: Iterable[str]) -> None:
         for name in names:
-            resolver = self._resolvers.get(name)
-            if resolver is not None:
-                resolver.wake()
+            if name in self._recoveries:
+                self._recoveries[name].wake()
 
     def abandon(self) -> None:
         """In a forked child: the log and the transactions are the parent's."""

@@ -1,8 +1,10 @@
-"""The records of the decision log: what each kind holds, in MessagePack.
+"""What the files of a decision log hold: the NODE file, and the journal's records, in MessagePack.
+
+    NODE         one line: xaqueue-tm 1 <node id> <boot epoch>
 
     1 DECISION   [gtrid, when_us, last, [participant, ...], [gtrid that is done, ...]]
     2 DONE       [gtrid, ...]
-    3 HEURISTIC  [gtrid, participant, decision, party, when_us, detail]
+    3 HEURISTIC  [gtrid, participant, decision, outcome, when_us, detail]
     4 FORGET     [gtrid]
     5 CARRIED    [[DECISION without its fifth part, ...], [HEURISTIC, ...]]
 
@@ -16,20 +18,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import msgpack
 
-from xaqueue.errors import DecisionLogDamaged
+from xaqueue.errors import DecisionLogDamaged, DecisionLogError
+from xaqueue.storage.fs import FileSystem, replace_file
 from xaqueue.storage.journal_format import Entry, Record
-from xaqueue.tm.standing import Heuristic
-from xaqueue.tm.voting import Party
+from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.status import Heuristic, OpenDecision
+from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
 
+NODE = "NODE"
+"""Whose decisions a log holds, and how often it was opened; durable before either names anything."""
+NEW_NODE = ".NODE.new"
+_MAGIC = "xaqueue-tm"
+_VERSION = "1"
 CARRIED_AT_A_TIME = 500
 
 
-class Kind(IntEnum):
+class LogRecordKind(IntEnum):
     """Of a record of the journal."""
 
     DECISION = 1
@@ -39,49 +48,34 @@ class Kind(IntEnum):
     CARRIED = 5
 
 
-@dataclass(slots=True)
-class Decision:
-    """A global transaction whose second phase has begun."""
-
-    gtrid: bytes
-    participants: tuple[str, ...]
-    """Those that voted to commit, without the last resource."""
-    when_us: int
-    last: str | None = None
-    outcome: Outcome = Outcome.COMMITTED
-    """IN_DOUBT as long as it stands in a last resource that was not read."""
-    outstanding: set[str] = field(default_factory=set)
-    """Participants that have not acknowledged."""
-
-
-def decision(made: Decision, done: Sequence[bytes]) -> Entry:
-    return Entry(Kind.DECISION, msgpack.packb([*_decision_parts(made), list(done)]))
+def decision(made: OpenDecision, done: Sequence[bytes]) -> Entry:
+    return Entry(LogRecordKind.DECISION, msgpack.packb([*_decision_parts(made), list(done)]))
 
 
 def done(gtrids: Sequence[bytes]) -> Entry:
-    return Entry(Kind.DONE, msgpack.packb(list(gtrids)))
+    return Entry(LogRecordKind.DONE, msgpack.packb(list(gtrids)))
 
 
 def heuristic(noted: Heuristic) -> Entry:
-    return Entry(Kind.HEURISTIC, msgpack.packb(_heuristic_parts(noted)))
+    return Entry(LogRecordKind.HEURISTIC, msgpack.packb(_heuristic_parts(noted)))
 
 
 def forget(gtrid: bytes) -> Entry:
-    return Entry(Kind.FORGET, msgpack.packb([gtrid]))
+    return Entry(LogRecordKind.FORGET, msgpack.packb([gtrid]))
 
 
-def carried(decisions: Iterable[Decision], heuristics: Iterable[Heuristic]) -> Iterator[Entry]:
+def carried(decisions: Iterable[OpenDecision], heuristics: Iterable[Heuristic]) -> Iterator[Entry]:
     """As many records as it takes, perhaps none."""
     rows, notes = map(_decision_parts, decisions), map(_heuristic_parts, heuristics)
     while (some := list(islice(rows, CARRIED_AT_A_TIME))) or (more := list(islice(notes, CARRIED_AT_A_TIME))):
-        yield Entry(Kind.CARRIED, msgpack.packb([some, [] if some else more]))
+        yield Entry(LogRecordKind.CARRIED, msgpack.packb([some, [] if some else more]))
 
 
 @dataclass(slots=True)
-class Table:
+class DecisionTable:
     """What dangles: decisions that were not acknowledged everywhere, and heuristics that nobody forgot."""
 
-    open: dict[bytes, Decision] = field(default_factory=dict)
+    open: dict[bytes, OpenDecision] = field(default_factory=dict)
     heuristics: dict[tuple[bytes, str], Heuristic] = field(default_factory=dict)
 
     def decision_on(self, gtrid: bytes) -> Outcome | None:
@@ -91,17 +85,23 @@ class Table:
             return made.outcome
         return next((noted.decision for (other, _), noted in self.heuristics.items() if other == gtrid), None)
 
+    def add(self, made: OpenDecision) -> None:
+        self.open[made.gtrid] = made
+
+    def note(self, heuristic: Heuristic) -> None:
+        self.heuristics[heuristic.gtrid, heuristic.participant] = heuristic
+
     def forget(self, gtrid: bytes) -> None:
         for key in [key for key in self.heuristics if key[0] == gtrid]:
             del self.heuristics[key]
 
 
-def replay(records: Iterable[Record]) -> Table:
+def replay(records: Iterable[Record]) -> DecisionTable:
     """What these say together. Raises DecisionLogDamaged for one that cannot be read."""
-    table, over = Table(), set[bytes]()
+    table, over = DecisionTable(), set[bytes]()
     for record in records:
         try:
-            _replay(table, over, Kind(record.kind), msgpack.unpackb(record.meta))
+            _replay(table, over, LogRecordKind(record.kind), msgpack.unpackb(record.meta))
         except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
             raise DecisionLogDamaged(
                 f"the record at LSN {record.lsn:#x} of the decision log cannot be read ({error}): it is damaged, or "
@@ -110,18 +110,16 @@ def replay(records: Iterable[Record]) -> Table:
     return table
 
 
-def _replay(table: Table, over: set[bytes], kind: Kind, parts: list[Any]) -> None:
+def _replay(table: DecisionTable, over: set[bytes], kind: LogRecordKind, parts: list[Any]) -> None:
     """over: what these records end, so that a CARRIED one does not begin it again."""
-    if kind is Kind.DECISION:
-        made = _decision(parts[:4])
-        table.open[made.gtrid] = made
+    if kind is LogRecordKind.DECISION:
+        table.add(_decision(parts[:4]))
         _end(table, over, parts[4])
-    elif kind is Kind.DONE:
+    elif kind is LogRecordKind.DONE:
         _end(table, over, parts)
-    elif kind is Kind.HEURISTIC:
-        noted = _heuristic(parts)
-        table.heuristics[noted.gtrid, noted.participant] = noted
-    elif kind is Kind.FORGET:
+    elif kind is LogRecordKind.HEURISTIC:
+        table.note(_heuristic(parts))
+    elif kind is LogRecordKind.FORGET:
         table.forget(parts[0])
         over.add(b"forgotten " + parts[0])
     else:
@@ -133,27 +131,63 @@ def _replay(table: Table, over: set[bytes], kind: Kind, parts: list[Any]) -> Non
                 table.heuristics.setdefault((noted.gtrid, noted.participant), noted)
 
 
-def _end(table: Table, over: set[bytes], gtrids: Iterable[bytes]) -> None:
+def _end(table: DecisionTable, over: set[bytes], gtrids: Iterable[bytes]) -> None:
     for gtrid in gtrids:
         table.open.pop(gtrid, None)
         over.add(gtrid)
 
 
-def _decision_parts(made: Decision) -> list[Any]:
+def _decision_parts(made: OpenDecision) -> list[Any]:
     return [made.gtrid, made.when_us, made.last, list(made.participants)]
 
 
-def _decision(parts: list[Any]) -> Decision:
+def _decision(parts: list[Any]) -> OpenDecision:
     gtrid, when_us, last, names = parts
     outcome = Outcome.COMMITTED if last is None else Outcome.IN_DOUBT
-    return Decision(gtrid, tuple(names), when_us, last, outcome, set(names))
+    return OpenDecision(gtrid, tuple(names), when_us, last, outcome, set(names))
 
 
 def _heuristic_parts(noted: Heuristic) -> list[Any]:
-    decided, party = noted.decision.value, noted.party.value
-    return [noted.gtrid, noted.participant, decided, party, noted.when_us, noted.detail]
+    decision, outcome = noted.decision.value, noted.outcome.value
+    return [noted.gtrid, noted.participant, decision, outcome, noted.when_us, noted.detail]
 
 
 def _heuristic(parts: list[Any]) -> Heuristic:
-    gtrid, participant, decided, party, when_us, detail = parts
-    return Heuristic(gtrid, participant, Outcome(decided), Party(party), when_us, detail)
+    gtrid, participant, decision, outcome, when_us, detail = parts
+    return Heuristic(gtrid, participant, Outcome(decision), ParticipantOutcome(outcome), when_us, detail)
+
+
+def read_node(fs: FileSystem) -> tuple[str, int]:
+    """Node id and epoch; "" and 0 where there was never a log. Raises DecisionLogDamaged, DecisionLogError, OSError."""
+    try:
+        line = fs.read(NODE, 4096).decode("ascii", "replace")
+    except FileNotFoundError:
+        return "", 0
+    words = line.split()
+    if len(words) > 1 and words[0] == _MAGIC and words[1] != _VERSION:
+        raise DecisionLogError(
+            f"{NODE} has format {words[1]}; this xaqueue reads format {_VERSION}: use a newer one. Nothing was changed"
+        )
+    try:
+        magic, _, node, epoch = words
+        if magic != _MAGIC or not line.endswith("\n"):
+            raise ValueError  # noqa: TRY301
+        Gtrid(node, int(epoch), 0)
+    except ValueError:  # InvalidArgument is one
+        damaged(f"{NODE} cannot be read")
+    return node, int(epoch)
+
+
+def write_node(fs: FileSystem, node: str, epoch: int) -> None:
+    """Replaces it, durably. Raises OSError."""
+    replace_file(fs, NODE, f"{_MAGIC} {_VERSION} {node} {epoch}\n".encode())
+
+
+def damaged(what: str) -> NoReturn:
+    """Raises DecisionLogDamaged, which says what to do."""
+    raise DecisionLogDamaged(
+        f"the decision log is damaged: {what}. Decisions may be lost with it, so nothing was changed and nothing is "
+        "rolled back. Put the files back from a copy. Without one, move the directory away and keep it: a new log has "
+        "a new node id and leaves the old branches alone; finish those by hand, each participant's list of what is in "
+        "doubt has them (`xaqueue indoubt advise` compares)"
+    )

@@ -1,168 +1,250 @@
-"""One round of recovery at one participant: branches that it lists are finished, those it lost are accounted for.
+"""Recovery has a thread for each participant: rounds at once when there is something to finish, and now and then.
 
-Touched are only branches that carry this log's node id and this participant's name, and whose transaction was over
-before the participant was asked for its list. Decided ones are committed, undecided ones rolled back. A decision is
-acknowledged by a participant that has just committed, or that has told its whole list and does not have it any more.
-What goes wrong with one branch stops no other one, and is tried again in the next round.
+In a round the branches that the participant lists are finished, and those it lost are accounted for. Touched are only
+branches that carry this log's node id and this participant's name, and whose transaction was over before the
+participant was asked for its list. Decided ones are committed, undecided ones rolled back. A decision is acknowledged
+by a participant that has just committed, or that has told its whole list and does not have it any more.
+
+What goes wrong with one branch stops no other one. A participant that is down, or hangs, delays its own thread and
+nothing else. What failed is tried again with growing pauses, for ever: a decision is never dropped.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+import threading
+import time
+from collections.abc import Iterable
 from typing import Any
 
-from xaqueue.tm import marker, voting
-from xaqueue.tm.coordinator import Coordinator, Mark
-from xaqueue.tm.gtrid import Gtrid, Listed, listed
-from xaqueue.tm.participants import Source, ask, can_tell, heuristic_answer, is_unknown_xid, xid_on
-from xaqueue.tm.standing import ScanReport
-from xaqueue.tm.steps import Step
-from xaqueue.tm.voting import Answer, Answers, Ask, Command, Commit, Finishing, Party, Treatment
+from xaqueue.errors import DecisionLogError
+from xaqueue.tm import driver, last_resource, voting
+from xaqueue.tm.coordinator import Coordinator, TraceStep
+from xaqueue.tm.gtrid import Gtrid, ListedBranch, parse_listed
+from xaqueue.tm.participant import ConnectionSource
+from xaqueue.tm.status import ScanReport
+from xaqueue.tm.voting import Command, ParticipantOutcome, RecoveryAction, Replies, Reply, Verb
 from xaqueue.xa import Outcome
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 30.0
+_STEPS = {
+    Verb.COMMIT: (TraceStep.COMMIT, TraceStep.COMMITTED),
+    Verb.ROLLBACK: (TraceStep.ROLLBACK, TraceStep.ROLLED_BACK),
+}
 
 log = logging.getLogger("xaqueue")
 
 
-def scan(
-    coordinator: Coordinator, source: Source, connection: Any, stopped: Callable[[], bool] = lambda: False
-) -> ScanReport:
-    """Finishes what can be finished at this participant now. Raises what the driver raises to the scan itself."""
-    return _Scan(coordinator, source, connection, stopped).run()
+class RecoveryThread:
+    """Of one participant. ``run_once`` may be called without its thread, but not beside it."""
 
+    def __init__(self, coordinator: Coordinator, source: ConnectionSource, interval_s: float) -> None:
+        self._coordinator = coordinator
+        self._source = source
+        self._name = source.name
+        self._interval_s = interval_s
+        self._connection: Any = None
+        self._changed = threading.Condition()
+        self._asked = 0
+        self._answered = 0
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self.report = ScanReport(source.name, error="not asked yet")
+        """Of the last round."""
 
-class _Scan:
-    def __init__(self, coordinator: Coordinator, source: Source, connection: Any, stopped: Callable[[], bool]) -> None:
-        self.coordinator = coordinator
-        self.source = source
-        self.name = source.name
-        self.connection = connection
-        self.stopped = stopped
-        self.report = ScanReport(self.name)
-        self.error: Exception | None = None
-        """Of the branch in hand."""
-        self.listed = False
-        """Whether the participant has that one in its list."""
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=f"xaqueue-recovery-{self._name}", daemon=True)
+        self._thread.start()
 
-    def run(self) -> ScanReport:
-        before = self.coordinator.mark(self.name)
-        found = [branch for branch in map(listed, self.connection.tpc_recover()) if branch is not None]
-        own = [branch for branch in found if branch.gtrid.node == self.coordinator.log.node]
-        self._tell_strangers(own)
-        mine = [branch for branch in own if branch.participant == self.name]
+    def wake(self) -> int:
+        """Asks for a round from now on; returns its number."""
+        with self._changed:
+            self._asked += 1
+            self._changed.notify_all()
+            return self._asked
+
+    def wait(self, number: int, deadline: float | None) -> ScanReport:
+        """The report of that round, or of a later one; where it does not come until then, one that says so."""
+        with self._changed:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if self._changed.wait_for(lambda: self._answered >= number or self._stopped, left) and not self._stopped:
+                return self.report
+        return ScanReport(self._name, error="it has not answered yet; recovery goes on")
+
+    def stop(self, patience_s: float) -> None:
+        """Ends the thread, unless it hangs in a call of the participant: then it ends after that."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(patience_s)
+        if self._thread is None or not self._thread.is_alive():
+            self._drop()
+
+    def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._stopped:
+            number = self._asked
+            report = self.run_once()
+            with self._changed:
+                self._answered = max(self._answered, number)
+                self._changed.notify_all()
+                wait_s = min(pause_s, self._interval_s) if report.error else self._interval_s
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if report.error else FIRST_PAUSE_S
+                self._changed.wait_for(lambda: self._asked > number or self._stopped, wait_s)  # noqa: B023
+        self._drop()
+
+    def run_once(self) -> ScanReport:
+        """A round. A connection that was kept and fails is replaced at once."""
+        kept = self._connection is not None
+        report = self._round()
+        if kept and self._connection is None and not self._stopped:
+            report = self._round()
+        self._log_changes(report)
+        self.report = report
+        return report
+
+    def _round(self) -> ScanReport:
+        report = ScanReport(self._name)
+        try:
+            if self._connection is None:
+                self._connection = self._source.open()
+            if self._stopped:  # it hung in there, and its transaction manager is closed
+                report.error = "closed"
+            elif self._source.is_last:
+                self._read_last(report)
+            else:
+                self._scan(report)
+        except DecisionLogError as error:
+            report.error = str(error)
+        except Exception as error:  # whatever a driver raises: it is reported, and the round is made again
+            report.error = f"{type(error).__name__}: {error}"
+        if report.error:
+            self._drop()
+        report.complete = not report.error and not self._stopped
+        return report
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            driver.close(connection)
+
+    def _log_changes(self, report: ScanReport) -> None:
+        """Logs each change for better or worse, and not each round."""
+        before = self._coordinator.trouble.pop(self._name, "")
+        if report.error:
+            self._coordinator.trouble[self._name] = report.error
+            if report.error != before:
+                log.warning("recovery at participant %s: %s; it goes on trying", self._name, report.error)
+        elif before:
+            log.info("recovery at participant %s is complete again", self._name)
+        if report.committed or report.rolled_back:
+            counts = len(report.committed), len(report.rolled_back)
+            log.info("recovery at participant %s: %d branches committed, %d rolled back", self._name, *counts)
+
+    # A participant with two phases
+
+    def _scan(self, report: ScanReport) -> None:
+        """Finishes what can be finished now. Raises what the driver raises to the listing itself."""
+        before = self._coordinator.snapshot()
+        outstanding = self._coordinator.outstanding(self._name, before)
+        found = [branch for branch in map(parse_listed, self._connection.tpc_recover()) if branch is not None]
+        own = [branch for branch in found if branch.gtrid.node == self._coordinator.log.node]
+        report.strangers = list(self._strangers(own))
+        mine = [branch for branch in own if branch.participant == self._name]
         for branch in mine:
-            if self.stopped():
-                break
-            self._treat(branch, before)
-        seen = {bytes(branch.gtrid) for branch in mine}
-        for gtrid in sorted(before.outstanding.keys() - seen):
-            if self.stopped():
-                break
-            self._account_for(gtrid, before.outstanding[gtrid])
-        self.report.complete = not self.report.error and not self.stopped()
-        return self.report
+            if self._stopped:
+                return
+            gtrid = bytes(branch.gtrid)
+            action = self._coordinator.action_for(gtrid, self._name, before)
+            if action is RecoveryAction.LEAVE:
+                report.left.append(gtrid)
+            else:
+                decision = Outcome.COMMITTED if action is RecoveryAction.COMMIT else Outcome.ROLLED_BACK
+                self._finish(gtrid, branch.xid, decision, report, is_listed=True)
+        for gtrid in sorted(outstanding.keys() - {bytes(branch.gtrid) for branch in mine}):
+            if self._stopped:
+                return
+            xid = driver.xid_on(self._connection, gtrid, self._name)
+            self._finish(gtrid, xid, outstanding[gtrid], report)  # told all the same: some never list anything
 
-    def _tell_strangers(self, own: Iterable[Listed]) -> None:
+    def _strangers(self, own: Iterable[ListedBranch]) -> Iterable[str]:
         """Of this node, and nobody's: a participant that was renamed, or branches of a later life of an older log."""
         for branch in own:
-            if branch.participant not in self.coordinator.sources:
-                self.report.strangers.append(branch.participant)
-            elif branch.gtrid.epoch > self.coordinator.log.epoch:
-                self.report.strangers.append(f"{branch.participant} of epoch {branch.gtrid.epoch}")
+            if branch.participant not in self._coordinator.sources:
+                yield branch.participant
+            elif branch.gtrid.epoch > self._coordinator.log.epoch:
+                yield f"{branch.participant} of epoch {branch.gtrid.epoch}"
 
-    def _treat(self, branch: Listed, before: Mark) -> None:
-        treatment = voting.treatment(self.coordinator.known(branch.gtrid, self.name, before))
-        gtrid = bytes(branch.gtrid)
-        if treatment is Treatment.ROLL_BACK and not self.coordinator.may_presume():
-            treatment = Treatment.LEAVE
-        if treatment is Treatment.LEAVE:
-            self.report.left.append(gtrid)
+    def _finish(
+        self, gtrid: bytes, xid: Any, decision: Outcome, report: ScanReport, *, is_listed: bool = False
+    ) -> None:
+        """Tells a branch what was decided, and records what became of it."""
+        failures: list[Exception] = []
+
+        def perform(command: Command) -> Replies:
+            if command.verb is Verb.ASK:
+                return {self._name: self._ask(xid, failures)}
+            before, after = _STEPS[command.verb]
+            self._coordinator.step(before, gtrid, self._name)
+            reply = self._call(command.verb, xid, is_listed, failures)
+            self._coordinator.step(after, gtrid, self._name)
+            return {self._name: reply}
+
+        outcome = voting.run(voting.finish(decision, [self._name], first=False), perform)[self._name]
+        failed = str(failures[-1]) if failures else ""
+        if outcome is ParticipantOutcome.PENDING:
+            report.error = report.error or f"{gtrid.decode()}: {failed or 'still in doubt'}"
             return
-        outcome = Outcome.COMMITTED if treatment is Treatment.COMMIT else Outcome.ROLLED_BACK
-        self.listed = True
-        party = self._drive(gtrid, branch.xid, voting.finish(outcome, [self.name], first=False))
-        finished = self.report.committed if outcome is Outcome.COMMITTED else self.report.rolled_back
-        self._settle(gtrid, outcome, party, finished)
-
-    def _account_for(self, gtrid: bytes, outcome: Outcome) -> None:
-        xid = xid_on(self.connection, gtrid, self.name)
-        self.listed = False
-        party = self._drive(gtrid, xid, voting.finish(outcome, [self.name], first=False))  # some never list anything
-        self._settle(gtrid, outcome, party, self.report.finished_before)
-
-    def _settle(self, gtrid: bytes, outcome: Outcome, party: Party, finished: list[bytes]) -> None:
-        if party is Party.PENDING:
-            why = str(self.error or "still in doubt")
-            self.report.error = self.report.error or f"{gtrid.decode()}: {why}"
-            return
-        detail = str(self.error) if self.error is not None else ""
-        noted = self.coordinator.settle(gtrid, outcome, {self.name: party}, {self.name: detail})
-        self.report.heuristics += noted
+        noted = self._coordinator.settle(gtrid, decision, {self._name: outcome}, {self._name: failed})
+        report.heuristics += noted
         if not noted:
-            finished.append(gtrid)
+            listed = report.committed if decision is Outcome.COMMITTED else report.rolled_back
+            (listed if is_listed else report.finished_before).append(gtrid)
         for heuristic in noted:
             if not heuristic.agrees:
                 log.error(
                     "transaction %s was to be %s: %s %s. It is kept until TransactionManager.forget",
-                    *(gtrid.decode(), outcome.value, self.name, party.value),
+                    *(gtrid.decode(), decision.value, self._name, outcome.value),
                 )
 
-    def _drive(self, gtrid: bytes, xid: Any, finishing: Finishing) -> Party:
-        self.error = None
-        command = next(finishing)
-        while True:
-            try:
-                command = finishing.send(self._perform(command, gtrid, xid))
-            except StopIteration as end:
-                parties: dict[str, Party] = end.value
-                return parties[self.name]
-
-    def _perform(self, command: Command, gtrid: bytes, xid: Any) -> Answers:
-        if isinstance(command, Ask):
-            return {self.name: self._ask(xid)}
-        commits = isinstance(command, Commit)
-        verb = self.connection.tpc_commit if commits else self.connection.tpc_rollback
-        self.coordinator.step(Step.COMMIT if commits else Step.ROLLBACK, gtrid, self.name)
-        answer = self._tell(verb, xid)
-        self.coordinator.step(Step.COMMITTED if commits else Step.ROLLED_BACK, gtrid, self.name)
-        return {self.name: answer}
-
-    def _tell(self, verb: Callable[[Any], None], xid: Any) -> Answer:
+    def _call(self, verb: Verb, xid: Any, is_listed: bool, failures: list[Exception]) -> Reply:
         try:
-            verb(xid)
+            (self._connection.tpc_commit if verb is Verb.COMMIT else self._connection.tpc_rollback)(xid)
         except Exception as error:
-            self.error = error
-            if is_unknown_xid(error):  # just listed, it may be another mistake: the next list tells
-                return Answer.PENDING if self.listed and not can_tell(self.connection) else Answer.UNKNOWN
-            return heuristic_answer(error) or Answer.PENDING
-        return Answer.DONE
+            failures.append(error)
+            if driver.is_unknown_xid(error):  # just listed, it may be another mistake: the next list tells
+                return Reply.PENDING if is_listed and not driver.can_tell(self._connection) else Reply.UNKNOWN
+            return driver.heuristic_answer(error) or Reply.PENDING
+        return Reply.DONE
 
-    def _ask(self, xid: Any) -> Answer:
+    def _ask(self, xid: Any, failures: list[Exception]) -> Reply:
         try:
-            return ask(self.connection, xid)
+            return driver.ask(self._connection, xid)
         except Exception as error:
-            self.error = error
-            return Answer.PENDING
+            failures.append(error)
+            return Reply.PENDING
 
+    # The last resource
 
-def read_last(coordinator: Coordinator, source: Source, connection: Any) -> ScanReport:
-    """The last resource's part: reads decisions that nobody was told of, and removes rows that nobody needs any more.
+    def _read_last(self, report: ScanReport) -> None:
+        """Reads decisions that nobody was told of, and removes rows that nobody needs any more.
 
-    Raises what the driver raises.
-    """
-    report = ScanReport(source.name)
-    undecided = coordinator.undecided()
-    if not coordinator.has_table and not undecided:  # else it was made before: without it this is another database
-        marker.create(connection)
-        coordinator.has_table = True
-    for gtrid in undecided:
-        outcome = marker.resolve(connection, gtrid)
-        coordinator.log.resolve(gtrid, outcome)
-        (report.committed if outcome is Outcome.COMMITTED else report.rolled_back).append(gtrid)
-    written = marker.rows(connection, coordinator.log.node)
-    needless = coordinator.over([gtrid for gtrid in written if Gtrid.parse(gtrid) is not None])
-    if needless and coordinator.may_presume():
-        coordinator.log.flush()  # that they are done has to outlive their rows
-        marker.delete(connection, needless)
-    report.complete = True
-    return report
+        Raises what the driver raises.
+        """
+        decisions = self._coordinator.log
+        if self._coordinator.needs_table:
+            last_resource.create_table(self._connection)
+            self._coordinator.has_table = True
+        for gtrid in self._coordinator.undecided():
+            outcome = last_resource.resolve_row(self._connection, gtrid)
+            decisions.resolve(gtrid, outcome)
+            (report.committed if outcome is Outcome.COMMITTED else report.rolled_back).append(gtrid)
+        if report.committed or report.rolled_back:
+            self._coordinator.wake(self._coordinator.sources)
+        written = last_resource.read_rows(self._connection, decisions.node)
+        needless = self._coordinator.over([gtrid for gtrid in written if Gtrid.parse(gtrid) is not None])
+        if needless and decisions.failure is None:
+            decisions.flush()  # that they are done has to outlive their rows
+            last_resource.delete_rows(self._connection, needless)

@@ -12,25 +12,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from enum import Enum
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from xaqueue.errors import (
-    DecisionLogError,
-    InvalidArgument,
-    ProtocolError,
-    RetryLater,
-)
-from xaqueue.tm import marker, telling, voting
-from xaqueue.tm.coordinator import Coordinator
-from xaqueue.tm.drive import Drive
-from xaqueue.tm.enlisted import Enlisted, LastResource, enlist
-from xaqueue.tm.participants import close
-from xaqueue.tm.steps import Step
-from xaqueue.tm.voting import Party, Verdict, Voting
+from xaqueue.errors import DecisionLogError, InvalidArgument, ProtocolError, RetryLater
+from xaqueue.tm import errors, voting
+from xaqueue.tm.coordinator import Coordinator, TraceStep
+from xaqueue.tm.last_resource import LastResource, create_table
+from xaqueue.tm.participant import EnlistedBranch, enlist
+from xaqueue.tm.voting import DECISION, Command, ParticipantOutcome, Replies, Reply, TransactionResult, Verb, Voting
 from xaqueue.xa import Outcome
+
+_VERBS: dict[Verb, tuple[TraceStep, Callable[[EnlistedBranch], Reply], TraceStep]] = {
+    Verb.PREPARE: (TraceStep.PREPARE, lambda branch: branch.prepare(), TraceStep.PREPARED),
+    Verb.COMMIT: (TraceStep.COMMIT, lambda branch: branch.commit(), TraceStep.COMMITTED),
+    Verb.COMMIT_ONE_PHASE: (TraceStep.COMMIT, lambda branch: branch.commit_one_phase(), TraceStep.COMMITTED),
+    Verb.ROLLBACK: (TraceStep.ROLLBACK, lambda branch: branch.rollback(), TraceStep.ROLLED_BACK),
+}
+"""What is done at each participant that a command names, and the steps around it."""
 
 
 class _Phase(Enum):
@@ -50,8 +51,10 @@ class Transaction:
         self._deadline = time.monotonic() + timeout_s
         self._mutex = threading.Lock()
         self._phase = _Phase.ACTIVE
-        self._enlisted: dict[str, Enlisted] = {}
-        self._parties: dict[str, Party] = {}
+        self._branches: dict[str, EnlistedBranch] = {}
+        self._outcomes: dict[str, ParticipantOutcome] = {}
+        self._log_error: Exception | None = None
+        """Why the log did not take the decision."""
         self.outcome: Outcome | None = None
         """COMMITTED or ROLLED_BACK; IN_DOUBT or UNKNOWN where commit said so; None while it is active."""
         self.gtrid = coordinator.enter(self)
@@ -59,7 +62,7 @@ class Transaction:
 
     def __getitem__(self, name: str) -> Any:
         """The participant's connection, begun for this transaction. Raises KeyError, RolledBack after the timeout."""
-        known = self._enlisted.get(name)
+        known = self._branches.get(name)
         if self._phase is not _Phase.ACTIVE:
             raise ProtocolError(f"the transaction is {self._phase.value}: begin another one")
         if self._is_expired():
@@ -75,23 +78,21 @@ class Transaction:
         HeuristicMixed, HeuristicHazard, HeuristicOutcome where a participant did otherwise by itself;
         OutcomeUnknown where nobody can tell now, and ``TransactionManager.outcome`` may later.
         """
-        self._end()
-        names, last = self._order()
-        together = len(names) > 1 and all(self._enlisted[name].is_parallel for name in names)
-        if self._is_expired() or not self._coordinator.may_presume():
-            self._conclude(self._drive(voting.roll_back(names, last)), wanted=Outcome.COMMITTED)
+        names, last = self._end()
+        if self._is_expired() or self._coordinator.log.failure is not None:
+            vote = voting.roll_back(names, last)
         else:
-            self._conclude(self._drive(voting.commit(names, last, together=together)), wanted=Outcome.COMMITTED)
+            vote = voting.commit(names, last, together=len(names) > 1 and self._are_parallel(names))
+        self._conclude(self._run(vote), wanted=Outcome.COMMITTED)
 
     def rollback(self) -> None:
         """Rolls back everywhere. Raises HeuristicOutcome where a participant has committed by itself."""
-        self._end()
-        self._conclude(self._drive(voting.roll_back(*self._order())), wanted=Outcome.ROLLED_BACK)
+        self._conclude(self._run(voting.roll_back(*self._end())), wanted=Outcome.ROLLED_BACK)
 
     @property
     def pending(self) -> tuple[str, ...]:
         """Participants that could not be told what was decided yet; recovery tells them."""
-        return tuple(name for name, party in self._parties.items() if party is Party.PENDING)
+        return tuple(name for name, ended in self._outcomes.items() if ended is ParticipantOutcome.PENDING)
 
     @property
     def is_ending(self) -> bool:
@@ -101,8 +102,8 @@ class Transaction:
         """Interrupts what an expired transaction is waiting for; called from another thread, again and again."""
         with self._mutex:  # not while it is being ended: what is decided is never interrupted
             if self._phase is _Phase.ACTIVE and self._is_expired():
-                for enlisted in list(self._enlisted.values()):
-                    enlisted.interrupt()
+                for branch in list(self._branches.values()):
+                    branch.interrupt()
 
     def abandon(self) -> None:
         """In a forked child: it and its connections are the parent's."""
@@ -132,132 +133,167 @@ class Transaction:
 
     # Joining
 
-    def _enlist(self, name: str) -> Enlisted:
+    def _enlist(self, name: str) -> EnlistedBranch:
         source = self._coordinator.sources.get(name)
         if source is None:
             raise InvalidArgument(f"{name!r} is no participant: there are {sorted(self._coordinator.sources)}")
-        self._coordinator.step(Step.BEGIN, self.gtrid, name)
-        if source.is_last:
-            self._make_table()
-            self._enlisted[name] = LastResource(source, source.open(), self.gtrid)
-        else:
-            self._enlisted[name] = enlist(source, self.gtrid)
-        return self._enlisted[name]
+        self._coordinator.step(TraceStep.BEGIN, self.gtrid, name)
+        if not source.is_last:
+            self._branches[name] = enlist(source, self.gtrid)
+            return self._branches[name]
+        if self._coordinator.needs_table:
+            with source.opened() as connection:
+                create_table(connection)
+            self._coordinator.has_table = True
+        self._branches[name] = LastResource(source, source.open(), self.gtrid)
+        return self._branches[name]
 
-    def _make_table(self) -> None:
-        coordinator = self._coordinator
-        if coordinator.has_table or coordinator.undecided():  # then it was made in an earlier life
-            return
-        assert coordinator.last_resource is not None
-        connection = coordinator.sources[coordinator.last_resource].open()
-        try:
-            marker.create(connection)
-        finally:
-            close(connection)
-        coordinator.has_table = True
-
-    def _order(self) -> tuple[list[str], str | None]:
-        """Those with two phases, in the order of their keys, and the last resource, if it joined."""
-        two_phase = [one for one in self._enlisted.values() if not one.source.is_last]
-        last = next((one.name for one in self._enlisted.values() if one.source.is_last), None)
-        return [one.name for one in sorted(two_phase, key=lambda one: (one.sort_key, one.name))], last
+    def _are_parallel(self, names: Iterable[str]) -> bool:
+        return all(self._branches[name].is_parallel for name in names)
 
     # Ending
 
-    def _end(self) -> None:
+    def _end(self) -> tuple[list[str], str | None]:
+        """Nobody else may end it any more. Returns those with two phases, in the order of their keys, and the last."""
         with self._mutex:
             if self._phase is not _Phase.ACTIVE:
                 raise ProtocolError(f"the transaction is {self._phase.value}: begin another one")
             self._phase = _Phase.ENDING
+        in_order = sorted(self._branches.values(), key=lambda branch: (branch.sort_key, branch.name))
+        last = next((branch.name for branch in in_order if branch.source.is_last), None)
+        return [branch.name for branch in in_order if not branch.source.is_last], last
 
-    def _drive(self, vote: Voting) -> tuple[Verdict, Drive]:
-        drive = Drive(self._coordinator, self.gtrid, self._enlisted, self._is_expired)
+    def _run(self, vote: Voting) -> TransactionResult:
         try:
-            return drive.run(vote), drive
+            return voting.run(vote, self._perform)
         except BaseException:
             self._interrupted()
             raise
 
+    def _perform(self, command: Command) -> Replies:
+        if command.verb is Verb.DECIDE:
+            return {DECISION: self._decide(command)}
+        if command.verb is Verb.COMMIT_LAST:
+            return {name: self._commit_last(name) for name in command.names}
+        if command.verb is Verb.ASK:
+            return {name: self._branches[name].ask() for name in command.names}
+        return self._perform_at_each(command)
+
+    def _perform_at_each(self, command: Command) -> Replies:
+        """Side by side where the participants allow it."""
+        before, verb, after = _VERBS[command.verb]
+
+        def call(name: str) -> Reply:
+            self._coordinator.step(before, self.gtrid, name)
+            reply = verb(self._branches[name])
+            self._coordinator.step(after, self.gtrid, name)
+            return reply
+
+        others = command.names[1:] if self._are_parallel(command.names) else ()
+        lent = {name: self._coordinator.lend(call, name) for name in others}
+        futures = {name: future for name, future in lent.items() if future is not None}
+        try:
+            replies = {name: call(name) for name in command.names if name not in futures}
+        finally:
+            for future in futures.values():
+                future.exception()  # it is over, however it ended
+        return replies | {name: future.result() for name, future in futures.items()}
+
+    def _decide(self, command: Command) -> Reply:
+        if self._is_expired():
+            return Reply.REFUSED
+        self._coordinator.step(TraceStep.DECIDE, self.gtrid, "")
+        try:
+            self._coordinator.log.decide(self.gtrid, command.names, command.last)
+        except (RetryLater, DecisionLogError) as error:
+            self._log_error = error
+            return Reply.REFUSED if isinstance(error, RetryLater) else Reply.LOST
+        self._coordinator.step(TraceStep.DECIDED, self.gtrid, "")
+        return Reply.DONE
+
+    def _commit_last(self, name: str) -> Reply:
+        last, log = self._branches[name], self._coordinator.log
+        assert isinstance(last, LastResource)
+        self._coordinator.step(TraceStep.COMMIT_LAST, self.gtrid, name)
+        reply = last.commit_last(log.check)
+        self._coordinator.step(TraceStep.COMMITTED_LAST, self.gtrid, name)
+        if reply is not Reply.LOST:
+            log.resolve(self.gtrid, Outcome.COMMITTED if reply is Reply.DONE else Outcome.ROLLED_BACK)
+        return reply
+
     def _interrupted(self) -> None:
         """Between two commands: what is decided goes on without this thread, and what is not is rolled back."""
-        decided = self._coordinator.outcome_in_log(self.gtrid)
-        alone = len(self._enlisted) < 2 or any(one.commits_alone for one in self._enlisted.values())
-        if decided is None and (alone or not self._coordinator.may_presume()):
+        log = self._coordinator.log
+        decided = log.decision_on(self.gtrid)
+        alone = len(self._branches) < 2 or any(branch.commits_alone for branch in self._branches.values())
+        if decided is None and (alone or log.failure is not None):
             decided = Outcome.UNKNOWN
         self._abandon(decided or Outcome.ROLLED_BACK)
 
     def _abandon(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        for enlisted in self._enlisted.values():
-            enlisted.discard()
-        self._leave(outcome, self._enlisted)
+        for branch in self._branches.values():
+            branch.discard()
+        self._leave(outcome, self._branches)
 
-    def _conclude(self, driven: tuple[Verdict, Drive], wanted: Outcome) -> None:
-        verdict, drive = driven
-        self._parties = dict(verdict.parties)
+    def _conclude(self, result: TransactionResult, wanted: Outcome) -> None:
+        self._outcomes = dict(result.participants)
+        details = {name: str(one.error) for name, one in self._branches.items() if one.error is not None}
         unrecorded: Exception | None = None
         try:
-            if verdict.outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK):
-                self._coordinator.settle(self.gtrid, verdict.outcome, verdict.parties, self._details())
+            if result.outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK):
+                self._coordinator.settle(self.gtrid, result.outcome, result.participants, details)
         except (DecisionLogError, RetryLater) as failed:  # it is not acknowledged either, so recovery notes it again
             unrecorded = failed
         except BaseException:
-            self._abandon(verdict.outcome)
+            self._abandon(result.outcome)
             raise
-        self.outcome = verdict.outcome
-        for name, enlisted in self._enlisted.items():
-            if self._parties.get(name) in (Party.PENDING, Party.UNKNOWN):
-                enlisted.discard()
+        self.outcome = result.outcome
+        for name, branch in self._branches.items():
+            if self._outcomes.get(name) in (ParticipantOutcome.PENDING, ParticipantOutcome.UNKNOWN):
+                branch.discard()
             else:
-                enlisted.release()
-        self._leave(verdict.outcome, self.pending if unrecorded is None else self._enlisted)
-        self._tell(verdict, wanted, drive.error, unrecorded)
+                branch.release()
+        self._leave(result.outcome, self.pending if unrecorded is None else self._branches)
+        self._raise_for(result, wanted, unrecorded)
 
-    def _leave(self, outcome: Outcome, pending: Iterable[str]) -> None:
+    def _leave(self, outcome: Outcome, unfinished: Iterable[str]) -> None:
         self._phase = _Phase.OVER
         last = self._coordinator.last_resource
-        undecided = outcome is Outcome.IN_DOUBT and last is not None
-        self._coordinator.leave(self.gtrid, outcome, [*pending, last] if undecided and last else list(pending))
+        asked = [last] if outcome is Outcome.IN_DOUBT and last is not None else []
+        self._coordinator.leave(self.gtrid, outcome, [*unfinished, *asked])
 
-    def _details(self) -> Mapping[str, str]:
-        return {name: str(one.error) for name, one in self._enlisted.items() if one.error is not None}
+    # Errors
 
-    # Telling
-
-    def _tell(
-        self, verdict: Verdict, wanted: Outcome, log_error: Exception | None, unrecorded: Exception | None
-    ) -> None:
+    def _raise_for(self, result: TransactionResult, wanted: Outcome, unrecorded: Exception | None) -> None:
         """Raises what the caller has to know beside, or instead of, what was wanted."""
-        cause = log_error or self._first_error()
-        code = voting.heuristic_code(verdict.outcome, verdict.parties)
+        cause = self._log_error or self._first_error()
+        code = errors.heuristic_code(result.outcome, result.participants)
         if code is not None:
-            raise telling.heuristic(self.gtrid, code, verdict.outcome, verdict.parties, unrecorded) from cause
-        if verdict.outcome is Outcome.IN_DOUBT:
-            raise telling.in_doubt(self.gtrid, cause) from cause
-        if verdict.outcome is Outcome.UNKNOWN:
-            name = next(name for name, party in verdict.parties.items() if party is Party.UNKNOWN)
-            raise telling.unanswered(self.gtrid, name) from cause
-        if verdict.outcome is not wanted:
-            self._raise_rolled_back(cause)
-
-    def _raise_rolled_back(self, cause: Exception | None) -> NoReturn:
+            raise errors.heuristic_error(self.gtrid, code, result, unrecorded) from cause
+        if result.outcome is Outcome.IN_DOUBT:
+            raise errors.in_doubt_error(self.gtrid, cause) from cause
+        if result.outcome is Outcome.UNKNOWN:
+            name = next(name for name, ended in self._outcomes.items() if ended is ParticipantOutcome.UNKNOWN)
+            raise errors.unanswered_error(self.gtrid, name) from cause
+        if result.outcome is wanted:
+            return
         if cause is None and self._is_expired():
-            raise telling.expired(self.gtrid, self._timeout_s)
-        cause = cause or self._coordinator.trouble_of_log()
-        who = next((repr(name) for name, one in self._enlisted.items() if one.error is cause), "the decision log")
-        raise telling.rolled_back(self.gtrid, who, cause) from cause
+            raise errors.expired_error(self.gtrid, self._timeout_s)
+        cause = cause or self._coordinator.log.failure
+        who = next((repr(name) for name, one in self._branches.items() if one.error is cause), "the decision log")
+        raise errors.rolled_back_error(self.gtrid, who, cause) from cause
 
     def _run_out(self, error: Exception | None) -> NoReturn:
         """Rolls back because of the time, whatever else has happened."""
-        self._end()
-        verdict, _ = driven = self._drive(voting.roll_back(*self._order()))
-        self._conclude(driven, wanted=verdict.outcome)
-        raise telling.expired(self.gtrid, self._timeout_s) from error
+        result = self._run(voting.roll_back(*self._end()))
+        self._conclude(result, wanted=result.outcome)
+        raise errors.expired_error(self.gtrid, self._timeout_s) from error
 
     def _first_error(self) -> Exception | None:
         """Whatever it was that the others followed from."""
-        failed = [one for one in self._enlisted.values() if one.error is not None]
-        return min(failed, key=lambda one: one.failed_at).error if failed else None
+        failed = [branch for branch in self._branches.values() if branch.error is not None]
+        return min(failed, key=lambda branch: branch.failed_at).error if failed else None
 
     def _is_expired(self) -> bool:
         return time.monotonic() >= self._deadline

@@ -1,22 +1,23 @@
 """The votes are counted in a generator, which asks and is answered, and has no other way to touch the world.
 
 It yields commands and is sent what each named participant answered. Whoever drives it performs them: on connections,
-in a simulator, at once or side by side. Presumed rollback: until ``Decide`` is answered, nothing but the branches
+in a simulator, at once or side by side. Presumed rollback: until the decision is hardened, nothing but the branches
 themselves is durable, and whoever finds one without a decision rolls it back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeVar
 
-from xaqueue.xa import Code, Outcome
+from xaqueue.xa import Outcome
 
 Names = tuple[str, ...]
 
 
-class Answer(Enum):
+class Reply(Enum):
     """What one participant said to one command, or the lack of it."""
 
     PREPARED = "prepared"
@@ -38,7 +39,7 @@ class Answer(Enum):
     HEUR_HAZARD = "perhaps finished by itself"
 
 
-class Party(Enum):
+class ParticipantOutcome(Enum):
     """What became of one participant's branch."""
 
     READ_ONLY = "read-only"
@@ -58,54 +59,41 @@ class Party(Enum):
         return self.name.startswith("HEUR_")
 
 
+class Verb(Enum):
+    """What is to be done by, or on behalf of, participants, and what they may reply."""
+
+    PREPARE = "prepare"
+    """PREPARED, READ_ONLY, REFUSED, LOST."""
+    COMMIT_ONE_PHASE = "commit without a prepare"
+    """Also the last resource's. DONE, REFUSED, LOST, or a heuristic one."""
+    DECIDE = "harden the decision to commit these"
+    """With ``last``: that it will stand there. Under ``DECISION``: DONE, REFUSED (surely not recorded), LOST."""
+    COMMIT_LAST = "commit the last resource with its row, which is the decision"
+    """DONE, REFUSED, LOST."""
+    COMMIT = "commit"
+    """DONE, PENDING, UNKNOWN, or a heuristic one."""
+    ROLLBACK = "roll back"
+    """DONE, PENDING, UNKNOWN, or a heuristic one."""
+    ASK = "tell what became of the branch"
+    """COMMITTED, ROLLED_BACK, PENDING (it is in doubt), UNKNOWN."""
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Something to be done by, or on behalf of, these participants."""
+    """A verb, for these participants."""
 
+    verb: Verb
     names: Names
-
-
-class Prepare(Command):
-    """Answers: PREPARED, READ_ONLY, REFUSED, LOST."""
-
-
-class CommitOnePhase(Command):
-    """A commit without a prepare; also the last resource's. Answers: DONE, REFUSED, LOST, or a heuristic one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decide(Command):
-    """Harden the decision to commit these; with ``last``, that it will stand there.
-
-    Answered under ``DECISION``: DONE, REFUSED (surely not recorded), LOST.
-    """
-
     last: str | None = None
-
-
-class CommitLast(Command):
-    """Commit the last resource together with its row, which is the decision. Answers: DONE, REFUSED, LOST."""
-
-
-class Commit(Command):
-    """Answers: DONE, PENDING, UNKNOWN, or a heuristic one."""
-
-
-class Rollback(Command):
-    """Answers: DONE, PENDING, UNKNOWN, or a heuristic one."""
-
-
-class Ask(Command):
-    """What became of the branch? Answers: COMMITTED, ROLLED_BACK, PENDING (it is in doubt), UNKNOWN."""
 
 
 DECISION = ""
 """Stands in answers where a participant's name would."""
-Answers = Mapping[str, Answer]
+Replies = Mapping[str, Reply]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TransactionResult:
     """How a global transaction ended, or did not yet.
 
     outcome: COMMITTED or ROLLED_BACK as decided, whoever has heard of it; IN_DOUBT where the decision may or may not
@@ -113,11 +101,24 @@ class Verdict:
     """
 
     outcome: Outcome
-    parties: Mapping[str, Party] = field(default_factory=dict)
+    participants: Mapping[str, ParticipantOutcome] = field(default_factory=dict)
 
 
-Voting = Generator[Command, Answers, Verdict]
-Finishing = Generator[Command, Answers, dict[str, Party]]
+Outcomes = dict[str, ParticipantOutcome]
+Voting = Generator[Command, Replies, TransactionResult]
+Finishing = Generator[Command, Replies, Outcomes]
+R = TypeVar("R")
+
+
+def run(voting: Generator[Command, Replies, R], perform: Callable[[Command], Replies]) -> R:
+    """Performs what is asked for until it comes to its result."""
+    try:
+        command = next(voting)
+        while True:
+            command = voting.send(perform(command))
+    except StopIteration as end:
+        result: R = end.value
+        return result
 
 
 def commit(names: Sequence[str], last: str | None = None, *, together: bool = False) -> Voting:
@@ -128,129 +129,110 @@ def commit(names: Sequence[str], last: str | None = None, *, together: bool = Fa
     if last is None and len(names) == 1:
         return (yield from _one_phase(names[0], {}))
     prepared: list[str] = []
-    parties: dict[str, Party] = {}
+    outcomes: Outcomes = {}
     waiting = list(names)
     while waiting:
         batch = tuple(waiting) if together else (waiting[0],)
-        votes = yield Prepare(batch)
+        votes = yield Command(Verb.PREPARE, batch)
         waiting = waiting[len(batch) :]
-        prepared += [name for name in batch if votes[name] is Answer.PREPARED]
-        parties |= {name: Party.READ_ONLY for name in batch if votes[name] is Answer.READ_ONLY}
-        parties |= {name: Party.ROLLED_BACK for name in batch if votes[name] is Answer.REFUSED}
-        lost = [name for name in batch if votes[name] is Answer.LOST]
-        if lost or Party.ROLLED_BACK in parties.values():
-            return (yield from roll_back((*prepared, *lost, *waiting), last, parties))
+        prepared += [name for name in batch if votes[name] is Reply.PREPARED]
+        outcomes |= {name: ParticipantOutcome.READ_ONLY for name in batch if votes[name] is Reply.READ_ONLY}
+        outcomes |= {name: ParticipantOutcome.ROLLED_BACK for name in batch if votes[name] is Reply.REFUSED}
+        lost = [name for name in batch if votes[name] is Reply.LOST]
+        if lost or ParticipantOutcome.ROLLED_BACK in outcomes.values():
+            return (yield from roll_back((*prepared, *lost, *waiting), last, outcomes))
     if not prepared:
-        return (yield from _one_phase(last, parties)) if last is not None else Verdict(Outcome.COMMITTED, parties)
-    decided = (yield Decide(tuple(prepared), last))[DECISION]
-    if last is None:
-        if decided is Answer.LOST:
-            return Verdict(Outcome.IN_DOUBT, parties | dict.fromkeys(prepared, Party.PENDING))
-        if decided is Answer.REFUSED:
-            return (yield from roll_back(prepared, None, parties))
-    else:
-        if decided is not Answer.DONE:  # without its row there is no decision, whatever the log has
-            return (yield from roll_back(prepared, last, parties))
-        told = (yield CommitLast((last,)))[last]
-        if told is Answer.LOST:
-            return Verdict(Outcome.IN_DOUBT, parties | dict.fromkeys((*prepared, last), Party.PENDING))
-        if told is Answer.REFUSED:
-            return (yield from roll_back(prepared, None, parties | {last: Party.ROLLED_BACK}))
-        parties[last] = Party.COMMITTED
-    parties |= yield from finish(Outcome.COMMITTED, prepared, first=True)
-    return Verdict(Outcome.COMMITTED, parties)
+        if last is not None:
+            return (yield from _one_phase(last, outcomes))
+        return TransactionResult(Outcome.COMMITTED, outcomes)
+    return (yield from _decide(prepared, last, outcomes))
 
 
-def roll_back(names: Iterable[str], last: str | None = None, parties: Mapping[str, Party] | None = None) -> Voting:
-    """Nothing was decided: these go back, prepared or not."""
+def _decide(prepared: Sequence[str], last: str | None, outcomes: Outcomes) -> Voting:
+    decided = (yield Command(Verb.DECIDE, tuple(prepared), last))[DECISION]
+    if decided is Reply.REFUSED or (decided is Reply.LOST and last is not None):
+        return (yield from roll_back(prepared, last, outcomes))  # without its row the log's record decides nothing
+    if last is not None:
+        decided = (yield Command(Verb.COMMIT_LAST, (last,)))[last]
+        outcomes[last] = _OF_LAST[decided]
+    if decided is Reply.LOST:
+        return TransactionResult(Outcome.IN_DOUBT, outcomes | dict.fromkeys(prepared, ParticipantOutcome.PENDING))
+    if decided is Reply.REFUSED:
+        return (yield from roll_back(prepared, None, outcomes))
+    outcomes |= yield from finish(Outcome.COMMITTED, prepared, first=True)
+    return TransactionResult(Outcome.COMMITTED, outcomes)
+
+
+def roll_back(names: Iterable[str], last: str | None = None, outcomes: Outcomes | None = None) -> Voting:
+    """Nothing was decided: these go back, prepared or not. outcomes: of others."""
     others = tuple(names) if last is None else (*names, last)
-    told = yield from finish(Outcome.ROLLED_BACK, others, first=True)
-    return Verdict(Outcome.ROLLED_BACK, {**(parties or {}), **told})
+    rolled_back = yield from finish(Outcome.ROLLED_BACK, others, first=True)
+    return TransactionResult(Outcome.ROLLED_BACK, {**(outcomes or {}), **rolled_back})
 
 
-def _one_phase(name: str, parties: Mapping[str, Party]) -> Voting:
+def _one_phase(name: str, outcomes: Outcomes) -> Voting:
     """All the others are read-only, or there are none: its own commit is the decision, and no log is needed."""
-    answer = (yield CommitOnePhase((name,)))[name]
-    if answer is Answer.LOST:
-        answer = (yield Ask((name,)))[name]
-    party, outcome = _ONE_PHASE[answer]
-    return Verdict(outcome, {**parties, name: party})
+    reply = (yield Command(Verb.COMMIT_ONE_PHASE, (name,)))[name]
+    if reply is Reply.LOST:
+        reply = (yield Command(Verb.ASK, (name,)))[name]
+    outcome = _ONE_PHASE.get(reply, Outcome.UNKNOWN)
+    mine = ParticipantOutcome(reply.value) if reply in _HEURISTIC else _AS_DECIDED[outcome]
+    return TransactionResult(outcome, {**outcomes, name: mine})
 
 
-def finish(outcome: Outcome, names: Sequence[str], *, first: bool) -> Finishing:
+def finish(decision: Outcome, names: Sequence[str], *, first: bool) -> Finishing:
     """Tells these participants what was decided, once, and says what became of each.
 
-    first: whether they may have been told before; only then is an unknown branch a finished one.
+    Those that do not know their branch any more are asked what became of it, where they can tell. first: whether
+    nobody can have told them before; a branch that is gone all the same is then no sign of a commit.
     """
     if not names:
         return {}
-    told = tuple(names)
-    answers = yield Commit(told) if outcome is Outcome.COMMITTED else Rollback(told)
-    parties = {name: _FINISHED[answers[name]] for name in told if answers[name] not in (Answer.DONE, Answer.UNKNOWN)}
-    parties |= {name: _AS_DECIDED[outcome] for name in told if answers[name] is Answer.DONE}
-    gone = tuple(name for name in told if answers[name] is Answer.UNKNOWN)
-    return parties | (yield from account_for(outcome, gone, first=first))
+    asked = tuple(names)
+    replies = yield Command(Verb.COMMIT if decision is Outcome.COMMITTED else Verb.ROLLBACK, asked)
+    outcomes = {name: _outcome(decision, replies[name]) for name in asked if replies[name] is not Reply.UNKNOWN}
+    gone = tuple(name for name in asked if name not in outcomes)
+    if gone:
+        answers = yield Command(Verb.ASK, gone)
+        outcomes |= {name: _outcome_of_gone(decision, answers[name], first) for name in gone}
+    return outcomes
 
 
-def account_for(outcome: Outcome, names: Sequence[str], *, first: bool) -> Finishing:
-    """What became of branches that their participants do not know any more: those that can tell are asked."""
-    if not names:
-        return {}
-    answers = yield Ask(tuple(names))
-    return {name: _gone(outcome, answers[name], first) for name in names}
+def _outcome(decision: Outcome, reply: Reply) -> ParticipantOutcome:
+    return _AS_DECIDED[decision] if reply is Reply.DONE else ParticipantOutcome(reply.value)
 
 
-def _gone(outcome: Outcome, told: Answer, first: bool) -> Party:
-    if told is Answer.PENDING:
-        return Party.PENDING
-    if told is Answer.UNKNOWN:
-        hazard = first and outcome is Outcome.COMMITTED
-        return Party.HEUR_HAZARD if hazard else _AS_DECIDED[outcome]
-    as_decided = (told is Answer.COMMITTED) is (outcome is Outcome.COMMITTED)
-    by_itself = Party.HEUR_COMMITTED if told is Answer.COMMITTED else Party.HEUR_ROLLED_BACK
-    return _AS_DECIDED[outcome] if as_decided else by_itself
+def _outcome_of_gone(decision: Outcome, answer: Reply, first: bool) -> ParticipantOutcome:
+    if answer is Reply.PENDING:
+        return ParticipantOutcome.PENDING
+    if answer is Reply.UNKNOWN:
+        hazard = first and decision is Outcome.COMMITTED
+        return ParticipantOutcome.HEUR_HAZARD if hazard else _AS_DECIDED[decision]
+    if answer.value == _AS_DECIDED[decision].value:
+        return _AS_DECIDED[decision]
+    by_itself = answer is Reply.COMMITTED
+    return ParticipantOutcome.HEUR_COMMITTED if by_itself else ParticipantOutcome.HEUR_ROLLED_BACK
 
 
-_AS_DECIDED = {Outcome.COMMITTED: Party.COMMITTED, Outcome.ROLLED_BACK: Party.ROLLED_BACK}
-_HEURISTIC = {
-    Answer.HEUR_COMMITTED: Party.HEUR_COMMITTED,
-    Answer.HEUR_ROLLED_BACK: Party.HEUR_ROLLED_BACK,
-    Answer.HEUR_MIXED: Party.HEUR_MIXED,
-    Answer.HEUR_HAZARD: Party.HEUR_HAZARD,
+_AS_DECIDED = {
+    Outcome.COMMITTED: ParticipantOutcome.COMMITTED,
+    Outcome.ROLLED_BACK: ParticipantOutcome.ROLLED_BACK,
+    Outcome.UNKNOWN: ParticipantOutcome.UNKNOWN,
 }
-_FINISHED = {Answer.PENDING: Party.PENDING, **_HEURISTIC}
+_HEURISTIC = (Reply.HEUR_COMMITTED, Reply.HEUR_ROLLED_BACK, Reply.HEUR_MIXED, Reply.HEUR_HAZARD)
+_OF_LAST = {
+    Reply.DONE: ParticipantOutcome.COMMITTED,
+    Reply.REFUSED: ParticipantOutcome.ROLLED_BACK,
+    Reply.LOST: ParticipantOutcome.PENDING,
+}
 _ONE_PHASE = {
-    Answer.DONE: (Party.COMMITTED, Outcome.COMMITTED),
-    Answer.COMMITTED: (Party.COMMITTED, Outcome.COMMITTED),
-    Answer.REFUSED: (Party.ROLLED_BACK, Outcome.ROLLED_BACK),
-    Answer.ROLLED_BACK: (Party.ROLLED_BACK, Outcome.ROLLED_BACK),
-    Answer.PENDING: (Party.UNKNOWN, Outcome.UNKNOWN),
-    Answer.UNKNOWN: (Party.UNKNOWN, Outcome.UNKNOWN),
-    Answer.HEUR_COMMITTED: (Party.HEUR_COMMITTED, Outcome.COMMITTED),
-    Answer.HEUR_ROLLED_BACK: (Party.HEUR_ROLLED_BACK, Outcome.ROLLED_BACK),
-    Answer.HEUR_MIXED: (Party.HEUR_MIXED, Outcome.COMMITTED),
-    Answer.HEUR_HAZARD: (Party.HEUR_HAZARD, Outcome.UNKNOWN),
+    **dict.fromkeys((Reply.DONE, Reply.COMMITTED, Reply.HEUR_COMMITTED, Reply.HEUR_MIXED), Outcome.COMMITTED),
+    **dict.fromkeys((Reply.REFUSED, Reply.ROLLED_BACK, Reply.HEUR_ROLLED_BACK), Outcome.ROLLED_BACK),
 }
+"""The transaction's outcome after its one participant's reply; UNKNOWN after any other."""
 
 
-def heuristic_code(outcome: Outcome, parties: Mapping[str, Party]) -> Code | None:
-    """What a caller has to be told beside the outcome; None where everybody did, or will do, as was decided."""
-    agreeing = Party.HEUR_COMMITTED if outcome is Outcome.COMMITTED else Party.HEUR_ROLLED_BACK
-    opposed = Party.HEUR_ROLLED_BACK if outcome is Outcome.COMMITTED else Party.HEUR_COMMITTED
-    wrong = {party for party in parties.values() if party.is_heuristic and party is not agreeing}
-    if not wrong:
-        return None
-    if wrong == {Party.HEUR_HAZARD}:
-        return Code.XA_HEURHAZ
-    if {party for party in parties.values() if party is not Party.READ_ONLY} == {opposed}:
-        return Code.XA_HEURRB if opposed is Party.HEUR_ROLLED_BACK else Code.XA_HEURCOM
-    return Code.XA_HEURMIX
-
-
-# Recovery
-
-
-class Treatment(Enum):
+class RecoveryAction(Enum):
     """What recovery does with a branch that a participant listed."""
 
     LEAVE = "leave"
@@ -258,24 +240,16 @@ class Treatment(Enum):
     ROLL_BACK = "roll back"
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What this transaction manager knows of a branch's global transaction.
+def recovery_action(
+    is_over: bool, decision: Outcome | None = None, noted: ParticipantOutcome | None = None
+) -> RecoveryAction:
+    """Only own branches whose global transaction is over are touched; without a decision they are rolled back.
 
-    over: it was begun here, and was not live any more when the participant was asked for its list. decision: None
-    where the log has none; IN_DOUBT where it stands in the last resource. noted: a heuristic of this very branch.
+    is_over: it was begun by this log's transaction manager, and was not live any more when the participant was asked
+    for its list. decision: IN_DOUBT where it stands in the last resource. noted: a heuristic of this very branch.
     """
-
-    own: bool
-    over: bool
-    decision: Outcome | None = None
-    noted: Party | None = None
-
-
-def treatment(known: Known) -> Treatment:
-    """Only own branches whose global transaction is over are touched; without a decision they are rolled back."""
-    if not known.own or not known.over or known.decision is Outcome.IN_DOUBT:
-        return Treatment.LEAVE
-    if known.noted is not None and known.noted is not Party.HEUR_HAZARD:
-        return Treatment.LEAVE  # it is listed until somebody forgets it
-    return Treatment.COMMIT if known.decision is Outcome.COMMITTED else Treatment.ROLL_BACK
+    if not is_over or decision is Outcome.IN_DOUBT:
+        return RecoveryAction.LEAVE
+    if noted is not None and noted is not ParticipantOutcome.HEUR_HAZARD:
+        return RecoveryAction.LEAVE  # it is listed until somebody forgets it
+    return RecoveryAction.COMMIT if decision is Outcome.COMMITTED else RecoveryAction.ROLL_BACK

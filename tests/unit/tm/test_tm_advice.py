@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
-from xaqueue.tm.advice import Answer, Log, Says, advise, log_says
+from xaqueue.tm.advice import Advised, advise, log_status
+from xaqueue.tm.advice import LogStatus as Log
+from xaqueue.tm.advice import ParticipantStatus as Says
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.xa import Outcome
 
@@ -92,20 +94,20 @@ def test_the_advice_holds_in_every_world_that_looks_so(count: int) -> None:
         answers.add(advice.answer)
         waiting = [world for world in possible if world.in_doubt]
         decisions = {world.decision for world in waiting}
-        if advice.answer is Answer.COMMIT:
+        if advice.answer is Advised.COMMIT:
             assert decisions <= {"commit"}, where
-        if advice.answer is Answer.ROLLBACK:
+        if advice.answer is Advised.ROLLBACK:
             assert decisions <= {"rollback"}, where
-        if advice.answer is Answer.NOTHING:
+        if advice.answer is Advised.NOTHING:
             assert not waiting, where
-        if advice.answer is Answer.MIXED:
+        if advice.answer is Advised.MIXED:
             assert all(world.mixed for world in possible), where
-        if advice.answer in (Answer.COMMIT, Answer.ROLLBACK):
+        if advice.answer in (Advised.COMMIT, Advised.ROLLBACK):
             outcomes = {said for said in says if said is not Says.IN_DOUBT}
             wrong = (Says.ROLLED_BACK, Says.BY_HAND_ROLLED_BACK, Says.COMMITTED, Says.BY_HAND_COMMITTED)
-            assert not outcomes & set(wrong[:2] if advice.answer is Answer.COMMIT else wrong[2:]), where
+            assert not outcomes & set(wrong[:2] if advice.answer is Advised.COMMIT else wrong[2:]), where
         assert set(advice.in_doubt) == {name for name, said in zip(NAMES, says, strict=False) if said is Says.IN_DOUBT}
-    assert answers == set(Answer)
+    assert answers == set(Advised)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -131,38 +133,38 @@ def test_nothing_is_advised_against_what_somebody_has_done_for_good() -> None:
         advice = advise(log, dict(zip(NAMES, says, strict=True)))
         done = {said.name.removeprefix("BY_HAND_") for said in says}
         if "MIXED" in done or {"COMMITTED", "ROLLED_BACK"} <= done:
-            assert advice.answer is Answer.MIXED, (log, says)
+            assert advice.answer is Advised.MIXED, (log, says)
         elif "COMMITTED" in done:
-            assert advice.answer is not Answer.ROLLBACK, (log, says)
+            assert advice.answer is not Advised.ROLLBACK, (log, says)
         elif "ROLLED_BACK" in done:
-            assert advice.answer is not Answer.COMMIT, (log, says)
+            assert advice.answer is not Advised.COMMIT, (log, says)
         assert advice.why
 
 
 @pytest.mark.parametrize(
     ("log", "queue", "ledger", "answer", "why"),
     [
-        (Log.COMMIT, Says.IN_DOUBT, Says.ABSENT, Answer.COMMIT, "the decision log says commit"),
-        (Log.COMMIT, Says.IN_DOUBT, Says.UNREACHABLE, Answer.COMMIT, "ledger does not answer"),
-        (Log.UNREAD, Says.IN_DOUBT, Says.COMMITTED, Answer.COMMIT, "ledger has committed"),
-        (Log.LAST, Says.IN_DOUBT, Says.COMMITTED, Answer.COMMIT, "ledger has committed"),
-        (Log.LAST, Says.IN_DOUBT, Says.ABSENT, Answer.UNKNOWN, "the last resource, which does not tell it"),
-        (Log.NONE, Says.IN_DOUBT, Says.COMMITTED, Answer.COMMIT, "ledger has committed"),
-        (Log.ROLLBACK, Says.IN_DOUBT, Says.COMMITTED, Answer.MIXED, "the decision log says rollback, and ledger has"),
-        (Log.COMMIT, Says.IN_DOUBT, Says.ROLLED_BACK, Answer.MIXED, "the decision log says commit, and ledger has"),
-        (Log.NONE, Says.IN_DOUBT, Says.ABSENT, Answer.ROLLBACK, "has no decision, and nobody can make one"),
-        (Log.FOREIGN, Says.IN_DOUBT, Says.ROLLED_BACK, Answer.ROLLBACK, "ledger has rolled back"),
-        (Log.FOREIGN, Says.IN_DOUBT, Says.ABSENT, Answer.UNKNOWN, "begun by another node"),
-        (Log.FOREIGN, Says.IN_DOUBT, Says.BY_HAND_COMMITTED, Answer.UNKNOWN, "begun by another node"),
-        (Log.LIVE, Says.IN_DOUBT, Says.IN_DOUBT, Answer.UNKNOWN, "wait for it, or stop it"),
-        (Log.COMMIT, Says.IN_DOUBT, Says.BY_HAND_ROLLED_BACK, Answer.MIXED, "ledger has rolled back by hand"),
-        (Log.NONE, Says.IN_DOUBT, Says.BY_HAND_COMMITTED, Answer.MIXED, "ledger has committed by hand"),
-        (Log.NONE, Says.UNREACHABLE, Says.BY_HAND_COMMITTED, Answer.UNKNOWN, "ask again when all answer"),
-        (Log.COMMIT, Says.COMMITTED, Says.ABSENT, Answer.NOTHING, "no branch is in doubt; queue has committed"),
-        (Log.NONE, Says.ABSENT, Says.ABSENT, Answer.NOTHING, "no branch is in doubt"),
+        (Log.COMMIT, Says.IN_DOUBT, Says.ABSENT, Advised.COMMIT, "the decision log says commit"),
+        (Log.COMMIT, Says.IN_DOUBT, Says.UNREACHABLE, Advised.COMMIT, "ledger does not answer"),
+        (Log.UNREAD, Says.IN_DOUBT, Says.COMMITTED, Advised.COMMIT, "ledger has committed"),
+        (Log.LAST, Says.IN_DOUBT, Says.COMMITTED, Advised.COMMIT, "ledger has committed"),
+        (Log.LAST, Says.IN_DOUBT, Says.ABSENT, Advised.UNKNOWN, "the last resource, which does not tell it"),
+        (Log.NONE, Says.IN_DOUBT, Says.COMMITTED, Advised.COMMIT, "ledger has committed"),
+        (Log.ROLLBACK, Says.IN_DOUBT, Says.COMMITTED, Advised.MIXED, "the decision log says rollback, and ledger has"),
+        (Log.COMMIT, Says.IN_DOUBT, Says.ROLLED_BACK, Advised.MIXED, "the decision log says commit, and ledger has"),
+        (Log.NONE, Says.IN_DOUBT, Says.ABSENT, Advised.ROLLBACK, "has no decision, and nobody can make one"),
+        (Log.FOREIGN, Says.IN_DOUBT, Says.ROLLED_BACK, Advised.ROLLBACK, "ledger has rolled back"),
+        (Log.FOREIGN, Says.IN_DOUBT, Says.ABSENT, Advised.UNKNOWN, "begun by another node"),
+        (Log.FOREIGN, Says.IN_DOUBT, Says.BY_HAND_COMMITTED, Advised.UNKNOWN, "begun by another node"),
+        (Log.LIVE, Says.IN_DOUBT, Says.IN_DOUBT, Advised.UNKNOWN, "wait for it, or stop it"),
+        (Log.COMMIT, Says.IN_DOUBT, Says.BY_HAND_ROLLED_BACK, Advised.MIXED, "ledger has rolled back by hand"),
+        (Log.NONE, Says.IN_DOUBT, Says.BY_HAND_COMMITTED, Advised.MIXED, "ledger has committed by hand"),
+        (Log.NONE, Says.UNREACHABLE, Says.BY_HAND_COMMITTED, Advised.UNKNOWN, "ask again when all answer"),
+        (Log.COMMIT, Says.COMMITTED, Says.ABSENT, Advised.NOTHING, "no branch is in doubt; queue has committed"),
+        (Log.NONE, Says.ABSENT, Says.ABSENT, Advised.NOTHING, "no branch is in doubt"),
     ],
 )
-def test_cases(log: Log, queue: Says, ledger: Says, answer: Answer, why: str) -> None:
+def test_cases(log: Log, queue: Says, ledger: Says, answer: Advised, why: str) -> None:
     advice = advise(log, {"queue": queue, "ledger": ledger})
     assert advice.answer is answer
     assert why in advice.why
@@ -187,6 +189,6 @@ NODE, OTHER = "0123456789abcdef", "f" * 16
     ],
 )
 def test_what_a_log_of_its_fifth_boot_says(epoch: int, in_use: bool, decision: Outcome | None, says: Log) -> None:
-    told = log_says(Gtrid(NODE, epoch, 7), node=NODE, epoch=5, in_use=in_use, decision=decision)
+    told = log_status(Gtrid(NODE, epoch, 7), node=NODE, epoch=5, in_use=in_use, decision=decision)
     assert told is says
-    assert log_says(Gtrid(OTHER, epoch, 7), node=NODE, epoch=5, in_use=in_use, decision=decision) is Log.FOREIGN
+    assert log_status(Gtrid(OTHER, epoch, 7), node=NODE, epoch=5, in_use=in_use, decision=decision) is Log.FOREIGN

@@ -7,9 +7,9 @@ import pytest
 from support.tm_scene import Scene
 from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, OperationalError
 from xaqueue.errors import HeuristicHazard, HeuristicMixed, ProtocolError, RetryLater, RolledBack
-from xaqueue.tm.standing import Heuristic, State
-from xaqueue.tm.steps import Step
-from xaqueue.tm.voting import Party
+from xaqueue.tm.coordinator import TraceStep as Step
+from xaqueue.tm.status import Heuristic, TransactionState
+from xaqueue.tm.voting import ParticipantOutcome as Ended
 from xaqueue.xa import Outcome
 
 
@@ -24,10 +24,10 @@ def test_an_unknown_branch_is_a_hazard_at_the_first_commit_only(scene: Scene) ->
     rig = scene.boot()
     with pytest.raises(HeuristicHazard, match="forget") as raised:
         rig.transact("a", "b")
-    assert raised.value.parties == {"a": Party.HEUR_HAZARD.value, "b": Party.COMMITTED.value}
+    assert raised.value.parties == {"a": Ended.HEUR_HAZARD.value, "b": Ended.COMMITTED.value}
     (noted,) = rig.coordinator.in_doubt()
-    assert (noted.state, noted.outstanding) == (State.HEURISTIC, ())
-    assert [one.party for one in noted.heuristics] == [Party.HEUR_HAZARD]
+    assert (noted.state, noted.outstanding) == (TransactionState.HEURISTIC, ())
+    assert [one.outcome for one in noted.heuristics] == [Ended.HEUR_HAZARD]
     assert rig.coordinator.outcome(noted.gtrid) is Outcome.COMMITTED
 
     scene.a.faults = {"commit": ["request lost"]}
@@ -44,7 +44,7 @@ def test_a_participant_that_can_tell_is_asked() -> None:
     scene.a.faults = {"commit": ["gone"]}
     with pytest.raises(HeuristicMixed) as raised:
         rig.transact("a", "b")
-    assert raised.value.parties["a"] == Party.HEUR_ROLLED_BACK.value
+    assert raised.value.parties["a"] == Ended.HEUR_ROLLED_BACK.value
 
     scene.a.faults = {"commit": ["answer lost"]}
     tx = rig.transact("a", "b")
@@ -54,7 +54,7 @@ def test_a_participant_that_can_tell_is_asked() -> None:
     tx = rig.transact("a", "b")
     scene.a.decide_by_hand(ROLLED_BACK, forget=True)
     (noted,) = rig.recover()["a"].heuristics
-    assert (noted.gtrid, noted.party, noted.agrees) == (tx.gtrid, Party.HEUR_ROLLED_BACK, False)
+    assert (noted.gtrid, noted.outcome, noted.agrees) == (tx.gtrid, Ended.HEUR_ROLLED_BACK, False)
 
 
 def test_a_hazard_whose_branch_turns_up_again_is_committed(scene: Scene) -> None:
@@ -86,7 +86,7 @@ def test_heuristics_are_kept_until_a_person_forgets_them(scene: Scene) -> None:
     rig = scene.boot()
     with pytest.raises(HeuristicMixed) as raised:
         rig.transact("a", "b")
-    assert raised.value.parties == {"a": Party.HEUR_ROLLED_BACK.value, "b": Party.COMMITTED.value}
+    assert raised.value.parties == {"a": Ended.HEUR_ROLLED_BACK.value, "b": Ended.COMMITTED.value}
     for _ in range(3):
         rig = scene.reboot()
         report = rig.recover()["a"]
@@ -117,7 +117,7 @@ def test_what_a_person_did_to_an_undecided_branch_is_noted(scene: Scene) -> None
     scene.a.decide_by_hand(COMMITTED)
     rig = scene.reboot()
     (noted,) = rig.recover()["a"].heuristics
-    assert (noted.decision, noted.party, noted.agrees) == (Outcome.ROLLED_BACK, Party.HEUR_COMMITTED, False)
+    assert (noted.decision, noted.outcome, noted.agrees) == (Outcome.ROLLED_BACK, Ended.HEUR_COMMITTED, False)
     assert scene.world.states(gtrid) == {"a": COMMITTED, "b": ROLLED_BACK}
     assert [one.gtrid for one in rig.coordinator.in_doubt()] == [gtrid]
     assert rig.recover()["a"].heuristics == []
@@ -149,5 +149,5 @@ def test_a_heuristic_that_could_not_be_recorded_is_said_and_noted_later(
     assert not rig.resolvers["a"].run_once().complete
     monkeypatch.setattr(rig.log, "note", note)
     (noted,) = rig.recover()["a"].heuristics
-    assert noted.party is Party.HEUR_ROLLED_BACK
-    assert [one.state for one in rig.coordinator.in_doubt()] == [State.HEURISTIC]
+    assert noted.outcome is Ended.HEUR_ROLLED_BACK
+    assert [one.state for one in rig.coordinator.in_doubt()] == [TransactionState.HEURISTIC]

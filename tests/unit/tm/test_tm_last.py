@@ -16,10 +16,10 @@ from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Rig
 from xaqueue import TransactionManager
 from xaqueue.cli.indoubt.config import ParticipantConfig, opener
 from xaqueue.errors import InvalidArgument, OutcomeUnknown, RolledBack
-from xaqueue.tm import marker
-from xaqueue.tm.participants import Participant
-from xaqueue.tm.standing import State
-from xaqueue.tm.steps import Step
+from xaqueue.tm import last_resource
+from xaqueue.tm.coordinator import TraceStep as Step
+from xaqueue.tm.participant import Participant
+from xaqueue.tm.status import TransactionState
 from xaqueue.tools.torture.forgetful import Crashed, Tree
 from xaqueue.xa import Outcome
 
@@ -129,7 +129,7 @@ def test_undecided_as_long_as_it_cannot_be_read(scene: Scene) -> None:
         assert reports["a"].left == [gtrid]
         assert scene.states() == {PREPARED}
         (left,) = rig.coordinator.in_doubt()
-        assert (left.state, left.last_resource) == (State.UNDECIDED, FILES)
+        assert (left.state, left.last_resource) == (TransactionState.UNDECIDED, FILES)
         assert "unable to open" in left.trouble[FILES]
     scene.is_down = False
     rig.recover()
@@ -222,7 +222,7 @@ def test_a_transaction_that_begins_while_recovery_looks_around_is_live(scene: Sc
     rig.log.lock = Late()  # type: ignore[assignment]
     try:
         if look == "mark":
-            assert not rig.coordinator.mark("a").outstanding
+            assert not rig.coordinator.outstanding("a", rig.coordinator.snapshot())
         else:
             assert getattr(rig.coordinator, look)() == []
     finally:
@@ -291,7 +291,7 @@ def test_over_where_all_that_had_to_answer_acted_by_themselves(scene: Scene) -> 
     rig = scene.boot()
     rig.recover()
     (left,) = rig.coordinator.in_doubt()
-    assert left.state is State.HEURISTIC
+    assert left.state is TransactionState.HEURISTIC
     rig.log.forget(left.gtrid)
     assert rig.coordinator.in_doubt() == []
 
@@ -323,7 +323,7 @@ def test_a_pooler_that_lost_the_database_has_not_said_no(scene: Scene, sqlstate:
 
     class Pooled(sqlite3.Connection):
         def commit(self) -> None:
-            told = self.in_transaction and self.execute(f"select count(*) from {marker.TABLE}").fetchone()[0]
+            told = self.in_transaction and self.execute(f"select count(*) from {last_resource.TABLE}").fetchone()[0]
             super().commit()
             if told:
                 error = Lost("server conn crashed?")

@@ -18,17 +18,17 @@ from xaqueue.errors import (
     DecisionLogInUse,
     InvalidArgument,
     RetryLater,
-    UnknownXid,
 )
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.journal_format import Entry
-from xaqueue.tm.directory import is_owned, open_log
-from xaqueue.tm.gtrid import FORMAT_ID, Gtrid, checked_name, listed
+from xaqueue.storage.owner_file import is_owned
+from xaqueue.tm.gtrid import FORMAT_ID, Gtrid, checked_name, parse_listed
 from xaqueue.tm.log import DecisionLog
-from xaqueue.tm.look import forget, look
-from xaqueue.tm.standing import Heuristic, State
-from xaqueue.tm.voting import Party
+from xaqueue.tm.log_directory import open_log
+from xaqueue.tm.operators import view_log
+from xaqueue.tm.status import Heuristic, TransactionState
+from xaqueue.tm.voting import ParticipantOutcome as Ended
 from xaqueue.xa import Outcome
 
 
@@ -42,7 +42,7 @@ def gtrid_of(log: DecisionLog, counter: int) -> bytes:
 
 
 def heuristic(gtrid: bytes) -> Heuristic:
-    return Heuristic(gtrid, "a", Outcome.COMMITTED, Party.HEUR_ROLLED_BACK, 7, "by an operator")
+    return Heuristic(gtrid, "a", Outcome.COMMITTED, Ended.HEUR_ROLLED_BACK, 7, "by an operator")
 
 
 # Names
@@ -71,11 +71,11 @@ def test_a_name_cannot_be_wrong(node: str, epoch: int, counter: int) -> None:
 def test_whose_a_listed_branch_is() -> None:
     name = Gtrid("0123456789abcdef", 1, 2)
     for parts in ((str(name), "ledger"), (bytes(name), b"ledger")):
-        found = listed((FORMAT_ID, *parts))
+        found = parse_listed((FORMAT_ID, *parts))
         assert found is not None
         assert (found.gtrid, found.participant) == (name, "ledger")
     for xid in ((1, str(name), "a"), (FORMAT_ID, "other", "a"), (None, str(name), None), (FORMAT_ID, str(name), None)):
-        assert listed(xid) is None
+        assert parse_listed(xid) is None
     assert checked_name("ledger") == "ledger"
 
 
@@ -108,7 +108,7 @@ def test_done_rides_with_the_next_decision(tmp_path: Path) -> None:
     assert log.syncs == syncs
     log.decide(gtrid_of(log, 2), ["a"])
     assert log.syncs == syncs + 1
-    assert set(look(tmp_path).table.open) == {gtrid_of(log, 2)}
+    assert set(view_log(tmp_path).table.open) == {gtrid_of(log, 2)}
     log.close()
 
 
@@ -202,7 +202,7 @@ def test_no_room_is_no_decision(tmp_path: Path) -> None:
     assert set(log.table.open) == {dangling}
     fs.full = False
     log.decide(gtrid_of(log, 100), ["a"])
-    assert set(look(tmp_path).table.open) == {dangling, gtrid_of(log, 100)}
+    assert set(view_log(tmp_path).table.open) == {dangling, gtrid_of(log, 100)}
     log.close()
 
 
@@ -283,7 +283,7 @@ def test_a_log_that_may_have_lost_decisions_does_not_open(tmp_path: Path, what: 
     with pytest.raises(DecisionLogDamaged, match=r"(?i)nothing was changed,? and nothing is rolled back"):
         small(tmp_path)
     with pytest.raises(DecisionLogDamaged):
-        look(tmp_path)
+        view_log(tmp_path)
     assert content(tmp_path) == before
 
 
@@ -349,32 +349,19 @@ def test_a_log_is_looked_at_while_its_owner_is_at_work(tmp_path: Path) -> None:
     gtrid = gtrid_of(owned.log, 1)
     owned.log.decide(gtrid, ["a", "b"])
     owned.log.note(heuristic(gtrid))
-    view = look(tmp_path)
+    view = view_log(tmp_path)
     assert (view.node, view.epoch, view.in_use) == (owned.log.node, 1, True)
     (shown,) = view.open
-    assert (shown.gtrid, shown.state, shown.outstanding) == (gtrid, State.COMMITTING, ("a", "b"))
+    assert (shown.gtrid, shown.state, shown.outstanding) == (gtrid, TransactionState.COMMITTING, ("a", "b"))
     assert shown.heuristics == (heuristic(gtrid),)
     assert view.decision(gtrid) is Outcome.COMMITTED
     assert view.decision(b"another") is None
     owned.close()
-    assert not look(tmp_path).in_use
+    assert not view_log(tmp_path).in_use
 
 
 def test_looking_at_what_is_no_log(tmp_path: Path) -> None:
     with pytest.raises(DecisionLogError, match="no decision log"):
-        look(tmp_path)
+        view_log(tmp_path)
     with pytest.raises(DecisionLogError, match="no decision log"):
-        look(tmp_path / "missing")
-
-
-def test_heuristics_are_forgotten_in_a_log_that_nobody_has_open(tmp_path: Path) -> None:
-    owned = open_log(tmp_path)
-    gtrid = gtrid_of(owned.log, 1)
-    owned.log.note(heuristic(gtrid))
-    with pytest.raises(DecisionLogInUse):
-        forget(tmp_path, gtrid)
-    owned.close()
-    assert forget(tmp_path, gtrid) == [heuristic(gtrid)]
-    with pytest.raises(UnknownXid):
-        forget(tmp_path, gtrid)
-    assert look(tmp_path).open == []
+        view_log(tmp_path / "missing")

@@ -27,9 +27,9 @@ from xaqueue.errors import (
 )
 from xaqueue.space.engine import heuristics
 from xaqueue.space.owner import open
-from xaqueue.tm.look import look
-from xaqueue.tm.standing import State
-from xaqueue.tm.steps import Step
+from xaqueue.tm.coordinator import TraceStep as Step
+from xaqueue.tm.operators import view_log
+from xaqueue.tm.status import TransactionState
 from xaqueue.tm.transaction import Transaction
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -164,7 +164,7 @@ def test_what_an_operator_decided_is_told_kept_and_forgotten(spaces: Spaces, log
         assert raised.value.parties == {"a": "rolled back by itself", "b": "committed"}
         assert (spaces.messages("a"), spaces.messages("b")) == ([], [b"one"])
         (kept,) = tm.in_doubt()
-        assert (kept.gtrid, kept.state, kept.participants) == (tx.gtrid, State.HEURISTIC, ("a",))
+        assert (kept.gtrid, kept.state, kept.participants) == (tx.gtrid, TransactionState.HEURISTIC, ("a",))
     with TransactionManager(log_dir, spaces.participants) as tm:
         assert tm.recover(PATIENCE_S).complete
         assert [one.gtrid for one in tm.in_doubt()] == [tx.gtrid]
@@ -241,7 +241,7 @@ def test_who_was_lost_in_the_second_phase_is_told_without_being_asked_for(log_di
             assert tx.outcome is Outcome.COMMITTED
         eventually(lambda: not tm.in_doubt())
         assert set(found["a"].branches.values()) == {COMMITTED}
-        eventually(lambda: not look(log_dir).open)  # and what is done is recorded as done
+        eventually(lambda: not view_log(log_dir).open)  # and what is done is recorded as done
 
 
 def test_a_participant_that_is_down_delays_only_its_own(log_dir: Path) -> None:
@@ -290,7 +290,7 @@ def test_what_an_earlier_boot_left_is_rolled_back_at_the_start(log_dir: Path) ->
             raise KeyboardInterrupt
 
     tm = over(log_dir, found, on_step=die)
-    for resolver in tm._resolvers.values():
+    for resolver in tm._recoveries.values():
         resolver.stop(PATIENCE_S)  # so that nobody comes before the next boot does
     with pytest.raises(KeyboardInterrupt), tm.transaction("a", "b"):
         pass
@@ -335,7 +335,7 @@ def test_what_is_not_acknowledged_everywhere_is_not_forgotten(log_dir: Path) -> 
         tm._coordinator.step = lambda *_: None
         found["b"].is_down = False
         eventually(lambda: not found["b"].prepared())
-        eventually(lambda: tm.in_doubt()[0].state is State.HEURISTIC)
+        eventually(lambda: tm.in_doubt()[0].state is TransactionState.HEURISTIC)
         assert tm.forget(tx.gtrid)
         assert not found["a"].by_hand
 
@@ -425,7 +425,7 @@ def test_close_waits_for_a_commit_on_its_way(log_dir: Path) -> None:
     committing.join()
     closing.join()
     assert {state for bank in found.values() for state in bank.branches.values()} == {COMMITTED}
-    assert look(log_dir).open == []
+    assert view_log(log_dir).open == []
 
 
 @pytest.mark.parametrize("options", [{"timeout_s": 0}, {"recovery_interval_s": -1.0}, {"last_resource": "nobody"}])

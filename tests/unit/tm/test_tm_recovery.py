@@ -25,11 +25,11 @@ from xaqueue import TransactionManager
 from xaqueue.errors import RolledBack
 from xaqueue.space.owner import open
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
+from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.log import DecisionLog
-from xaqueue.tm.participants import Participant
-from xaqueue.tm.standing import State
-from xaqueue.tm.steps import Step
+from xaqueue.tm.participant import Participant
+from xaqueue.tm.status import TransactionState
 from xaqueue.xa import Outcome
 
 
@@ -49,7 +49,7 @@ def test_decided_is_committed_everywhere_however_late_a_participant_comes_back(s
         assert reports["a"].complete
         assert not reports["b"].complete
         (left,) = rig.coordinator.in_doubt()
-        assert (left.gtrid, left.state, left.outstanding) == (gtrid, State.COMMITTING, ("b",))
+        assert (left.gtrid, left.state, left.outstanding) == (gtrid, TransactionState.COMMITTING, ("b",))
         assert "down" in left.trouble["b"]
     scene.b.is_down = False
     rig = scene.reboot()

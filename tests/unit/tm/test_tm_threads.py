@@ -15,7 +15,7 @@ from xaqueue import TransactionManager
 from xaqueue.errors import RolledBack
 from xaqueue.tm import manager as manager_of
 from xaqueue.tm.coordinator import PARALLEL_CALLS
-from xaqueue.tm.participants import Participant
+from xaqueue.tm.participant import Participant
 from xaqueue.xa import Outcome
 
 PATIENCE_S = 60.0

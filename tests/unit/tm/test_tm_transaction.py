@@ -22,8 +22,9 @@ from support.tm_world import (
 )
 from support.tm_world import ProgrammingError as PlainProgrammingError
 from xaqueue.errors import InterfaceError, InvalidArgument, OutcomeUnknown, ProtocolError, RolledBack, UnknownXid
-from xaqueue.tm.participants import Participant, is_unknown_xid, sources
-from xaqueue.tm.steps import Step
+from xaqueue.tm.coordinator import TraceStep as Step
+from xaqueue.tm.driver import is_unknown_xid
+from xaqueue.tm.participant import Participant, sources
 from xaqueue.tm.transaction import Transaction
 from xaqueue.tools.torture.forgetful import Tree
 from xaqueue.xa import Code, Outcome

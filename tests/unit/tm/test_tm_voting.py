@@ -8,24 +8,33 @@ from __future__ import annotations
 
 import pytest
 
-from support.voting_world import LAST, NAMES, PREPARED, judged, vote
-from xaqueue.tm import voting
-from xaqueue.tm.voting import (
-    DECISION,
-    Answer,
-    Answers,
-    Command,
+from support.voting_world import (
+    LAST,
+    NAMES,
+    PREPARED,
     Commit,
     CommitLast,
     CommitOnePhase,
     Decide,
-    Known,
-    Party,
     Prepare,
     Rollback,
-    Treatment,
-    Verdict,
+    judged,
+    vote,
 )
+from xaqueue.tm import voting
+from xaqueue.tm.coordinator import LogSnapshot
+from xaqueue.tm.errors import heuristic_code
+from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.voting import (
+    DECISION,
+    Command,
+    RecoveryAction,
+    Replies,
+    Reply,
+    TransactionResult,
+    Verb,
+)
+from xaqueue.tm.voting import ParticipantOutcome as Ended
 from xaqueue.xa import Code, Outcome
 
 
@@ -38,37 +47,48 @@ def test_every_interleaving_ends_the_same_for_all(names: tuple[str, ...], last: 
     assert judged(lambda choices: vote(choices, names, last, tells, crashes=True, together=together)) > 5
 
 
-def commands(answers: dict[type[Command], Answers], last: str | None = None, together: bool = False) -> list[Command]:
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("last", [None, LAST])
+@pytest.mark.parametrize("together", [True, False])
+def test_every_interleaving_of_three(last: str | None, tells: bool, together: bool) -> None:
+    assert judged(lambda choices: vote(choices, NAMES, last, tells, crashes=True, together=together)) > 5000
+
+
+def commands(answers: dict[Verb, Replies], last: str | None = None, together: bool = False) -> list[Command]:
     """What is asked of three participants that answer so."""
     asked: list[Command] = []
     voted = voting.commit(NAMES, last, together=together)
     try:
         asked.append(next(voted))
         while True:
-            asked.append(voted.send(answers[type(asked[-1])]))
+            asked.append(voted.send(answers[asked[-1].verb]))
     except StopIteration:
         return asked
 
 
-READ_ONLY = dict.fromkeys(NAMES, Answer.READ_ONLY)
-DONE = dict.fromkeys((*NAMES, LAST, DECISION), Answer.DONE)
+READ_ONLY = dict.fromkeys(NAMES, Reply.READ_ONLY)
+DONE = dict.fromkeys((*NAMES, LAST, DECISION), Reply.DONE)
 
 
 def test_the_whole_of_two_phases_in_the_order_of_the_names() -> None:
-    answers: dict[type[Command], Answers] = {Prepare: PREPARED, Decide: DONE, Commit: DONE}
+    answers: dict[Verb, Replies] = {Verb.PREPARE: PREPARED, Verb.DECIDE: DONE, Verb.COMMIT: DONE}
     in_turn = [Prepare(("a",)), Prepare(("b",)), Prepare(("c",))]
     assert commands(answers) == [*in_turn, Decide(NAMES), Commit(NAMES)]
-    assert commands(answers, together=True) == [Prepare(NAMES), Decide(NAMES), Commit(NAMES)]
+    assert commands(answers, together=True) == [
+        Prepare(NAMES),
+        Decide(NAMES),
+        Commit(NAMES),
+    ]
 
 
 def test_read_only_voters_are_left_out_and_without_any_other_there_is_no_decision() -> None:
-    answers: dict[type[Command], Answers] = {
-        Prepare: {**PREPARED, "b": Answer.READ_ONLY},
-        Decide: DONE,
-        Commit: DONE,
+    answers: dict[Verb, Replies] = {
+        Verb.PREPARE: {**PREPARED, "b": Reply.READ_ONLY},
+        Verb.DECIDE: DONE,
+        Verb.COMMIT: DONE,
     }
     assert commands(answers, together=True)[1:] == [Decide(("a", "c")), Commit(("a", "c"))]
-    assert commands({Prepare: READ_ONLY}, together=True) == [Prepare(NAMES)]
+    assert commands({Verb.PREPARE: READ_ONLY}, together=True) == [Prepare(NAMES)]
 
 
 def test_one_participant_commits_in_one_phase() -> None:
@@ -77,67 +97,87 @@ def test_one_participant_commits_in_one_phase() -> None:
 
 
 def test_the_last_resource_is_committed_between_the_phases_or_alone() -> None:
-    answers: dict[type[Command], Answers] = {
-        Prepare: PREPARED,
-        Decide: DONE,
-        CommitLast: DONE,
-        Commit: DONE,
-        CommitOnePhase: DONE,
+    answers: dict[Verb, Replies] = {
+        Verb.PREPARE: PREPARED,
+        Verb.DECIDE: DONE,
+        Verb.COMMIT_LAST: DONE,
+        Verb.COMMIT: DONE,
+        Verb.COMMIT_ONE_PHASE: DONE,
     }
     asked = commands(answers, LAST, together=True)
-    assert asked == [Prepare(NAMES), Decide(NAMES, LAST), CommitLast((LAST,)), Commit(NAMES)]
-    assert commands({**answers, Prepare: READ_ONLY}, LAST, together=True)[1:] == [CommitOnePhase((LAST,))]
+    assert asked == [
+        Prepare(NAMES),
+        Decide(NAMES, LAST),
+        CommitLast((LAST,)),
+        Commit(NAMES),
+    ]
+    assert commands({**answers, Verb.PREPARE: READ_ONLY}, LAST, together=True)[1:] == [CommitOnePhase((LAST,))]
     assert next(voting.commit([], LAST)) == CommitOnePhase((LAST,))
 
 
 def test_a_refusal_spares_those_that_were_not_asked_yet() -> None:
     """The one that refused has rolled back already; to tell it again would raise false alarms."""
-    answers: dict[type[Command], Answers] = {Prepare: {**PREPARED, "b": Answer.REFUSED}, Rollback: DONE}
-    assert commands(answers) == [Prepare(("a",)), Prepare(("b",)), Rollback(("a", "c"))]
-    lost: dict[type[Command], Answers] = {Prepare: {**PREPARED, "b": Answer.LOST}, Rollback: DONE}
+    answers: dict[Verb, Replies] = {Verb.PREPARE: {**PREPARED, "b": Reply.REFUSED}, Verb.ROLLBACK: DONE}
+    assert commands(answers) == [
+        Prepare(("a",)),
+        Prepare(("b",)),
+        Rollback(("a", "c")),
+    ]
+    lost: dict[Verb, Replies] = {Verb.PREPARE: {**PREPARED, "b": Reply.LOST}, Verb.ROLLBACK: DONE}
     assert commands(lost)[-1] == Rollback(("a", "b", "c"))
 
 
 def test_nothing_to_commit() -> None:
     with pytest.raises(StopIteration) as end:
         next(voting.commit([]))
-    assert end.value.value == Verdict(Outcome.COMMITTED, {})
+    assert end.value.value == TransactionResult(Outcome.COMMITTED, {})
 
 
 @pytest.mark.parametrize(
     ("outcome", "parties", "code"),
     [
-        (Outcome.COMMITTED, [Party.COMMITTED, Party.PENDING, Party.READ_ONLY], None),
-        (Outcome.COMMITTED, [Party.COMMITTED, Party.HEUR_COMMITTED], None),
-        (Outcome.ROLLED_BACK, [Party.ROLLED_BACK, Party.HEUR_ROLLED_BACK], None),
-        (Outcome.COMMITTED, [Party.COMMITTED, Party.HEUR_HAZARD], Code.XA_HEURHAZ),
-        (Outcome.COMMITTED, [Party.COMMITTED, Party.HEUR_ROLLED_BACK], Code.XA_HEURMIX),
-        (Outcome.COMMITTED, [Party.PENDING, Party.HEUR_ROLLED_BACK], Code.XA_HEURMIX),
-        (Outcome.COMMITTED, [Party.HEUR_HAZARD, Party.HEUR_ROLLED_BACK], Code.XA_HEURMIX),
-        (Outcome.COMMITTED, [Party.READ_ONLY, Party.HEUR_ROLLED_BACK], Code.XA_HEURRB),
-        (Outcome.COMMITTED, [Party.HEUR_MIXED], Code.XA_HEURMIX),
-        (Outcome.ROLLED_BACK, [Party.HEUR_COMMITTED, Party.HEUR_COMMITTED], Code.XA_HEURCOM),
-        (Outcome.ROLLED_BACK, [Party.HEUR_COMMITTED, Party.ROLLED_BACK], Code.XA_HEURMIX),
+        (Outcome.COMMITTED, [Ended.COMMITTED, Ended.PENDING, Ended.READ_ONLY], None),
+        (Outcome.COMMITTED, [Ended.COMMITTED, Ended.HEUR_COMMITTED], None),
+        (Outcome.ROLLED_BACK, [Ended.ROLLED_BACK, Ended.HEUR_ROLLED_BACK], None),
+        (Outcome.COMMITTED, [Ended.COMMITTED, Ended.HEUR_HAZARD], Code.XA_HEURHAZ),
+        (Outcome.COMMITTED, [Ended.COMMITTED, Ended.HEUR_ROLLED_BACK], Code.XA_HEURMIX),
+        (Outcome.COMMITTED, [Ended.PENDING, Ended.HEUR_ROLLED_BACK], Code.XA_HEURMIX),
+        (Outcome.COMMITTED, [Ended.HEUR_HAZARD, Ended.HEUR_ROLLED_BACK], Code.XA_HEURMIX),
+        (Outcome.COMMITTED, [Ended.READ_ONLY, Ended.HEUR_ROLLED_BACK], Code.XA_HEURRB),
+        (Outcome.COMMITTED, [Ended.HEUR_MIXED], Code.XA_HEURMIX),
+        (Outcome.ROLLED_BACK, [Ended.HEUR_COMMITTED, Ended.HEUR_COMMITTED], Code.XA_HEURCOM),
+        (Outcome.ROLLED_BACK, [Ended.HEUR_COMMITTED, Ended.ROLLED_BACK], Code.XA_HEURMIX),
     ],
 )
-def test_what_a_caller_is_told_of_heuristics(outcome: Outcome, parties: list[Party], code: Code | None) -> None:
-    assert voting.heuristic_code(outcome, dict(zip(NAMES, parties, strict=False))) is code
+def test_what_a_caller_is_told_of_heuristics(outcome: Outcome, parties: list[Ended], code: Code | None) -> None:
+    assert heuristic_code(outcome, dict(zip(NAMES, parties, strict=False))) is code
 
 
 @pytest.mark.parametrize(
-    ("known", "treatment"),
+    ("is_over", "decision", "noted", "action"),
     [
-        (Known(own=False, over=False), Treatment.LEAVE),
-        (Known(own=False, over=True, decision=Outcome.COMMITTED), Treatment.LEAVE),
-        (Known(own=True, over=False), Treatment.LEAVE),
-        (Known(own=True, over=False, decision=Outcome.COMMITTED), Treatment.LEAVE),
-        (Known(own=True, over=True), Treatment.ROLL_BACK),
-        (Known(own=True, over=True, decision=Outcome.COMMITTED), Treatment.COMMIT),
-        (Known(own=True, over=True, decision=Outcome.ROLLED_BACK), Treatment.ROLL_BACK),
-        (Known(own=True, over=True, decision=Outcome.IN_DOUBT), Treatment.LEAVE),
-        (Known(own=True, over=True, decision=Outcome.COMMITTED, noted=Party.HEUR_ROLLED_BACK), Treatment.LEAVE),
-        (Known(own=True, over=True, decision=Outcome.COMMITTED, noted=Party.HEUR_HAZARD), Treatment.COMMIT),
+        (False, None, None, RecoveryAction.LEAVE),
+        (False, Outcome.COMMITTED, None, RecoveryAction.LEAVE),
+        (True, None, None, RecoveryAction.ROLL_BACK),
+        (True, Outcome.COMMITTED, None, RecoveryAction.COMMIT),
+        (True, Outcome.ROLLED_BACK, None, RecoveryAction.ROLL_BACK),
+        (True, Outcome.IN_DOUBT, None, RecoveryAction.LEAVE),
+        (True, Outcome.COMMITTED, Ended.HEUR_ROLLED_BACK, RecoveryAction.LEAVE),
+        (True, Outcome.COMMITTED, Ended.HEUR_HAZARD, RecoveryAction.COMMIT),
     ],
 )
-def test_what_recovery_does_with_a_branch(known: Known, treatment: Treatment) -> None:
-    assert voting.treatment(known) is treatment
+def test_what_recovery_does_with_a_branch(
+    is_over: bool, decision: Outcome | None, noted: Ended | None, action: RecoveryAction
+) -> None:
+    assert voting.recovery_action(is_over, decision, noted) is action
+
+
+def test_whose_transaction_is_over() -> None:
+    """Own ones that were named and are not live; nobody else's, and none of a later life."""
+
+    def name(epoch: int, counter: int, node: str = "0123456789abcdef") -> bytes:
+        return bytes(Gtrid(node, epoch, counter))
+
+    snapshot = LogSnapshot(name(5, 7), frozenset([name(5, 6)]))
+    assert all(map(snapshot.is_over, (name(5, 7), name(5, 1), name(4, 9))))
+    assert not any(map(snapshot.is_over, (name(5, 6), name(5, 8), name(6, 1), name(4, 9, "0123456789abcdee"))))

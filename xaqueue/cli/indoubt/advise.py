@@ -26,30 +26,30 @@ from xaqueue.space.offline.inspect_branches import InDoubt, in_doubt_in
 from xaqueue.space.recovery.prepared import Verdict
 from xaqueue.space.recovery.redo_view import look_into
 from xaqueue.storage.fs import DirectoryFileSystem
-from xaqueue.tm import marker
-from xaqueue.tm.advice import Advice, Answer, Log, Says, advise, log_says
+from xaqueue.tm import last_resource
+from xaqueue.tm.advice import Advice, Advised, LogStatus, ParticipantStatus, advise, log_status
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.log import JOURNAL
-from xaqueue.tm.look import look
-from xaqueue.tm.voting import Party
+from xaqueue.tm.operators import view_log
+from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
 CONNECT_S = 10
 """For how long a PostgreSQL is tried, unless its DSN says so."""
 _BY_HAND = {
-    "commit": Says.BY_HAND_COMMITTED,
-    "rollback": Says.BY_HAND_ROLLED_BACK,
-    "mixed": Says.BY_HAND_MIXED,
+    "commit": ParticipantStatus.BY_HAND_COMMITTED,
+    "rollback": ParticipantStatus.BY_HAND_ROLLED_BACK,
+    "mixed": ParticipantStatus.BY_HAND_MIXED,
 }
-_OUTCOMES = {Outcome.COMMITTED: Says.COMMITTED, Outcome.ROLLED_BACK: Says.ROLLED_BACK}
-_ROWS = {"commit": Says.COMMITTED, "rollback": Says.ROLLED_BACK}
+_OUTCOMES = {Outcome.COMMITTED: ParticipantStatus.COMMITTED, Outcome.ROLLED_BACK: ParticipantStatus.ROLLED_BACK}
+_ROWS = {"commit": ParticipantStatus.COMMITTED, "rollback": ParticipantStatus.ROLLED_BACK}
 _PARTIES = {
-    Party.HEUR_COMMITTED: Says.BY_HAND_COMMITTED,
-    Party.HEUR_ROLLED_BACK: Says.BY_HAND_ROLLED_BACK,
-    Party.HEUR_MIXED: Says.BY_HAND_MIXED,
+    ParticipantOutcome.HEUR_COMMITTED: ParticipantStatus.BY_HAND_COMMITTED,
+    ParticipantOutcome.HEUR_ROLLED_BACK: ParticipantStatus.BY_HAND_ROLLED_BACK,
+    ParticipantOutcome.HEUR_MIXED: ParticipantStatus.BY_HAND_MIXED,
 }
-_SETTLED = (Answer.COMMIT, Answer.ROLLBACK, Answer.NOTHING)
+_SETTLED = (Advised.COMMIT, Advised.ROLLBACK, Advised.NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ParticipantReport:
     """What one participant says of its branch, and where that is from."""
 
     participant: str
-    status: Says
+    status: ParticipantStatus
     detail: str = ""
     xid: Xid | None = None
     """Of the branch that is in doubt."""
@@ -80,7 +80,7 @@ def run(path: Path, text: str, json: bool) -> None:
 
 def _gtrid(config: TmConfig, text: str) -> Gtrid:
     try:
-        known = [one.gtrid for one in look(config.log_dir).open]
+        known = [one.gtrid for one in view_log(config.log_dir).open]
     except (DecisionLogError, OSError):
         known = []  # said of the log below
     return parameters.gtrid_of(text, known)
@@ -90,7 +90,7 @@ def _gtrid(config: TmConfig, text: str) -> Gtrid:
 class _LogReport:
     """What the decision log says of a transaction, and whom it names."""
 
-    status: Log
+    status: LogStatus
     detail: str
     named: tuple[str, ...] = ()
     by_hand: Mapping[str, ParticipantReport] = field(default_factory=dict)
@@ -98,19 +98,19 @@ class _LogReport:
 
     def completed(self, found: list[ParticipantReport]) -> list[ParticipantReport]:
         """With what the log knows of those that say nothing, and with those that only the log names."""
-        silent = (Says.ABSENT, Says.UNREACHABLE)
+        silent = (ParticipantStatus.ABSENT, ParticipantStatus.UNREACHABLE)
         known = [self.by_hand.get(one.participant, self._known(one)) if one.status in silent else one for one in found]
         asked = {one.participant for one in found}
         missing = "the decision names it, and the configuration does not"
         return known + [
-            self.by_hand.get(name, ParticipantReport(name, Says.UNREACHABLE, missing))
+            self.by_hand.get(name, ParticipantReport(name, ParticipantStatus.UNREACHABLE, missing))
             for name in self.named
             if name not in asked
         ]
 
     def _known(self, one: ParticipantReport) -> ParticipantReport:
         """What the decision tells of a party that has no branch in doubt any more."""
-        if one.status is not Says.ABSENT or one.participant not in self.named:
+        if one.status is not ParticipantStatus.ABSENT or one.participant not in self.named:
             return one
         return replace(one, detail="the decision names it, so it was prepared: it has carried it out, and is over")
 
@@ -118,22 +118,22 @@ class _LogReport:
 def _read_log(config: TmConfig, gtrid: Gtrid) -> _LogReport:
     name = bytes(gtrid)
     try:
-        seen = look(config.log_dir)
+        seen = view_log(config.log_dir)
         decision = seen.decision(name)
         if decision is not None:
             _harden(config.log_dir)
     except (DecisionLogError, OSError) as error:
-        return _LogReport(Log.UNREAD, str(error))
-    status = log_says(gtrid, node=seen.node, epoch=seen.epoch, in_use=seen.in_use, decision=decision)
+        return _LogReport(LogStatus.UNREAD, str(error))
+    status = log_status(gtrid, node=seen.node, epoch=seen.epoch, in_use=seen.in_use, decision=decision)
     rows = [one for one in seen.open if one.gtrid == name]
     named = dict.fromkeys(each for one in rows for each in (*one.participants, one.last_resource) if each is not None)
     noted = {
         heuristic.participant: ParticipantReport(
-            heuristic.participant, _PARTIES[heuristic.party], f"{heuristic.detail} (noted in the decision log)"
+            heuristic.participant, _PARTIES[heuristic.outcome], f"{heuristic.detail} (noted in the decision log)"
         )
         for one in rows
         for heuristic in one.heuristics
-        if heuristic.party in _PARTIES
+        if heuristic.outcome in _PARTIES
     }
     owner = "in use" if seen.in_use else "not in use"
     return _LogReport(status, f"node {seen.node}, boot {seen.epoch}, {owner}", tuple(named), noted)
@@ -154,19 +154,19 @@ def _print(config: TmConfig, gtrid: Gtrid, log: _LogReport, found: list[Particip
     output.table(("asked", "says", "detail"), rows)
     typer.echo()
     typer.echo(f"{advice.why}: {advice.answer.value}")
-    if advice.answer not in (Answer.COMMIT, Answer.ROLLBACK):
+    if advice.answer not in (Advised.COMMIT, Advised.ROLLBACK):
         return
     typer.echo("the transaction manager does this itself when it runs and reaches them; by hand it would be:")
     for report in found:
         typer.echo(f"  {report.participant}: {_by_hand(config, gtrid, report, advice.answer)}")
 
 
-def _by_hand(config: TmConfig, gtrid: Gtrid, report: ParticipantReport, answer: Answer) -> str:
+def _by_hand(config: TmConfig, gtrid: Gtrid, report: ParticipantReport, answer: Advised) -> str:
     """What is to be done at a party, each of which has its line."""
     participant, xid = config.participants.get(report.participant), report.xid
     if xid is not None and participant is None:
         return f"{answer.value} of {xid}"
-    if report.status not in (Says.IN_DOUBT, Says.UNREACHABLE):
+    if report.status not in (ParticipantStatus.IN_DOUBT, ParticipantStatus.UNREACHABLE):
         return f"nothing, it is {report.status.value}"
     if participant is None or report.participant == config.last_resource:
         return "cannot be asked: ask again when it can"
@@ -176,7 +176,7 @@ def _by_hand(config: TmConfig, gtrid: Gtrid, report: ParticipantReport, answer: 
     return _command(participant, xid, answer)
 
 
-def _command(participant: ParticipantConfig, xid: Xid, answer: Answer) -> str:
+def _command(participant: ParticipantConfig, xid: Xid, answer: Advised) -> str:
     if participant.kind == "postgres":
         return f"{answer.value.upper()} PREPARED '{parameters.postgres_gid(xid)}'"
     return f"xaqueue indoubt {answer.value} {xid} --space {participant.address} --reason '...'"
@@ -206,7 +206,7 @@ def ask_all(config: TmConfig, gtrid: Gtrid) -> list[ParticipantReport]:
         try:
             found += list(askers[participant.kind](participant, gtrid, config))
         except (Error, OSError) as error:
-            found.append(ParticipantReport(participant.name, Says.UNREACHABLE, str(error)))
+            found.append(ParticipantReport(participant.name, ParticipantStatus.UNREACHABLE, str(error)))
     return found
 
 
@@ -228,7 +228,7 @@ def _ask_space(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -
         looked = look_into(location.directory)
         waiting = in_doubt_in(looked.fs, looked.again)
         if looked.journal.damage and own not in [branch.xid for branch in waiting]:
-            yield ParticipantReport(participant.name, Says.UNREACHABLE, looked.journal.damage)
+            yield ParticipantReport(participant.name, ParticipantStatus.UNREACHABLE, looked.journal.damage)
             return
         forgotten = operator_log.forgotten(location.directory)
     yield _of_branch(participant.name, own, outcome, waiting, forgotten)
@@ -249,7 +249,7 @@ def _of_branch(
             return ParticipantReport(name, _BY_HAND[line.outcome], f"by {line.by}, forgotten by {line.forgotten_by}")
     if outcome in _OUTCOMES:
         return ParticipantReport(name, _OUTCOMES[outcome])
-    return ParticipantReport(name, Says.ABSENT, "it may never have been, or be over")
+    return ParticipantReport(name, ParticipantStatus.ABSENT, "it may never have been, or be over")
 
 
 def _of_waiting(name: str, branch: InDoubt, note: str = "") -> ParticipantReport:
@@ -259,10 +259,10 @@ def _of_waiting(name: str, branch: InDoubt, note: str = "") -> ParticipantReport
         return ParticipantReport(name, _BY_HAND[decision.outcome], _joined(details))
     if branch.state == Verdict.IN_DOUBT.value:
         details = (str(branch.xid), "damaged" if branch.damage else "", note)
-        return ParticipantReport(name, Says.IN_DOUBT, _joined(details), branch.xid)
+        return ParticipantReport(name, ParticipantStatus.IN_DOUBT, _joined(details), branch.xid)
     if branch.state == Verdict.COMMITTING.value:
-        return ParticipantReport(name, Says.COMMITTED, _joined(("past its commit point", note)))
-    return ParticipantReport(name, Says.UNREACHABLE, _joined((branch.state, note)))
+        return ParticipantReport(name, ParticipantStatus.COMMITTED, _joined(("past its commit point", note)))
+    return ParticipantReport(name, ParticipantStatus.UNREACHABLE, _joined((branch.state, note)))
 
 
 # Databases
@@ -274,25 +274,25 @@ def _ask_postgres(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig
     try:
         with closing(psycopg.connect(participant.address, autocommit=True, **timeout)) as connection:
             if participant.name == config.last_resource:
-                there = connection.execute(f"SELECT to_regclass('{marker.TABLE}')").fetchone()
+                there = connection.execute(f"SELECT to_regclass('{last_resource.TABLE}')").fetchone()
                 yield _of_row(participant.name, connection, gtrid, bool(there and there[0]))
                 return
             rows = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
             branches = list(_branches(gid for (gid,) in rows.fetchall()))
     except psycopg.Error as error:
-        yield ParticipantReport(participant.name, Says.UNREACHABLE, " ".join(str(error).split()))
+        yield ParticipantReport(participant.name, ParticipantStatus.UNREACHABLE, " ".join(str(error).split()))
         return
     mine = [xid for xid in branches if xid.gtrid == bytes(gtrid)]
     own = Xid(FORMAT_ID, bytes(gtrid), participant.name.encode())
     if own in mine:
-        yield ParticipantReport(participant.name, Says.IN_DOUBT, parameters.postgres_gid(own), own)
+        yield ParticipantReport(participant.name, ParticipantStatus.IN_DOUBT, parameters.postgres_gid(own), own)
     else:
-        yield ParticipantReport(participant.name, Says.ABSENT, "PostgreSQL tells only what is prepared")
+        yield ParticipantReport(participant.name, ParticipantStatus.ABSENT, "PostgreSQL tells only what is prepared")
     for xid in mine:
         name = xid.bqual.decode("ascii", "backslashreplace")
         if name not in config.participants:
             note = f"in the database of {participant.name}, and not in the configuration"
-            yield ParticipantReport(name, Says.IN_DOUBT, f"{parameters.postgres_gid(xid)}, {note}", xid)
+            yield ParticipantReport(name, ParticipantStatus.IN_DOUBT, f"{parameters.postgres_gid(xid)}, {note}", xid)
 
 
 def _branches(gids: Iterable[str]) -> Iterator[Xid]:
@@ -309,19 +309,21 @@ def _ask_sqlite(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) 
 
     try:
         with closing(sqlite3.connect(f"{Path(participant.address).as_uri()}?mode=ro", uri=True)) as connection:
-            there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (marker.TABLE,)).fetchone()
+            there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (last_resource.TABLE,)).fetchone()
             yield _of_row(participant.name, connection, gtrid, there is not None)
     except sqlite3.Error as error:
-        yield ParticipantReport(participant.name, Says.UNREACHABLE, str(error))
+        yield ParticipantReport(participant.name, ParticipantStatus.UNREACHABLE, str(error))
 
 
 def _of_row(name: str, connection: Any, gtrid: Gtrid, has_table: bool) -> ParticipantReport:
     """The row of a last resource. Without one it may yet come, or be over and gone."""
-    statement = f"SELECT decision FROM {marker.TABLE} WHERE gtrid = '{gtrid}'"
+    statement = f"SELECT decision FROM {last_resource.TABLE} WHERE gtrid = '{gtrid}'"
     row = connection.execute(statement).fetchone() if has_table else None
     if row is None:
-        return ParticipantReport(name, Says.ABSENT, f"no row in {marker.TABLE}")
-    return ParticipantReport(name, _ROWS.get(str(row[0]), Says.UNREACHABLE), f"its row in {marker.TABLE}")
+        return ParticipantReport(name, ParticipantStatus.ABSENT, f"no row in {last_resource.TABLE}")
+    return ParticipantReport(
+        name, _ROWS.get(str(row[0]), ParticipantStatus.UNREACHABLE), f"its row in {last_resource.TABLE}"
+    )
 
 
 def _joined(parts: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from xaqueue.cli import output, parameters
 from xaqueue.space.engine.operator_log import Forgotten
 from xaqueue.space.offline.dry_run import Change
 from xaqueue.space.offline.inspect_branches import InDoubt
-from xaqueue.tm.gtrid import Gtrid, listed
+from xaqueue.tm.gtrid import Gtrid, parse_listed
 from xaqueue.xid import Xid
 
 FOREIGN = "foreign"
@@ -98,7 +98,7 @@ def print_dry_run(branch: InDoubt, found: Sequence[Change], commit: bool) -> Non
 
 
 def branch_json(branch: InDoubt) -> dict[str, Any]:
-    listed_as = listed(tuple(branch.xid))
+    listed_as = parse_listed(tuple(branch.xid))
     return {
         "xid": str(branch.xid),
         "postgres_gid": parameters.postgres_gid(branch.xid),
@@ -158,7 +158,7 @@ def _origin_of(xid: Xid) -> Origin:
         full = f"{query}: the query decides, when it writes that batch again"
         return Origin(query, full, f"all branches with this gtrid, in {where}")
     others = "who else takes part is not known here:"
-    branch = listed(tuple(xid))
+    branch = parse_listed(tuple(xid))
     if branch is None:
         full = f"{FOREIGN}: no transaction manager of xaqueue made this xid"
         return Origin(FOREIGN, full, f"{others} its log tells")

@@ -21,14 +21,13 @@ from xaqueue.cli.indoubt.decide import Confirm
 from xaqueue.cli.indoubt.listing import gtrid_json
 from xaqueue.errors import DecisionLogInUse, InvalidArgument, ProtocolError, UnknownXid
 from xaqueue.storage.fs import DirectoryFileSystem
-from xaqueue.tm import by_hand
-from xaqueue.tm.advice import Log, log_says
-from xaqueue.tm.by_hand import Forgotten
-from xaqueue.tm.directory import open_log
+from xaqueue.tm import operators
+from xaqueue.tm.advice import LogStatus, log_status
 from xaqueue.tm.gtrid import Gtrid
-from xaqueue.tm.look import LogView, look
+from xaqueue.tm.log_directory import open_log
 from xaqueue.tm.manager import TransactionManager
-from xaqueue.tm.standing import InDoubt, RecoveryReport
+from xaqueue.tm.operators import ForgottenHeuristic, LogView, view_log
+from xaqueue.tm.status import InDoubtTransaction, RecoveryResult
 
 RECOVER_S = 60.0
 """For how long the participants are waited for."""
@@ -37,11 +36,11 @@ HEADINGS = ("gtrid", "state", "age", "participants", "outstanding", "heuristics"
 
 def print_forgotten(path: Path, json: bool) -> None:
     config = load(path)
-    look(config.log_dir)
+    view_log(config.log_dir)
     with closing(DirectoryFileSystem(config.log_dir)) as fs:
-        found = by_hand.forgotten(fs)
+        found = operators.read_forgotten(fs)
 
-    def row(f: Forgotten) -> tuple[object, ...]:
+    def row(f: ForgottenHeuristic) -> tuple[object, ...]:
         at = output.moment(f.forgotten_at)
         return f.gtrid, f.participant, f.decision, f.party, f.forgotten_by, at, f.forgotten_reason
 
@@ -50,13 +49,13 @@ def print_forgotten(path: Path, json: bool) -> None:
 
 
 def print_transactions(path: Path, json: bool) -> None:
-    log = look(load(path).log_dir)
+    log = view_log(load(path).log_dir)
     none = f"no transaction of node {log.node} is in doubt"
     output.records(log.open, json, _json, HEADINGS, _row, none=none, right=("age", "heuristics"))
 
 
 def print_transaction(path: Path, text: str, json: bool) -> None:
-    log = look(load(path).log_dir)
+    log = view_log(load(path).log_dir)
     gtrid = parameters.gtrid_of(text, [one.gtrid for one in log.open])
     found = _find(log, gtrid)
     if json:
@@ -77,7 +76,7 @@ def print_transaction(path: Path, text: str, json: bool) -> None:
     if found.heuristics:
         typer.echo()
         rows = [
-            (h.participant, h.decision.value, h.party.value, output.moment(h.when_us), h.detail)
+            (h.participant, h.decision.value, h.outcome.value, output.moment(h.when_us), h.detail)
             for h in found.heuristics
         ]
         output.table(("participant", "was told", "and", "noticed", "in its words"), rows)
@@ -86,7 +85,7 @@ def print_transaction(path: Path, text: str, json: bool) -> None:
 def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Confirm) -> None:
     """Does at every participant what the log says of a transaction, where that is what is asked for."""
     config = load(path)
-    log = look(config.log_dir)
+    log = view_log(config.log_dir)
     gtrid = parameters.gtrid_of(text, [one.gtrid for one in log.open])
     verb = "commit" if commit else "rollback"
     _check_decision(log, gtrid, verb)
@@ -110,7 +109,7 @@ def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Co
 def forget(path: Path, text: str, *, by: str, reason: str, confirm: Confirm) -> None:
     """Ends the memory of a transaction's heuristics: here, and at the participants that are configured."""
     config = load(path)
-    log = look(config.log_dir)
+    log = view_log(config.log_dir)
     gtrid = parameters.gtrid_of(text, [one.gtrid for one in log.open])
     found = _find(log, gtrid)
     if not found.heuristics:
@@ -122,19 +121,19 @@ def forget(path: Path, text: str, *, by: str, reason: str, confirm: Confirm) -> 
         raise DecisionLogInUse(
             f"{config.log_dir} is in use: stop its transaction manager first, or call its forget({str(gtrid)!r})"
         )
-    outcomes = ", ".join(f"{h.participant} was {h.party.value}" for h in found.heuristics)
+    outcomes = ", ".join(f"{h.participant} was {h.outcome.value}" for h in found.heuristics)
     confirm(f"forget of transaction {gtrid} that {outcomes}?")
     at_us = time.time_ns() // 1000
     with closing(DirectoryFileSystem(config.log_dir)) as fs:
         if config.participants:
             with _opened(config) as manager:
-                by_hand.record(fs, found.heuristics, by, at_us, reason)
+                operators.record_forgotten(fs, found.heuristics, by, at_us, reason)
                 manager.forget(bytes(gtrid))
         else:
             with closing(open_log(config.log_dir)) as owned:
-                by_hand.record(fs, found.heuristics, by, at_us, reason)
+                operators.record_forgotten(fs, found.heuristics, by, at_us, reason)
                 owned.log.forget(bytes(gtrid))
-    typer.echo(f"transaction {gtrid}: its heuristics are forgotten, recorded in {by_hand.OPERATORS}")
+    typer.echo(f"transaction {gtrid}: its heuristics are forgotten, recorded in {operators.OPERATOR_LOG}")
     if not config.participants:
         names = " and ".join(h.participant for h in found.heuristics)
         typer.echo(f"{names} was not told: forget it there, too; with a {FILE} this command does so")
@@ -143,8 +142,10 @@ def forget(path: Path, text: str, *, by: str, reason: str, confirm: Confirm) -> 
 def _check_decision(log: LogView, gtrid: Gtrid, verb: str) -> None:
     """Refuses what the log does not say. What stands in a last resource is carried out, whatever it is."""
     decision = log.decision(bytes(gtrid))
-    status = log_says(gtrid, node=log.node, epoch=log.epoch, in_use=log.in_use, decision=decision)
-    if status not in ((Log.COMMIT, Log.LAST) if verb == "commit" else (Log.NONE, Log.ROLLBACK, Log.LAST)):
+    status = log_status(gtrid, node=log.node, epoch=log.epoch, in_use=log.in_use, decision=decision)
+    if status not in (
+        (LogStatus.COMMIT, LogStatus.LAST) if verb == "commit" else (LogStatus.NONE, LogStatus.ROLLBACK, LogStatus.LAST)
+    ):
         raise ProtocolError(
             f"{verb} of transaction {gtrid} is refused, of which the log says: {status.value}. `xaqueue indoubt "
             f"advise {gtrid}` compares it with its participants; each of them can be decided on by itself"
@@ -160,13 +161,15 @@ def _opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:
     return TransactionManager(config.log_dir, openers, last_resource=config.last_resource)
 
 
-def _print_report(gtrid: Gtrid, report: RecoveryReport, left: list[InDoubt], waited: Mapping[str, str]) -> None:
+def _print_report(
+    gtrid: Gtrid, report: RecoveryResult, left: list[InDoubtTransaction], waited: Mapping[str, str]
+) -> None:
     """waited: what was outstanding at a participant before."""
     still = {name for one in left for name in one.outstanding}
     done = {name: outcome for name, outcome in waited.items() if name not in still}
     noted = {heuristic.participant: heuristic for one in left for heuristic in one.heuristics}
     for name, scan in report.scans.items():
-        otherwise = f"was {noted[name].party.value}" if name in noted else ""
+        otherwise = f"was {noted[name].outcome.value}" if name in noted else ""
         typer.echo(f"{name}: {scan.error or otherwise or done.get(name, 'nothing of it is in doubt')}")
     if not left:
         typer.echo(f"transaction {gtrid} is over")
@@ -177,7 +180,7 @@ def _print_report(gtrid: Gtrid, report: RecoveryReport, left: list[InDoubt], wai
         )
 
 
-def _find(log: LogView, gtrid: Gtrid) -> InDoubt:
+def _find(log: LogView, gtrid: Gtrid) -> InDoubtTransaction:
     for one in log.open:
         if one.gtrid == bytes(gtrid):
             return one
@@ -189,17 +192,17 @@ def _find(log: LogView, gtrid: Gtrid) -> InDoubt:
     )
 
 
-def _takes_part(one: InDoubt) -> list[str]:
+def _takes_part(one: InDoubtTransaction) -> list[str]:
     return [*one.participants, *([one.last_resource] if one.last_resource is not None else [])]
 
 
-def _row(one: InDoubt) -> tuple[object, ...]:
+def _row(one: InDoubtTransaction) -> tuple[object, ...]:
     parties, outstanding = " ".join(_takes_part(one)), " ".join(one.outstanding)
     age = output.age(one.decided_us)
     return one.gtrid.decode("ascii"), one.state.value, age, parties, outstanding, len(one.heuristics)
 
 
-def _json(one: InDoubt) -> dict[str, Any]:
+def _json(one: InDoubtTransaction) -> dict[str, Any]:
     gtrid = Gtrid.parse(one.gtrid)
     return {
         **(gtrid_json(gtrid) if gtrid is not None else {"gtrid": one.gtrid.decode("latin-1")}),
@@ -212,7 +215,7 @@ def _json(one: InDoubt) -> dict[str, Any]:
             {
                 "participant": h.participant,
                 "decision": h.decision.value,
-                "party": h.party.value,
+                "party": h.outcome.value,
                 "when": h.when_us,
                 "detail": h.detail,
             }

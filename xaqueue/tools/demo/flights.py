@@ -25,8 +25,8 @@ from xaqueue.space.offline.inspect_branches import in_doubt
 from xaqueue.space.owner.open import create
 from xaqueue.spark import session
 from xaqueue.storage.hardening import DEFAULT
-from xaqueue.tm.look import look
-from xaqueue.tm.steps import Step
+from xaqueue.tm.coordinator import TraceStep
+from xaqueue.tm.operators import view_log
 from xaqueue.tools.demo import records
 from xaqueue.tools.demo.chart import Toll, draw
 from xaqueue.tools.demo.records import Delay
@@ -39,9 +39,9 @@ LEAST_PAGES = 15
 """A small run has smaller pages instead, so that there are commits enough to be killed in."""
 LEAST_FLIGHTS = 10 * LEAST_PAGES
 KILLS = (
-    (0.05, Step.DECIDE, "with every vote and before the decision"),
-    (0.2, Step.DECIDED, "after the decision, before anybody was told"),
-    (0.4, Step.COMMIT, "while a decision was carried out"),
+    (0.05, TraceStep.DECIDE, "with every vote and before the decision"),
+    (0.2, TraceStep.DECIDED, "after the decision, before anybody was told"),
+    (0.4, TraceStep.COMMIT, "while a decision was carried out"),
 )
 """After which share of the pages, at which step of a transaction, and that in words."""
 CHART = "xaqueue-demo.png"
@@ -179,7 +179,7 @@ def _sender(arguments: list[str], log: Any) -> Iterator[subprocess.Popen[str]]:
 def _left(place: Path) -> str:
     """What a sender that is gone has left, for the next one to finish."""
     doubtful = {branch.xid.gtrid for name in (PAGES, FLIGHTS) for branch in in_doubt(place / name)}
-    log = look(place / "decisions")
+    log = view_log(place / "decisions")
     decided = sum(log.decision(gtrid) is not None for gtrid in doubtful)
     return f"transactions in doubt: {len(doubtful)}, {decided} of them decided"
 

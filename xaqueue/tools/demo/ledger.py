@@ -20,7 +20,7 @@ import xaqueue
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.space.offline.inspect_branches import in_doubt
 from xaqueue.space.owner.open import create
-from xaqueue.tm.look import look
+from xaqueue.tm.operators import view_log
 from xaqueue.tools.demo.ledger_parties import (
     Deadline,
     Program,
@@ -94,7 +94,7 @@ class Books:
         with xaqueue.connect(at.queue) as connection:
             branches = len(connection.tpc_recover())
         found = rows(at)
-        return cls(found["taken"], found["sent"], messages(at), prepared, branches, len(look(at.log).open))
+        return cls(found["taken"], found["sent"], messages(at), prepared, branches, len(view_log(at.log).open))
 
     def check(self, said: ServiceLog) -> list[Expectation]:
         """Every claim of the ledger, held against what is there."""
@@ -251,7 +251,7 @@ def _left(scene: Scene) -> str:
     """What a service that is gone has left, for its next life to finish."""
     with reached(scene.place.dsn) as ledger:
         row = ledger.execute("select count(*) from pg_prepared_xacts").fetchone()
-    decided = len(look(scene.place.log).open)
+    decided = len(view_log(scene.place.log).open)
     return f"; in doubt: {row[0] if row else 0} rows, {len(in_doubt(scene.space))} branches, {decided} of them decided"
 
 

@@ -27,7 +27,7 @@ from xaqueue.storage import owner_file
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.lock import FileLock
 from xaqueue.storage.owner_file import write_owner_file
-from xaqueue.tm.directory import open_log
+from xaqueue.tm.log_directory import open_log
 from xaqueue.tools.torture.forgetful import Crashed, Tree
 
 

@@ -18,8 +18,8 @@ from xaqueue.space.owner.open import attach
 from xaqueue.space.recovery.salvage import find_loss, salvage
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.journal_format import SECTOR_BYTES
-from xaqueue.tm.directory import open_log
 from xaqueue.tm.log import DecisionLog
+from xaqueue.tm.log_directory import open_log
 
 MANY = 20
 

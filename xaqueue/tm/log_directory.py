@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,12 +24,11 @@ from pathlib import Path
 from xaqueue.errors import DecisionLogError, DecisionLogInUse
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.modes import BY_UMASK, PRIVATE, Modes
-from xaqueue.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, read_owner_file
-from xaqueue.storage.owner_file import is_owned as is_owned
+from xaqueue.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile
 from xaqueue.tm.log import JOURNAL, DecisionLog
-from xaqueue.tm.node import NODE
+from xaqueue.tm.records import NEW_NODE, NODE
 
-_OWN = {LOCK, OWNER, NEW_OWNER, JOURNAL, NODE, f".{NODE}.new", "participants.toml", "operators.log"}
+_OWN = {LOCK, OWNER, NEW_OWNER, JOURNAL, NODE, NEW_NODE, "participants.toml", "operators.log"}
 """With the two files of operators."""
 
 
@@ -62,25 +62,29 @@ def open_log(path: str | os.PathLike[str]) -> OwnedLog:
         lock = OwnerFile(root)
     except OSError as error:
         raise DecisionLogError(f"{root} cannot be a decision log ({error}): mend that, or choose another") from error
-    fs = DirectoryFileSystem(root)
     try:
-        _take(lock, root)
-        log = _open(lock, root, fs)
+        return OwnedLog(_open(lock), lock)
     except BaseException as error:
-        fs.close()
         lock.release()
         if isinstance(error, OSError):
             raise DecisionLogError(f"{root} cannot be a decision log ({error}): mend that") from error
         raise
-    return OwnedLog(log, lock)
 
 
-def _open(lock: OwnerFile, root: Path, fs: DirectoryFileSystem) -> DecisionLog:
+def _open(lock: OwnerFile) -> DecisionLog:
     """Says who the owner is before anything is changed, and again once it is known which node that is."""
+    root = lock.root
+    if not lock.acquire():
+        raise DecisionLogInUse(f"{root} is in use by {_owner_of(lock)}: stop it, or give this one a log of its own")
     lock.read()  # which refuses a link
-    _write(lock, _owner("", 0))
-    log = DecisionLog(fs, lost=lock.lost)
-    _write(lock, _owner(log.node, log.epoch))
+    fs = DirectoryFileSystem(root)
+    try:
+        lock.write(fs, _owner("", 0))
+        log = DecisionLog(fs, lost=lock.lost)
+        lock.write(fs, _owner(log.node, log.epoch))
+    except BaseException:
+        fs.close()
+        raise
     return log
 
 
@@ -89,12 +93,9 @@ def _make(root: Path, modes: Modes = PRIVATE) -> None:
     if root.is_dir():
         return
     _make(root.parent, BY_UMASK)
-    fs = DirectoryFileSystem(root.parent, modes=modes)
-    try:
+    with closing(DirectoryFileSystem(root.parent, modes=modes)) as fs:
         fs.make_dir(root.name)
         fs.sync_dir("")
-    finally:
-        fs.close()
 
 
 def _check_own(root: Path) -> None:
@@ -103,28 +104,15 @@ def _check_own(root: Path) -> None:
         raise DecisionLogError(f"{root} holds other files ({min(names - _OWN)} ...): choose an empty directory")
 
 
-def _take(lock: OwnerFile, root: Path) -> None:
-    if not lock.acquire():
-        raise DecisionLogInUse(f"{root} is in use by {_describe(root)}: stop it, or give this one a log of its own")
-
-
-def _write(lock: OwnerFile, content: bytes) -> None:
-    fs = DirectoryFileSystem(lock.root)
+def _owner_of(lock: OwnerFile) -> str:
     try:
-        lock.write(fs, content)
-    finally:
-        fs.close()
-
-
-def _describe(root: Path) -> str:
-    try:
-        told = json.loads(read_owner_file(root))
-        return f"process {told['pid']} on {told['host']} since {told['since']}"
+        owner = json.loads(lock.read() or b"")
+        return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
     except (OSError, ValueError, TypeError, KeyError):
         return "another process"
 
 
 def _owner(node: str, epoch: int) -> bytes:
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    told = {"node": node, "epoch": epoch, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
-    return json.dumps(told).encode() + b"\n"
+    fields = {"node": node, "epoch": epoch, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
+    return json.dumps(fields).encode() + b"\n"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from xaqueue.tm.voting import Party
+from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
 
 
-class State(Enum):
+class TransactionState(Enum):
     """Why a global transaction is not over."""
 
     COMMITTING = "committing"
@@ -22,6 +23,21 @@ class State(Enum):
     """Over, but a participant did something else, or perhaps did: kept until somebody forgets it."""
 
 
+@dataclass(slots=True)
+class OpenDecision:
+    """A global transaction whose second phase has begun."""
+
+    gtrid: bytes
+    participants: tuple[str, ...]
+    """Those that voted to commit, without the last resource."""
+    when_us: int
+    last: str | None = None
+    outcome: Outcome = Outcome.COMMITTED
+    """IN_DOUBT as long as it stands in a last resource that was not read."""
+    outstanding: set[str] = field(default_factory=set)
+    """Participants that have not acknowledged."""
+
+
 @dataclass(frozen=True, slots=True)
 class Heuristic:
     """What a participant did, or may have done, without this transaction manager."""
@@ -30,7 +46,7 @@ class Heuristic:
     participant: str
     decision: Outcome
     """COMMITTED or ROLLED_BACK: what it was told."""
-    party: Party
+    outcome: ParticipantOutcome
     """What it did instead."""
     when_us: int
     """When it was noticed, int microseconds UTC."""
@@ -40,18 +56,15 @@ class Heuristic:
     @property
     def agrees(self) -> bool:
         """Whether it did by itself what it was told later."""
-        return (self.party, self.decision) in (
-            (Party.HEUR_COMMITTED, Outcome.COMMITTED),
-            (Party.HEUR_ROLLED_BACK, Outcome.ROLLED_BACK),
-        )
+        return self.outcome.value == f"{self.decision.value} by itself"
 
 
 @dataclass(frozen=True, slots=True)
-class InDoubt:
+class InDoubtTransaction:
     """A global transaction that is not over; live ones are not among them."""
 
     gtrid: bytes
-    state: State
+    state: TransactionState
     participants: tuple[str, ...]
     """Those with a branch in the second phase; of a heuristic one that was never logged, those that are known."""
     outstanding: tuple[str, ...]
@@ -61,6 +74,34 @@ class InDoubt:
     heuristics: tuple[Heuristic, ...] = ()
     trouble: dict[str, str] = field(default_factory=dict)
     """Why an outstanding participant has not answered, by its name."""
+
+
+_STATES = {
+    Outcome.COMMITTED: TransactionState.COMMITTING,
+    Outcome.ROLLED_BACK: TransactionState.ROLLING_BACK,
+    Outcome.IN_DOUBT: TransactionState.UNDECIDED,
+}
+
+
+def in_doubt_transactions(
+    decisions: Iterable[OpenDecision], heuristics: Iterable[Heuristic], trouble_of: Callable[[str], str] = lambda _: ""
+) -> list[InDoubtTransaction]:
+    """What a log's table says, for people, oldest first. trouble_of: what is the matter with a participant."""
+    noted: dict[bytes, list[Heuristic]] = {}
+    for heuristic in heuristics:
+        noted.setdefault(heuristic.gtrid, []).append(heuristic)
+    found = []
+    for made in decisions:
+        outstanding = tuple(sorted(made.outstanding))
+        asked = (made.last,) if made.outcome is Outcome.IN_DOUBT and made.last else outstanding
+        trouble = {name: why for name in asked if (why := trouble_of(name))}
+        own = tuple(noted.pop(made.gtrid, ()))
+        rest = made.participants, outstanding, made.when_us, made.last, own, trouble
+        found.append(InDoubtTransaction(made.gtrid, _STATES[made.outcome], *rest))
+    for gtrid, some in noted.items():
+        names, since = tuple(one.participant for one in some), min(one.when_us for one in some)
+        found.append(InDoubtTransaction(gtrid, TransactionState.HEURISTIC, names, (), since, None, tuple(some)))
+    return sorted(found, key=lambda one: (one.decided_us, one.gtrid))
 
 
 @dataclass(slots=True)
@@ -84,7 +125,7 @@ class ScanReport:
 
 
 @dataclass(slots=True)
-class RecoveryReport:
+class RecoveryResult:
     """What ``TransactionManager.recover`` found, by participant."""
 
     scans: dict[str, ScanReport] = field(default_factory=dict)

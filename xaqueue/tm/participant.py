@@ -1,0 +1,321 @@
+"""A participant is a way to open PEP 249 connections; those that are idle and usable are kept for the next transaction.
+
+In a transaction it has a branch, on a connection of its own (``EnlistedBranch``).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from xaqueue.connection import Connection
+from xaqueue.errors import ConnectionLost, Error, InvalidArgument, ResourceFailed, RolledBack
+from xaqueue.tm import driver
+from xaqueue.tm.gtrid import checked_name
+from xaqueue.tm.voting import Reply
+
+SHARED_CONNECTIONS = 2
+"""PEP 249's ``threadsafety`` from which on a connection may be handed to another thread."""
+INTERRUPTIONS = 16
+"""Interruptions of one participant that are on their way at a time, at most: each has a thread, and may hang."""
+
+Connect = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """How one participant is opened.
+
+    connect: opens a connection, not in autocommit. sort_key: participants are begun on and prepared in the order of
+    their keys; without one, the connection's ``sortKey()`` or the participant's name. parallel: whether another thread
+    may prepare and commit on its connections while their own one waits; without it, its driver's ``threadsafety`` says.
+    idle: how many connections are kept open between transactions.
+    """
+
+    connect: Connect
+    sort_key: str | None = None
+    parallel: bool | None = None
+    idle: int = 4
+
+
+class ConnectionSource:
+    """Connections of one participant. Safe for threads."""
+
+    def __init__(self, name: str, participant: Participant, *, is_last: bool = False) -> None:
+        self.name = checked_name(name)
+        self.participant = participant
+        self.is_last = is_last
+        """Whether it is the last resource: its connections may be tied to their thread, so none is kept."""
+        self._mutex = threading.Lock()
+        self._idle: list[Any] = []
+        self.interruptions = threading.BoundedSemaphore(INTERRUPTIONS)
+        self._closed = False
+
+    def open(self) -> Any:
+        """A connection that nobody used before. Raises what the driver raises."""
+        connection = self.participant.connect()
+        if getattr(connection, "autocommit", None) is True or driver.commits_itself(connection):
+            driver.close(connection)
+            raise InvalidArgument(
+                f"participant {self.name!r} is in autocommit mode, so that its work would not wait for the "
+                "transaction's end: open it with autocommit off"
+            )
+        return connection
+
+    @contextmanager
+    def opened(self) -> Iterator[Any]:
+        """A connection for one question, which is closed behind it."""
+        connection = self.open()
+        try:
+            yield connection
+        finally:
+            driver.close(connection)
+
+    def take_idle(self) -> Any | None:
+        """One that was kept and looks usable; None without one."""
+        while True:
+            with self._mutex:
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            if not getattr(connection, "closed", False):
+                return connection
+
+    def give_back(self, connection: Any) -> None:
+        """Keeps it for the next, outside of any transaction as it is."""
+        with self._mutex:
+            if not (self._closed or self.is_last or len(self._idle) >= self.participant.idle):
+                self._idle.append(connection)
+                return
+        driver.close(connection)
+
+    def drop_idle(self) -> None:
+        """One connection was lost: its siblings most likely are, too."""
+        with self._mutex:
+            dropped, self._idle = self._idle, []
+        for connection in dropped:
+            driver.close(connection)
+
+    def close(self) -> None:
+        self._closed = True
+        self.drop_idle()
+
+    def sort_key(self, connection: Any) -> str:
+        if self.participant.sort_key is not None:
+            return self.participant.sort_key
+        own = getattr(connection, "sortKey", None)
+        return str(own()) if callable(own) else self.name
+
+    def is_parallel(self, connection: Any) -> bool:
+        """Whether another thread may work on it while this one waits."""
+        if self.is_last:
+            return False  # sqlite3 claims threadsafety 3, and its connections are their thread's by default
+        if self.participant.parallel is not None:
+            return self.participant.parallel
+        if isinstance(connection, Connection):
+            return True  # it wants one thread at a time, and does not mind which
+        module = sys.modules.get(type(connection).__module__.partition(".")[0])
+        return bool(getattr(module, "threadsafety", 0) >= SHARED_CONNECTIONS)
+
+
+def sources(
+    participants: Mapping[str, Connect | Participant], last_resource: str | None
+) -> dict[str, ConnectionSource]:
+    """Raises InvalidArgument."""
+    if last_resource is not None and last_resource not in participants:
+        raise InvalidArgument(f"last_resource {last_resource!r} is none of the participants {sorted(participants)}")
+    made = {}
+    for name, given in participants.items():
+        participant = given if isinstance(given, Participant) else Participant(given)
+        if not callable(participant.connect):
+            raise InvalidArgument(f"participant {name!r} is {given!r}: give a function that opens a connection")
+        made[name] = ConnectionSource(name, participant, is_last=name == last_resource)
+    return made
+
+
+def enlist(source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
+    """Opens a connection and begins the branch on it. Raises what the driver raises."""
+    kept = source.take_idle()
+    if kept is not None:
+        try:
+            return EnlistedBranch(source, kept, gtrid)
+        except Exception:  # it was lost while it was idle, and nothing was done on it yet
+            driver.close(kept)
+            source.drop_idle()
+    connection = source.open()
+    try:
+        return EnlistedBranch(source, connection, gtrid)
+    except BaseException:
+        driver.close(connection)
+        raise
+
+
+class EnlistedBranch:
+    """One participant's part in one live transaction: each verb is tried once, and its failure becomes a reply.
+
+    What a reply leaves open is for recovery, on a connection of its own. A connection on which anything went wrong is
+    closed and never used again: psycopg's believes itself prepared after a failed prepare, and a lost one is lost.
+    """
+
+    def __init__(self, source: ConnectionSource, connection: Any, gtrid: bytes) -> None:
+        self.source = source
+        self.name = source.name
+        self.connection = connection
+        self.gtrid = gtrid
+        self.error: Exception | None = None
+        """The first thing that went wrong."""
+        self.failed_at = 0.0
+        """When that was."""
+        self.sort_key = source.sort_key(connection)
+        self.is_parallel = source.is_parallel(connection)
+        self._tells = driver.can_tell(connection)
+        self._is_usable = True
+        self._interrupted = False
+        self._is_interrupting = False
+        """Whether a thread is at it now."""
+        self._asked = False
+        """Whether it may be prepared."""
+        self.commits_alone = False
+        """Whether it may be committed without a decision of anybody else."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self.connection.tpc_begin(driver.xid_on(self.connection, self.gtrid, self.name))
+
+    def prepare(self) -> Reply:
+        self._asked = True
+        try:
+            self._refuse_failed()
+            prepared = self.connection.tpc_prepare()
+        except Exception as error:
+            self._failed(error)
+            return Reply.REFUSED if isinstance(error, RolledBack) and not self._in_failed() else Reply.LOST
+        if prepared is False:
+            self._leave_read_only()
+            return Reply.READ_ONLY
+        return Reply.PREPARED
+
+    def commit(self) -> Reply:
+        return self._second_phase(self.connection.tpc_commit)
+
+    def rollback(self) -> Reply:
+        if self._interrupted:
+            self.discard()
+            return Reply.DONE
+        answer = self._second_phase(self.connection.tpc_rollback)
+        if answer is Reply.PENDING and not self._asked:
+            self.discard()  # with its session goes what was never prepared
+            return Reply.DONE
+        return answer
+
+    def commit_one_phase(self) -> Reply:
+        self.commits_alone = True
+        try:
+            self._refuse_failed()
+            self._commit_at_once()
+        except Exception as error:
+            self._failed(error)
+            heuristic = driver.heuristic_answer(error)
+            if heuristic is not None:
+                return heuristic
+            if driver.is_lost(self.connection, error):
+                return Reply.LOST
+            self.discard()
+            return Reply.REFUSED
+        return Reply.DONE
+
+    def ask(self) -> Reply:
+        """What became of a branch that is not known on this connection, or of a commit that got no answer."""
+        if not self._tells:
+            return Reply.UNKNOWN
+        try:
+            if self._is_usable or driver.is_unknown_xid(self.error or Error()):
+                return driver.ask(self.connection, driver.xid_on(self.connection, self.gtrid, self.name))
+            self.discard()
+            with self.source.opened() as connection:
+                return driver.ask(connection, driver.xid_on(connection, self.gtrid, self.name))
+        except Exception as error:
+            self._failed(error)
+            return Reply.UNKNOWN
+
+    def interrupt(self) -> None:
+        """Interrupts what its thread is waiting for, where the driver can; in another thread, since that may hang, too.
+
+        From here on the branch can only be rolled back, and that by the end of its session: an interruption that
+        arrives late is meant neither for the rollback nor for the next transaction.
+        """
+        interruption = driver.interruption_of(self.connection)
+        if interruption is None or self._is_interrupting or not self.source.interruptions.acquire(blocking=False):
+            return
+        self._interrupted, self._is_usable, self._is_interrupting = True, False, True
+        name = f"xaqueue-interrupt-{self.name}"
+        try:
+            threading.Thread(target=self._interrupt, args=(interruption,), name=name, daemon=True).start()
+        except RuntimeError:  # no thread can be had now: at the next look, perhaps
+            self._end_interruption()
+
+    def _interrupt(self, interruption: Callable[[], object]) -> None:
+        try:
+            with suppress(Exception):  # its statement was over already
+                interruption()
+        finally:
+            self._end_interruption()
+
+    def _end_interruption(self) -> None:
+        self._is_interrupting = False
+        self.source.interruptions.release()
+
+    def release(self) -> None:
+        """The transaction is over for this connection."""
+        if self._is_usable and self.connection is not None:
+            self.source.give_back(self.connection)
+            self.connection = None
+        self.discard()
+
+    def discard(self) -> None:
+        connection, self.connection = self.connection, None
+        self._is_usable = False
+        if connection is not None:
+            driver.close(connection)
+
+    def _commit_at_once(self) -> None:
+        self.connection.tpc_commit()
+
+    def _leave_read_only(self) -> None:
+        try:
+            self.connection.tpc_commit()  # nothing is left of the branch: this ends the transaction of the session
+        except Exception as error:
+            self._failed(error)
+            self.error = None
+
+    def _second_phase(self, verb: Any) -> Reply:
+        try:
+            verb()
+        except Exception as error:
+            self._failed(error)
+            if driver.is_unknown_xid(error):
+                return Reply.UNKNOWN
+            return driver.heuristic_answer(error) or Reply.PENDING
+        return Reply.DONE
+
+    def _failed(self, error: Exception) -> None:
+        if self.error is None:
+            self.error, self.failed_at = error, time.monotonic()
+        self._is_usable = False
+        if isinstance(error, (ConnectionLost, ResourceFailed)) or getattr(self.connection, "closed", False):
+            self.source.drop_idle()
+
+    def _refuse_failed(self) -> None:
+        if self._in_failed():
+            raise RolledBack(
+                f"a statement of participant {self.name!r} failed before, and its transaction with it: roll back, "
+                "or use a savepoint around what may fail"
+            )
+
+    def _in_failed(self) -> bool:
+        return self.connection is not None and driver.has_failed(self.connection)
