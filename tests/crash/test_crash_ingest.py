@@ -14,11 +14,11 @@ from xaqueue.storage.fs import DirectoryFileSystem
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from xaqueue.spark.checkpoint import Checkpoint, check
-from xaqueue.spark.ingest_target import DEAD_LETTERS, Placed, Record, Target, open_target
+from xaqueue.spark.ingest.target import DEAD_LETTERS, PlacedBatch, Target, TargetRecord, open_target
+from xaqueue.spark.source.checkpoint import Checkpoint, check
 
 DAY = "queue=orders/day=2026-11-21"
-RECORD = Record("/data/space", "orders", {"type": "struct", "fields": []}, query="q")
+RECORD = TargetRecord("/data/space", "orders", {"type": "struct", "fields": []}, query="q")
 OFFSETS = '{"seq": 3}'
 
 
@@ -83,7 +83,7 @@ class DeadlyFileSystem(DirectoryFileSystem):
         self.unsynced_names.discard(path)
 
 
-def stage(target: Target, root: Path, number: int, rows: list[int], dead: list[int]) -> Placed:
+def stage(target: Target, root: Path, number: int, rows: list[int], dead: list[int]) -> PlacedBatch:
     """What Spark would write."""
     staged = root / target.stage(number)
     for part, seqs in (("rows", rows), ("dead", dead)):
@@ -91,7 +91,7 @@ def stage(target: Target, root: Path, number: int, rows: list[int], dead: list[i
             directory = staged / part / DAY
             directory.mkdir(parents=True)
             (directory / "part-0.parquet").write_text(" ".join(map(str, seqs)))
-    return Placed(len(rows), len(dead))
+    return PlacedBatch(len(rows), len(dead))
 
 
 def attempt(
@@ -184,7 +184,7 @@ def test_all_is_on_disk_when_spark_may_go_on(tmp_path: Path) -> None:
 def test_a_batch_of_other_offsets_is_not_taken_for_this_one(tmp_path: Path) -> None:
     attempt(tmp_path, "first", None, [1, 2], [3])
     target = Target(DirectoryFileSystem(tmp_path), "target", ".target.staging", "second")
-    assert target.batch(1, OFFSETS) == Placed(2, 1)
+    assert target.batch(1, OFFSETS) == PlacedBatch(2, 1)
     assert target.batch(2, OFFSETS) is None
     with pytest.raises(OperationalError, match=r"restored from an earlier copy.*another target"):
         target.batch(1, '{"seq": 4}')
@@ -195,39 +195,27 @@ def test_a_target_is_new_or_empty_or_ours(tmp_path: Path) -> None:
     foreign.mkdir()
     (foreign / "data.csv").write_text("x")
     with pytest.raises(InvalidArgument, match=r"is not empty .*data\.csv.*new or empty"):
-        open_target(foreign)
+        open_target(foreign).__enter__()
     assert [path.name for path in foreign.iterdir()] == ["data.csv"]
     with pytest.raises(InvalidArgument, match="is no directory"):
-        open_target(foreign / "data.csv")
-    opened = open_target(tmp_path / "some" / "where")
-    with pytest.raises(OperationalError, match="another process ingests"):
-        open_target(tmp_path / "some" / "where")
-    opened.target.write_record(RECORD)
-    opened.close()
+        open_target(foreign / "data.csv").__enter__()
+    with open_target(tmp_path / "some" / "where") as (root, target):
+        assert root == tmp_path / "some" / "where"
+        with pytest.raises(OperationalError, match="another process ingests"):
+            open_target(root).__enter__()
+        target.write_record(RECORD)
     assert [path.name for path in (tmp_path / "some").iterdir()] == ["where"]
-    again = open_target(tmp_path / "some" / "where")
-    assert again.target.record() == RECORD
-    again.close()
+    with open_target(tmp_path / "some" / "where") as (_, target):
+        assert target.record() == RECORD
 
 
 def test_a_target_that_cannot_be_read_says_so(tmp_path: Path) -> None:
     (tmp_path / "_ingest.json").write_text('{"format": 2}')
-    with open_closing(tmp_path) as target, pytest.raises(InvalidArgument, match="a format that this xaqueue"):
+    with open_target(tmp_path) as (_, target), pytest.raises(InvalidArgument, match="a format that this xaqueue"):
         target.record()
     (tmp_path / "_ingest.json").write_text("{")
-    with open_closing(tmp_path) as target, pytest.raises(OperationalError, match="is damaged: restore"):
+    with open_target(tmp_path) as (_, target), pytest.raises(OperationalError, match="is damaged: restore"):
         target.record()
-
-
-class open_closing:
-    def __init__(self, path: Path) -> None:
-        self.opened = open_target(path)
-
-    def __enter__(self) -> Target:
-        return self.opened.target
-
-    def __exit__(self, *_: object) -> None:
-        self.opened.close()
 
 
 def checkpoint(path: Path, query: str | None, commits: int = 0) -> Checkpoint:

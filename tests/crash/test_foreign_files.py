@@ -25,7 +25,8 @@ from xaqueue.space.offline.findings import Severity
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import open
 from xaqueue.space.recovery.salvage import find_loss, salvage
-from xaqueue.spark import rows, sizes, times, view
+from xaqueue.spark.source import rows
+from xaqueue.spark.source.snapshot import reserved
 from xaqueue.storage.journal_format import name_of
 from xaqueue.storage.owner_file import is_owned
 from xaqueue.tm.log_directory import open_log
@@ -214,9 +215,9 @@ def look(root: Path) -> None:
         lambda: reader().consumed(),
         lambda: list(reader().read(0, reader().watermark())),
         lambda: list(rows.files(reader(), 0, 1 << 40)),
-        lambda: list(sizes.sizes(reader(), 0, 1 << 40)),
-        lambda: times.last_before(reader(), 1 << 50, 1 << 40),
-        lambda: view.reserved(reader()),
+        lambda: list(rows.sizes(reader(), 0, 1 << 40)),
+        lambda: rows.last_before(reader(), 1 << 50, 1 << 40),
+        lambda: reserved(reader()),
     ):
         with suppress(Error):
             call()

@@ -23,9 +23,8 @@ from xaqueue.errors import SpaceError, SpaceInUse
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.owner import open as attach_room
 from xaqueue.space.owner.open import Owner, is_owned, read_owner
-from xaqueue.spark import owner as owner_room
-from xaqueue.spark import places
-from xaqueue.spark.owner import reach
+from xaqueue.spark.runtime import server_launcher
+from xaqueue.spark.runtime.server_launcher import reach
 from xaqueue.storage.ids import fresh_id
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -66,9 +65,9 @@ def root(tmp_path: Path, cache: Path) -> Iterator[Path]:
     attach_room.create(made, sync="NONE", any_queue=True)
     yield made
     end(made)
-    for process in owner_room._started:
+    for process in server_launcher._started:
         process.wait(PATIENCE_S)
-    owner_room._started.clear()
+    server_launcher._started.clear()
 
 
 def put(manager: RemoteManager, body: bytes) -> None:
@@ -119,7 +118,8 @@ def test_a_session_survives_its_server_between_transactions(root: Path) -> None:
 
 def test_many_that_come_at_once_start_one_server(root: Path, cache: Path) -> None:
     program = (
-        "import sys; from xaqueue.spark.owner import reach; m = reach(sys.argv[1]); print(m.space['epoch']); m.close()"
+        "import sys; from xaqueue.spark.runtime.server_launcher import reach; "
+        "m = reach(sys.argv[1]); print(m.space['epoch']); m.close()"
     )
     starters = [
         subprocess.Popen([sys.executable, "-c", program, str(root)], stdout=subprocess.PIPE, text=True)
@@ -133,9 +133,11 @@ def test_many_that_come_at_once_start_one_server(root: Path, cache: Path) -> Non
 
 def test_starters_that_do_not_know_of_each_other_find_the_winner(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs = iter([root.parent / "one", root.parent / "two"])
-    monkeypatch.setattr(owner_room, "log_of", lambda _: next(logs))  # as two users have, each with a lock of its own
+    monkeypatch.setattr(
+        server_launcher, "log_of", lambda _: next(logs)
+    )  # as two users have, each with a lock of its own
     ends: list[bool] = []
-    threads = [threading.Thread(target=lambda: ends.append(owner_room.start(root))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: ends.append(server_launcher.start(root))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -161,7 +163,7 @@ def test_what_a_crash_left_in_the_owner_file_leads_nowhere(root: Path, tmp_path:
 
 
 def test_an_owner_that_serves_nobody_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner_room, "EMBEDDED_S", 0.1)
+    monkeypatch.setattr(server_launcher, "EMBEDDED_S", 0.1)
     with (
         xaqueue.connect(root),
         pytest.raises(SpaceInUse, match=rf"process {os.getpid()} on .*does not serve it: close it there, or run"),
@@ -200,7 +202,7 @@ def test_a_directory_that_is_no_space_is_refused(tmp_path: Path) -> None:
 def test_a_path_that_is_too_long_for_a_socket(tmp_path: Path, cache: Path) -> None:
     root = tmp_path / ("d" * 60) / "a space, 100 % odd?" / ("e" * 60)
     attach_room.create(root, sync="NONE", any_queue=True)
-    place = places.socket_of(root)
+    place = server_launcher.socket_of(root)
     assert place.parent != root
     assert len(os.fsencode(place)) <= UNIX_PATH_LIMIT_BYTES
     manager = reach(root)
@@ -213,7 +215,7 @@ def test_a_socket_in_a_directory_with_odd_characters(tmp_path: Path, cache: Path
     root = tmp_path / "a #1, 100% ?"
     attach_room.create(root, sync="NONE", any_queue=True)
     reach(root).close()
-    assert places.socket_of(root) == root / "socket"
+    assert server_launcher.socket_of(root) == root / "socket"
     end(root)
 
 
@@ -223,26 +225,26 @@ def test_a_directory_of_somebody_else_holds_no_socket_and_no_log(
     cache.mkdir(parents=True)
     cache.chmod(0o777)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert places.log_of(tmp_path).parent == tmp_path / f"xaqueue-{os.getuid()}"
+    assert server_launcher.log_of(tmp_path).parent == tmp_path / f"xaqueue-{os.getuid()}"
     (tmp_path / f"xaqueue-{os.getuid()}").chmod(0o722)
     with pytest.raises(xaqueue.Error, match="set XDG_CACHE_HOME"):
-        places.log_of(tmp_path)
+        server_launcher.log_of(tmp_path)
 
 
 def test_a_log_does_not_grow_for_ever(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    for expected, content in (("old\nnew\n", "old\n"), ("new\n", "x" * places.LOG_BYTES)):
+    for expected, content in (("old\nnew\n", "old\n"), ("new\n", "x" * server_launcher.LOG_BYTES)):
         log.write_text(content)
-        with places.open_log(log) as file:
+        with server_launcher.open_log(log) as file:
             file.write(b"new\n")
         assert log.read_text() == expected
 
 
 def test_a_server_without_sessions_ends_by_itself_and_cleanly(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner_room, "IDLE_EXIT_S", 0.2)
+    monkeypatch.setattr(server_launcher, "IDLE_EXIT_S", 0.2)
     manager = reach(root)
     put(manager, b"1")
-    process = owner_room._started[-1]  # others may have been left by tests of whole queries
+    process = server_launcher._started[-1]  # others may have been left by tests of whole queries
     manager.close()
     assert process.wait(PATIENCE_S) == 0
     assert not (root / "socket").exists()

@@ -24,9 +24,8 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 import pyarrow.dataset as ds
 from pyspark.sql.types import IntegerType, StructType
 
-from xaqueue.spark import ingest_schema
-from xaqueue.spark.ingest import Job, check_source, run
-from xaqueue.spark.ingest_told import Told, lag_of, total, translation
+from xaqueue.spark.ingest import schema as ingest_schema
+from xaqueue.spark.ingest.job import IngestJob, IngestProgress, check_source, lag_of, run, total, translation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,14 +55,14 @@ def space(tmp_path: Path) -> FabricatedSpace:
     return FabricatedSpace(tmp_path / "space")
 
 
-def job(space: FabricatedSpace, target: Path, **more: Any) -> Job:
+def job(space: FabricatedSpace, target: Path, **more: Any) -> IngestJob:
     given: dict[str, Any] = {
         "queue": "flights",
         "schema": SCHEMA,
         "once": True,
         "options": (("consume", "keep"),),
     } | more
-    return Job(str(space.root), target=target, **given)
+    return IngestJob(str(space.root), target=target, **given)
 
 
 def put(space: FabricatedSpace, queue: str, seq: int, body: bytes | dict[str, Any], day: int = 0, **more: Any) -> None:
@@ -130,11 +129,11 @@ class TestWithSpark:
     pytestmark = on_spark
 
     @pytest.fixture
-    def ingest(self, spark: SparkSession) -> Callable[[Job], Told]:
+    def ingest(self, spark: SparkSession) -> Callable[[IngestJob], IngestProgress]:
         return lambda asked: run(asked, lambda: spark)
 
     def test_rows_and_dead_letters(
-        self, spark: SparkSession, ingest: Callable[[Job], Told], space: FabricatedSpace, tmp_path: Path
+        self, spark: SparkSession, ingest: Callable[[IngestJob], IngestProgress], space: FabricatedSpace, tmp_path: Path
     ) -> None:
         put(space, "flights", 1, GOOD, correlation_id=b"1", headers={"k": "v"})
         put(space, "flights", 2, {"carrier": "B6", "new": "field"}, day=1)
@@ -159,7 +158,7 @@ class TestWithSpark:
         assert spark.read.parquet(str(target / "_dead_letters")).count() == len(BAD)
 
     def test_a_restart_goes_on_and_repeats_nothing(
-        self, ingest: Callable[[Job], Told], space: FabricatedSpace, tmp_path: Path
+        self, ingest: Callable[[IngestJob], IngestProgress], space: FabricatedSpace, tmp_path: Path
     ) -> None:
         target, asked = tmp_path / "out", job(space, tmp_path / "out", most_per_trigger=2, keep_body=True)
         for seq in range(1, 6):
@@ -176,7 +175,9 @@ class TestWithSpark:
         assert rows[-1]["body"] == b'{"delay": 7, "gate": 7}'
         self._refused(ingest, asked, space, target)
 
-    def _refused(self, ingest: Callable[[Job], Told], asked: Job, space: FabricatedSpace, target: Path) -> None:
+    def _refused(
+        self, ingest: Callable[[IngestJob], IngestProgress], asked: IngestJob, space: FabricatedSpace, target: Path
+    ) -> None:
         """A target that has something goes on with the same things only."""
         wrong: dict[str, dict[str, Any]] = {
             "columns may be added": {"schema": "delay STRING"},
@@ -192,7 +193,7 @@ class TestWithSpark:
             ingest(job(space, target.parent / "new", checkpoint=target / "_checkpoint"))
 
     def test_a_schema_is_sampled_once(
-        self, ingest: Callable[[Job], Told], space: FabricatedSpace, tmp_path: Path
+        self, ingest: Callable[[IngestJob], IngestProgress], space: FabricatedSpace, tmp_path: Path
     ) -> None:
         target = tmp_path / "out"
         empty = job(space, target, schema=None)
@@ -224,7 +225,7 @@ class TestWithSpark:
 
     def test_it_ends_after_the_batch_at_work(self, spark: SparkSession, space: FabricatedSpace, tmp_path: Path) -> None:
         put(space, "flights", 1, GOOD)
-        said: list[Told] = []
+        said: list[IngestProgress] = []
 
         def stopping() -> bool:
             return bool(said) and said[-1].batches > 0
@@ -235,7 +236,7 @@ class TestWithSpark:
         assert not list(tmp_path.glob(".out.staging"))
 
     def test_a_damaged_message_ends_it_and_nothing_is_lost(
-        self, ingest: Callable[[Job], Told], space: FabricatedSpace, tmp_path: Path
+        self, ingest: Callable[[IngestJob], IngestProgress], space: FabricatedSpace, tmp_path: Path
     ) -> None:
         for seq in (1, 2, 3):
             put(space, "flights", seq, GOOD)
@@ -316,7 +317,7 @@ def test_without_java_the_verb_says_what_to_install(
     def none() -> Path:
         raise OperationalError('Spark needs Java 17 or later and none was found: pip install "xaqueue[java]"')
 
-    monkeypatch.setattr(sys.modules["xaqueue.spark.session"], "java_home", none)
+    monkeypatch.setattr(sys.modules["xaqueue.spark.runtime.session"], "java_home", none)
     monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
     words = ["ingest", "flights", str(tmp_path / "out"), "--space", str(space.root), "--once", "--consume", "keep"]
     done = CliRunner().invoke(app, words, env=dict(os.environ))

@@ -144,7 +144,7 @@ def test_a_start_that_fails_in_its_sink_leaves_the_queue_as_it_was(
 
 
 def reservation_of(space: Path) -> object:
-    from xaqueue.spark.view import reserved
+    from xaqueue.spark.source.snapshot import reserved
 
     return reserved(QueueReader(space, "orders"))
 

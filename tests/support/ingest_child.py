@@ -15,8 +15,8 @@ from typing import Any
 
 from xaqueue.errors import OperationalError
 from xaqueue.spark import session
-from xaqueue.spark.ingest import Job, run
-from xaqueue.spark.ingest_target import Target
+from xaqueue.spark.ingest.job import IngestJob, run
+from xaqueue.spark.ingest.target import Target
 
 POINTS = ("staged", "dead", "placed", "jvm")
 QUEUE = "flights"
@@ -60,7 +60,7 @@ def main(space: str, target: str, consume: str, most: str, death: str = "") -> N
     if death:
         batch, _, point = death.partition(":")
         arm(int(batch), point)
-    job = Job(space, QUEUE, Path(target), once=True, most_per_trigger=int(most), options=(("consume", consume),))
+    job = IngestJob(space, QUEUE, Path(target), once=True, most_per_trigger=int(most), options=(("consume", consume),))
     try:
         told = run(job, lambda: session("ingest child"))
     except OperationalError as error:

@@ -15,8 +15,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from support.served import ServerThread
 from xaqueue.rpc.client.connect import remote_manager
 from xaqueue.space.owner import open as attach_room
-from xaqueue.spark import sink
-from xaqueue.spark.sink import BatchWriter, Prepared, StreamWriter
+from xaqueue.spark.sink import sink
+from xaqueue.spark.sink.sink import BatchWriter, Prepared, StreamWriter
 from xaqueue.xa import Flag
 
 QUERY = "11111111-2222-3333-4444-555555555555"

@@ -8,8 +8,9 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
-from xaqueue.spark.source import QueueSource, Reader
-from xaqueue.spark.stream import StreamReader
+from xaqueue.spark.source.reader import Reader
+from xaqueue.spark.source.source import QueueSource
+from xaqueue.spark.source.stream import StreamReader
 
 Offset = dict[str, Any]
 ALL = ReadAllAvailable()

@@ -22,8 +22,7 @@ from xaqueue.cli.location import JsonOption, SpaceOption, paths_of
 from xaqueue.errors import OperationalError
 
 if TYPE_CHECKING:
-    from xaqueue.spark.ingest import Job
-    from xaqueue.spark.ingest_told import Told
+    from xaqueue.spark.ingest.job import IngestJob, IngestProgress
 
 SAY_S = 10.0
 """Between two lines where stderr is no terminal."""
@@ -82,9 +81,9 @@ def ingest(
     options = {"consume": consume.value, "failOnDataLoss": str(fail_on_data_loss).lower()}
     options |= {"server": server} if server else {}
     with spark_there():
-        from xaqueue.spark import ingest as engine
+        from xaqueue.spark.ingest import job as engine
 
-    job = engine.Job(
+    job = engine.IngestJob(
         space=paths_of(ctx, space),
         queue=queue,
         target=target,
@@ -106,9 +105,9 @@ def ingest(
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _run(job: Job, cores: int, memory: str) -> Told:
-    from xaqueue.spark import ingest as engine
+def _run(job: IngestJob, cores: int, memory: str) -> IngestProgress:
     from xaqueue.spark import session
+    from xaqueue.spark.ingest import job as engine
 
     asked = _EndRequest()
     with ExitStack() as stack:
@@ -125,7 +124,7 @@ def _run(job: Job, cores: int, memory: str) -> Told:
         return engine.run(job, start, show, lambda: asked.made)
 
 
-def _report(done: Told, target: Path) -> None:
+def _report(done: IngestProgress, target: Path) -> None:
     output.pairs(
         [
             ("rows", done.rows),
@@ -169,11 +168,11 @@ class _EndRequest:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Told], None]]:
+def _progress() -> Iterator[Callable[[IngestProgress], None]]:
     """How far it is: one line that changes on a terminal, one every ten seconds elsewhere, on stderr."""
     next_s = time.monotonic() + SAY_S
 
-    def say(sofar: Told) -> None:
+    def say(sofar: IngestProgress) -> None:
         nonlocal next_s
         if time.monotonic() >= next_s:
             next_s += SAY_S
@@ -186,12 +185,12 @@ def _progress() -> Iterator[Callable[[Told], None]]:
         yield lambda sofar: shown.update(shown.task_ids[0], description=_line(sofar))
 
 
-def _line(sofar: Told) -> str:
+def _line(sofar: IngestProgress) -> str:
     dead = f", {sofar.dead_letters:,} dead letters" if sofar.dead_letters else ""
     lag = f", lag {sofar.lag:,}" if sofar.lag is not None else ""
     batches = output.counted(sofar.batches, "batch", "batches")
     return f"{sofar.rows:,} rows{dead} in {batches}, {_rate(sofar):,.0f}/s{lag}"
 
 
-def _rate(sofar: Told) -> float:
+def _rate(sofar: IngestProgress) -> float:
     return sofar.messages / sofar.seconds if sofar.seconds else 0.0

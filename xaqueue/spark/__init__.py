@@ -33,7 +33,7 @@ def _check_version(version: str) -> None:
 
 _check_version(_pyspark.__version__)
 
-from xaqueue.spark.decoding import decode  # noqa: E402
-from xaqueue.spark.session import register, session  # noqa: E402
+from xaqueue.spark.decode import decode  # noqa: E402
+from xaqueue.spark.runtime.session import register, session  # noqa: E402
 
 __all__ = ["decode", "register", "session"]

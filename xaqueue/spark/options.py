@@ -1,237 +1,225 @@
-"""Options are checked once, before anything is planned, and a wrong one says what is right.
+"""Options of a reader and of a writer: each is one row of a table, and one parser reads them all.
 
-Spark hands options over as text, with names in lower case. ``queue`` asks for the house's columns and ``subscribe``,
-``subscribePattern`` or ``assign`` for Kafka's, with Kafka's meaning of offsets and its defaults of where to begin; all
-other options mean the same with both.
+A row is a field of a dataclass, ``most_bytes: int | None = option("maxBytesPerTrigger", size_bytes)``: the name as
+people write it (Spark hands it over in lower case), the kind of text that is accepted, what holds without it. What is
+wrong is an InvalidArgument that names the option as it is written and says what is accepted.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from socket import gethostname
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import Field, dataclass, field, fields
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any
+from urllib.parse import unquote
 
 from xaqueue.errors import InvalidArgument
-from xaqueue.message import QUEUE_NAME, check_queue_name
 from xaqueue.space.model.layout import LAST_SEQ
-from xaqueue.spark.option_text import Given, space_path
-from xaqueue.spark.plan import Tasks
-from xaqueue.spark.positions import EARLIEST, LATEST, Positions, json_object, positions
 
-NAMES = (
-    *("path", "paths", "queue", "subscribe", "subscribePattern", "assign"),
-    *("startingOffsets", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "startingTimestamp"),
-    *("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"),
-    *("maxMessagesPerTrigger", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
-    *("minMessagesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
-    *("minPartitions", "maxRecordsPerPartition"),
-    *("consume", "server", "failOnDataLoss", "skipMissingSpaces", "spaceTimeout"),
-    *("includeHeaders", "includeAll"),
-    *("streamName", "checkpointLocation"),
+OF_A_CONNECTION = (
+    "groupidprefix",
+    "kafkaconsumer.polltimeoutms",
+    "fetchoffset.numretries",
+    "fetchoffset.retryintervalms",
 )
-DELETE, ARCHIVE, KEEP = "delete", "archive", "keep"
-SPACE_TIMEOUT_S = 10.0
-MOST_DELAY_S = 15 * 60.0
-"""For how long ``minOffsetsPerTrigger`` may hold a batch up, as Kafka's."""
-ERROR = "error"
-PATTERN = frozenset("*?[")
-ASSIGN = '{"orders": [0]}'
+"""Of a Kafka job, beside ``kafka.*``: there is no connection here that they could be about."""
+OF_A_TABLE = ("location", "owner", "provider")
+"""What Spark adds to the options of CREATE TABLE, beside ``option.*``."""
+LONGEST_S = 366 * 86_400.0
+
+_SIZE = re.compile(r"(\d+)\s*([kmgtp]?)b?", re.ASCII | re.IGNORECASE)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+_UNITS_S = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 0.001),
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600.0),
+    **dict.fromkeys(("d", "day", "days"), 86_400.0),
+}
+_FILE = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))", re.IGNORECASE)
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+
+_log = logging.getLogger("xaqueue.spark")
+
+Parser = Callable[..., Any]
+"""Reads the text of the option with this name, given as (name, text, ...). Raises InvalidArgument."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What to read, and how. Paths are absolute; paths and queues may be shell patterns."""
+class Option:
+    """A row of the table. ``names``: the first is the option's own, the others mean the same."""
 
-    paths: tuple[str, ...]
-    queues: tuple[str, ...]
-    expression: str | None = None
-    """A regular expression for queues, instead of ``queues``."""
-    kafka: bool = False
-    """Columns and offsets are Kafka's."""
-    start: Positions = field(default_factory=lambda: Positions(EARLIEST))
-    end: Positions = field(default_factory=lambda: Positions(LATEST))
-    needs_message_from_start: bool = False
-    """A moment to begin at after which there is no message is an error, and not the end of the queue."""
-    assigned: Mapping[str, frozenset[str]] | None = None
-    """In which spaces a queue is read, where it isn't all of them."""
-    most_messages: int | None = None
-    most_bytes: int | None = None
-    least_messages: int | None = None
-    """A batch waits for so many, but no longer than ``most_delay_s``."""
-    most_delay_s: float = MOST_DELAY_S
-    least_partitions: int | None = None
-    most_of_partition: int | None = None
-    consume: str = KEEP
-    """delete, archive or keep: what becomes of messages that were read. Who wants them gone says so."""
-    server: str | Mapping[str, str] | None = None
-    """A URL, or several by the spaces' paths."""
-    fails_on_loss: bool = True
-    skips_missing: bool = False
-    space_timeout_s: float = SPACE_TIMEOUT_S
-    headers: bool = True
-    everything: bool = False
-    """A column for each property."""
-    stream_name: str = ""
-    checkpoint: str = ""
-    """Of the query, as it was given to its writer, too; empty where it was not."""
-    tasks: Tasks = field(default_factory=Tasks)
-    ignored: tuple[str, ...] = ()
-    """Options of a Kafka connection."""
-
-    @property
-    def queue_names(self) -> tuple[str, ...]:
-        """Those that are named, and no patterns."""
-        return tuple(queue for queue in self.queues if not is_pattern(queue))
-
-    def names_in(self, path: str) -> tuple[str, ...]:
-        """The same, of those that are read in this space."""
-        return tuple(name for name in self.queue_names if self.assigned is None or path in self.assigned[name])
-
-    @property
-    def has_pattern(self) -> bool:
-        """Whether the queues that exist have to be looked at."""
-        return self.expression is not None or any(map(is_pattern, self.queues))
-
-    @property
-    def alone(self) -> tuple[str, str] | None:
-        """Path and queue, where there is one of each and can never be another."""
-        if len(self.paths) == len(self.queues) == 1 and not self.has_pattern and not is_pattern(self.paths[0]):
-            return self.paths[0], self.queues[0]
-        return None
-
-    def server_of(self, path: str) -> str | None:
-        """The URL that was given for the space. Raises InvalidArgument for one URL and several spaces."""
-        if isinstance(self.server, str) and (len(self.paths) > 1 or is_pattern(self.paths[0])):
-            raise InvalidArgument(
-                'option "server" is one URL and there may be several spaces: give JSON, {"/data/space": "xaq://host:port"}'
-            )
-        return self.server if self.server is None or isinstance(self.server, str) else self.server.get(path)
+    names: tuple[str, ...]
+    kind: Parser
+    default: Any
+    doc: str
+    accepted: tuple[Any, ...]
+    """More arguments of the kind."""
 
 
-def is_pattern(text: str) -> bool:
-    return not PATTERN.isdisjoint(text)
+def option(names: str, kind: Parser, default: Any, doc: str, *accepted: Any) -> Any:
+    """A field that is read from the option with one of these names, with a blank between them."""
+    return field(default=default, metadata={"option": Option(tuple(names.split()), kind, default, doc, accepted)})
 
 
-def parse(written: Mapping[str, str], *, stream: bool = False) -> Options:
-    """The options by their names in any case. Raises InvalidArgument for one that is missing, wrong or unknown."""
-    given = Given(written, NAMES, "a reader")
-    kafka, queues, expression = _queues(given)
-    paths = _paths(given)
-    most = given.one_meaning("maxMessagesPerTrigger", "maxOffsetsPerTrigger")
-    least = given.one_meaning("minMessagesPerTrigger", "minOffsetsPerTrigger")
-    most_messages, least_messages = given.count(most) if most else None, given.count(least) if least else None
-    if (least_messages or 0) > (most_messages or LAST_SEQ):
-        raise InvalidArgument(f'option "{least}" is {least_messages}, more than {most_messages} of "{most}"')
-    everything = given.switch("includeAll", False)
-    strategy = given.one_of("startingOffsetsByTimestampStrategy", (ERROR, LATEST))
-    return Options(
-        paths=paths,
-        queues=queues,
-        expression=expression,
-        kafka=kafka,
-        start=positions(given, "starting", LATEST if kafka and stream else EARLIEST, kafka=kafka),
-        end=positions(given, "ending", LATEST, kafka=kafka),
-        needs_message_from_start=(strategy or (ERROR if kafka else LATEST)) == ERROR,
-        assigned=_assigned(given, paths) if "assign" in given else None,
-        most_messages=most_messages,
-        most_bytes=given.size_bytes("maxBytesPerTrigger"),
-        least_messages=least_messages,
-        most_delay_s=given.seconds("maxTriggerDelay", MOST_DELAY_S, bare_s=0.001),
-        least_partitions=given.count("minPartitions"),
-        most_of_partition=given.count("maxRecordsPerPartition"),
-        consume=given.one_of("consume", (DELETE, ARCHIVE, KEEP)) or KEEP,
-        server=_server(given),
-        fails_on_loss=given.switch("failOnDataLoss", True),
-        skips_missing=given.switch("skipMissingSpaces", False),
-        space_timeout_s=given.seconds("spaceTimeout", SPACE_TIMEOUT_S, longest_s=86_400.0),
-        headers=given.switch("includeHeaders", not kafka or everything),
-        everything=everything,
-        stream_name=_stream_name(given),
-        checkpoint=(given.text("checkpointLocation") or "").strip(),
-        ignored=given.ignored,
-    )
+def table(options: type) -> dict[str, Option]:
+    """The rows of a dataclass, by their field."""
+    every: tuple[Field[Any], ...] = fields(options)
+    return {one.name: one.metadata["option"] for one in every if "option" in one.metadata}
 
 
-def _paths(given: Given) -> tuple[str, ...]:
-    """``path`` may name several, and ``load([...])`` gives ``paths`` as JSON."""
-    several = json.loads(given.text("paths") or "[]")
-    named = [part.strip() for part in (given.text("path") or "").split(",") if part.strip()] + several
-    if not named:
-        raise InvalidArgument('option "path" is missing: the directory of the queue space, several, or a pattern')
-    return tuple(dict.fromkeys(space_path("path", path) for path in named))
+class Given:
+    """The options of one query. ``ignored``: those of a Kafka connection, which mean nothing to a queue."""
+
+    def __init__(
+        self, given: Mapping[str, str], known: Iterable[str], whose: str, of_spark: Iterable[str] = ()
+    ) -> None:
+        """known: names as they are written; of_spark: more that Spark hands over by itself. whose: ``a reader``.
+
+        Raises InvalidArgument for an unknown one.
+        """
+        self._given = {name.lower(): value for name, value in given.items()}
+        self.ignored = tuple(name for name in self._given if name.startswith("kafka.") or name in OF_A_CONNECTION)
+        written = {name.lower(): name for name in known}
+        accepted = {*written, *map(str.lower, of_spark), *self.ignored}
+        for name in self._given:
+            if name not in accepted:
+                raise InvalidArgument(_unknown(name, written, whose))
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower() in self._given
+
+    def text(self, name: str) -> str | None:
+        return self._given.get(name.lower())
+
+    def name_of(self, *names: str) -> str | None:
+        """Which of these names, that mean the same, was given. Raises InvalidArgument for two."""
+        found = [name for name in names if name in self]
+        if len(found) > 1:
+            raise InvalidArgument(f'options "{found[0]}" and "{found[1]}" mean the same: give one')
+        return found[0] if found else None
+
+    def fields(self, options: type) -> dict[str, Any]:
+        """What was given of the rows of this dataclass. Raises InvalidArgument for what is not of its kind."""
+        named = {place: (row, self.name_of(*row.names)) for place, row in table(options).items()}
+        return {
+            place: row.kind(name, self.text(name), *row.accepted)
+            for place, (row, name) in named.items()
+            if name is not None
+        }
 
 
-def _queues(given: Given) -> tuple[bool, tuple[str, ...], str | None]:
-    """Whether Kafka's columns are wanted, names and shell patterns, and a regular expression."""
-    asked = [name for name in ("queue", "subscribe", "subscribePattern", "assign") if given.text(name)]
-    if len(asked) != 1:
-        said = "is missing" if not asked else f'and "{asked[1]}" exclude each other'
-        raise InvalidArgument(
-            f'option "{asked[0] if asked else "queue"}" {said}: the name of the queue to read, several, or a '
-            'pattern ("subscribe" or "subscribePattern" instead gives Kafka\'s columns)'
-        )
-    (name,) = asked
-    text = given.text(name) or ""
-    if name == "subscribePattern":
-        return True, (), _expression(text)
-    if name == "assign":
-        text = ",".join(json_object(name, text, ASSIGN))
-    queues = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    for queue in queues:
-        check_queue_name(queue if name != "queue" or not is_pattern(queue) else _plain(queue))
-    return name != "queue", queues, None
+def log_ignored(ignored: tuple[str, ...]) -> None:
+    if ignored:
+        _log.warning("options of a Kafka connection mean nothing to a queue and are ignored: %s", ", ".join(ignored))
 
 
-def _assigned(given: Given, paths: tuple[str, ...]) -> dict[str, frozenset[str]]:
-    """A partition is the number of a space, in the order of their paths; so all spaces have to be named."""
-    if any(map(is_pattern, paths)):
-        raise InvalidArgument('option "assign" numbers the spaces of "path": name them one by one there, no pattern')
-    ordered = sorted(paths)
-    found = {}
-    for queue, numbers in json_object("assign", given.text("assign") or "", ASSIGN).items():
-        if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < len(paths) for n in numbers):
-            raise InvalidArgument(
-                f'option "assign": {queue!r}: {numbers!r} is refused: {ASSIGN} is accepted, with numbers of spaces, '
-                f"0 to {len(paths) - 1} here"
-            )
-        found[queue] = frozenset(ordered[number] for number in numbers)
-    return found
+def refused(name: str, text: str, wanted: str) -> InvalidArgument:
+    return InvalidArgument(f'option "{name}" is {text!r}: {wanted}')
 
 
-def _plain(pattern: str) -> str:
-    """A name that the pattern could stand for, as far as its other letters go."""
-    plain = re.sub(r"[*?\[\]!]", "x", pattern)
-    return plain if QUEUE_NAME.fullmatch(plain) else pattern
-
-
-def _expression(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise InvalidArgument(
-            f'option "subscribePattern" is {text!r}, no regular expression ({error}): give one like "orders-.*"'
-        ) from None
+def plain(_: str, text: str) -> str:
     return text
 
 
-def _server(given: Given) -> str | Mapping[str, str] | None:
-    text = (given.text("server") or "").strip()
-    if not text.startswith("{"):
-        return text or None
+def word(name: str, text: str, *accepted: str) -> str:
+    if text.strip().lower() in accepted:
+        return text.strip().lower()
+    raise refused(name, text, f"{', '.join(accepted)} are accepted")
+
+
+def switch(name: str, text: str) -> bool:
+    return word(name, text, "true", "false") == "true"
+
+
+def count(name: str, text: str, least: int = 1, most: int = LAST_SEQ) -> int:
+    if text.isascii() and text.isdigit() and least <= int(text) <= most:
+        return int(text)
+    raise refused(name, text, f"a whole number from {least} is accepted")
+
+
+def size_bytes(name: str, text: str) -> int:
+    """Bytes, or with a unit of 1024 as Spark has them."""
+    found = _SIZE.fullmatch(text.strip())
+    size = int(found[1]) << (10 * " kmgtp".index(found[2].lower() or " ")) if found else 0
+    if 0 < size <= LAST_SEQ:
+        return size
+    raise refused(name, text, "bytes are accepted, also with a unit of 1024: 10485760, 10m, 1g")
+
+
+def seconds(name: str, text: str, bare_s: float = 1.0, longest_s: float = LONGEST_S) -> float:
+    """A span of time. bare_s: what a number without a unit counts."""
+    found = _DURATION.fullmatch(text.strip())
+    unit_s = (_UNITS_S.get(found[2].lower()) if found[2] else bare_s) if found else None
+    if found and unit_s and 0 < float(found[1]) * unit_s <= longest_s:
+        return float(found[1]) * unit_s
+    bare, most = "seconds" if bare_s == 1.0 else "milliseconds", longest_s / bare_s
+    raise refused(name, text, f"{bare} above 0 and up to {most:.0f} are accepted, or 500ms, 10s, 15m")
+
+
+def moment_ms(name: str, value: object) -> int:
+    """Milliseconds since 1970, from a number or from an ISO timestamp that says its zone."""
+    text = str(value).strip()
+    if text.isascii() and text.isdigit() and int(text) <= LAST_SEQ:
+        return int(text)
+    moment = None
+    with suppress(ValueError):
+        moment = datetime.fromisoformat(text)
+    if moment is None or moment.tzinfo is None or moment.timestamp() < 0:
+        accepted = "milliseconds since 1970 are accepted, or a time with its zone, 2026-11-22T00:00:00Z"
+        raise refused(name, text, accepted)
+    return round(moment.timestamp() * 1000)
+
+
+def json_object(name: str, text: str, example: str) -> dict[str, Any]:
+    """What the option holds."""
     try:
-        return {space_path("server", str(path)): str(url) for path, url in json.loads(text).items()}
+        document = json.loads(text)
     except ValueError as error:
-        raise InvalidArgument(
-            f'option "server" is no JSON ({error}): a URL is accepted, or {{"/data/space": "xaq://host:port"}}'
-        ) from None
+        raise InvalidArgument(f'option "{name}" is no JSON ({error}): {example} is accepted') from None
+    if not isinstance(document, dict):
+        raise refused(name, text[:60], f"{example} is accepted")
+    return document
 
 
-def _stream_name(given: Given) -> str:
-    name = (given.text("streamName") or "").strip() or f"spark@{gethostname()}"[:120]
-    if len(name) > 120 or not name.isprintable() or "#" in name:
-        raise InvalidArgument(
-            f'option "streamName" is {name[:60]!r}: 1 to 120 printable characters without # are wanted'
+def local_path(text: str) -> str | None:
+    """The path of ``/data``, ``data``, ``file:/data`` or ``file:///my%20data``; None for a URL of another kind.
+
+    A directory whose very name has a %20 in it is found, too: Spark itself takes a URL to the letter.
+    """
+    scheme = _FILE.match(text)
+    if scheme is None:
+        return None if _URL.match(text) or text.lower().startswith("file:") else text
+    path = text[scheme.end() :]
+    return path if "%" in path and os.path.exists(path) else unquote(path)  # noqa: PTH110
+
+
+def space_path(name: str, text: str) -> str:
+    """The absolute path of a queue space. Raises InvalidArgument for what is in no file system of the machine."""
+    path = local_path(text)
+    if path is None:
+        scheme = text.partition(":")[0]
+        raise refused(
+            name,
+            text,
+            f"a queue space is a directory that the machine sees under a path, and {scheme}: is none. "
+            "Give the path, /data/space or file:///data/space",
         )
-    return name
+    return os.path.abspath(path)  # noqa: PTH100
+
+
+def _unknown(name: str, written: Mapping[str, str], whose: str) -> str:
+    if name in OF_A_TABLE or name.startswith("option."):
+        return (
+            "a queue is no table of a catalog, so CREATE TABLE is refused: use CREATE TEMPORARY VIEW name USING "
+            "xaqueue OPTIONS (path '/data/space', queue 'orders')"
+        )
+    near = get_close_matches(name, written, 1)
+    hint = f" (did you mean {written[near[0]]}?)" if near else ""
+    return f'option "{name}" is unknown to {whose}{hint}: {", ".join(written.values())} are accepted'

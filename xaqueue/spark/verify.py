@@ -29,7 +29,7 @@ from xaqueue.space.offline.verify import (
     queues_of,
     shares,
 )
-from xaqueue.spark.session import no_pandas_warning
+from xaqueue.spark.runtime.session import no_pandas_warning
 
 SHARES_A_TASK = 8
 CSV, PARQUET = ".csv", ".parquet"

@@ -102,11 +102,11 @@ def at_slow_writing(module: Any) -> None:
 
 
 def at_commit(module: Any) -> None:
-    def before(spaces: object, reach: object, batch: Any, *more: object) -> None:
+    def before(spaces: object, batch: Any, *more: object) -> None:
         if POINT == "written" and batch.number >= NUMBER:
             die()
 
-    def after(_: object, spaces: object, reach: object, batch: Any, *more: object) -> None:
+    def after(_: object, spaces: object, batch: Any, *more: object) -> None:
         if POINT == "committed" and batch.number >= NUMBER:
             die()
 
@@ -120,7 +120,7 @@ def at_half_of_the_spaces(module: Any) -> None:
         if deciding._batch.number >= NUMBER:
             die()
 
-    around(module._Deciding, "_finish", before, None)
+    around(module._BatchCommit, "_finish", before, None)
 
 
 def at_consuming(module: Any) -> None:
@@ -135,7 +135,7 @@ def at_consuming(module: Any) -> None:
         if POINT == "consumed" and len(calls) > 1:
             die()
 
-    around(module.Keeper, "consume", before, after)
+    around(module.Consumer, "consume", before, after)
 
 
 def at_decision(module: Any) -> None:
@@ -161,20 +161,20 @@ def at_decision(module: Any) -> None:
 
 
 PLACES: dict[str, tuple[str, Callable[[Any], None]]] = {
-    "planning": ("xaqueue.spark.stream", at_planning),
-    "reading": ("xaqueue.spark.source", at_reading),
-    "worker": ("xaqueue.spark.source", at_reading),
-    "fails once": ("xaqueue.spark.source", at_reading),
-    "fails for good": ("xaqueue.spark.source", at_reading),
-    "writing": ("xaqueue.spark.branches", at_writing),
-    "slow": ("xaqueue.spark.branches", at_slow_writing),
-    "written": ("xaqueue.spark.deciding", at_commit),
+    "planning": ("xaqueue.spark.source.stream", at_planning),
+    "reading": ("xaqueue.spark.source.reader", at_reading),
+    "worker": ("xaqueue.spark.source.reader", at_reading),
+    "fails once": ("xaqueue.spark.source.reader", at_reading),
+    "fails for good": ("xaqueue.spark.source.reader", at_reading),
+    "writing": ("xaqueue.spark.sink.task", at_writing),
+    "slow": ("xaqueue.spark.sink.task", at_slow_writing),
+    "written": ("xaqueue.spark.sink.batch_commit", at_commit),
     "decided": ("xaqueue.space.engine.batch_steps", at_decision),
     "half": ("xaqueue.space.engine.batch_steps", at_decision),
-    "half of the spaces": ("xaqueue.spark.deciding", at_half_of_the_spaces),
-    "committed": ("xaqueue.spark.deciding", at_commit),
-    "consuming": ("xaqueue.spark.keeping", at_consuming),
-    "consumed": ("xaqueue.spark.keeping", at_consuming),
+    "half of the spaces": ("xaqueue.spark.sink.batch_commit", at_half_of_the_spaces),
+    "committed": ("xaqueue.spark.sink.batch_commit", at_commit),
+    "consuming": ("xaqueue.spark.source.consumer", at_consuming),
+    "consumed": ("xaqueue.spark.source.consumer", at_consuming),
 }
 
 

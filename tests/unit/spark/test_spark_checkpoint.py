@@ -23,7 +23,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 import json
 
 from support.spark_reading import Offset, Query, stream
-from xaqueue.spark import keeping
+from xaqueue.spark.source import consumer
 
 
 class SparksDirectory:
@@ -53,7 +53,7 @@ class Told:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.order: list[str] = []
-        monkeypatch.setattr(keeping, "reach_owner", lambda path, server: self)
+        monkeypatch.setattr(consumer, "reach_owner", lambda path, server: self)
         for call in ("sync_file", "sync_dir"):
             monkeypatch.setattr(DirectoryFileSystem, call, lambda fs, path: self.order.append(path or "."))
 
@@ -147,7 +147,7 @@ class Shop:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
         self._sessions: list[Session] = []
-        monkeypatch.setattr(keeping, "reach_owner", self._reach)
+        monkeypatch.setattr(consumer, "reach_owner", self._reach)
 
     def _reach(self, path: str, server: str | None) -> Session:
         self._sessions.append(open.attach(path))

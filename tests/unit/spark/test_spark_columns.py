@@ -27,13 +27,15 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from support.spark_reading import Query, rows, stream
-from xaqueue.spark import columns, decoding, default_source
-from xaqueue.spark import rows as rows_room
-from xaqueue.spark import stream as stream_room
-from xaqueue.spark.columns import Columns
-from xaqueue.spark.options import parse
-from xaqueue.spark.positions import EARLIEST, LATEST, parse_positions
-from xaqueue.spark.source import QueueSource
+from xaqueue.spark import default_source
+from xaqueue.spark.decode import MESSAGE, decode_array
+from xaqueue.spark.source import columns
+from xaqueue.spark.source import rows as rows_room
+from xaqueue.spark.source import stream as stream_room
+from xaqueue.spark.source.columns import Columns
+from xaqueue.spark.source.offsets import EARLIEST, LATEST, parse_bounds
+from xaqueue.spark.source.options import parse
+from xaqueue.spark.source.source import QueueSource
 
 COMMITTED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -180,8 +182,8 @@ def test_arrow_schemas_are_those_that_spark_compares_with(kafka: bool) -> None:
         ('{"orders": {"1": 5}}', True, EARLIEST),
     ],
 )
-def test_positions_as_people_say_them(text: str, kafka: bool, expected: int | str) -> None:
-    assert parse_positions("startingOffsets", text, kafka=kafka).of("/data/one", 0, "orders") == expected
+def test_offsets_as_people_say_them(text: str, kafka: bool, expected: int | str) -> None:
+    assert parse_bounds("startingOffsets", text, kafka=kafka).of("/data/one", 0, "orders") == expected
 
 
 @pytest.mark.parametrize(
@@ -196,9 +198,9 @@ def test_positions_as_people_say_them(text: str, kafka: bool, expected: int | st
         ("-1", True),
     ],
 )
-def test_positions_that_mean_nothing_are_refused_with_an_example(text: str, kafka: bool) -> None:
+def test_offsets_that_mean_nothing_are_refused_with_an_example(text: str, kafka: bool) -> None:
     with pytest.raises(InvalidArgument, match=r'"startingOffsets".*\{"orders": '):
-        parse_positions("startingOffsets", text, kafka=kafka)
+        parse_bounds("startingOffsets", text, kafka=kafka)
 
 
 def test_a_batch_begins_and_ends_where_each_queue_is_told_to(space: FabricatedSpace) -> None:
@@ -424,9 +426,7 @@ def contents(space: FabricatedSpace, *seqs: int) -> list[bytes | None]:
 
 
 def test_decode_gives_the_columns_of_a_file(space: FabricatedSpace) -> None:
-    first, nothing, second = decoding.decode_array(
-        pa.array([*contents(space, 1), None, *contents(space, 2)])
-    ).to_pylist()
+    first, nothing, second = decode_array(pa.array([*contents(space, 1), None, *contents(space, 2)])).to_pylist()
     assert nothing is None
     assert (first["body"], first["message_id"], first["correlation_id"], first["group"]) == (
         b"body",
@@ -435,7 +435,7 @@ def test_decode_gives_the_columns_of_a_file(space: FabricatedSpace) -> None:
         "g",
     )
     assert (first["headers"], second["headers"], second["priority"]) == ([("k", "v")], [], 4)
-    assert list(first) == decoding.MESSAGE.names
+    assert list(first) == MESSAGE.names
 
 
 def test_decode_sees_damage(space: FabricatedSpace) -> None:
@@ -443,8 +443,8 @@ def test_decode_sees_damage(space: FabricatedSpace) -> None:
     assert sound is not None
     damaged = pa.array([sound[:-1], other])
     with pytest.raises(DamagedBlock, match=r"truncated.*damaged_as_null=True"):
-        decoding.decode_array(damaged)
-    nothing, row = decoding.decode_array(damaged, damaged_as_null=True).to_pylist()
+        decode_array(damaged)
+    nothing, row = decode_array(damaged, damaged_as_null=True).to_pylist()
     assert (nothing, row["body"]) == (None, b"message 2")
 
 
@@ -470,7 +470,7 @@ def test_whatever_fails_while_the_format_is_registered_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     """Spark imports the module when any query looks for a format, and asks it for its name."""
-    monkeypatch.setitem(sys.modules, "xaqueue.spark.source", Broken(failure))
+    monkeypatch.setitem(sys.modules, "xaqueue.spark.source.source", Broken(failure))
     made = runpy.run_path(str(default_source.__file__))["DefaultSource"]
     assert issubclass(made, DataSource)
     assert made.name() == "xaqueue"

@@ -28,9 +28,9 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 from support import spark_reading
 from support.spark_reading import ALL, Query, places, rows
 from xaqueue.cli import ingest
-from xaqueue.spark import keeping
-from xaqueue.spark.source import QueueSource
-from xaqueue.spark.stream import StreamReader
+from xaqueue.spark.source import consumer
+from xaqueue.spark.source.source import QueueSource
+from xaqueue.spark.source.stream import StreamReader
 
 
 def stream(path: object, consume: str = "delete", **options: object) -> StreamReader:
@@ -73,7 +73,7 @@ class Recording:
 @pytest.fixture
 def owner(monkeypatch: pytest.MonkeyPatch) -> RecordingOwner:
     recording = RecordingOwner()
-    monkeypatch.setattr(keeping, "reach_owner", recording.reach)
+    monkeypatch.setattr(consumer, "reach_owner", recording.reach)
     return recording
 
 
@@ -239,7 +239,7 @@ def test_a_server_that_has_another_space_is_told_by_its_numbers(
         given.append((path, server))
         return Elsewhere(RecordingOwner(), path, server)
 
-    monkeypatch.setattr(keeping, "reach_owner", reach)
+    monkeypatch.setattr(consumer, "reach_owner", reach)
     with pytest.raises(InvalidArgument, match=r'serves another space\. Mend option "server"'):
         Query(stream(space.root, server="xaq://there:1")).batch()
     assert given == [(str(space.root), "xaq://there:1")]
@@ -274,7 +274,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sessions.append(open.attach(path))
         return sessions[-1]
 
-    monkeypatch.setattr(keeping, "reach_owner", reach)
+    monkeypatch.setattr(consumer, "reach_owner", reach)
     yield tmp_path / "space"
     for session in sessions:
         session.close()

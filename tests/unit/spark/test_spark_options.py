@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+import xaqueue
 from xaqueue.errors import InvalidArgument
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from xaqueue.spark import options, sink_options
-from xaqueue.spark.checkpoint import local_directory
-from xaqueue.spark.option_text import Given, moment_ms, space_path
+from xaqueue.spark.options import Given, Parser, count, moment_ms, seconds, size_bytes, space_path, table
+from xaqueue.spark.sink import options as sink_options
+from xaqueue.spark.source import options
+from xaqueue.spark.source.checkpoint import local_directory
 
 
 def source_path(text: str) -> str:
@@ -77,10 +80,6 @@ def test_a_url_that_is_no_path_of_the_machine_is_refused_by_its_scheme(url: str)
     assert local_directory(url) is None
 
 
-def given(value: str) -> Given:
-    return Given({"NAME": value}, ["name"], "a test")
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [
@@ -95,11 +94,11 @@ def given(value: str) -> Given:
     ],
 )
 def test_sizes_have_units(text: str, size: int) -> None:
-    assert given(text).size_bytes("name") == size
+    assert size_bytes("name", text) == size
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
+    ("text", "found"),
     [
         ("2", 2.0),
         ("2s", 2.0),
@@ -110,26 +109,25 @@ def test_sizes_have_units(text: str, size: int) -> None:
         ("1d", 86_400.0),
     ],
 )
-def test_spans_of_time_have_units(text: str, seconds: float) -> None:
-    assert given(text).seconds("name", 7.0) == seconds
-    assert given(text).seconds("other", 7.0) == 7.0
+def test_spans_of_time_have_units(text: str, found: float) -> None:
+    assert seconds("name", text) == found
 
 
 @pytest.mark.parametrize(
     "text", ["2026-11-22T00:00:00Z", "2026-11-22 01:00:00+01:00", "20261121T190000.000-0500", "1795305600000"]
 )
 def test_a_moment_has_a_zone(text: str) -> None:
-    assert moment_ms("name", text) == given(text).time_ms("name") == 1_795_305_600_000
+    assert moment_ms("name", text) == 1_795_305_600_000
 
 
-@pytest.mark.parametrize("question", ["size_bytes", "seconds", "time_ms", "count"])
+@pytest.mark.parametrize("kind", [size_bytes, seconds, moment_ms, count])
 @pytest.mark.parametrize(
     "text",
     ["", "-1", "1e3", "ten", "10x", "nan", "inf", "٣", "1m2", "9" * 30, "2026-11-22T00:00:00", "1960-01-01T00:00:00Z"],
 )
-def test_what_is_no_number_is_refused_by_the_name_of_its_option(question: str, text: str) -> None:
+def test_what_is_no_number_is_refused_by_the_name_of_its_option(kind: Parser, text: str) -> None:
     with pytest.raises(InvalidArgument, match=r'option "name" is .*accepted'):
-        getattr(given(text), question)("name", *([1.0] if question == "seconds" else []))
+        kind("name", text)
 
 
 @pytest.mark.parametrize("names", [options.NAMES, sink_options.NAMES])
@@ -138,6 +136,20 @@ def test_an_option_is_known_in_any_case_and_no_other_is(names: tuple[str, ...]) 
         assert Given({name.upper(): "1"}, names, "a test").text(name) == "1"
         with pytest.raises(InvalidArgument, match=f"unknown to a test .did you mean {name}"):
             Given({f"{name}z": "1"}, names, "a test")
+
+
+@pytest.mark.parametrize("names", [options.NAMES, sink_options.NAMES])
+def test_the_manual_has_every_option(names: tuple[str, ...]) -> None:
+    manual = Path(xaqueue.__file__).parents[1] / "man" / "xaqueue.7"
+    words = set(re.findall(r"\w+", manual.read_text("utf-8")))
+    assert [name for name in names if name not in words] == []
+
+
+@pytest.mark.parametrize("kind", [options.SourceOptions, sink_options.SinkOptions])
+def test_a_row_of_the_table_says_what_it_is(kind: type) -> None:
+    for field, row in table(kind).items():
+        assert row.doc, field
+        assert row.default == kind.__dataclass_fields__[field].default  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["location", "owner", "provider", "option.path", "option.queue"])

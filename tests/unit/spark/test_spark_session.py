@@ -22,8 +22,8 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkAttributeError
 
 from xaqueue import spark as spark_room
-from xaqueue.spark import java, python
-from xaqueue.spark.plan import MOST_ON_ALL_CORES, Tasks
+from xaqueue.spark.runtime import java
+from xaqueue.spark.source.plan import MOST_ON_ALL_CORES, Tasks
 
 FAKE = """#!/bin/sh
 case "$*" in *incubator.vector*) exit {without_vector};; esac
@@ -166,13 +166,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("installed")
 def test_without_a_place_for_the_shim_workers_run_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    assert python.worker_python({"HOME": str(tmp_path / "file")}) == sys.executable
+    assert java.worker_python({"HOME": str(tmp_path / "file")}) == sys.executable
     monkeypatch.setattr("os.access", lambda path, mode: False)  # mounted noexec
-    assert python.worker_python({"HOME": str(tmp_path)}) == sys.executable
+    assert java.worker_python({"HOME": str(tmp_path)}) == sys.executable
 
 
 def test_a_pyspark_that_is_not_installed_is_read_as_spark_wants(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / "elsewhere"))
-    assert python.worker_python({"HOME": str(tmp_path)}) == sys.executable
+    assert java.worker_python({"HOME": str(tmp_path)}) == sys.executable

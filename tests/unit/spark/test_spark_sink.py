@@ -35,8 +35,9 @@ from xaqueue.errors import (
 from xaqueue.rpc.client.connect import remote_manager
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.owner import open as attach_room
-from xaqueue.spark import branches, deciding, sink
-from xaqueue.spark.way_on import way_on
+from xaqueue.spark.sink import batch_commit, sink
+from xaqueue.spark.sink import task as branches
+from xaqueue.spark.sink.batch_commit import way_on
 from xaqueue.xa import Flag, Vote
 from xaqueue.xid import Xid
 
@@ -63,7 +64,7 @@ def test_what_a_task_says_and_the_names_of_its_branches(scene: Scene, monkeypatc
     table = texts(1, 2, 3, 4, 5)
     message = scene.task(scene.stream(table), table, number=7, partition=3)
     assert pickle.loads(pickle.dumps(message)) == message
-    assert (message.query, message.number, message.space, message.messages) == (QUERY, 7, 0, 5)
+    assert (message.batch.query, message.batch.number, message.space, message.messages) == (QUERY, 7, 0, 5)
     assert len(message.xids) == 3
     assert {xid.format_id for xid in message.xids} == {ONE_SPACE}
     assert {parse_gtrid(xid.gtrid) for xid in message.xids} == {(QUERY.replace("-", ""), 7)}
@@ -124,7 +125,7 @@ def test_a_task_that_fails_leaves_nothing(scene: Scene, monkeypatch: pytest.Monk
     table = pa.table({"body": ["1", "2", None]})
     with pytest.raises(InvalidArgument, match="a body is null"):
         scene.task(scene.stream(table), table)
-    monkeypatch.setattr("xaqueue.spark.sink_columns.SLICE_ROWS", 1)
+    monkeypatch.setattr("xaqueue.spark.sink.columns.SLICE_ROWS", 1)
     with pytest.raises(InvalidArgument, match="a body is null"):
         scene.task(scene.stream(table), table)
     assert scene.in_doubt() == 0
@@ -305,7 +306,7 @@ def test_the_range_of_a_batch_is_on_disk_before_its_decision(
         (tmp_path / name).write_text(f'{{"id": "{QUERY}"}}')
     steps: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda fd: steps.append(str(Path(f"/proc/self/fd/{fd}").readlink())))
-    monkeypatch.setattr(deciding, "commit", lambda *_, **__: steps.append("decided"))
+    monkeypatch.setattr(batch_commit, "commit", lambda *_, **__: steps.append("decided"))
     for location in (str(tmp_path), f"file://{tmp_path}"):
         writer = scene.stream(texts(1), checkpointLocation=location, txnAppId="app")
         steps.clear()

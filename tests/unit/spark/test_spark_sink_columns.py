@@ -29,10 +29,12 @@ from pyspark.sql.types import (
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import PLAIN_OPTIONS, Properties
-from xaqueue.spark import columns, sink_columns
-from xaqueue.spark.sink_columns import KINDS, SinkColumns
-from xaqueue.spark.sink_options import SinkOptions, Space, parse, query_in
-from xaqueue.spark.source import QueueSource
+from xaqueue.spark.sink import columns as sink_columns
+from xaqueue.spark.sink.columns import KINDS, SinkColumns
+from xaqueue.spark.sink.options import SinkOptions, SinkSpace, parse
+from xaqueue.spark.source import columns
+from xaqueue.spark.source.checkpoint import query_in
+from xaqueue.spark.source.source import QueueSource
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 NOON_US = int(NOON.timestamp()) * 1_000_000
@@ -215,11 +217,11 @@ def test_values_that_are_refused(table: dict[str, Any], told: str) -> None:
 def test_all_options(tmp_path: Any) -> None:
     given = {"path": f"{tmp_path}, file:{tmp_path}/b%20c", "topic": "orders", "txnAppId": "app", "txnversion": "7"}
     assert parse(given, stream=False) == SinkOptions(
-        (Space(str(tmp_path)), Space(f"{tmp_path}/b c")), "orders", "app", 7
+        (SinkSpace(str(tmp_path)), SinkSpace(f"{tmp_path}/b c")), "orders", "app", 7
     )
     both = parse({"path": "/a", "server": "xaq://host:1", "checkpointlocation": "/c"}, stream=True)
-    assert both == SinkOptions((Space("/a", "xaq://host:1"),), checkpoint="/c")
-    assert parse({"server": "xaq://host:1"}, stream=True).spaces == (Space("", "xaq://host:1"),)
+    assert both == SinkOptions((SinkSpace("/a", "xaq://host:1"),), checkpoint="/c")
+    assert parse({"server": "xaq://host:1"}, stream=True).spaces == (SinkSpace("", "xaq://host:1"),)
 
 
 @pytest.mark.parametrize(

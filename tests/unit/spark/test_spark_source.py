@@ -26,9 +26,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructField, StructType
 
 from xaqueue.space.model.block import HEAD_READ_BYTES
-from xaqueue.spark import columns, plan, rows
-from xaqueue.spark.source import BatchReader, QueueSource, Range, Share
-from xaqueue.spark.stream import StreamReader
+from xaqueue.spark.source import columns, plan, rows
+from xaqueue.spark.source.reader import QueueKey, ReadTask
+from xaqueue.spark.source.source import BatchReader, QueueSource
+from xaqueue.spark.source.stream import StreamReader
 
 ALL = ReadAllAvailable()
 SCHEMA = columns.schema()
@@ -57,8 +58,8 @@ def position(offset: Offset, queue: str = "orders") -> int:
     return int(queues[queue])
 
 
-def share(space: FabricatedSpace, after: int, upto: int) -> Share:
-    return Share((Range(str(space.root), 0, "orders", after, upto),))
+def share(space: FabricatedSpace, after: int, upto: int) -> ReadTask:
+    return ReadTask(((QueueKey(str(space.root), 0, "orders"), plan.Span(after, upto)),))
 
 
 def stream(space: FabricatedSpace, **options: object) -> StreamReader:
@@ -433,7 +434,7 @@ def test_any_queue_may_come_where_there_is_a_default(space: FabricatedSpace) -> 
     (space.root / "queues.toml").write_text('[default]\norder = "fifo"\n')
     reader = stream(space, queue="later")
     assert batches(reader, ALL) == []
-    assert batch(space, queue="later").partitions() == [Share(())]
+    assert batch(space, queue="later").partitions() == [ReadTask(())]
     space.fill("later", [1])
     assert batches(reader, ALL) == [[1]]
 
@@ -507,7 +508,7 @@ def test_a_limit_that_ends_with_a_range_leaves_the_gap_to_the_next_batch() -> No
 
 def test_cutting_shares_evenly_and_never_makes_an_empty_piece() -> None:
     held = [plan.Span(0, 10), plan.Span(100, 110)]
-    lane = plan.Lane("orders", 0, 120, held)
-    assert plan.deal([lane], 4) == [[("orders", span)] for span in ((0, 5), (5, 100), (100, 105), (105, 120))]
-    assert plan.deal([plan.Lane("orders", 0, 120, [])], 4) == [[("orders", (0, 120))]]
-    assert len(plan.deal([lane], 1000)) == 20
+    queue = plan.QueueSpan("orders", 0, 120, held)
+    assert plan.partition([queue], 4) == [[("orders", span)] for span in ((0, 5), (5, 100), (100, 105), (105, 120))]
+    assert plan.partition([plan.QueueSpan("orders", 0, 120, [])], 4) == [[("orders", (0, 120))]]
+    assert len(plan.partition([queue], 1000)) == 20

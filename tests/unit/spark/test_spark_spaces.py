@@ -6,7 +6,9 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -23,11 +25,12 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from support.spark_reading import ALL, Query, places, rows, stream
-from xaqueue.spark import plan
-from xaqueue.spark.asking import THREADS, Asker
-from xaqueue.spark.keeping import Keeper
-from xaqueue.spark.options import parse
-from xaqueue.spark.source import QueueSource, Share
+from xaqueue.spark.source import plan
+from xaqueue.spark.source.consumer import Consumer
+from xaqueue.spark.source.deadline import THREADS, call_with_deadline
+from xaqueue.spark.source.options import parse
+from xaqueue.spark.source.reader import ReadTask
+from xaqueue.spark.source.source import QueueSource
 
 
 @pytest.fixture
@@ -168,7 +171,7 @@ def test_a_space_that_has_gone_is_not_to_be_made_anew(
     """Its disk may be away: a new space in its place would begin at number one, and know of nothing."""
     query = Query(stream(spaces / "a", consume=consume))
     with monkeypatch.context() as patch:
-        patch.setattr(Keeper, "connect", lambda *_: {})
+        patch.setattr(Consumer, "connect", lambda *_: {})
         end = query.reader.latestOffset(query.offset, ALL)
     shutil.rmtree(spaces / "a")
     wanted = {str(spaces / "a"): {"orders": (0, 1)}}
@@ -176,7 +179,7 @@ def test_a_space_that_has_gone_is_not_to_be_made_anew(
         lambda: stream(spaces / "a", consume=consume),
         lambda: query.reader.latestOffset(end, ALL),
         lambda: query.reader.partitions(query.offset, end),
-        lambda: Keeper(parse({"path": str(spaces / "a"), "queue": "orders"})).reserve("s#1", wanted),
+        lambda: Consumer(parse({"path": str(spaces / "a"), "queue": "orders"})).reserve("s#1", wanted),
     ):
         with pytest.raises(SpaceError, match="no queue space: mend the path, or bring back") as raised:
             step()
@@ -293,7 +296,7 @@ def hung(spaces: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Ev
             answers.wait()
         return format_of_space(path, is_expected=is_expected)
 
-    monkeypatch.setattr("xaqueue.spark.view.read_format", read_format)
+    monkeypatch.setattr("xaqueue.spark.source.snapshot.read_format", read_format)
     yield answers
     answers.set()
 
@@ -311,7 +314,7 @@ def test_a_space_that_hangs_is_missing_for_the_batch(spaces: Path, hung: threadi
 
 def test_one_that_hangs_keeps_no_thread_from_the_others() -> None:
     """More hang than there are threads: each has its time, and those behind them are asked all the same."""
-    release, asker = threading.Event(), Asker()
+    release, stuck = threading.Event(), dict[str, Future[Any]]()
     hanging = {f"hanging {number}" for number in range(THREADS + 3)}
 
     def question(place: str) -> str:
@@ -319,15 +322,15 @@ def test_one_that_hangs_keeps_no_thread_from_the_others() -> None:
             release.wait()
         return place.upper()
 
-    answers, failures = asker.ask([*sorted(hanging), "sound"], question, 0.3)
+    answers, failures = call_with_deadline(question, [*sorted(hanging), "sound"], 0.3, stuck)
     assert answers == {"sound": "SOUND"}
     assert set(failures) == hanging
-    answers, failures = asker.ask(["sound", "hanging 1"], question, 60)
+    answers, failures = call_with_deadline(question, ["sound", "hanging 1"], 60, stuck)
     assert answers == {"sound": "SOUND"}
     assert "still does not answer" in str(failures["hanging 1"])
     release.set()
     while "hanging 1" not in answers:
-        answers, _ = asker.ask(["hanging 1"], question, 60)
+        answers, _ = call_with_deadline(question, ["hanging 1"], 60, stuck)
     assert answers == {"hanging 1": "HANGING 1"}
 
 
@@ -335,7 +338,7 @@ def test_what_a_question_raises_is_the_failure() -> None:
     def question(place: str) -> str:
         raise KeyError(place)
 
-    answers, failures = Asker().ask(["one", "other"], question, 60)
+    answers, failures = call_with_deadline(question, ["one", "other"], 60, {})
     assert answers == {}
     assert {place: type(failure) for place, failure in failures.items()} == {"one": KeyError, "other": KeyError}
 
@@ -396,25 +399,25 @@ def test_partitions_hold_parts_of_several_queues(spaces: Path) -> None:
         begun = reader.initialOffset()
         shares = reader.partitions(begun, reader.latestOffset(begun, ALL))
         assert len(shares) == min(wanted, 10)
-        assert all(isinstance(share, Share) and share.ranges for share in shares)
+        assert all(isinstance(share, ReadTask) and share.spans for share in shares)
         assert places(rows(reader, shares)) == sorted(ORDERS + BILLS)
 
 
 def test_dealing_covers_every_number_once() -> None:
-    lanes = [
-        plan.Lane("one", 3, 40, [plan.Span(3, 10), plan.Span(20, 33)]),
-        plan.Lane("gone", 0, 7, []),
-        plan.Lane("two", 0, 5, [plan.Span(0, 5)]),
+    spans = [
+        plan.QueueSpan("one", 3, 40, [plan.Span(3, 10), plan.Span(20, 33)]),
+        plan.QueueSpan("gone", 0, 7, []),
+        plan.QueueSpan("two", 0, 5, [plan.Span(0, 5)]),
     ]
     for pieces in range(1, 30):
-        hands = plan.deal(lanes, pieces)
-        covered = [(key, seq) for hand in hands for key, span in hand for seq in range(span.after + 1, span.upto + 1)]
+        tasks = plan.partition(spans, pieces)
+        covered = [(key, seq) for task in tasks for key, span in task for seq in range(span.after + 1, span.upto + 1)]
         assert covered == [
             *(("one", seq) for seq in range(4, 41)),
             *(("gone", seq) for seq in range(1, 8)),
             *(("two", seq) for seq in range(1, 6)),
         ]
-        assert len(hands) <= pieces
+        assert len(tasks) <= pieces
 
 
 def sizes_of(found: list[dict[str, object]] | None) -> list[object]:

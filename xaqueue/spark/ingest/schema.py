@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import StringType, StructField, StructType
@@ -88,12 +88,14 @@ def parsed(messages: DataFrame, schema: StructType) -> DataFrame:
     """The messages with ``day``, ``parsed``, and ``reason``, which is null for rows."""
     wanted = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    udf: Any = arrow_udf  # its overloads leave out the plain form
+    no_object = udf(_reasons, "string")("body")
     fits = f.col(f"parsed.{_CORRUPT}").isNull() & f.col("parsed").isNotNull()
     return (
         messages.withColumn("day", f.expr(f"date_from_unix_date(cast(unix_micros(enqueued_at) div {_DAY_US} as int))"))
         .withColumn("message_id", f.lower(f.hex("message_id")))
         .withColumn("parsed", f.from_json(f.col("body").cast("string"), wanted, options))
-        .withColumn("reason", f.coalesce(_no_object("body"), f.when(~fits, f.lit("does not fit the schema"))))
+        .withColumn("reason", f.coalesce(no_object, f.when(~fits, f.lit("does not fit the schema"))))
     )
 
 
@@ -113,15 +115,8 @@ def _kept(messages: DataFrame, wanted: tuple[str, ...]) -> list[str]:
     return [name for name in (*wanted, "space", *PARTITION) if name in messages.columns]
 
 
-def _no_object(body: str) -> Column:
-    """Why the bytes are no JSON object; null where they are one."""
-
-    def reasons(bodies: pa.Array) -> pa.Array:
-        return pa.array(map(why_no_object, bodies.to_pylist()), pa.string())
-
-    udf: Any = arrow_udf  # its overloads leave out the plain form
-    found: Column = udf(reasons, "string")(body)
-    return found
+def _reasons(bodies: pa.Array) -> pa.Array:
+    return pa.array(map(why_no_object, bodies.to_pylist()), pa.string())
 
 
 def why_no_object(body: bytes) -> str | None:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import functions
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from xaqueue.errors import DamagedBlock
 from xaqueue.space.model.block import decode_message
-from xaqueue.spark.columns import HOUSE, MORE, Rows, arrow_fields
+from xaqueue.spark.source.columns import HOUSE, MORE, Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -65,6 +66,6 @@ def decode_array(contents: pa.Array, *, damaged_as_null: bool = False) -> pa.Arr
         rows.ids.append(message_id)
         rows.stored.append(stored)
         rows.bodies.append(body)
-    fields = arrow_fields(MESSAGE.fields)
+    fields = list(to_arrow_schema(MESSAGE, timezone="UTC"))
     arrays = [column.build(rows, field.type) for column, field in zip(_COLUMNS.values(), fields, strict=True)]
     return pa.StructArray.from_arrays(arrays, fields=fields, mask=pa.array(absent, pa.bool_()))

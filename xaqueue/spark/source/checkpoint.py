@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from hashlib import sha256
 from pathlib import Path
 
 from xaqueue.batch import OFFSETS_LIMIT, Plan
 from xaqueue.errors import InvalidArgument
-from xaqueue.spark.option_text import local_path
+from xaqueue.spark.options import local_path
 from xaqueue.storage.fs import DirectoryFileSystem
 
 METADATA = "metadata"
@@ -39,8 +39,10 @@ class Checkpoint:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
-            raise InvalidArgument(f"{self.path} is no checkpoint of Spark's: its {METADATA} is damaged") from None
-        return str(found)
+            found = None
+        if not isinstance(found, str):
+            raise InvalidArgument(f"{self.path} is no checkpoint of Spark's: its {METADATA} is damaged")
+        return found
 
     def latest(self) -> int | None:
         """The number of the last batch that Spark knows to be done; None before the first."""
@@ -52,15 +54,12 @@ class Checkpoint:
         return self._fs.read(f"{OFFSETS}/{number}").decode().splitlines()[-1]
 
     def plan_of(self, number: int) -> Plan:
-        """What Spark has written down of a batch before it ran it; an empty plan where there is nothing.
+        """What Spark has written down of a batch before it ran it.
 
         All of the file is digested, the batch's time and watermark as well: a batch that is repeated after a crash is
         read from the very same bytes, and one that is planned anew is another one, whose rows may be others.
         """
-        path = f"{OFFSETS}/{number}"
-        if not self._fs.exists(path):
-            return Plan()
-        content = self._fs.read(path)
+        content = self._fs.read(f"{OFFSETS}/{number}")
         offsets = "\n".join(content.decode("utf-8", "replace").splitlines()[HEAD_LINES:])
         return Plan(sha256(content).hexdigest(), offsets if len(offsets) <= OFFSETS_LIMIT else "")
 
@@ -69,13 +68,13 @@ class Checkpoint:
         return stream.rpartition("#")[2].encode() in self._fs.read(f"{OFFSETS}/{number}")
 
     def harden(self, number: int) -> None:
-        """The query's id and the offsets of a batch are on disk."""
-        self._sync([*_with_sum("", METADATA), *_with_sum(f"{OFFSETS}/", str(number))], (OFFSETS, ""))
+        """The query's id and the offsets of a batch are on disk, each with the file of its checksum."""
+        self._sync([METADATA, f".{METADATA}.crc", f"{OFFSETS}/{number}", f"{OFFSETS}/.{number}.crc"], (OFFSETS, ""))
 
     def harden_done(self, number: int) -> None:
         """The same, and then that the batch is done: with that alone Spark would run the batch before once more."""
         self.harden(number)
-        self._sync(_with_sum(f"{COMMITS}/", str(number)), (COMMITS,))
+        self._sync([f"{COMMITS}/{number}", f"{COMMITS}/.{number}.crc"], (COMMITS,))
 
     def _sync(self, files: Iterable[str], directories: Iterable[str]) -> None:
         for path in files:
@@ -116,6 +115,29 @@ def local_directory(location: str) -> Path | None:
     return None if path is None else Path(path)
 
 
+def query_in(location: str) -> str | None:
+    """The query's id, from its checkpoint; None for one that is not on this machine, or not begun."""
+    directory = local_directory(location)
+    if directory is None:
+        return None
+    with closing(Checkpoint(directory)) as checkpoint, suppress(InvalidArgument, OSError):
+        return checkpoint.query()
+    return None
+
+
+def hardened_plan(location: str, number: int) -> Plan:
+    """What Spark has written down of the batch, on disk: Spark does not sync it, and after a power loss would plan the
+    batch anew, with more messages. Where the checkpoint is on no disk of this machine that is its own, and nothing is
+    known of the batch but its number.
+    """
+    directory = local_directory(location) if location else None
+    if directory is None or not (directory / OFFSETS / str(number)).is_file():
+        return Plan()
+    with closing(Checkpoint(directory)) as checkpoint:
+        checkpoint.harden(number)
+        return checkpoint.plan_of(number)
+
+
 def harden_done(location: str, stream: str) -> None:
     """What Spark knows to be done of this stream is on disk, where its checkpoint is in a directory of this machine.
 
@@ -132,8 +154,3 @@ def harden_done(location: str, stream: str) -> None:
                 "that the query has, or leave it out there"
             )
         checkpoint.harden_done(number)
-
-
-def _with_sum(directory: str, name: str) -> tuple[str, str]:
-    """A file of Spark's, and that of its checksum."""
-    return f"{directory}{name}", f"{directory}.{name}.crc"

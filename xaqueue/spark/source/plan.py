@@ -7,8 +7,9 @@ A batch that is planned again after messages were consumed may be cut up differe
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import ceil
 from typing import Generic, NamedTuple, TypeVar
 
@@ -48,7 +49,7 @@ class Span(NamedTuple):
         return self.upto - self.after
 
 
-class Lane(NamedTuple, Generic[Key]):
+class QueueSpan(NamedTuple, Generic[Key]):
     """What is to be read of one queue: (after, upto], and the parts of it that there are directories for."""
 
     key: Key
@@ -109,26 +110,52 @@ def fair_shares(sizes: Sequence[int], most: int, turn: int = 0) -> list[int]:
     return shares
 
 
-def deal(lanes: Sequence[Lane[Key]], pieces: int) -> list[list[tuple[Key, Span]]]:
-    """All lanes in at most ``pieces`` hands, none empty, that share what the directories hold evenly.
+def within_bytes(
+    queues: Mapping[Key, tuple[Iterator[tuple[int, int]], int, int]], most_bytes: int, most: int, turn: int = 0
+) -> dict[Key, int]:
+    """How far each queue may be read, of (numbers and sizes, after, upto), so that all together stay within both
+    limits. One message of each is looked at that is left for a later batch.
 
-    The spans of a lane meet: what lies between directories goes with its neighbour.
+    The next message is that of the queue that has had the fewest bytes, so what small ones leave goes to the others.
+    Where not even one message fits, one is taken all the same, from the queue whose turn it is.
     """
-    total = sum(lane.size for lane in lanes)
+    keys = list(queues)
+    first = turn % len(keys) if keys else 0
+    waiting = [(0, place, key) for place, key in enumerate(keys[first:] + keys[:first])]
+    ends = {key: after for key, (_, after, _) in queues.items()}
+    left_bytes, left = most_bytes, most
+    while waiting:
+        had, place, key = heappop(waiting)
+        sizes, _, upto = queues[key]
+        seq, size_bytes = next(sizes, (upto, None))
+        if size_bytes is None:
+            ends[key] = upto
+        elif left and (size_bytes <= left_bytes or left == most):
+            ends[key], left_bytes, left = seq, left_bytes - size_bytes, left - 1
+            heappush(waiting, (had + size_bytes, place, key))
+    return ends
+
+
+def partition(queues: Sequence[QueueSpan[Key]], pieces: int) -> list[list[tuple[Key, Span]]]:
+    """All queues in at most ``pieces`` tasks, none empty, that share what the directories hold evenly.
+
+    The spans of a queue meet: what lies between directories goes with its neighbour.
+    """
+    total = sum(queue.size for queue in queues)
     pieces = max(1, min(pieces, total))
     ends = [total * number // pieces for number in range(1, pieces)]
-    hands: list[list[tuple[Key, Span]]] = [[] for _ in range(pieces)]
-    hand = passed = 0
-    for lane in lanes:
-        after, size = lane.after, lane.size
-        while hand < len(ends) and ends[hand] < passed + size:
-            end = limited(lane.held, lane.upto, ends[hand] - passed)
+    tasks: list[list[tuple[Key, Span]]] = [[] for _ in range(pieces)]
+    task = passed = 0
+    for queue in queues:
+        after, size = queue.after, queue.size
+        while task < len(ends) and ends[task] < passed + size:
+            end = limited(queue.held, queue.upto, ends[task] - passed)
             if end > after:
-                hands[hand].append((lane.key, Span(after, end)))
-            after, hand = end, hand + 1
-        if lane.upto > after:
-            hands[hand].append((lane.key, Span(after, lane.upto)))
+                tasks[task].append((queue.key, Span(after, end)))
+            after, task = end, task + 1
+        if queue.upto > after:
+            tasks[task].append((queue.key, Span(after, queue.upto)))
         passed += size
-        while hand < len(ends) and ends[hand] <= passed:
-            hand += 1
-    return [dealt for dealt in hands if dealt]
+        while task < len(ends) and ends[task] <= passed:
+            task += 1
+    return [spans for spans in tasks if spans]

@@ -23,6 +23,7 @@ import errno
 import json
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TargetRecord:
     """What goes into a target: ``schema`` is Spark's JSON of it, ``query`` the id that Spark's checkpoint has."""
 
     space: str
@@ -57,7 +58,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedBatch:
     """How many messages of a batch are in place."""
 
     rows: int
@@ -84,16 +85,16 @@ class Target:
             self._remove(f"{self._staging}/{run}")
         self._fs.make_dir(self._run)
 
-    def record(self) -> Record | None:
+    def record(self) -> TargetRecord | None:
         path = f"{self._name}/{RECORD}"
         if not self._fs.exists(path):
             return None
-        told = _json(self._fs.read(path), path)
-        if told.pop("format", None) != FORMAT:
+        document = _json(self._fs.read(path), path)
+        if document.pop("format", None) != FORMAT:
             raise InvalidArgument(f"{path} is of a format that this xaqueue does not know: choose another target")
-        return Record(**told)
+        return TargetRecord(**document)
 
-    def write_record(self, record: Record) -> None:
+    def write_record(self, record: TargetRecord) -> None:
         """Durable, and never half of it."""
         new, path = f"{self._run}/{RECORD}", f"{self._name}/{RECORD}"
         self._fs.create(new, [json.dumps({"format": FORMAT, **asdict(record)}, indent=1).encode()])
@@ -111,7 +112,7 @@ class Target:
             self._fs.make_dir(f"{path}/{part}")
         return path
 
-    def batch(self, number: int, offsets: str) -> Placed | None:
+    def batch(self, number: int, offsets: str) -> PlacedBatch | None:
         """A batch that is in place already, on disk from here on.
 
         Raises OperationalError where it is another one than that of ``offsets``: the checkpoint was put back.
@@ -119,8 +120,8 @@ class Target:
         path = f"{self._batch(number)}/{BATCH}"
         if not self._fs.exists(path):
             return None
-        told = _json(self._fs.read(path), path)
-        if told["offsets"] != offsets:
+        document = _json(self._fs.read(path), path)
+        if document["offsets"] != offsets:
             raise OperationalError(
                 f"{self._batch(number)} holds other messages than batch {number} of the checkpoint: the checkpoint "
                 "was restored from an earlier copy. Restore the later one, or ingest into another target"
@@ -128,13 +129,13 @@ class Target:
         dead_letters = f"{self._name}/{DEAD_LETTERS}"
         for directory in (dead_letters, self._name) if self._fs.is_dir(dead_letters) else (self._name,):
             self._fs.sync_dir(directory)  # a try that was killed may have ended between rename and sync
-        return Placed(told["rows"], told["dead_letters"])
+        return PlacedBatch(document["rows"], document["dead_letters"])
 
-    def place(self, number: int, offsets: str, placed: Placed) -> None:
+    def place(self, number: int, offsets: str, placed: PlacedBatch) -> None:
         """What is staged for this batch becomes visible. Rows come last, with them the batch is there."""
         staged = f"{self._run}/{number:010d}"
-        told = {"offsets": offsets, **asdict(placed)}
-        self._fs.create(f"{staged}/{ROWS}/{BATCH}", [json.dumps(told, indent=1).encode()])
+        document = {"offsets": offsets, **asdict(placed)}
+        self._fs.create(f"{staged}/{ROWS}/{BATCH}", [json.dumps(document, indent=1).encode()])
         for part in (ROWS, DEAD):
             self._harden(f"{staged}/{part}")
         self._place_dead_letters(number, staged, placed.dead_letters)
@@ -193,31 +194,30 @@ class Target:
                 raise
 
 
-@dataclass(slots=True)
-class OpenTarget:
-    """A target that this process has locked."""
-
-    root: Path
-    target: Target
-    parent: DirectoryFileSystem
-    lock: FileLock
-
-    def full(self, path: str) -> Path:
-        """The real path of one in the port."""
-        return Path(self.parent.root) / path
-
-    def close(self) -> None:
-        self.target.end()
-        self.parent.close()
-        self.lock.release()
-
-
-def open_target(path: str | os.PathLike[str]) -> OpenTarget:
-    """Locks a target, which is made where it is missing.
+@contextmanager
+def open_target(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Target]]:
+    """A target that this process has locked, and its real path; it is made where it is missing.
 
     Raises InvalidArgument for a directory with anything else in it, OperationalError where another process is at work.
     """
     root = Path(path).resolve()
+    _check_ours(root)
+    root.mkdir(parents=True, exist_ok=True)
+    staging = f"{root.name}/_staging" if root.is_mount() else f".{root.name}.staging"
+    with ExitStack() as stack:
+        lock = FileLock(root / LOCK)
+        stack.callback(lock.release)
+        if not lock.acquire():
+            raise OperationalError(f"another process ingests into {root}: wait until it has ended, or end it")
+        parent = DirectoryFileSystem(root.parent, keep_unsynced=False, modes=BY_UMASK)
+        stack.callback(parent.close)
+        target = Target(parent, root.name, staging, fresh_id().hex())
+        target.prepare()
+        stack.callback(target.end)
+        yield root, target
+
+
+def _check_ours(root: Path) -> None:
     if root.exists() and not root.is_dir():
         raise InvalidArgument(f"{root} is no directory: name one that is new, empty, or was made by `xaqueue ingest`")
     if root.is_dir() and not (root / RECORD).exists():
@@ -227,37 +227,19 @@ def open_target(path: str | os.PathLike[str]) -> OpenTarget:
                 f"{root} is not empty and was not made by `xaqueue ingest` (it has {foreign[0]}): "
                 "name a directory that is new or empty"
             )
-    root.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(root / LOCK)
-    if not lock.acquire():
-        lock.release()
-        raise OperationalError(f"another process ingests into {root}: wait until it has ended, or end it")
-    parent = DirectoryFileSystem(root.parent, keep_unsynced=False, modes=BY_UMASK)
-    staging = f"{root.name}/_staging" if root.is_mount() else f".{root.name}.staging"
-    opened = OpenTarget(root, Target(parent, root.name, staging, fresh_id().hex()), parent, lock)
-    try:
-        opened.target.prepare()
-    except BaseException:
-        parent.close()
-        lock.release()
-        raise
-    return opened
 
 
 def written(directory: Path) -> int:
     """Rows in the Parquet files below a directory, as their footers say."""
-    return sum(pq.read_metadata(path).num_rows for path in _parquet_files(directory))
-
-
-def _parquet_files(directory: Path) -> Iterator[Path]:
-    return (path for path in directory.rglob("*.parquet") if not path.name.startswith("."))
+    files = (path for path in directory.rglob("*.parquet") if not path.name.startswith("."))
+    return sum(pq.read_metadata(path).num_rows for path in files)
 
 
 def _json(data: bytes, path: str) -> dict[str, Any]:
     try:
-        told = json.loads(data)
+        document = json.loads(data)
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
+        document = None
+    if not isinstance(document, dict):
         raise OperationalError(f"{path} is damaged: restore it from a copy, or ingest into another target")
-    return told
+    return document

@@ -6,24 +6,14 @@ body BINARY")`` takes any known columns in any order, and what is not in it is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import DEFAULT_PRIORITY
@@ -67,7 +57,7 @@ Builder = Callable[[Rows, pa.DataType], pa.Array]
 class Column:
     """What it is to Spark, where it comes from, and which of the lists that takes."""
 
-    kind: DataType
+    kind: t.DataType
     build: Builder
     nullable: bool = True
     needs: frozenset[str] = frozenset()
@@ -86,15 +76,6 @@ def _property(name: str, default: Any = None) -> Builder:
         if name not in rows.held:
             return pa.repeat(pa.scalar(default, kind), rows.size)
         return pa.array([stored.get(name, default) for stored in rows.stored], kind)
-
-    return build
-
-
-def _optional(name: str) -> Builder:
-    def build(rows: Rows, kind: pa.DataType) -> pa.Array:
-        if name not in rows.held:
-            return pa.nulls(rows.size, kind)
-        return pa.array([stored.get(name) for stored in rows.stored], kind)
 
     return build
 
@@ -120,50 +101,48 @@ def _header_array(rows: Rows, kind: pa.DataType) -> pa.Array:
     return pa.array(pairs, kind)
 
 
-def _append_time(rows: Rows, kind: pa.DataType) -> pa.Array:
-    return pa.repeat(pa.scalar(LOG_APPEND_TIME, kind), rows.size)
-
-
 _STORED, _BODY, _TIMES = frozenset({"stored"}), frozenset({"bodies"}), frozenset({"times_ns"})
-_HEADER_MAP = MapType(StringType(), StringType(), valueContainsNull=False)
-_HEADER_ARRAY = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+_HEADER_MAP = t.MapType(t.StringType(), t.StringType(), valueContainsNull=False)
+_HEADER_ARRAY = t.ArrayType(
+    t.StructType([t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())])
+)
 
 HOUSE = {
-    "seq": Column(LongType(), _list("seqs"), nullable=False),
-    "message_id": Column(BinaryType(), _list("ids"), nullable=False),
-    "queue": Column(StringType(), _same("queue"), nullable=False),
-    "body": Column(BinaryType(), _list("bodies"), nullable=False, needs=_BODY),
-    "correlation_id": Column(BinaryType(), _optional("correlation_id"), needs=_STORED),
-    "priority": Column(IntegerType(), _property("priority", DEFAULT_PRIORITY), nullable=False, needs=_STORED),
-    "enqueued_at": Column(TimestampType(), _property("enqueued_at", 0), nullable=False, needs=_STORED),
+    "seq": Column(t.LongType(), _list("seqs"), nullable=False),
+    "message_id": Column(t.BinaryType(), _list("ids"), nullable=False),
+    "queue": Column(t.StringType(), _same("queue"), nullable=False),
+    "body": Column(t.BinaryType(), _list("bodies"), nullable=False, needs=_BODY),
+    "correlation_id": Column(t.BinaryType(), _property("correlation_id"), needs=_STORED),
+    "priority": Column(t.IntegerType(), _property("priority", DEFAULT_PRIORITY), nullable=False, needs=_STORED),
+    "enqueued_at": Column(t.TimestampType(), _property("enqueued_at", 0), nullable=False, needs=_STORED),
     "headers": Column(_HEADER_MAP, _header_map, nullable=False, needs=_STORED),
-    "content_type": Column(StringType(), _optional("content_type"), needs=_STORED),
-    "tries": Column(IntegerType(), _property("tries", 0), nullable=False, needs=_STORED),
-    "space": Column(StringType(), _same("space"), nullable=False),
-    "committed_at": Column(TimestampType(), _commit_time, nullable=False, needs=_TIMES),
+    "content_type": Column(t.StringType(), _property("content_type"), needs=_STORED),
+    "tries": Column(t.IntegerType(), _property("tries", 0), nullable=False, needs=_STORED),
+    "space": Column(t.StringType(), _same("space"), nullable=False),
+    "committed_at": Column(t.TimestampType(), _commit_time, nullable=False, needs=_TIMES),
 }
 """What comes without ``.schema(...)``."""
 
 MORE = {
-    "group": Column(StringType(), _optional("group"), needs=_STORED),
-    "not_before": Column(TimestampType(), _optional("not_before"), needs=_STORED),
-    "expires_at": Column(TimestampType(), _optional("expires_at"), needs=_STORED),
-    "reply_queue": Column(StringType(), _optional("reply_queue"), needs=_STORED),
-    "failure_queue": Column(StringType(), _optional("failure_queue"), needs=_STORED),
-    "dedup_key": Column(BinaryType(), _optional("dedup_key"), needs=_STORED),
-    "traceparent": Column(StringType(), _optional("traceparent"), needs=_STORED),
-    "origin": Column(StringType(), _optional("origin"), needs=_STORED),
+    "group": Column(t.StringType(), _property("group"), needs=_STORED),
+    "not_before": Column(t.TimestampType(), _property("not_before"), needs=_STORED),
+    "expires_at": Column(t.TimestampType(), _property("expires_at"), needs=_STORED),
+    "reply_queue": Column(t.StringType(), _property("reply_queue"), needs=_STORED),
+    "failure_queue": Column(t.StringType(), _property("failure_queue"), needs=_STORED),
+    "dedup_key": Column(t.BinaryType(), _property("dedup_key"), needs=_STORED),
+    "traceparent": Column(t.StringType(), _property("traceparent"), needs=_STORED),
+    "origin": Column(t.StringType(), _property("origin"), needs=_STORED),
 }
 """What ``.schema(...)`` may name beside, and ``includeAll`` brings."""
 
 KAFKA = {
-    "key": Column(BinaryType(), _optional("correlation_id"), needs=_STORED),
-    "value": Column(BinaryType(), _list("bodies"), needs=_BODY),
-    "topic": Column(StringType(), _same("queue")),
-    "partition": Column(IntegerType(), _same("number")),
-    "offset": Column(LongType(), _list("seqs")),
-    "timestamp": Column(TimestampType(), _commit_time, needs=_TIMES),
-    "timestampType": Column(IntegerType(), _append_time),
+    "key": Column(t.BinaryType(), _property("correlation_id"), needs=_STORED),
+    "value": Column(t.BinaryType(), _list("bodies"), needs=_BODY),
+    "topic": Column(t.StringType(), _same("queue")),
+    "partition": Column(t.IntegerType(), _same("number")),
+    "offset": Column(t.LongType(), _list("seqs")),
+    "timestamp": Column(t.TimestampType(), _commit_time, needs=_TIMES),
+    "timestampType": Column(t.IntegerType(), lambda rows, kind: pa.repeat(pa.scalar(LOG_APPEND_TIME, kind), rows.size)),
     "headers": Column(_HEADER_ARRAY, _header_array, needs=_STORED),
 }
 """Kafka's names and types: the correlation id is the key, the queue the topic, the commit sequence the offset."""
@@ -171,15 +150,15 @@ SAME_AS_KAFKAS = frozenset({"correlation_id", "body", "queue", "seq", "committed
 """What Kafka's columns say already, so that ``includeAll`` does not say it twice."""
 
 
-def schema(*, kafka: bool = False, headers: bool = True, everything: bool = False) -> StructType:
+def schema(*, kafka: bool = False, headers: bool = True, everything: bool = False) -> t.StructType:
     """The columns that come unless the query says which it wants. everything: each property of a message."""
     columns = KAFKA if kafka else HOUSE
     if everything:
         others = {**HOUSE, **MORE}
         columns = {**columns, **{name: others[name] for name in others if not kafka or name not in SAME_AS_KAFKAS}}
-    return StructType(
+    return t.StructType(
         [
-            StructField(name, column.kind, column.nullable)
+            t.StructField(name, column.kind, column.nullable)
             for name, column in columns.items()
             if headers or name != "headers"
         ]
@@ -189,13 +168,13 @@ def schema(*, kafka: bool = False, headers: bool = True, everything: bool = Fals
 class Columns:
     """Those that a query asked for: their Arrow schema, with its nullability, and how each is built."""
 
-    def __init__(self, asked: StructType, *, kafka: bool = False) -> None:
+    def __init__(self, asked: t.StructType, *, kafka: bool = False) -> None:
         """Raises InvalidArgument for a column that no message has, or that is of another type."""
         self._asked, self._kafka = asked, kafka
         known = known_columns(kafka=kafka)
         for asked_field in asked:
             _check(asked_field, known)
-        self.schema = pa.schema([pa.field(f.name, arrow_type(f.dataType), nullable=f.nullable) for f in asked])
+        self.schema = to_arrow_schema(asked, timezone="UTC")
         self._columns = [known[asked_field.name] for asked_field in asked]
         self.needs = frozenset().union(*(column.needs for column in self._columns))
 
@@ -212,7 +191,7 @@ def known_columns(*, kafka: bool = False) -> dict[str, Column]:
     return {**HOUSE, **MORE, **KAFKA} if kafka else {**KAFKA, **HOUSE, **MORE}
 
 
-def _check(asked: StructField, known: dict[str, Column]) -> None:
+def _check(asked: t.StructField, known: dict[str, Column]) -> None:
     column = known.get(asked.name)
     if column is None:
         raise InvalidArgument(f"a message has no column {asked.name!r}: .schema(...) may name {', '.join(known)}")
@@ -222,27 +201,3 @@ def _check(asked: StructField, known: dict[str, Column]) -> None:
             f"column {asked.name!r} is {wanted.upper()}, not {given.upper()}: say so in .schema(...), "
             "and cast in the query"
         )
-
-
-_PLAIN = {
-    "bigint": pa.int64(),
-    "int": pa.int32(),
-    "binary": pa.binary(),
-    "string": pa.string(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-}
-
-
-def arrow_type(kind: DataType) -> pa.DataType:
-    """As Spark has it in Arrow."""
-    if isinstance(kind, MapType):
-        return pa.map_(pa.string(), pa.field("value", pa.string(), nullable=kind.valueContainsNull))
-    if isinstance(kind, ArrayType):
-        return pa.list_(pa.field("element", arrow_type(kind.elementType), nullable=kind.containsNull))
-    if isinstance(kind, StructType):
-        return pa.struct(arrow_fields(kind.fields))
-    return _PLAIN[kind.simpleString()]
-
-
-def arrow_fields(fields: Sequence[StructField]) -> list[pa.Field]:
-    return [pa.field(one.name, arrow_type(one.dataType), nullable=one.nullable) for one in fields]

@@ -8,15 +8,15 @@ branches and is rolled back with the batch's decision. A task that fails rolls b
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 
 from xaqueue.batch import HOME_DIGITS, ONE_SPACE, SEVERAL_SPACES, Batch
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, RolledBack
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.spark.sink_columns import Row
+from xaqueue.spark.sink.columns import Row
 from xaqueue.xa import Code, Vote
 from xaqueue.xid import Xid
 
@@ -30,7 +30,7 @@ LOST = (Code.XA_RBCOMMFAIL, Code.XA_RBTRANSIENT)
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class WriteTask:
     """One attempt at a partition of a batch."""
 
     batch: Batch
@@ -39,24 +39,27 @@ class Task:
 
 
 class Branches:
-    """What one task writes into one space."""
+    """What one task writes into one space. ``expired``: messages left out, since nobody would ever be given them: a
+    copy of a queue would never get behind one.
+    """
 
-    def __init__(self, manager: RemoteManager, task: Task, home: str = "") -> None:
+    def __init__(self, manager: RemoteManager, task: WriteTask, home: str = "") -> None:
         """home: the id of the space that decides the batch, where it goes to several."""
         self._manager = manager
         self._task = task
         self._format_id = SEVERAL_SPACES if home else ONE_SPACE
         self._home = f"@{home[:HOME_DIGITS]}" if home else ""
         self._run = secrets.token_hex(4)  # attempts are counted anew after a restart
-        self._numbers = count()
+        self._begun = 0
         self.prepared: list[Xid] = []
         self.messages = 0
+        self.expired = 0
         self.queues: set[str] = set()
 
     def write(self, rows: Iterable[Row]) -> None:
         """All of them, or none: when it raises, what was prepared is rolled back as far as the server can be asked."""
         try:
-            for part in parts(rows):
+            for part in self._parts(rows):
                 xid = self._write_again(part)
                 if xid is not None:
                     self.prepared.append(xid)
@@ -67,6 +70,23 @@ class Branches:
         except BaseException:
             self._undo()
             raise
+
+    def _parts(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
+        """What goes into one branch each: never nothing."""
+        part: list[Row] = []
+        size = 0
+        for row in rows:
+            expires_at = row.options.get("expires_at")
+            if expires_at is not None and expires_at <= max(time.time_ns() // 1000, row.options.get("not_before", 0)):
+                self.expired += 1
+                continue
+            if part and (len(part) >= BRANCH_ROWS or size + len(row.body) > BRANCH_BYTES):
+                yield part
+                part, size = [], 0
+            part.append(row)
+            size += len(row.body)
+        if part:
+            yield part
 
     def _undo(self) -> None:
         """Best effort: what is left is rolled back with the batch's decision, over several spaces all of it."""
@@ -91,8 +111,10 @@ class Branches:
 
     def _write(self, part: list[Row]) -> Xid | None:
         """None where nothing was to be prepared."""
-        xid = self._xid()
-        manager = self._manager
+        task, manager = self._task, self._manager
+        bqual = f"p{task.partition}.{task.attempt}.{self._run}.{self._begun}{self._home}"
+        self._begun += 1
+        xid = Xid(self._format_id, task.batch.gtrid, bqual.encode())
         manager.start(xid)
         try:
             for queue, body, options in part:
@@ -106,22 +128,3 @@ class Branches:
                 manager.rollback(xid)
             raise
         return xid if vote is Vote.OK else None
-
-    def _xid(self) -> Xid:
-        task = self._task
-        bqual = f"p{task.partition}.{task.attempt}.{self._run}.{next(self._numbers)}{self._home}"
-        return Xid(self._format_id, task.batch.gtrid, bqual.encode())
-
-
-def parts(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """What goes into one branch each: never nothing."""
-    part: list[Row] = []
-    size = 0
-    for row in rows:
-        if part and (len(part) >= BRANCH_ROWS or size + len(row.body) > BRANCH_BYTES):
-            yield part
-            part, size = [], 0
-        part.append(row)
-        size += len(row.body)
-    if part:
-        yield part

@@ -15,10 +15,9 @@ from pathlib import Path
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from xaqueue.spark.java import java_home
-from xaqueue.spark.plan import MOST_ON_ALL_CORES, Tasks
-from xaqueue.spark.python import worker_python
-from xaqueue.spark.source import QueueSource
+from xaqueue.spark.runtime.java import java_home, worker_python
+from xaqueue.spark.source.plan import MOST_ON_ALL_CORES, Tasks
+from xaqueue.spark.source.source import QueueSource
 
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A local session lives for minutes: the second compiler and the parallel collector cost more than they bring back."""
@@ -66,7 +65,7 @@ def _start(app_name: str, config: Mapping[str, object]) -> SparkSession:
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = SparkSession.builder.appName(app_name)
     for name, value in config.items():
-        builder = builder.config(name, _text(value))
+        builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
     with no_pandas_warning():
         return builder.getOrCreate()
 
@@ -91,7 +90,3 @@ def _defaults(cores: int) -> dict[str, object]:
         "spark.sql.shuffle.partitions": cores,
         "spark.sql.catalogImplementation": "in-memory",
     }
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -16,7 +16,7 @@ import logging
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -25,15 +25,15 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from xaqueue.batch import Batch, Decision, Plan
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner.open import read_definitions
-from xaqueue.spark import deciding, owner
-from xaqueue.spark.branches import Branches, Task
-from xaqueue.spark.checkpoint import OFFSETS, Checkpoint, local_directory
-from xaqueue.spark.option_text import log_ignored
-from xaqueue.spark.sink_columns import Expired, SinkColumns
-from xaqueue.spark.sink_options import SinkOptions, Space, parse, query_in
+from xaqueue.spark.options import log_ignored
+from xaqueue.spark.runtime import server_launcher
+from xaqueue.spark.sink import batch_commit
+from xaqueue.spark.sink.columns import SinkColumns
+from xaqueue.spark.sink.options import SinkOptions, parse
+from xaqueue.spark.sink.task import Branches, WriteTask
+from xaqueue.spark.source.checkpoint import hardened_plan, query_in
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ _log = logging.getLogger("xaqueue.spark")
 class Prepared(WriterCommitMessage):
     """What a task tells the driver: its branches, in the space of this number."""
 
-    query: str
-    number: int
+    batch: Batch
     space: int
     xids: tuple[Xid, ...] = ()
     messages: int = 0
@@ -66,6 +65,9 @@ class Prepared(WriterCommitMessage):
     """Of the query, where the session's settings say."""
     queues: frozenset[str] = frozenset()
     """To which it wrote."""
+
+
+Messages = Sequence[WriterCommitMessage | None]
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
@@ -97,71 +99,51 @@ class _Writer:
         self._options = options
         self._columns = SinkColumns(schema, options.queue)
 
-    def _write(self, batches: Iterable[pa.RecordBatch], task: Task, checkpoint: str = "") -> Prepared:
+    def _write(self, batches: Iterable[pa.RecordBatch], task: WriteTask, checkpoint: str = "") -> Prepared:
         """Prepares all messages in one space, which goes by the partition; nothing for a batch that is decided."""
         spaces, batch = self._options.spaces, task.batch
         number = task.partition % len(spaces)
+        prepared = Prepared(batch, number, checkpoint=checkpoint)
         with ExitStack() as stack:
-            session = stack.enter_context(closing(_reach(spaces[number])))
-            home = session if number == 0 else stack.enter_context(closing(_reach(spaces[0])))
+            session = stack.enter_context(closing(server_launcher.reach(*spaces[number])))
+            home = session if number == 0 else stack.enter_context(closing(server_launcher.reach(*spaces[0])))
             if any(one.decision(batch) is not None for one in {session, home}):  # as far as these two know
-                passed_over = sum(part.num_rows for part in batches)  # somebody has to read them: Spark's worker waits
-                return Prepared(batch.query, batch.number, number, passed_over=passed_over, checkpoint=checkpoint)
-            written = Branches(session, task, deciding.id_of(spaces[0], home) if len(spaces) > 1 else "")
-            expired = Expired(row for part in batches for row in self._columns.rows(part))
-            written.write(expired.others())
-        return Prepared(
-            batch.query,
-            batch.number,
-            number,
-            tuple(written.prepared),
-            written.messages,
-            expired=expired.count,
-            checkpoint=checkpoint,
-            queues=frozenset(written.queues),
+                # somebody has to read them: Spark's worker waits
+                return replace(prepared, passed_over=sum(part.num_rows for part in batches))
+            branches = Branches(session, task, batch_commit.id_of(spaces[0], home) if len(spaces) > 1 else "")
+            branches.write(row for part in batches for row in self._columns.rows(part))
+        return replace(
+            prepared,
+            xids=tuple(branches.prepared),
+            messages=branches.messages,
+            expired=branches.expired,
+            queues=frozenset(branches.queues),
         )
 
-    def _commit(
-        self,
-        messages: Sequence[WriterCommitMessage | None],
-        batch: Batch | None,
-        plan: Plan,
-        *,
-        is_numbered: bool = False,
-    ) -> None:
+    def _commit(self, messages: Messages, batch: Batch | None, plan: Plan, *, is_numbered: bool = False) -> None:
+        prepared = [message for message in messages if isinstance(message, Prepared)]
+        if len(prepared) < len(messages):
+            raise OperationalError("a task has ended without saying what it wrote: start the query again")
         branches: dict[int, list[Xid]] = {}
-        queues = set() if self._options.queue is None else {self._options.queue}
-        rows = expired = 0
-        for message in messages:
-            if not isinstance(message, Prepared):
-                raise OperationalError("a task has ended without saying what it wrote: start the query again")
-            told = Batch(message.query, message.number)
-            if batch is not None and told != batch:
-                raise OperationalError(f"a task has written for {told} and not for {batch}: start the query again")
-            batch = told
+        for message in prepared:
+            if batch is not None and message.batch != batch:
+                raise OperationalError(
+                    f"a task has written for {message.batch} and not for {batch}: start the query again"
+                )
+            batch = message.batch
             branches.setdefault(message.space, []).extend(message.xids)
-            rows += message.messages + message.passed_over
-            expired += message.expired
-            queues |= message.queues
         if batch is None:  # there was no task, and it was not the batch of a known query
             return
-        before = deciding.commit(
-            self._options.spaces,
-            _reach,
-            batch,
-            plan,
-            branches,
-            queues=queues,
-            is_numbered_by_user=is_numbered,
+        named = frozenset() if self._options.queue is None else frozenset({self._options.queue})
+        queues = named.union(*(message.queues for message in prepared))
+        before = batch_commit.commit(
+            self._options.spaces, batch, plan, branches, queues=queues, is_numbered_by_user=is_numbered
         )
+        expired = sum(message.expired for message in prepared)
         if before is not None:
-            _log_passed_over(rows, batch, plan, before)
+            _log_passed_over(sum(one.messages + one.passed_over for one in prepared), batch, plan, before)
         elif expired:
             _log.warning("%s rows of %s were not written: they have expired", f"{expired:,}", batch)
-
-    def _abort(self, batch: Batch | None) -> None:
-        if batch is not None:
-            deciding.roll_back(self._options.spaces, _reach, batch)
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -179,8 +161,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         query = self._options.application
         if batchId == 0:
             log_ignored(self._options.ignored)
-        told = next((one.checkpoint for one in messages if isinstance(one, Prepared)), "")
-        plan = _hardened_plan(self._options.checkpoint or told, batchId)
+        checkpoint = next((one.checkpoint for one in messages if isinstance(one, Prepared)), "")
+        plan = hardened_plan(self._options.checkpoint or checkpoint, batchId)
         self._commit(messages, Batch(query, batchId) if query is not None else None, plan)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -188,7 +170,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         query = self._options.application or _query_in(messages)
         if query is None and self._options.checkpoint is not None:
             query = query_in(self._options.checkpoint)
-        self._abort(Batch(query, batchId) if query is not None else None)
+        if query is not None:
+            batch_commit.roll_back(self._options.spaces, Batch(query, batchId))
 
     def _checkpoint_of_session(self) -> str:
         """Where Spark keeps it without the option. That of a query without a name is new each time."""
@@ -221,11 +204,11 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Rolls back what was prepared."""
         query = self._options.application or _query_in(messages) or self._batch.query
-        self._abort(Batch(query, self._batch.number))
+        batch_commit.roll_back(self._options.spaces, Batch(query, self._batch.number))
 
 
 def _log_passed_over(rows: int, batch: Batch, plan: Plan, before: Decision) -> None:
-    """Rows that are not written: told of where nothing shows that they are those which were written before."""
+    """Rows that are not written: a warning where nothing shows that they are those which were written before."""
     at = datetime.fromtimestamp(before.decided_at / 1_000_000, UTC).isoformat(timespec="seconds")
     what = f"{rows:,} rows were passed over: {batch} was written before, at {at}"
     if batch != before.batch:
@@ -236,28 +219,11 @@ def _log_passed_over(rows: int, batch: Batch, plan: Plan, before: Decision) -> N
         _log.warning("%s", what)
 
 
-def _reach(space: Space) -> RemoteManager:
-    return owner.reach(space.path, space.server or None)
+def _query_in(messages: Messages) -> str | None:
+    return next((message.batch.query for message in messages if isinstance(message, Prepared)), None)
 
 
-def _hardened_plan(checkpoint: str, number: int) -> Plan:
-    """What Spark has written down of the batch, on disk: Spark does not sync it, and after a power loss would plan the
-    batch anew, with more messages. Where the checkpoint is on no disk of this machine that is its own, and nothing is
-    known of the batch but its number.
-    """
-    directory = local_directory(checkpoint) if checkpoint else None
-    if directory is None or not (directory / OFFSETS / str(number)).is_file():
-        return Plan()
-    with closing(Checkpoint(directory)) as found:
-        found.harden(number)
-        return found.plan_of(number)
-
-
-def _query_in(messages: Iterable[WriterCommitMessage | None]) -> str | None:
-    return next((message.query for message in messages if isinstance(message, Prepared)), None)
-
-
-def _task(application: str | None) -> Task:
+def _task(application: str | None) -> WriteTask:
     """This task of a stream. Raises OperationalError where Spark does not say which batch it is of."""
     context = TaskContext.get()
     query = application or (context.getLocalProperty(QUERY_PROPERTY) if context else None)
@@ -270,8 +236,6 @@ def _task(application: str | None) -> Task:
     return _task_of(Batch(query, int(number)))
 
 
-def _task_of(batch: Batch) -> Task:
+def _task_of(batch: Batch) -> WriteTask:
     context = TaskContext.get()
-    if context is None:
-        return Task(batch)
-    return Task(batch, context.partitionId(), context.taskAttemptId())
+    return WriteTask(batch, context.partitionId(), context.taskAttemptId()) if context else WriteTask(batch)

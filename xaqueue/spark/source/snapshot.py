@@ -10,11 +10,12 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError, UnknownQueue
 from xaqueue.space.model import stream_records
@@ -24,55 +25,64 @@ from xaqueue.space.model.layout import FORMAT, stream_path
 from xaqueue.space.model.stream_records import StreamRecord
 from xaqueue.space.offline.reader import QueueReader, queues
 from xaqueue.space.owner.open import read_definitions
-from xaqueue.spark.asking import Asker
-from xaqueue.spark.options import Options, is_pattern
+from xaqueue.spark.source.deadline import call_with_deadline
+from xaqueue.spark.source.options import SourceOptions, is_pattern
 from xaqueue.storage.fs import DirectoryFileSystem
 
 ID_DIGITS = 8
 """Of a space's id that an offset keeps: enough to tell another one."""
-TOLD = 5
+NAMED = 5
 """Missing spaces that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class QueueState:
     """How far a queue is. ``consumed``: a stream that has reserved it has consumed all up to here; else 0."""
 
+    path: str
+    name: str
     reader: QueueReader
     watermark: int
     consumed: int = 0
     stream: str = ""
 
+    def __str__(self) -> str:
+        return f"queue {self.name!r} of {self.path}"
+
 
 @dataclass(frozen=True, slots=True)
-class View:
+class SpaceSnapshot:
     """Queues by the space's path, sorted, and why other spaces that should be there are missing."""
 
-    spaces: Mapping[str, Mapping[str, Queue]] = field(default_factory=dict)
+    spaces: Mapping[str, Mapping[str, QueueState]] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     ids: Mapping[str, str] = field(default_factory=dict)
     """The beginnings of the spaces' ids."""
 
+    @property
+    def states(self) -> Iterator[QueueState]:
+        return (state for queues in self.spaces.values() for state in queues.values())
+
 
 class _Found(NamedTuple):
-    """One space. ``place``: where its directory is, by whatever path."""
+    """One space. ``inode``: of its directory, by whatever path that is named."""
 
-    queues: dict[str, Queue]
+    queues: dict[str, QueueState]
     id: str
-    place: tuple[int, int]
+    inode: tuple[int, int]
 
 
 class Spaces:
     """The spaces and queues that the options name, looked at as often as is asked."""
 
-    def __init__(self, options: Options, opened: Callable[[str], object] | None = None) -> None:
+    def __init__(self, options: SourceOptions, opened: Callable[[str], object] | None = None) -> None:
         """opened: sees to it that somebody has the space open, where its files alone cannot be believed."""
         self._options = options
         self._opened = opened
-        self._asker = Asker()
+        self._stuck: dict[str, Future[Any]] = {}
         self._readers: dict[tuple[str, str], QueueReader] = {}
 
-    def look(self, known: Mapping[str, Iterable[str]] | None = None, *, only_known: bool = False) -> View:
+    def look(self, known: Mapping[str, Iterable[str]] | None = None, *, only_known: bool = False) -> SpaceSnapshot:
         """What is there. ``known``: queues by space that were there before, and have to be where they are still named;
         ``only_known``: they have to be, and nothing else is wanted.
 
@@ -83,53 +93,56 @@ class Spaces:
             held = {path: frozenset(filter(self._wanted, names)) for path, names in held.items()}
         matched, missing = ([], {}) if only_known else self._matched()
         wanted = sorted({*matched, *held})
-        found, failures = self._asker.ask(
-            wanted,
-            lambda path: self._look_at(path, held.get(path, frozenset()), only_known),
-            self._options.space_timeout_s,
-        )
-        _check_distinct({path: one.place for path, one in found.items()})
+
+        def look_at(path: str) -> _Found:
+            return self._look_at(path, held.get(path, frozenset()), only_known)
+
+        found, failures = call_with_deadline(look_at, wanted, self._options.space_timeout_s, self._stuck)
+        _check_distinct({path: one.inode for path, one in found.items()})
         for path, failure in failures.items():
             if not isinstance(failure, (SpaceError, OSError)):
                 raise failure
             missing[path] = str(failure)
-        there = {path: found[path] for path in sorted(found)}
-        ids = {path: one.id[:ID_DIGITS] for path, one in there.items()}
-        view = View({path: one.queues for path, one in there.items()}, missing, ids)
+        there = sorted(found)
+        ids = {path: found[path].id[:ID_DIGITS] for path in there}
+        snapshot = SpaceSnapshot({path: found[path].queues for path in there}, missing, ids)
         if missing and not self._options.skips_missing:
-            raise self.missing(view)
+            raise self.missing(missing)
         if not wanted and not only_known:
             raise SpaceError(f"no queue space matches {', '.join(self._options.paths)}: make one, or mend the pattern")
-        return view
+        return snapshot
 
-    def missing(self, view: View, *, planned: bool = False) -> SpaceError:
-        """The error for a query that cannot do without its missing spaces; ``planned``: with messages of this batch."""
-        told = "; ".join(list(view.missing.values())[:TOLD])
-        more = f"; and {len(view.missing) - TOLD} more" if len(view.missing) > TOLD else ""
-        hint = "" if self._options.alone else '; option "skipMissingSpaces" lets the other spaces go on without'
+    def missing(self, missing: Mapping[str, str], *, planned: bool = False) -> SpaceError:
+        """The error for a query that cannot do without these spaces; ``planned``: with messages of this batch."""
+        options = self._options
+        reasons = "; ".join(list(missing.values())[:NAMED])
+        more = f"; and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        hint = "" if options.alone else '; option "skipMissingSpaces" lets the other spaces go on without'
         if planned:
             hint = (
                 ". This batch was written down with messages of it: bring the space back, or give those messages up "
                 "with option failOnDataLoss=false"
             )
-        return SpaceError(f"{self._what()}: {told}{more}{hint}")
+        named = ", ".join(map(repr, options.queues)) or repr(options.expression)
+        return SpaceError(f"cannot read queue {named}: {reasons}{more}{hint}")
 
-    def check_queues(self, view: View) -> list[str]:
-        """What is to be said of names that no space has had a message of and that none defines: nobody may ever write
-        to what is a slip of the pen. UnknownQueue where no space lets a queue of such a name come.
+    def check_queues(self, snapshot: SpaceSnapshot) -> list[str]:
+        """Warnings of names that no space has had a message of and that none defines: nobody may ever write to what is
+        a slip of the pen. UnknownQueue where no space lets a queue of such a name come.
         """
-        names = [name for name in self._options.queue_names if not self._has_had(view, name)]
-        if not names or not view.spaces:
+        found = snapshot.spaces.values()
+        names = [
+            name
+            for name in self._options.queue_names
+            if not any(name in states and states[name].watermark for states in found)
+        ]
+        if not names or not found:
             return []
-        known: set[str] = set()
-        may_come = False
-        for path in view.spaces:
-            defined = read_definitions(path)
-            may_come = may_come or defined.default is not None
-            known.update(queues(path), defined.queues)
+        definitions = {path: read_definitions(path) for path in snapshot.spaces}
+        known = {name for path, defined in definitions.items() for name in (*queues(path), *defined.queues)}
         unknown = [name for name in names if name not in known]
-        spaces = ", ".join(list(view.spaces)[:TOLD])
-        if unknown and not may_come:
+        spaces = ", ".join(list(snapshot.spaces)[:NAMED])
+        if unknown and not any(defined.default is not None for defined in definitions.values()):
             raise UnknownQueue(
                 f"{spaces} has no queue {unknown[0]!r}{suggestion(unknown[0], sorted(known))}; "
                 f"its queues are {', '.join(sorted(known)) or 'none yet'}"
@@ -140,25 +153,16 @@ class Spaces:
             for name in unknown
         ]
 
-    def _has_had(self, view: View, name: str) -> bool:
-        return any(name in found and found[name].watermark for found in view.spaces.values())
-
-    def _what(self) -> str:
-        options = self._options
-        named = ", ".join(map(repr, options.queues)) or repr(options.expression)
-        return f"cannot read queue {named}"
-
     def _matched(self) -> tuple[list[str], dict[str, str]]:
         """Directories that the patterns match and that are spaces; named ones whatever they are."""
         patterns = [path for path in self._options.paths if is_pattern(path)]
-        found, failures = self._asker.ask(patterns, _spaces_like, self._options.space_timeout_s)
-        named = [path for path in self._options.paths if not is_pattern(path)]
+        found, failures = call_with_deadline(_spaces_like, patterns, self._options.space_timeout_s, self._stuck)
         for failure in failures.values():
             if not isinstance(failure, OSError):
                 raise failure
-        return [*named, *(path for paths in found.values() for path in paths)], {
-            pattern: str(failure) for pattern, failure in failures.items()
-        }
+        named = [path for path in self._options.paths if not is_pattern(path)]
+        matched = [path for paths in found.values() for path in paths]
+        return [*named, *matched], {pattern: str(failure) for pattern, failure in failures.items()}
 
     def _look_at(self, path: str, known: Collection[str], only_known: bool) -> _Found:
         space_id = read_format(path, is_expected=True).id
@@ -170,22 +174,22 @@ class Spaces:
             names.update(self._options.names_in(path))
             if self._options.has_pattern:
                 names.update(filter(self._wanted, queues(path)))
-        found = {name: self._queue(path, name) for name in sorted(names)}
+        found = {name: self._state(path, name) for name in sorted(names)}
         # what vanished meanwhile looked like a space without messages
         if read_format(path, is_expected=True).id != space_id:
             raise SpaceError(f"{path} became another space while it was looked at: look again")
         status = os.stat(path)  # noqa: PTH116
         return _Found(found, space_id, (status.st_dev, status.st_ino))
 
-    def _queue(self, path: str, name: str) -> Queue:
+    def _state(self, path: str, name: str) -> QueueState:
         reader = self._readers.get((path, name))
         if reader is None:
             reader = self._readers[path, name] = QueueReader(path, name)
-        reservation = reserved(reader)
-        if reservation is None:
-            return Queue(reader, reader.watermark())
-        consumed = reservation.consumed
-        return Queue(reader, max(reader.watermark(), consumed), consumed, reservation.stream)
+        record = reserved(reader)
+        if record is None:
+            return QueueState(path, name, reader, reader.watermark())
+        watermark = max(reader.watermark(), record.consumed)
+        return QueueState(path, name, reader, watermark, record.consumed, record.stream)
 
     def names_space(self, path: str) -> bool:
         """Whether the options name it, or would if it were there."""
@@ -207,11 +211,11 @@ def reserved(reader: QueueReader) -> StreamRecord | None:
         raise DamagedBlock(f"{path}: {damage}: run `xaqueue release {reader.queue} --space {reader.space}`") from None
 
 
-def _check_distinct(places: Mapping[str, tuple[int, int]]) -> None:
+def _check_distinct(inodes: Mapping[str, tuple[int, int]]) -> None:
     """InvalidArgument for a space under two paths, by a link for one: each message would be read twice."""
     paths: dict[tuple[int, int], str] = {}
-    for path, place in sorted(places.items()):
-        first = paths.setdefault(place, path)
+    for path, inode in sorted(inodes.items()):
+        first = paths.setdefault(inode, path)
         if first != path:
             raise InvalidArgument(
                 f'{first} and {path} are one space, whose messages would be read twice: name it once in "path", or '

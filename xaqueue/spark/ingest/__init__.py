@@ -1,0 +1,1 @@
+"""``xaqueue ingest``: queues flow into a directory of Parquet files."""

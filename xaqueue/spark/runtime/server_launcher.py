@@ -1,0 +1,214 @@
+"""Drivers and executors reach a space by its path alone, whoever owns it; where nobody does, a server is started.
+
+The owner file says where the owner serves, and is believed only while the owner's lock is held: what a crash left in
+it leads nowhere. A server that is started here belongs to no job: it lives in a session of its own, so that a killed
+job does not tear it, is found by others through the owner file, and ends once nobody has been connected for a while.
+Each connect, also one between transactions, looks again: so a session survives a server that ended or died meanwhile.
+
+Where such a server listens and what it says is found from the space's path. Nothing of it is a file of the space but
+the socket, and that only where its path is short enough for one; all else is in a directory of this user's alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from xaqueue.endpoint import UNIX_PATH_LIMIT_BYTES, Scheme, parse
+from xaqueue.errors import ConnectionLost, InvalidArgument, OperationalError, SpaceError, SpaceInUse
+from xaqueue.rpc.client.connect import dial, hello_of, remote_manager
+from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.client.socket import ClientSocket
+from xaqueue.space.model.format import read_format
+from xaqueue.space.model.layout import SOCKET
+from xaqueue.space.owner.open import RECOVERING, Owner, is_owned, read_owner
+from xaqueue.spark.runtime.java import cache_directory
+from xaqueue.storage.lock import FileLock
+
+IDLE_EXIT_S = 30.0
+"""A server that was started here ends after so long without a session."""
+SERVED_S = 120.0
+"""For how long a server is waited for, that starts or has a space of many messages to open."""
+EMBEDDED_S = 5.0
+"""For how long an owner that serves nobody is waited for: a command may have the space for a moment."""
+POLL_S = 0.02
+LOG_BYTES = 1024 * 1024
+"""A log that has grown larger is begun anew."""
+LAST_LINES = 5
+OTHERS_WRITE = 0o022
+
+_started: list[subprocess.Popen[bytes]] = []
+"""Servers of this process, to be asked at times whether they have ended: else they stay as zombies."""
+
+
+def reach(path: str | os.PathLike[str], server: str | None = None) -> RemoteManager:
+    """A session with the owner of the space, which is the server with that URL where one is given.
+
+    It is tried for a while, now and whenever it connects again. Raises SpaceError for a directory that is no space or
+    for which no server can be started, SpaceInUse for an owner that serves nobody, ConnectionLost.
+    """
+    if server:
+        return remote_manager(server, connect_s=SERVED_S)
+    root = Path(path).absolute()
+    read_format(root, is_expected=True)
+    found = _Finder(root)
+    return RemoteManager(found.dial, connect_s=SERVED_S, hello=found.hello)
+
+
+@dataclass(slots=True)
+class _Finder:
+    """Finds the owner of one space at each connect of one session."""
+
+    root: Path
+    url: str = ""
+    embedded: tuple[int, float] | None = None
+    """Epoch of an owner that serves nobody, and when it was seen first."""
+    failures: int = 0
+
+    def dial(self) -> ClientSocket:
+        """Raises ConnectionLost where it is worth another try."""
+        self.url = self._find()
+        return dial(parse(self.url))
+
+    def hello(self) -> dict[str, Any]:
+        return hello_of(parse(self.url))
+
+    def _find(self) -> str:
+        root = self.root
+        if not is_owned(root):
+            self._start()
+        owner = read_owner(root)
+        if owner is None or not is_owned(root):
+            raise ConnectionLost(f"no server has {root} yet, one is being started: look into {log_of(root)}")
+        if owner.endpoint:
+            if parse(owner.endpoint).scheme is Scheme.UNIX and owner.host != socket.gethostname():
+                raise SpaceInUse(
+                    f"{root} is served on {owner.host} at {owner.endpoint}, which cannot be reached from here: let it "
+                    'listen with --tls as well, and give its URL as option "server"'
+                )
+            return owner.endpoint
+        if owner.state != RECOVERING:
+            self._wait_for(owner)
+        raise ConnectionLost(f"process {owner.pid} on {owner.host} opens {root} and is not ready yet: try again")
+
+    def _start(self) -> None:
+        """Raises SpaceError where a server ended at once, twice: once may be a command that was quicker."""
+        self.failures = 0 if start(self.root) else self.failures + 1
+        if self.failures > 1:
+            log = log_of(self.root)
+            lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+            said = " / ".join(lines[-LAST_LINES:]) or "nothing"
+            raise SpaceError(f"no server can be started for {self.root}: it said {said} (in {log})")
+
+    def _wait_for(self, owner: Owner) -> None:
+        """Raises SpaceInUse once an owner that serves nobody has had the space for a while."""
+        now = time.monotonic()
+        if self.embedded is None or self.embedded[0] != owner.epoch:
+            self.embedded = owner.epoch, now
+        if now - self.embedded[1] > EMBEDDED_S:
+            raise SpaceInUse(
+                f"{self.root} is open in process {owner.pid} on {owner.host} since {owner.since}, which does not serve "
+                f"it: close it there, or run `xaqueue serve --space {self.root}` and let that process connect to it"
+            )
+
+
+def start(root: Path) -> bool:
+    """Starts a server for the space, unless somebody else is at it, and waits until it serves.
+
+    False where it has ended and nobody owns the space.
+    """
+    log = log_of(root)
+    lock = FileLock(log)
+    try:
+        if not lock.acquire() or is_owned(root):
+            return True
+        process = _spawn(root, log)
+        deadline = time.monotonic() + SERVED_S
+        while process.poll() is None and time.monotonic() < deadline:
+            owner = read_owner(root)
+            if owner is not None and owner.pid == process.pid and owner.endpoint and is_owned(root):
+                return True
+            time.sleep(POLL_S)
+        return process.returncode is None or is_owned(root)
+    finally:
+        lock.release()
+
+
+def _spawn(root: Path, log: Path) -> subprocess.Popen[bytes]:
+    if not sys.executable:
+        raise OperationalError(f"this Python does not know its own program: run `xaqueue serve --space {root}` first")
+    _started[:] = [process for process in _started if process.poll() is None]
+    served = ["--space", str(root), "--unix", str(socket_of(root)), "--idle-exit", f"{IDLE_EXIT_S:g}"]
+    importable = os.pathsep.join(entry for entry in sys.path if entry)  # as here, whoever arranged that
+    with open_log(log) as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "xaqueue", "--verbose", "serve", *served],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": importable},
+            start_new_session=True,
+        )
+    _started.append(process)
+    return process
+
+
+def log_of(root: Path) -> Path:
+    """The server's log; its lock is held by whoever starts one. Raises OperationalError."""
+    for directory in _private_directories():
+        with suppress(OSError):
+            return _make(directory) / f"serve-{_digest(root)}.log"
+    raise OperationalError("no directory can be made for a server's log: set XDG_CACHE_HOME to one of yours")
+
+
+def open_log(log: Path) -> BinaryIO:
+    """To write behind what an earlier server said."""
+    return log.open("ab" if not log.exists() or log.stat().st_size < LOG_BYTES else "wb")
+
+
+def socket_of(root: Path) -> Path:
+    """A path that is short enough for a socket: in the space, or else in a directory of this user's."""
+    if _is_short(root / SOCKET):
+        return root / SOCKET
+    for directory in _private_directories():
+        path = directory / f"{_digest(root)}.sock"
+        if _is_short(path):
+            with suppress(OSError):
+                return _make(directory) / path.name
+    raise InvalidArgument(f"no socket can be made for {root}: set TMPDIR to a directory with a short path")
+
+
+def _is_short(path: Path) -> bool:
+    return len(os.fsencode(path)) <= UNIX_PATH_LIMIT_BYTES
+
+
+def _digest(root: Path) -> str:
+    return sha256(os.fsencode(root.resolve())).hexdigest()[:12]
+
+
+def _private_directories() -> Iterator[Path]:
+    """The user's cache, or a directory for temporary files where the user has no home."""
+    with suppress(RuntimeError):
+        yield cache_directory(os.environ)
+    yield Path(tempfile.gettempdir()) / f"xaqueue-{os.getuid()}"
+
+
+def _make(directory: Path) -> Path:
+    """Raises OSError where others could replace what is in it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & OTHERS_WRITE:
+        raise PermissionError(f"{directory} is not this user's alone")
+    return directory

@@ -1,0 +1,229 @@
+"""What a reader is told: checked once, before anything is planned.
+
+``queue`` asks for the house's columns and ``subscribe``, ``subscribePattern`` or ``assign`` for Kafka's, with Kafka's
+meaning of offsets and its defaults of where to begin; all other options mean the same with both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from socket import gethostname
+
+from xaqueue.errors import InvalidArgument
+from xaqueue.message import QUEUE_NAME, check_queue_name
+from xaqueue.space.model.layout import LAST_SEQ
+from xaqueue.spark.options import (
+    Given,
+    count,
+    json_object,
+    option,
+    refused,
+    seconds,
+    size_bytes,
+    space_path,
+    switch,
+    table,
+    word,
+)
+from xaqueue.spark.source.offsets import EARLIEST, LATEST, Bounds, bounds
+from xaqueue.spark.source.plan import Tasks
+
+DELETE, ARCHIVE, KEEP = "delete", "archive", "keep"
+SPACE_TIMEOUT_S = 10.0
+MOST_DELAY_S = 15 * 60.0
+"""For how long ``minOffsetsPerTrigger`` may hold a batch up, as Kafka's."""
+ERROR = "error"
+PATTERN = frozenset("*?[")
+ASSIGN = '{"orders": [0]}'
+
+
+def stripped(_: str, text: str) -> str:
+    return text.strip()
+
+
+def stream_name(name: str, text: str) -> str:
+    given = text.strip()
+    if len(given) > 120 or not given.isprintable() or "#" in given:
+        raise refused(name, given[:60], "1 to 120 printable characters without # are wanted")
+    return given
+
+
+def server(name: str, text: str) -> str | Mapping[str, str] | None:
+    if not text.strip().startswith("{"):
+        return text.strip() or None
+    example = 'a URL is accepted, or {"/data/space": "xaq://host:port"}'
+    try:
+        return {space_path(name, str(path)): str(url) for path, url in json.loads(text).items()}
+    except ValueError as error:
+        raise InvalidArgument(f'option "{name}" is no JSON ({error}): {example}') from None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What to read, and how. Paths are absolute; paths and queues may be shell patterns."""
+
+    paths: tuple[str, ...]
+    queues: tuple[str, ...]
+    expression: str | None = None
+    """A regular expression for queues, instead of ``queues``."""
+    kafka: bool = False
+    """Columns and offsets are Kafka's."""
+    start: Bounds = field(default_factory=lambda: Bounds(EARLIEST))
+    end: Bounds = field(default_factory=lambda: Bounds(LATEST))
+    assigned: Mapping[str, frozenset[str]] | None = None
+    """In which spaces a queue is read, where it isn't all of them."""
+    tasks: Tasks = field(default_factory=Tasks)
+    ignored: tuple[str, ...] = ()
+    """Options of a Kafka connection."""
+
+    without_message: str = option("startingOffsetsByTimestampStrategy", word, "", "no message since", ERROR, LATEST)
+    most_messages: int | None = option("maxMessagesPerTrigger maxOffsetsPerTrigger", count, None, "of a batch")
+    most_bytes: int | None = option("maxBytesPerTrigger", size_bytes, None, "of a batch")
+    least_messages: int | None = option("minMessagesPerTrigger minOffsetsPerTrigger", count, None, "a batch waits for")
+    most_delay_s: float = option("maxTriggerDelay", seconds, MOST_DELAY_S, "a batch waits no longer", 0.001)
+    least_partitions: int | None = option("minPartitions", count, None, "tasks of a batch")
+    most_of_partition: int | None = option("maxRecordsPerPartition", count, None, "messages of a task")
+    consume: str = option("consume", word, KEEP, "what becomes of messages that were read", DELETE, ARCHIVE, KEEP)
+    server: str | Mapping[str, str] | None = option("server", server, None, "a URL, or several by the spaces' paths")
+    fails_on_loss: bool = option("failOnDataLoss", switch, True, "an error where messages may be missing")
+    skips_missing: bool = option("skipMissingSpaces", switch, False, "goes on without spaces that are not there")
+    space_timeout_s: float = option("spaceTimeout", seconds, SPACE_TIMEOUT_S, "a space answers within", 1.0, 86_400.0)
+    headers: bool = option("includeHeaders", switch, True, "a column of headers; not by default among Kafka's")
+    everything: bool = option("includeAll", switch, False, "a column for each property")
+    stream_name: str = option("streamName", stream_name, "", "who consumes, to those who ask a queue")
+    checkpoint: str = option("checkpointLocation", stripped, "", "as the query's writer has it")
+
+    @property
+    def queue_names(self) -> tuple[str, ...]:
+        """Those that are named, and no patterns."""
+        return tuple(queue for queue in self.queues if not is_pattern(queue))
+
+    def names_in(self, path: str) -> tuple[str, ...]:
+        """The same, of those that are read in this space."""
+        return tuple(name for name in self.queue_names if self.assigned is None or path in self.assigned[name])
+
+    @property
+    def has_pattern(self) -> bool:
+        """Whether the queues that exist have to be looked at."""
+        return self.expression is not None or any(map(is_pattern, self.queues))
+
+    @property
+    def needs_message(self) -> bool:
+        """Whether a moment to begin at after which there is no message is an error."""
+        return (self.without_message or (ERROR if self.kafka else LATEST)) == ERROR
+
+    @property
+    def removes(self) -> bool:
+        return self.consume in (DELETE, ARCHIVE)
+
+    @property
+    def alone(self) -> tuple[str, str] | None:
+        """Path and queue, where there is one of each and can never be another."""
+        if len(self.paths) == len(self.queues) == 1 and not self.has_pattern and not is_pattern(self.paths[0]):
+            return self.paths[0], self.queues[0]
+        return None
+
+    def server_of(self, path: str) -> str | None:
+        """The URL that was given for the space. Raises InvalidArgument for one URL and several spaces."""
+        if isinstance(self.server, str) and (len(self.paths) > 1 or is_pattern(self.paths[0])):
+            raise InvalidArgument(
+                'option "server" is one URL and there may be several spaces: give JSON, {"/data/space": "xaq://host:port"}'
+            )
+        return self.server if self.server is None or isinstance(self.server, str) else self.server.get(path)
+
+
+NAMES = (
+    *("path", "paths", "queue", "subscribe", "subscribePattern", "assign"),
+    *("startingOffsets", "startingOffsetsByTimestamp", "startingTimestamp"),
+    *("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"),
+    *(name for row in table(SourceOptions).values() for name in row.names),
+)
+
+
+def is_pattern(text: str) -> bool:
+    return not PATTERN.isdisjoint(text)
+
+
+def parse(written: Mapping[str, str], *, stream: bool = False) -> SourceOptions:
+    """The options by their names in any case. Raises InvalidArgument for one that is missing, wrong or unknown."""
+    given = Given(written, NAMES, "a reader")
+    kafka, queues, expression = _queues(given)
+    paths = _paths(given)
+    found = given.fields(SourceOptions)
+    most, least = found.get("most_messages", LAST_SEQ), found.get("least_messages", 0)
+    if least > most:
+        rows = table(SourceOptions)
+        more, fewer = given.name_of(*rows["least_messages"].names), given.name_of(*rows["most_messages"].names)
+        raise InvalidArgument(f'option "{more}" is {least}, more than {most} of "{fewer}"')
+    found.setdefault("headers", not kafka or found.get("everything", False))
+    found["stream_name"] = found.get("stream_name") or f"spark@{gethostname()}"[:120]
+    return SourceOptions(
+        paths,
+        queues,
+        expression,
+        kafka,
+        start=bounds(given, "starting", LATEST if kafka and stream else EARLIEST, kafka=kafka),
+        end=bounds(given, "ending", LATEST, kafka=kafka),
+        assigned=_assigned(given, paths) if "assign" in given else None,
+        ignored=given.ignored,
+        **found,
+    )
+
+
+def _paths(given: Given) -> tuple[str, ...]:
+    """``path`` may name several, and ``load([...])`` gives ``paths`` as JSON."""
+    several = json.loads(given.text("paths") or "[]")
+    named = [part.strip() for part in (given.text("path") or "").split(",") if part.strip()] + several
+    if not named:
+        raise InvalidArgument('option "path" is missing: the directory of the queue space, several, or a pattern')
+    return tuple(dict.fromkeys(space_path("path", path) for path in named))
+
+
+def _queues(given: Given) -> tuple[bool, tuple[str, ...], str | None]:
+    """Whether Kafka's columns are wanted, names and shell patterns, and a regular expression."""
+    asked = [name for name in ("queue", "subscribe", "subscribePattern", "assign") if given.text(name)]
+    if len(asked) != 1:
+        said = "is missing" if not asked else f'and "{asked[1]}" exclude each other'
+        raise InvalidArgument(
+            f'option "{asked[0] if asked else "queue"}" {said}: the name of the queue to read, several, or a '
+            'pattern ("subscribe" or "subscribePattern" instead gives Kafka\'s columns)'
+        )
+    (name,) = asked
+    text = given.text(name) or ""
+    if name == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise refused(name, text, f'no regular expression ({error}): give one like "orders-.*"') from None
+        return True, (), text
+    if name == "assign":
+        text = ",".join(json_object(name, text, ASSIGN))
+    queues = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for queue in queues:
+        check_queue_name(queue if name != "queue" or not is_pattern(queue) else _without_pattern(queue))
+    return name != "queue", queues, None
+
+
+def _assigned(given: Given, paths: tuple[str, ...]) -> dict[str, frozenset[str]]:
+    """A partition is the number of a space, in the order of their paths; so all spaces have to be named."""
+    if any(map(is_pattern, paths)):
+        raise InvalidArgument('option "assign" numbers the spaces of "path": name them one by one there, no pattern')
+    ordered = sorted(paths)
+    found = {}
+    for queue, numbers in json_object("assign", given.text("assign") or "", ASSIGN).items():
+        if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < len(paths) for n in numbers):
+            raise InvalidArgument(
+                f'option "assign": {queue!r}: {numbers!r} is refused: {ASSIGN} is accepted, with numbers of spaces, '
+                f"0 to {len(paths) - 1} here"
+            )
+        found[queue] = frozenset(ordered[number] for number in numbers)
+    return found
+
+
+def _without_pattern(pattern: str) -> str:
+    """A name that the pattern could stand for, as far as its other letters go."""
+    name = re.sub(r"[*?\[\]!]", "x", pattern)
+    return name if QUEUE_NAME.fullmatch(name) else pattern
