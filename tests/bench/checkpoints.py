@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from xaqueue.connection import Connection
-from xaqueue.space.engine import range_images
 from xaqueue.space.engine.state import Space
 from xaqueue.space.owner.open import attach, create
 from xaqueue.tools.bare import floor
@@ -55,7 +54,7 @@ class Checkpoints:
         while not self._over.wait(self._every_s):
             began = time.perf_counter()
             try:
-                range_images.checkpoint(self._space)
+                self._space.checkpoint()
             except BaseException as error:
                 self._failure = error
                 return

@@ -1,10 +1,10 @@
 """Opening a deep queue costs a known time and a known memory, and a message costs the same however deep the queue is.
 
 A space is laid out without the engine, a file a message as its owner would have left it, at several depths. Child
-processes open it: the first without any image, whose head is read of every message, and which ends as if it was killed
-behind a checkpoint; the next one so, by the images of full ranges; then one after a clean close. Their memory is that
-of opening and of nothing before; the page cache is as the layout left it. A last one puts and takes, and what it takes
-was read before. The directory is removed afterwards, also after Ctrl-C.
+processes open it: the first one ends as if it was killed behind a checkpoint, so that the next one opens after a kill,
+and then one after a clean close. Their memory is that of opening and of nothing before; the page cache is as the layout
+left it. A last one puts and takes, and what it takes was read before. The directory is removed afterwards, also after
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Any
 from bench import depth, page_cache
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.message import MessageId, Properties
-from xaqueue.space.engine import range_images
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Block, Kind, encode
@@ -41,13 +40,13 @@ DEPTHS = (10_000, 100_000)
 """Beside the one that is asked for."""
 FLAGS = ("NONE", "JOURNAL")
 """Where a message's cost is processor time, and the default."""
-OPENINGS = {"heads": "without images", "after_kill": "after a kill", "clean": "after a clean close"}
+OPENINGS = {"first": "for the first time", "after_kill": "after a kill", "clean": "after a clean close"}
 BODY_BYTES = 200
 FILE_BYTES = 4096
 """What the smallest file takes on most file systems."""
 SAY_EVERY_S = 2.0
 HEADINGS = (
-    *("messages", "open by heads s", "after kill s", "clean s", "RSS MB", "peak MB", "bytes/message"),
+    *("messages", "first open s", "after kill s", "clean s", "RSS MB", "peak MB", "bytes/message"),
     *(f"{flags} {operation} us" for flags in FLAGS for operation in depth.OPERATIONS),
 )
 
@@ -186,13 +185,13 @@ class _Sparing:
 
 
 def _open_in_child(space: Path, name: str, messages: int, report: Report) -> Said:
-    opened = _child(space, report, *(["killed"] if name == "heads" else []))
+    opened = _child(space, report, *(["killed"] if name == "first" else []))
     per_s = opened["messages_per_s"] = opened["messages"] / opened["seconds"]
     report(
         f"{messages:,} messages open in {opened['seconds']:.1f} s {OPENINGS[name]} ({per_s:,.0f}/s), "
         f"{opened['cpu_seconds']:.1f} s of them processor time, "
         f"peak memory {opened['peak_bytes'] / 1e6:,.0f} MB, {opened['bytes_per_message']:,.0f} bytes a message; "
-        f"{'their images take' if name == 'heads' else 'they close in'} {opened['close_seconds']:.1f} s"
+        f"{'a checkpoint takes' if name == 'first' else 'they close in'} {opened['close_seconds']:.1f} s"
     )
     return opened
 
@@ -253,7 +252,7 @@ def _say_line(said: Said) -> None:
 
 def _child_main(space: Path, *words: str) -> None:
     if words == ("killed",):
-        measure_here(space, _say_line, lambda session: range_images.checkpoint(session.space))
+        measure_here(space, _say_line, lambda session: session.space.checkpoint())
         os._exit(0)
     elif words:
         flags, transactions = words

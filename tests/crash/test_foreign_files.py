@@ -43,8 +43,7 @@ SEGMENT = f"journal/{name_of(0xFF, epoch=0xFF)}"
 
 STATE = (
     *("committed/foreign", "committed/queue=x", "committed/queue=q/foreign", "committed/queue=q/.foreign"),
-    *("committed/queue=q/.watermark", "committed/queue=q/.index", "committed/queue=q/.index.0000000000000"),
-    *("committed/queue=q/.index.0000000000009", "committed/queue=q/range=0000000000009"),
+    *("committed/queue=q/.watermark", "committed/queue=q/range=0000000000009"),
     *(f"{RANGE}/foreign", f"{RANGE}/0000000000000009.{'a' * 32}", f"{RANGE}/.foreign"),
     *("active/foreign", f"active/{OTHER}.001", f"active/{IN_DOUBT}.009", "active/.replay"),
     *("prepared/foreign", f"prepared/{OTHER}.000", f"prepared/{OTHER}.001", f"prepared/{OTHER}.commit"),

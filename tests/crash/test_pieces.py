@@ -21,6 +21,7 @@ from xaqueue.space.model import index as index_of
 from xaqueue.space.model import layout
 from xaqueue.space.model.index import Entry, QueueIndex
 from xaqueue.space.model.layout import PREPARED, RANGE_SIZE, block_path, numbered
+from xaqueue.space.model.message_name import tags_of
 from xaqueue.storage.write_behind import Snapshot
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
@@ -136,7 +137,7 @@ def test_a_crash_between_the_pieces(name: str, level: Level, monkeypatch: pytest
 
 
 def late(seq: int) -> Entry:
-    return Entry(seq, MessageId(seq.to_bytes(16, "big")), Properties("q", expires_at=NOON_US), 1)
+    return Entry(seq, MessageId(seq.to_bytes(16, "big")), tags_of(Properties("q", expires_at=NOON_US)))
 
 
 @pytest.mark.parametrize("due", [True, False])
@@ -145,7 +146,7 @@ def test_a_take_passes_over_few_at_a_time(due: bool, monkeypatch: pytest.MonkeyP
     index = QueueIndex()
     for seq in range(1, BLOCKS + 1):
         index.add(late(seq))
-    index.add(Entry(BLOCKS + 1, MessageId(bytes(16)), Properties("q", not_before=NOON_US if due else None), 1))
+    index.add(Entry(BLOCKS + 1, MessageId(bytes(16)), tags_of(Properties("q", not_before=NOON_US if due else None))))
     passed, found = 0, None
     while found is None:
         found = index.take(NOON_US)

@@ -27,6 +27,7 @@ LAYERS = {
     "xaqueue.space.model.block": 1,
     "xaqueue.space.model.branch": 1,
     "xaqueue.space.model.index": 1,
+    "xaqueue.space.model.message_name": 1,
     "xaqueue.space.model.packed_index": 1,
     "xaqueue.rpc.wire": 1,
     "xaqueue.access": 1,

@@ -13,7 +13,7 @@ from xaqueue import errors
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.message import DEFAULT_PRIORITY, QUEUE_NAME, Properties
 from xaqueue.space.engine.state import FINISHED_LIMIT, FINISHED_SECONDS
-from xaqueue.space.model import layout
+from xaqueue.space.model import layout, message_name
 from xaqueue.space.model.block import (
     BODY_LIMIT_BYTES,
     FORMAT_VERSION,
@@ -99,6 +99,17 @@ def test_numbers_and_grammars() -> None:
     assert f"Dq {DEFAULT} ." in five
     assert len(layout.format_watermark(layout.Watermark(1, 2))) == 43
     assert f"{fs.OPEN_FILES} descriptors" in seven.replace("\n", " ")
+
+
+def test_the_tags_of_a_name_are_those_of_the_page() -> None:
+    section = re.search(r"\.Ss Tags\n(.*?)\n\.Ss ", page("xaqueue.5"), re.DOTALL)
+    assert section
+    assert re.findall(r"^\.It ([a-z]) Ta", section[1], re.MULTILINE) == sorted([*message_name.VALUES, "g"])
+    (name,) = re.findall(r"^\.Dl (\S+)$", section[1], re.MULTILINE)
+    parsed = message_name.parse(name)
+    assert parsed
+    assert message_name.read_tags(parsed[2]) == (message_name.correlation_hash(b"c"), None, None, 7)
+    assert f"where it is not {DEFAULT_PRIORITY}" in section[1]
 
 
 def test_the_example_of_queues_toml_is_taken() -> None:

@@ -13,7 +13,7 @@ import xaqueue
 
 CHILD = """
 import os, signal, sys, xaqueue
-from xaqueue.space import register
+from xaqueue.space.engine import register
 
 root, sync, size_bytes, tried, held = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 register.SIZE_BYTES = size_bytes

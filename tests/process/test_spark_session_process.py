@@ -10,7 +10,7 @@ from shlex import quote
 import pytest
 
 from xaqueue.errors import OperationalError
-from xaqueue.spark import java, python
+from xaqueue.spark.runtime import java
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -112,7 +112,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_workers_do_not_read_pyspark_from_its_zip(installed: Path, tmp_path: Path) -> None:
-    shim = python.worker_python({"HOME": str(tmp_path / "my home")})
+    shim = java.worker_python({"HOME": str(tmp_path / "my home")})
     assert shim.startswith(str(tmp_path / "my home" / ".cache" / "xaqueue"))
     zips = installed / "pyspark" / "python" / "lib"
     path = f"{zips}/pyspark.zip:/a b/*.jar:{zips}/py4j-src.zip:/other/pyspark.zip"
@@ -120,4 +120,4 @@ def test_workers_do_not_read_pyspark_from_its_zip(installed: Path, tmp_path: Pat
     command = [shim, "-c", code, "x y", "*"]
     done = subprocess.run(command, env={"PYTHONPATH": path}, capture_output=True, text=True, check=True)
     assert done.stdout == f"/a b/*.jar:/other/pyspark.zip {sys.executable} ['x y', '*']\n"
-    assert python.worker_python({"HOME": str(tmp_path / "my home")}) == shim
+    assert java.worker_python({"HOME": str(tmp_path / "my home")}) == shim

@@ -14,7 +14,8 @@ import pytest
 from support.sink_scene import Scene, as_bytes, texts
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.owner.open import read_owner
-from xaqueue.spark import branches, owner
+from xaqueue.spark.runtime import server_launcher
+from xaqueue.spark.sink import task
 from xaqueue.xa import Flag, Vote
 from xaqueue.xid import Xid
 
@@ -40,13 +41,13 @@ def alone(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     assert found is not None
     assert found.pid != os.getpid()
     os.kill(found.pid, signal.SIGTERM)
-    for process in owner._started:
+    for process in server_launcher._started:
         process.wait(PATIENCE_S)
-    owner._started.clear()
+    server_launcher._started.clear()
 
 
 def browsed(root: Path) -> list[bytes]:
-    with closing(owner.reach(root)) as manager:
+    with closing(server_launcher.reach(root)) as manager:
         assert manager.recover(1, Flag.STARTRSCAN | Flag.ENDRSCAN) == []
         return sorted(message.body for message in manager.browse("orders"))
 
@@ -60,7 +61,7 @@ def test_a_server_that_dies_after_a_prepare(alone: Scene) -> None:
 
 
 def test_a_server_that_dies_while_a_task_writes(alone: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branches, "BRANCH_ROWS", 1)
+    monkeypatch.setattr(task, "BRANCH_ROWS", 1)
     prepare, calls = RemoteManager.prepare, count()
 
     def dying(self: RemoteManager, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:

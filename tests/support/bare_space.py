@@ -14,6 +14,7 @@ from xaqueue.space.engine.state import Space, wall_clock
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Block, Kind, encode
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
+from xaqueue.space.model.message_name import tags_of
 from xaqueue.space.owner import open
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.hardening import Hardening
@@ -179,12 +180,22 @@ def bare_space(
         bare.crash()
 
 
+def identity(number: int) -> MessageId:
+    return MessageId(number.to_bytes(16, "big"))
+
+
 def lay(
-    bare: BareSpace, seq: int, message_id: MessageId, properties: Properties | None = None, body: bytes = b""
+    bare: BareSpace,
+    seq: int,
+    message_id: MessageId,
+    properties: Properties | None = None,
+    body: bytes = b"",
+    tags: str | None = None,
 ) -> Path:
-    """A message's file, as if its owner had left it there."""
-    path = bare.root / layout.message_path("q", seq, message_id)
+    """A message's file, as if its owner had left it there; with other tags, where some are given."""
+    properties = properties or Properties("q", enqueued_at=seq)
+    path = bare.root / layout.message_path("q", seq, message_id, tags_of(properties) if tags is None else tags)
     path.parent.mkdir(parents=True, exist_ok=True)
-    block = Block(Kind.ENQUEUE, message_id, properties or Properties("q", enqueued_at=seq), body)
+    block = Block(Kind.ENQUEUE, message_id, properties, body)
     path.write_bytes(b"".join(encode(block)))
     return path

@@ -22,12 +22,13 @@ from support.crash_story import (
     drained,
     look,
     message_id,
+    tags_of_message,
     watermark,
     xid_of,
 )
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model import layout
+from xaqueue.space.model import layout, retries
 from xaqueue.tools.torture.forgetful import Tree
 from xaqueue.xa import Flag
 
@@ -116,6 +117,13 @@ class Jury:
                 "an opening counts a block that is back, if only by its id"
             )
             assert tries >= record.undone.count(place) or not tries_kept
+        for work in (work for act in self.story.acts for work in act.work if isinstance(work, Put)):
+            tags = tags_of_message(work.message)
+            assert seen.tags.get((work.queue, work.message), tags) == tags, "a name tells all that it did"
+        for queue in self.story.queues:
+            beside = {(seq, int.from_bytes(one, "big")) for seq, one in retries.read_all(space.fs, queue)}
+            there = {(seq, message) for (name, message), seq in seen.seqs.items() if name == queue}
+            assert beside <= there, "tries go with their message"
         return found[0]
 
     def pinned(self, space: Space, record: Record) -> Record:

@@ -13,13 +13,14 @@ from enum import Enum
 
 from support.crash_level import NOON_US, STRICT, Level, follow, open_space, ready
 from xaqueue.errors import ResourceFailed
-from xaqueue.message import MessageId
+from xaqueue.message import EnqueueOptions, MessageId, properties_of
 from xaqueue.space.engine import heuristics
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.timeouts import expire
 from xaqueue.space.model import layout
 from xaqueue.space.model.branch import State
+from xaqueue.space.model.message_name import tags_of
 from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -30,6 +31,9 @@ SCAN = Flag.STARTRSCAN | Flag.ENDRSCAN
 EMPTY = Tree(dict.fromkeys(layout.DIRECTORIES))
 FRESH = 1 << 64
 """The message that is put after recovery, to see which number it gets."""
+
+
+YEAR_US = 365 * 24 * 3600 * 10**6
 
 
 class Became(Enum):
@@ -142,6 +146,7 @@ class Seen:
     contents: Contents
     seqs: dict[tuple[str, int], int]
     tries: dict[tuple[str, int], int]
+    tags: dict[tuple[str, int], str]
 
 
 def xid_of(position: int) -> Xid:
@@ -154,6 +159,19 @@ def message_id(message: int) -> MessageId:
 
 def body_of(message: int) -> bytes:
     return b"body of %d" % message
+
+
+def options_of(message: int) -> EnqueueOptions:
+    """Every other message has all that its name may tell."""
+    options: EnqueueOptions = {"message_id": message_id(message)}
+    if message % 2 and message < FRESH:
+        options["correlation_id"], options["priority"] = b"%d" % message, message % 10
+        options["not_before"], options["expires_at"] = NOON_US - message, NOON_US + YEAR_US + message
+    return options
+
+
+def tags_of_message(message: int) -> str:
+    return tags_of(properties_of("a", NOON_US, options_of(message)))
 
 
 def play(
@@ -232,7 +250,7 @@ def perform(space: Space, record: Record, xid: Xid, act: Act, level: Level = STR
 
 def do(session: Session, work: Put | Take) -> None:
     if isinstance(work, Put):
-        session.enqueue(work.queue, body_of(work.message), message_id=message_id(work.message))
+        session.enqueue(work.queue, body_of(work.message), **options_of(work.message))
     else:
         message = session.dequeue(work.queue, message_id=message_id(work.message))
         assert message is not None, f"{work} finds nothing"
@@ -276,11 +294,12 @@ _BECAME = {
 
 def look(space: Space, session: Session) -> Seen:
     listed = {xid: _BECAME[space.branches[xid].base] for xid in session.recover(1000, SCAN)}
-    seen = Seen(listed, {}, {}, {})
+    seen = Seen(listed, {}, {}, {}, {})
     for name, queue in space.queues.items():
         for entry in queue.index.entries(NOON_US):
             place = name, int.from_bytes(entry.message_id, "big")
             seen.contents[place], seen.seqs[place], seen.tries[place] = entry.locked, entry.seq, entry.tries
+            seen.tags[place] = entry.tags
     return seen
 
 

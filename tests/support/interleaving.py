@@ -36,7 +36,7 @@ from support.crash_story import (
 )
 from support.lockstep import Lockstep
 from xaqueue.errors import ResourceFailed
-from xaqueue.space.engine import cleanup, range_images
+from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.timeouts import expire
@@ -175,7 +175,7 @@ class Interrupted(Generic[Promises]):
                 lag, snapshot = space.lag, space.lag.snapshot()
                 return lambda: lag.flush(snapshot)
             case "checkpoint":
-                return lambda: range_images.checkpoint(space)
+                return space.checkpoint
             case "clear":
                 return lambda: cleanup.clear(space)
             case "expire":

@@ -27,10 +27,10 @@ def message_id(number: int) -> MessageId:
     return MessageId(number.to_bytes(16, "big"))
 
 
-def block(number: int, tries: int = 0, size: int = 3) -> tuple[bytes, bytes]:
+def block(number: int, size: int = 3) -> tuple[bytes, bytes]:
     """Head and body of a message."""
     body = (b"%d," % number * size)[:size]
-    head, _ = encode_with_checksum(Block(Kind.ENQUEUE, message_id(number), Properties(QUEUE, tries=tries), body))
+    head, _ = encode_with_checksum(Block(Kind.ENQUEUE, message_id(number), Properties(QUEUE), body))
     return head, body
 
 
@@ -116,14 +116,23 @@ class Story:
         self._drop(redo.Kind.COMMIT, self._pick(layout.COMMITTED, which))
 
     def count_a_try(self, which: int) -> None:
-        """The message is written anew, and no record says so."""
-        path = self._pick(layout.COMMITTED, which)
-        if path is not None:
-            self.flush(100)
-            making = active(200, self.fs.calls)
-            self.fs.create(making, block(self.wanted[path], tries=1))
-            self.fs.sync_data(making)
+        """What stands beside a message is put again, with another content."""
+        path = layout.retry_path(QUEUE, which % 3, message_id(0))
+        for directory in (layout.queue_path(QUEUE), layout.retries_path(QUEUE)):
+            if not self.fs.is_dir(directory):
+                self.fs.make_dir(directory)
+        self.numbers += 1
+        content, making = block(self.numbers), active(200, self.numbers)
+        made = Redo(redo.Kind.ROLLBACK, "x")
+        made.put(path, *content)
+        self._record(made)
+        self.wanted[path] = self.numbers
+
+        def put() -> None:
+            self.fs.create(making, content)
             self.fs.rename(making, path)
+
+        self._do(put)
 
     def flush(self, which: int) -> None:
         for _ in range(min(which, len(self.waiting))):

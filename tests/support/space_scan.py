@@ -7,6 +7,7 @@ from pathlib import Path
 from xaqueue.errors import DamagedBlock
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import decode
+from xaqueue.space.model.message_name import PLAIN_NAME, tags_of
 
 
 def scan(root: str | Path, *, times: bool = True) -> list[str]:
@@ -35,13 +36,16 @@ def _queue(directory: Path, queue: str, rising: bool) -> list[str]:
         unused = not data and not list(directory.glob("range=*/*"))  # its first message was on its way
         return [] if unused else [f"the watermark of {queue} is damaged"]
     found: list[tuple[int, bytes, int]] = []
+    beside = {one.name for one in directory.glob(".retries/*")}
     for path in sorted(directory.glob("range=*/*")):
         parsed = layout.parse_message(path.name)
+        beside.discard(path.name[:PLAIN_NAME])
         if parsed is None or layout.parse_range(path.parent.name) != parsed[0] >> layout.RANGE_BITS:
             wrong.append(f"{path} is no message of its range")
             continue
         wrong += _message(path, queue, parsed[1])
         found.append((*parsed, path.stat().st_mtime_ns))
+    wrong += [f"{name} in .retries/ of {queue} is of no message" for name in beside]
     if len({message_id for _, message_id, _ in found}) < len(found):
         wrong.append(f"a message stands in {queue} twice")
     if any(seq > watermark.reserved for seq, _, _ in found):
@@ -58,4 +62,5 @@ def _message(path: Path, queue: str, message_id: bytes) -> list[str]:
     except DamagedBlock as damage:
         return [f"{path}: {damage}"]
     right = block.message_id == message_id and block.properties.queue == queue
+    right = right and path.name.endswith(message_id.hex() + tags_of(block.properties))
     return [] if right else [f"{path} is not the message that its name says"]

@@ -10,6 +10,8 @@ from uuid import UUID
 from xaqueue.message import MessageId, Properties
 from xaqueue.space.model import block as command
 from xaqueue.space.model import layout
+from xaqueue.space.model.message_name import tags_of
+from xaqueue.space.model.retries import encode_record
 
 ENQUEUED_AT = 1_700_000_000_000_000
 
@@ -32,14 +34,19 @@ class FabricatedSpace:
         (root / layout.FORMAT).write_text(f"xaqueue 1 {name} {UUID(int=1)}\n")
 
     def put(self, queue: str, seq: int, content: bytes | None = None, **properties: Any) -> Path:
-        """One committed message, not yet under the watermark. Its file."""
+        """One committed message, not yet under the watermark. Its file. Tries stand beside it."""
+        tries = properties.pop("tries", 0)
         stored = Properties(queue, **({"enqueued_at": ENQUEUED_AT + seq} | properties))
         block = command.Block(
             command.Kind.ENQUEUE, message_id(seq), stored, body(seq) if content is None else content, epoch=1
         )
-        path = self.path(queue, seq)
+        path = self.root / layout.message_path(queue, seq, message_id(seq), tags_of(stored))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"".join(command.encode(block)))
+        if tries:
+            record = self.root / layout.retry_path(queue, seq, message_id(seq))
+            record.parent.mkdir(exist_ok=True)
+            record.write_bytes(encode_record(queue, message_id(seq), tries, 1))
         return path
 
     def publish(self, queue: str, upto: int) -> None:
@@ -63,4 +70,5 @@ class FabricatedSpace:
                 path.parent.rmdir()
 
     def path(self, queue: str, seq: int) -> Path:
-        return self.root / layout.message_path(queue, seq, message_id(seq))
+        plain = self.root / layout.message_path(queue, seq, message_id(seq))
+        return next(plain.parent.glob(f"{plain.name}*"), plain)

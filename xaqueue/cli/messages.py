@@ -198,9 +198,10 @@ def tail(
     else:
         reader = QueueReader(directory, queue)
         followed = reader.read(start_after(reader, start), reader.watermark())
+    tries = QueueReader(directory, queue).tries()
     for seq, message_id, data in followed:
         try:
-            message = message_of(queue, seq, message_id, data)
+            message = message_of(queue, seq, message_id, data, tries.get(seq, 0))
         except DamagedBlock as damage:
             _complain_of_damage(seq, str(damage))
             continue

@@ -4,7 +4,7 @@
     files.select("queue", decode("content").alias("message")).select("queue", "message.*")
 
 It checks every bit, as the format ``xaqueue`` does. What only the file's name and times say (the sequence number, the
-commit time) the built-in source gives itself, in ``path`` and ``modificationTime``.
+commit time) the built-in source gives itself, in ``path`` and ``modificationTime``. Tries stand beside the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from xaqueue.spark.source.columns import HOUSE, MORE, Rows
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-_OF_THE_FILE = ("seq", "space", "committed_at")
+_OF_THE_FILE = ("seq", "space", "committed_at", "tries")
 """What is not in its content."""
 _COLUMNS = {name: column for name, column in {**HOUSE, **MORE}.items() if name not in (*_OF_THE_FILE, "queue")}
 

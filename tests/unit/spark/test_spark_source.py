@@ -15,6 +15,7 @@ import pytest
 from support.spark_space import ENQUEUED_AT, FabricatedSpace, body, message_id
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError, UnknownQueue
 from xaqueue.message import Properties
+from xaqueue.space.model import layout
 from xaqueue.space.model.block import Block, Kind, decode, decode_message, encode
 from xaqueue.space.model.layout import RANGE_SIZE
 
@@ -362,8 +363,9 @@ def test_the_readers_decoder_agrees_with_the_engines_and_sees_every_bit() -> Non
 
 
 def test_a_property_of_the_wrong_type_is_an_error_that_names_the_messages(space: FabricatedSpace) -> None:
-    space.put("orders", 1, priority="high")
-    space.publish("orders", 1)
+    space.fill("orders", [1])
+    wrong = Block(Kind.ENQUEUE, message_id(1), Properties("orders", priority="high"))  # type: ignore[arg-type]
+    space.path("orders", 1).write_bytes(b"".join(encode(wrong)))
     with pytest.raises(DamagedBlock, match="queue orders, messages 1 to 1"):
         list(stream(space).read(share(space, 0, 1)))
 
@@ -376,12 +378,20 @@ def test_foreign_files_in_a_range_are_left_alone(space: FabricatedSpace) -> None
     assert batches(stream(space), ALL) == [[1]]
 
 
-def test_an_update_block_is_a_message_too(space: FabricatedSpace) -> None:
+def test_an_update_block_is_no_message(space: FabricatedSpace) -> None:
     space.fill("orders", [1])
     updated = Block(Kind.UPDATE, message_id(1), Properties("orders", tries=2), b"again")
     space.path("orders", 1).write_bytes(b"".join(encode(updated)))
-    reader = stream(space)
-    assert [(row["tries"], row["body"]) for row in read_rows(reader, [share(space, 0, 1)])] == [(2, b"again")]
+    with pytest.raises(DamagedBlock, match="kind update is no message"):
+        read_rows(stream(space), [share(space, 0, 1)])
+
+
+def test_damaged_tries_are_passed_over(space: FabricatedSpace) -> None:
+    for seq in (1, 2):
+        space.put("orders", seq, tries=seq)
+    space.publish("orders", 2)
+    (space.root / layout.retry_path("orders", 1, message_id(1))).write_bytes(b"torn")
+    assert [row["tries"] for row in read_rows(stream(space), [share(space, 0, 2)])] == [0, 2]
 
 
 @pytest.mark.parametrize(

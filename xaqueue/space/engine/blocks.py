@@ -130,8 +130,7 @@ def is_recorded_whole(space: Space, branch: Branch) -> bool:
     """Whether the journal takes the blocks themselves into a record."""
     if space.barrier.journal is None:
         return False
-    size = sum(written.entry.size_bytes for written in branch.blocks if written.kind is Kind.ENQUEUE and written.entry)
-    size += _PER_BLOCK_BYTES * len(branch.blocks)
+    size = sum(_PER_BLOCK_BYTES + written.size_bytes for written in branch.blocks)
     if size > _SURE_BYTES and space.fs.room().free_bytes < 2 * size:
         return False
     return space.barrier.journal.fits(size)

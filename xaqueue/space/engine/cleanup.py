@@ -21,12 +21,14 @@ from xaqueue.space.engine import redo as redo_of
 from xaqueue.space.engine.redo import Redo
 from xaqueue.space.model import layout
 from xaqueue.space.model.index import Entry
-from xaqueue.space.model.layout import MESSAGE_NAME, RANGE_BITS
+from xaqueue.space.model.layout import RANGE_BITS
 from xaqueue.space.model.queue import Queue
+from xaqueue.space.model.retries import files_of
 from xaqueue.space.model.stream_records import StreamRecord
 from xaqueue.storage import journal_format
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.group_commit import Touched, touched
+from xaqueue.storage.regular import NO_DIRECTORY
 
 if TYPE_CHECKING:
     from xaqueue.space.engine.state import Space
@@ -99,7 +101,7 @@ def _expired(space: Space, queue: Queue) -> list[Entry]:
 
 def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
     """Recorded before, or a replay would miss those of which the journal has only the names."""
-    paths = [layout.message_path(queue.name, entry.seq, entry.message_id) for entry in piece]
+    paths = [path for entry in piece for path in files_of(queue.name, entry)]
 
     def record() -> journal_format.Entry:
         redo = Redo(redo_of.Kind.EXPIRY, queue.name)
@@ -140,6 +142,7 @@ def clear_queue(space: Space, queue: Queue, stopped: Stopped = never) -> bool:
         if record.archives(((number + 1) << RANGE_BITS) - 1):
             _harden_archive(space, record, number)
         _remove_spent(space, queue, [number])
+    _clear_retries(space, record)
     with space.lock:
         queue.cleared = max(queue.cleared, record.consumed)
     _remove_spent(space, queue, ranges)  # one of them took more until now
@@ -180,10 +183,9 @@ def _harden_archive(space: Space, record: StreamRecord, number: int) -> None:
 
 def _clear_range(space: Space, record: StreamRecord, number: int, stopped: Stopped) -> bool:
     directory = layout.range_path(record.queue, number << RANGE_BITS)
-    end = f"{record.consumed:016x}.~"
     try:
         listed = space.fs.list(directory)  # and so nothing waits to be written there
-        names = sorted(name for name in listed if len(name) == MESSAGE_NAME and name < end and name[0] != ".")
+        names = sorted(name for name in listed if layout.is_consumed(name, record.consumed))
         for piece in _pieces(names):
             if stopped():
                 return False
@@ -196,6 +198,16 @@ def _clear_range(space: Space, record: StreamRecord, number: int, stopped: Stopp
             raise RetryLater(f"no room to clear {directory} ({error.strerror}): free some") from error
         raise space.fence(error) from error
     return True
+
+
+def _clear_retries(space: Space, record: StreamRecord) -> None:
+    directory = layout.retries_path(record.queue)
+    try:
+        names = [name for name in space.fs.list(directory) if layout.is_consumed(name, record.consumed)]
+        space.waiting.run(partial(_unlink, space.fs, [f"{directory}/{name}" for name in names]))
+    except OSError as error:
+        if error.errno not in NO_DIRECTORY:
+            raise space.fence(error) from error
 
 
 def _pieces(names: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -200,7 +200,23 @@ def rollback(space: Space, branch: Branch) -> None:
 
 
 def undo(space: Space, branch: Branch) -> None:
-    """What a branch did is gone; its dequeued messages are back where they were, with one more try."""
+    """What a branch did is gone; its dequeued messages are back where they were, with one more try.
+
+    RetryLater: nothing was done. What was never prepared is undone all the same, and its tries are not recorded.
+    """
+    counted = tries.one_more(space, tries.held_by(branch))
+    try:
+        _undo(space, branch, counted)
+    except RetryLater:
+        if branch.base is State.PREPARED or not counted:
+            raise
+        counted = []
+        _undo(space, branch, counted)
+    release(space, branch, recorded=bool(counted))
+
+
+def _undo(space: Space, branch: Branch, counted: Sequence[tuple[str, bytes]]) -> None:
+    """``counted``: path and content of what the journal is to say of tries."""
     prepared = branch.base is State.PREPARED
     directory = PREPARED if prepared else ACTIVE
     suffixes = [FIRST] if prepared or len(branch.blocks) > 1 else []
@@ -208,11 +224,13 @@ def undo(space: Space, branch: Branch) -> None:
     paths = [block_path(directory, branch.name, suffix) for suffix in suffixes]
 
     def entry() -> journal_format.Entry | None:
-        if not prepared:
+        if not prepared and not counted:
             return None
         redo = Redo(redo_of.Kind.ROLLBACK, branch.name)
-        for path in paths:
+        for path in paths:  # in active/, too: a block that is found there counts a try
             redo.drop(path)
+        for path, content in counted:
+            redo.put(path, content, b"")
         return redo.entry()
 
     def apply() -> Touched:
@@ -230,7 +248,6 @@ def undo(space: Space, branch: Branch) -> None:
             space.waiting.run(partial(remove_all, paths[STEP_FILES:]))
         except OSError as error:
             raise space.fence(error) from error
-    release(space, branch)
 
 
 def resolve_damage(space: Space, xid: Xid) -> None:
@@ -243,9 +260,12 @@ def resolve_damage(space: Space, xid: Xid) -> None:
     space.barrier.perform(apply)
 
 
-def release(space: Space, branch: Branch) -> None:
-    """Counts a try of every message that the branch held and gives it back; forgets what it had added."""
-    tries.count(space, branch, [(w.queue, w.entry) for w in branch.blocks if w.kind is Kind.DEQUEUE and w.entry])
+def release(space: Space, branch: Branch, *, recorded: bool = False) -> None:
+    """Counts a try of every message that the branch held and gives it back; forgets what it had added.
+
+    recorded: the journal has the tries already.
+    """
+    tries.count(space, branch, tries.held_by(branch), recorded=recorded)
     with space.lock:
         for written in branch.blocks:
             queue = space.queue(written.queue)

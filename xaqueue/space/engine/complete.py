@@ -20,6 +20,7 @@ from xaqueue.space.model.branch import Branch, Written
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.layout import ACTIVE, COMMIT, FIRST, PREPARED, block_path
 from xaqueue.space.model.queue import Queue
+from xaqueue.space.model.retries import files_of
 from xaqueue.storage import journal_format
 from xaqueue.storage.fs import NO_ROOM
 from xaqueue.storage.group_commit import Touched
@@ -53,11 +54,8 @@ class Completion:
         self.whole = whole
         self.arrivals = [written for written in branch.blocks if written.kind is Kind.ENQUEUE]
         self.removals = [written for written in branch.blocks if written.kind is Kind.DEQUEUE]
-        self.leaving = [
-            (layout.message_path(written.queue, written.entry.seq, written.message_id), written.queue, written.entry)
-            for written in self.removals
-            if written.entry is not None
-        ]
+        self.leaving = [(written.queue, written.entry) for written in self.removals if written.entry is not None]
+        self.gone = [path for queue, entry in self.leaving for path in files_of(queue, entry)]
         self.touched = Touched()
         self.places: list[Place] | None = None
         self.files = self._files()
@@ -83,7 +81,7 @@ class Completion:
                 redo.put(target, *blocks.content_of(self.space, self.branch, written), self.when_us)
             else:
                 redo.move(self.sources[written.number], target, self.when_us)
-        for path, _, _ in self.leaving:
+        for path in self.gone:
             redo.drop(path)
         for path in self.files:
             if not path.startswith(ACTIVE):
@@ -131,12 +129,13 @@ class Completion:
         self.when_us = space.commit_time_us()
         try:
             for written in self.arrivals:
-                queue = space.queue(written.queue)
-                again = written.entry.seq if written.entry is not None else 0
-                seq = queue.allocate(space.fs, self.touched, again)
-                places.append((written, queue, seq, layout.message_path(queue.name, seq, written.message_id)))
-            for path, _, _ in self.leaving:
-                self.touched.targets[path.rpartition("/")[0]] = None
+                queue, entry = space.queue(written.queue), written.entry
+                assert entry is not None
+                seq = queue.allocate(space.fs, self.touched, entry.seq)
+                target = layout.message_path(queue.name, seq, entry.message_id, entry.tags)
+                places.append((written, queue, seq, target))
+            for name, entry in self.leaving:
+                self.touched.targets[layout.range_path(name, entry.seq)] = None
             if space.hardening.directories and space.barrier.journal is None:
                 for path in self.touched.targets:
                     space.fs.hold_dir(path)
@@ -164,9 +163,9 @@ class Completion:
             self.arrived.append((queue, written.entry))
 
     def _move_out(self) -> None:
-        for path, name, entry in self.leaving:
+        for path in self.gone:
             remove(self.space, path)
-            self.consumed.append((self.space.queue(name), entry))
+        self.consumed += [(self.space.queue(name), entry) for name, entry in self.leaving]
 
 
 def hold(space: Space, branch: Branch) -> None:

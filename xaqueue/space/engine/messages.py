@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from xaqueue.errors import DamagedBlock, InvalidArgument, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message, MessageId, body_of, check_message_id, id_of, properties_of
@@ -20,9 +20,11 @@ from xaqueue.space.model.block_files import read_block
 from xaqueue.space.model.branch import Branch, Written
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.layout import numbered
+from xaqueue.space.model.message_name import correlation_hash, tags_of
+from xaqueue.space.model.retries import files_of
 from xaqueue.space.model.stream_records import refusal
 from xaqueue.space.recovery.load import check_message
-from xaqueue.storage.fs import NO_ROOM, is_damage
+from xaqueue.storage.fs import NO_ROOM, discard, is_damage
 from xaqueue.storage.group_commit import Touched, touched
 from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.regular import DAMAGE
@@ -59,8 +61,8 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
         with space.lock:
             queue.pending.discard(message_id)
         raise
-    entry = Entry(0, message_id, properties, len(head) + len(body))
-    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, suffix=suffix)
+    entry = Entry(0, message_id, tags_of(properties))
+    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, len(head) + len(body), entry, suffix=suffix)
     written.given = given is not None
     blocks.keep(branch, written, head, body)
     branch.blocks.append(written)
@@ -84,9 +86,16 @@ def dequeue(
     if message_id is not None:
         check_message_id(message_id)
     deadline = time.monotonic() + wait_s if wait_s else None
-    while (written := _take(space, branch, name, deadline, message_id, correlation_id)) is not None:
+    correlation = correlation_hash(correlation_id) if correlation_id is not None else None
+    passed: set[int] = set()
+    while (written := _take(space, branch, name, deadline, message_id, correlation, passed)) is not None:
         message = _fetch(space, branch, written)
         if message is None:
+            continue
+        if correlation_id is not None and message.correlation_id != correlation_id:
+            assert written.entry is not None
+            passed.add(message.seq)
+            _give_back(space, branch, written, written.entry)
             continue
         try:
             blocks.write_dequeue(space, branch, written)
@@ -113,9 +122,9 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
     for entry in entries:
         if limit is not None and shown >= limit:
             return
-        path = layout.message_path(name, entry.seq, entry.message_id)
+        path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
         try:
-            message = message_of(name, entry.seq, entry.message_id, read_block(space.fs, path))
+            message = message_of(name, entry.seq, entry.message_id, read_block(space.fs, path), entry.tries)
         except (FileNotFoundError, DamagedBlock):
             continue  # consumed meanwhile, or for the next dequeue to set aside
         except OSError as error:
@@ -126,11 +135,13 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
         yield message
 
 
-def message_of(queue: str, seq: int, message_id: MessageId, data: bytes) -> Message:
-    """The message that a file's bytes are. Raises DamagedBlock."""
+def message_of(queue: str, seq: int, message_id: MessageId, data: bytes, tries: int = 0) -> Message:
+    """The message that a file's bytes are, which has had so many tries. Raises DamagedBlock."""
     found, stored, body = decode_message(data)
     if found != message_id or stored.get("queue") != queue:
         check_message(decode(data), queue, message_id)
+    if tries:
+        stored["tries"] = tries
     return Message(message_id, queue, seq, body, properties_in(stored))
 
 
@@ -140,7 +151,8 @@ def _take(
     name: str,
     deadline: float | None,
     message_id: bytes | None,
-    correlation_id: bytes | None,
+    correlation: str | None,
+    passed: Collection[int],
 ) -> Written | None:
     """Locks the next message for the branch, waiting for one until the deadline; None without one."""
     with space.lock:
@@ -152,13 +164,13 @@ def _take(
             if queue.keeper is not None:
                 raise refusal(queue.keeper)
             now = space.now_us()
-            entry = queue.index.take(now, message_id=message_id, correlation_id=correlation_id)
+            entry = queue.index.take(now, message_id=message_id, correlation=correlation, passed=passed)
             if queue.index.expired:
                 space.has_consumed()  # a dequeue only passes them over
             if entry is not None:
                 branch.numbers += 1
                 number = branch.numbers
-                written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry, suffix=numbered(number))
+                written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, 0, entry, suffix=numbered(number))
                 branch.blocks.append(written)
                 return written
             if queue.index.is_unfinished:
@@ -167,7 +179,7 @@ def _take(
             left = deadline - time.monotonic() if deadline is not None else 0.0
             if left <= 0 or space.draining:
                 return None
-            due = queue.index.next_due(message_id=message_id, correlation_id=correlation_id)
+            due = queue.index.next_due(message_id=message_id, correlation=correlation)
             if due is not None and due > now:
                 left = min(left, (due - now) / 1e6 + 0.001)
             queue.arrived.wait(min(left, LOOK_S))
@@ -177,14 +189,14 @@ def _fetch(space: Space, branch: Branch, written: Written) -> Message | None:
     """Reads a locked message; None when it is damaged or gone, and then it has left the queue."""
     entry = written.entry
     assert entry is not None
-    path = layout.message_path(written.queue, entry.seq, entry.message_id)
+    path, *beside = files_of(written.queue, entry)
     try:
-        return message_of(written.queue, entry.seq, entry.message_id, read_block(space.fs, path))
+        return message_of(written.queue, entry.seq, entry.message_id, read_block(space.fs, path), entry.tries)
     except DamagedBlock as damage:
-        _set_aside(space, path, str(damage))
+        _set_aside(space, path, beside, str(damage))
     except OSError as error:
         if is_damage(space.fs, path, error):
-            _set_aside(space, path, f"cannot be read: {error.strerror}")
+            _set_aside(space, path, beside, f"cannot be read: {error.strerror}")
         elif error.errno == errno.ENOENT:
             log.error("message file %s is gone: something else removed it", path)
         else:
@@ -211,11 +223,16 @@ def _give_back(space: Space, branch: Branch, written: Written, entry: Entry, *, 
                 space.has_consumed()
         else:
             queue.index.release(entry)
+            queue.arrived.notify_all()  # somebody may have passed it over
 
 
-def _set_aside(space: Space, path: str, reason: str) -> None:
+def _set_aside(space: Space, path: str, beside: Sequence[str], reason: str) -> None:
+    """Quarantines a message; what stands ``beside`` it goes."""
+
     def apply() -> Touched:
         target = quarantine.move(space.fs, path, reason, space.now_us())
+        for gone in beside:
+            discard(space.fs, gone)
         space.report.quarantined.append(f"{path}: {reason}")
         log.error("quarantined %s as %s: %s", path, target, reason)
         return touched((layout.QUARANTINE,), (path.rpartition("/")[0],))

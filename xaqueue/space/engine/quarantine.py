@@ -53,6 +53,12 @@ def holds(fs: FileSystem, paths: Iterable[str]) -> bool:
     return any(_name_of(path) in names for path in paths)
 
 
+def has_message(fs: FileSystem, message_id: bytes) -> bool:
+    """Whether a message of this id was set aside."""
+    aside = fs.list(layout.QUARANTINE) if fs.is_dir(layout.QUARANTINE) else []
+    return any(f".{message_id.hex()}" in name and "..retries." not in name for name in aside)
+
+
 def lost_blocks(fs: FileSystem) -> dict[Xid, list[str]]:
     """Blocks of prepared branches that stand in quarantine unresolved: their branches stay in doubt."""
     lost: dict[Xid, list[str]] = {}

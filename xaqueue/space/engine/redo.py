@@ -345,9 +345,9 @@ def _remove(fs: FileSystem, path: str) -> None:
 
 
 def _make(fs: FileSystem, path: str, content: _Content, anew: bool) -> None:
-    """Puts the content there, unless it is there; a message whose tries were counted since stays as it is."""
+    """Puts the content there, unless it is there."""
     data = _read(fs, path)
-    stands = _is_it(path, data, content)
+    stands = len(data) == len(content.head) + len(content.body) and data == content.head + bytes(content.body)
     if not stands:
         _clear(fs, path)
     if anew or not stands:
@@ -384,13 +384,6 @@ def write_anew(
         fs.write_at(path, 0, chunks)
         fs.set_modified_ns(path, modified_ns)
         harden([path])
-
-
-def _is_it(path: str, data: bytes, content: _Content) -> bool:
-    """Whether these are the bytes of this block, or where it is a message, of any that is whole under its name."""
-    if len(data) == len(content.head) + len(content.body) and data == content.head + bytes(content.body):
-        return True  # it was sound in the journal
-    return path.startswith(_OF_MESSAGES) and is_sound(data)
 
 
 def is_that(fs: FileSystem, place: str, path: str) -> bool:

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from xaqueue.errors import JournalDamaged, ResourceFailed, RetryLater, RolledBack
-from xaqueue.space.engine import image, redo
+from xaqueue.space.engine import redo
 from xaqueue.space.engine.disk_space import RoomLimit, segment_bytes
-from xaqueue.space.engine.range_images import RangeImages
 from xaqueue.space.engine.register import Register
 from xaqueue.space.model import layout
 from xaqueue.space.model.batch_records import BatchMemory
@@ -105,7 +104,6 @@ class Space:
         self.queues: dict[str, Queue] = {}
         self.branches: dict[Xid, Branch] = {}
         self.batches = BatchMemory()
-        self.range_images = RangeImages()
         self._finished: tuple[_Finished, _Finished] = OrderedDict(), OrderedDict()
         """Those of two-phase transactions, and local ones, of which there may be many more."""
         self._dirty: dict[str, Queue] = {}
@@ -406,7 +404,6 @@ class Space:
         try:
             if not failed:
                 self._write_final_watermarks()
-                image.leave(self)
         except OSError as error:
             raise ResourceFailed(f"the last watermark was not written ({error}): the next open numbers on") from error
         finally:

@@ -191,9 +191,6 @@ def decode(data: bytes) -> Block:
     return Block(head.kind, head.message_id, head.properties, data[head.body_offset :], head.epoch, head.checksum)
 
 
-_MESSAGES = frozenset((int(Kind.ENQUEUE), int(Kind.UPDATE)))
-
-
 def decode_message(data: bytes) -> tuple[bytes, dict[str, Any], bytes]:
     """Message id, property map as stored, and body of a message's block: ``decode`` without the values that it makes.
 
@@ -215,7 +212,7 @@ def split_message(data: bytes) -> tuple[bytes, bytes, bytes]:
             and len(data) == body_offset + body_bytes
             and crc32(memoryview(data)[PREFIX_BYTES:], crc32(data[:_CHECKED_FIRST])) == checksum
         )
-        if sound and kind in _MESSAGES:
+        if sound and kind == Kind.ENQUEUE:
             return message_id, data[PREFIX_BYTES:body_offset], data[body_offset:]
     block = decode(data)
     raise DamagedBlock(f"a block of kind {block.kind.name.lower()} is no message")

@@ -191,6 +191,8 @@ class Written:
     queue: str
     message_id: MessageId
     checksum: int
+    size_bytes: int = 0
+    """Of the whole block of an enqueue."""
     entry: Entry | None = None
     """The locked message of a dequeue, or the future entry of an enqueue."""
     on_disk: bool = True

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush, merge
 
-from xaqueue.message import DEFAULT_PRIORITY, HIGHEST_PRIORITY, MessageId, Properties
+from xaqueue.message import DEFAULT_PRIORITY, HIGHEST_PRIORITY, MessageId
+from xaqueue.space.model.message_name import Tags, read_tags
 from xaqueue.space.model.packed_index import PackedRows, Row
 
 UNPACKED = 64
@@ -30,7 +31,7 @@ SKIPPED = 4096
 
 _SEQ_BITS = 63
 _SEQ_MASK = (1 << _SEQ_BITS) - 1
-_PLAIN = Properties("")
+_PLAIN = Tags()
 
 
 class Order(Enum):
@@ -45,7 +46,7 @@ class Entry:
     """What memory holds of a committed message: everything that decides its turn, and nothing of its body."""
 
     __slots__ = (
-        "correlation_id",
+        "correlation",
         "expires_at",
         "locked",
         "message_id",
@@ -53,32 +54,19 @@ class Entry:
         "priority",
         "queued",
         "seq",
-        "size_bytes",
+        "tags",
         "tries",
     )
 
-    def __init__(self, seq: int, message_id: MessageId, properties: Properties, size_bytes: int) -> None:
+    def __init__(self, seq: int, message_id: MessageId, tags: str = "", tries: int = 0) -> None:
+        """``tags``: of its file's name; see ``message_name``."""
         self.seq = seq
         self.message_id = message_id
-        self.correlation_id = properties.correlation_id
-        self.priority = properties.priority
-        self.not_before = properties.not_before
-        self.expires_at = properties.expires_at
-        self.tries = properties.tries
-        self.size_bytes = size_bytes
+        self.tags = tags
+        self.correlation, self.expires_at, self.not_before, self.priority = read_tags(tags) if tags else _PLAIN
+        self.tries = tries
         self.locked = False
         self.queued = False
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a packed row says all of it."""
-        return (
-            self.correlation_id is None
-            and self.not_before is None
-            and self.expires_at is None
-            and self.priority == DEFAULT_PRIORITY
-            and not self.tries
-        )
 
 
 class QueueIndex:
@@ -99,7 +87,7 @@ class QueueIndex:
         self.order = order
         self._fifo = order is Order.FIFO
         self._packed.turn(order is Order.LIFO)
-        self._by_correlation: dict[bytes, list[int]] = {}
+        self._by_correlation: dict[str, list[int]] = {}
         self._ready: list[int] = []
         self._delayed: list[tuple[int, int]] = []
         self._expiring: list[tuple[int, int]] = []
@@ -122,37 +110,44 @@ class QueueIndex:
     def add(self, entry: Entry) -> None:
         """A committed message becomes visible."""
         self._seqs[entry.message_id] = entry.seq
-        if (  # ``is_plain`` in full: a call is dear here
+        if (
             len(self._entries) < UNPACKED
-            or entry.correlation_id is not None
-            or entry.not_before is not None
-            or entry.expires_at is not None
-            or entry.priority != DEFAULT_PRIORITY
+            or entry.tags
             or entry.tries
-            or not self._packed.add(entry.seq, entry.message_id, entry.size_bytes)
+            or not self._packed.add(entry.seq, entry.message_id)
         ):
             self._enter(entry)
 
-    def add_run(self, first: int, ids: Sequence[MessageId], sizes: Sequence[int]) -> None:
-        """Plain messages with consecutive numbers of one range become visible; nobody had these numbers."""
-        if self._packed.add_run(first, ids, sizes):
-            self._seqs.update(zip(ids, range(first, first + len(ids)), strict=True))
+    def add_plain(self, seqs: Sequence[int], ids: Sequence[MessageId]) -> None:
+        """Plain messages of one range become visible, ascending; nobody had these numbers or ids."""
+        if self._packed.add_all(seqs, ids):
+            self._seqs.update(zip(ids, seqs, strict=True))
             return
-        for seq, (message_id, size_bytes) in enumerate(zip(ids, sizes, strict=True), first):
-            self.add(Entry(seq, message_id, _PLAIN, size_bytes))
+        for seq, message_id in zip(seqs, ids, strict=True):
+            self.add(Entry(seq, message_id))
 
-    def take(self, now: int, *, message_id: bytes | None = None, correlation_id: bytes | None = None) -> Entry | None:
-        """The next ready message, now locked; or the one of this id, or the first of this correlation id.
+    def take(
+        self,
+        now: int,
+        *,
+        message_id: bytes | None = None,
+        correlation: str | None = None,
+        passed: Collection[int] = (),
+    ) -> Entry | None:
+        """The next ready message, now locked; or the one of this id, or the first whose correlation id has this hash.
 
-        None with ``is_unfinished``: it has not looked at all.
+        ``passed``: numbers of those that have the hash and another correlation id. None with ``is_unfinished``: it has
+        not looked at all.
         """
         self.is_unfinished = False
         if message_id is not None:
             entry = self.find(message_id)
-            if entry is not None and (correlation_id not in (None, entry.correlation_id) or not self._due(entry, now)):
+            if entry is not None and (
+                correlation not in (None, entry.correlation) or entry.seq in passed or not self._due(entry, now)
+            ):
                 entry = None
-        elif correlation_id is not None:
-            entry = self._first_correlated(now, correlation_id)
+        elif correlation is not None:
+            entry = self._first_correlated(now, correlation, passed)
         else:
             entry = self._first(now)
         if entry is not None:
@@ -193,11 +188,11 @@ class QueueIndex:
         del self._entries[entry.seq]
         del self._seqs[entry.message_id]
         self.locked -= 1
-        if entry.correlation_id is not None:
-            keys = self._by_correlation[entry.correlation_id]
+        if entry.correlation is not None:
+            keys = self._by_correlation[entry.correlation]
             del keys[bisect_left(keys, self._key_of(entry))]
             if not keys:
-                del self._by_correlation[entry.correlation_id]
+                del self._by_correlation[entry.correlation]
         self._compact_if_worth()
 
     def remove_through(self, seq: int) -> int:
@@ -218,12 +213,12 @@ class QueueIndex:
         return sum(1 for entry in self._entries.values() if entry.locked and entry.seq <= seq) if self.locked else 0
 
     def _forget_correlations(self, gone: Iterable[Entry]) -> None:
-        for correlation_id in {entry.correlation_id for entry in gone if entry.correlation_id is not None}:
-            keys = [key for key in self._by_correlation[correlation_id] if self._seq(key) in self._entries]
+        for correlation in {entry.correlation for entry in gone if entry.correlation is not None}:
+            keys = [key for key in self._by_correlation[correlation] if self._seq(key) in self._entries]
             if keys:
-                self._by_correlation[correlation_id] = keys
+                self._by_correlation[correlation] = keys
             else:
-                del self._by_correlation[correlation_id]
+                del self._by_correlation[correlation]
 
     def _compact_if_worth(self) -> None:
         if len(self._ready) + len(self._delayed) + len(self._expiring) > 3 * len(self._entries) + 1024:
@@ -256,30 +251,16 @@ class QueueIndex:
         """
         entries = sorted(self._entries.values(), key=self._key_of)
         alive = [entry for entry in entries if entry.expires_at is None or entry.expires_at > now]
-        packed = self._packed.snapshot()
-        plain = (Entry(seq, message_id, _PLAIN, size_bytes) for seq, message_id, size_bytes in packed)
+        plain = (Entry(seq, message_id) for seq, message_id in self._packed.snapshot())
         return merge(alive, plain, key=self._key_of)
 
-    def packed(self) -> Iterator[list[Row]]:
-        """The plain messages that are held in rows, by ranges, ascending. Nothing may change meanwhile."""
-        return self._packed.tables()
-
-    def unpacked(self) -> list[Entry]:
-        """All others, in no order."""
-        return list(self._entries.values())
-
-    def between(self, begin: int, end: int) -> tuple[list[Row], list[Entry]]:
-        """Those of one range, with numbers from ``begin`` and below ``end``: the packed ones, and all others."""
-        entries = self._entries
-        return self._packed.table(begin), [entries[seq] for seq in range(begin, end) if seq in entries]
-
-    def next_due(self, *, message_id: bytes | None = None, correlation_id: bytes | None = None) -> int | None:
+    def next_due(self, *, message_id: bytes | None = None, correlation: str | None = None) -> int | None:
         """When the earliest delayed message that such a ``take`` found becomes ready."""
         if message_id is not None:
             entry = self.find(message_id)
             return entry.not_before if entry is not None and not entry.locked else None
-        if correlation_id is not None:
-            waiting = [self._entries[self._seq(key)] for key in self._by_correlation.get(correlation_id, ())]
+        if correlation is not None:
+            waiting = [self._entries[self._seq(key)] for key in self._by_correlation.get(correlation, ())]
             return min((e.not_before for e in waiting if e.not_before is not None and not e.locked), default=None)
         return self._delayed[0][0] if self._delayed else None
 
@@ -304,8 +285,8 @@ class QueueIndex:
 
     def _enter(self, entry: Entry) -> None:
         self._entries[entry.seq] = entry
-        if entry.correlation_id is not None:
-            insort(self._by_correlation.setdefault(entry.correlation_id, []), self._key_of(entry))
+        if entry.correlation is not None:
+            insort(self._by_correlation.setdefault(entry.correlation, []), self._key_of(entry))
         if entry.expires_at is not None:
             heappush(self._expiring, (entry.expires_at, entry.seq))
         self._queue(entry)
@@ -318,8 +299,8 @@ class QueueIndex:
     def _unpack(self, rows: Sequence[Row]) -> Entry:
         """Makes entries of rows that were taken out of their table. Returns the first, which is not queued yet."""
         first, *others = rows
-        for seq, message_id, size_bytes in others:
-            entry = self._entries[seq] = Entry(seq, message_id, _PLAIN, size_bytes)
+        for seq, message_id in others:
+            entry = self._entries[seq] = Entry(seq, message_id)
             entry.queued = True
         keys = [row[0] for row in others] if self._fifo else sorted(self._key(row[0]) for row in others)
         if self._ready:
@@ -327,7 +308,7 @@ class QueueIndex:
                 heappush(self._ready, key)
         else:
             self._ready = keys  # sorted, and so a heap
-        unpacked = self._entries[first[0]] = Entry(first[0], first[1], _PLAIN, first[2])
+        unpacked = self._entries[first[0]] = Entry(*first)
         return unpacked
 
     def _first(self, now: int) -> Entry | None:
@@ -360,10 +341,10 @@ class QueueIndex:
             if not entry.locked and entry.not_before is not None:
                 heappush(self._delayed, (entry.not_before, key))
 
-    def _first_correlated(self, now: int, correlation_id: bytes) -> Entry | None:
-        for key in list(self._by_correlation.get(correlation_id, ())):
+    def _first_correlated(self, now: int, correlation: str, passed: Collection[int]) -> Entry | None:
+        for key in list(self._by_correlation.get(correlation, ())):
             entry = self._entries[self._seq(key)]
-            if self._due(entry, now):
+            if entry.seq not in passed and self._due(entry, now):
                 return entry
         return None
 

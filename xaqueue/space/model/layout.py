@@ -1,4 +1,4 @@
-"""Every name in a space's directory is made and read here, and nowhere else.
+"""Every name in a space's directory is made and read here, and nowhere else; ``message_name`` has those of messages.
 
 A name that does not parse is None: the caller decides whether that is a foreign file or nothing of interest. Paths
 are relative to the space's directory, with ``/`` between parts.
@@ -12,6 +12,7 @@ from zlib import crc32
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import QUEUE_NAME, MessageId
+from xaqueue.space.model import message_name
 from xaqueue.storage import owner_file
 from xaqueue.xid import Xid
 
@@ -56,12 +57,8 @@ FIRST = "000"
 COMMIT = "commit"
 """Suffix of the branch block once its branch is committed."""
 
-MESSAGE_NAME = 49
-"""Characters in the name of a message file."""
-_MESSAGE = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{32})")
-_MESSAGE_PATH = re.compile(rf"{COMMITTED}/queue=([^/]+)/range=[0-9a-f]{{13}}/([0-9a-f]{{16}})\.[0-9a-f]{{32}}")
+_MESSAGE_PATH = re.compile(rf"{COMMITTED}/queue=([^/]+)/range=[0-9a-f]{{13}}/{message_name.PATTERN}")
 _RANGE = re.compile(r"range=([0-9a-f]{13})")
-_RANGE_IMAGE = re.compile(r"\.index\.([0-9a-f]{13})")
 _BATCH = re.compile(r"([0-9a-f]{32})\.([0-7][0-9a-f]{15})")
 _BLOCK = re.compile(r"(.+)\.([0-9]{3,}|commit)")
 WATERMARK_BYTES = 4096
@@ -86,21 +83,22 @@ def watermark_path(queue: str) -> str:
     return f"{COMMITTED}/queue={queue}/.watermark"
 
 
-def image_path(queue: str) -> str:
-    return f"{COMMITTED}/queue={queue}/.index"
-
-
-def range_image_path(queue: str, number: int) -> str:
-    """Of the image of one range."""
-    return f"{COMMITTED}/queue={queue}/.index.{number:013x}"
-
-
 def range_path(queue: str, seq: int) -> str:
     return f"{COMMITTED}/queue={queue}/range={seq >> RANGE_BITS:013x}"
 
 
-def message_path(queue: str, seq: int, message_id: bytes) -> str:
-    return f"{COMMITTED}/queue={queue}/range={seq >> RANGE_BITS:013x}/{seq:016x}.{message_id.hex()}"
+def message_path(queue: str, seq: int, message_id: bytes, tags: str = "") -> str:
+    """``tags``: as they end its name; see ``message_name``."""
+    return f"{COMMITTED}/queue={queue}/range={seq >> RANGE_BITS:013x}/{seq:016x}.{message_id.hex()}{tags}"
+
+
+def retries_path(queue: str) -> str:
+    """Of the directory of what changes of a queue's messages."""
+    return f"{COMMITTED}/queue={queue}/.retries"
+
+
+def retry_path(queue: str, seq: int, message_id: bytes) -> str:
+    return f"{COMMITTED}/queue={queue}/.retries/{seq:016x}.{message_id.hex()}"
 
 
 def archive_range_path(queue: str, seq: int) -> str:
@@ -147,25 +145,14 @@ def parse_range(name: str) -> int | None:
     return int(match[1], 16) if match else None
 
 
-def parse_range_image(name: str) -> int | None:
-    """The number of the range of which this is the name of an image."""
-    match = _RANGE_IMAGE.fullmatch(name)
-    return int(match[1], 16) if match else None
-
-
 def parse_message(name: str) -> tuple[int, MessageId] | None:
-    match = _MESSAGE.fullmatch(name)
-    return (int(match[1], 16), MessageId(bytes.fromhex(match[2]))) if match else None
-
-
-def parse_message_seq(name: str) -> int | None:
-    """The number of the message whose file has this name: ``parse_message`` for those who look at very many."""
-    return int(name[:16], 16) if _MESSAGE.fullmatch(name) else None
+    parsed = message_name.parse(name)
+    return parsed[:2] if parsed else None
 
 
 def is_consumed(name: str, consumed: int) -> bool:
     """Whether this is the name of a message file whose number is at or below this one."""
-    return len(name) == MESSAGE_NAME and name <= f"{consumed:016x}.~"
+    return name <= f"{consumed:016x}.~" and message_name.parse_seq(name) is not None
 
 
 def parse_message_path(path: str) -> tuple[str, int] | None:

@@ -1,4 +1,4 @@
-"""Waiting messages in packed rows: an id, a size and a byte for each, and no object of their own.
+"""Waiting messages in packed rows: an id and a byte for each, and no object of their own.
 
 A table holds the rows of one range of sequence numbers, from the first that is there to the last, so that finding a
 row is a subtraction, and finding the next one is a search for a byte. It grows with its rows, is trimmed as they go and
@@ -8,7 +8,6 @@ to the caller. Invariants: every table has a row; ``_numbers`` has the tables' n
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
@@ -19,8 +18,8 @@ TABLE_BITS = 12
 SPARSE = 16
 """A table with more slots than this for each of its rows is trimmed, and given up if that is not enough."""
 
-Row = tuple[int, MessageId, int]
-"""Sequence number, message id, size in bytes."""
+Row = tuple[int, MessageId]
+"""Sequence number, message id."""
 
 _NO_ID = MessageId(b"")
 
@@ -28,24 +27,22 @@ _NO_ID = MessageId(b"")
 class _Table:
     """Slot n is for the sequence number ``start`` + n; ``there`` has 1 where it has a row, and ``gaps`` counts 0."""
 
-    __slots__ = ("gaps", "ids", "sizes", "start", "there")
+    __slots__ = ("gaps", "ids", "start", "there")
 
     def __init__(self, start: int) -> None:
         self.start = start
         self.there = bytearray()
         self.ids: list[MessageId] = []
-        self.sizes = array("q")
         self.gaps = 0
 
     def extend(self, slots: int) -> None:
         self.there.extend(bytes(slots))
         self.ids.extend([_NO_ID] * slots)
-        self.sizes.extend([0] * slots)
         self.gaps += slots
 
     def cut(self, begin: int, end: int) -> None:
         """Only the slots from ``begin`` to ``end`` stay."""
-        for column in (self.there, self.ids, self.sizes):
+        for column in (self.there, self.ids):
             del column[end:]
             del column[:begin]
         self.start += begin
@@ -58,12 +55,12 @@ class _Table:
     def rows(self, end: int | None = None) -> list[Row]:
         """Those in the slots before ``end``."""
         there = self.there[:end]
-        rows = list(zip(range(self.start, self.start + len(there)), self.ids, self.sizes, strict=False))
+        rows = list(zip(range(self.start, self.start + len(there)), self.ids, strict=False))
         return [row for row, is_there in zip(rows, there, strict=True) if is_there] if self.gaps else rows
 
     def copy(self) -> _Table:
         copied = _Table(self.start)
-        copied.there, copied.ids, copied.sizes, copied.gaps = self.there[:], self.ids[:], self.sizes[:], self.gaps
+        copied.there, copied.ids, copied.gaps = self.there[:], self.ids[:], self.gaps
         return copied
 
 
@@ -77,7 +74,7 @@ class PackedRows:
         """The sequence number of the row whose turn is next; -1 without rows."""
         self.newest_first = newest_first
 
-    def add(self, seq: int, message_id: MessageId, size_bytes: int) -> bool:
+    def add(self, seq: int, message_id: MessageId) -> bool:
         """Adds a row that is not there. False, and nothing is done, where its table begins above it."""
         number = seq >> TABLE_BITS
         table = self._tables.get(number)
@@ -89,11 +86,9 @@ class PackedRows:
                 table.extend(slot - len(table.there))
             table.there.append(1)
             table.ids.append(message_id)
-            table.sizes.append(size_bytes)
         elif slot >= 0:
             table.there[slot] = 1
             table.ids[slot] = message_id
-            table.sizes[slot] = size_bytes
             table.gaps -= 1
         else:
             return False
@@ -101,15 +96,21 @@ class PackedRows:
             self.head = seq
         return True
 
-    def add_run(self, first: int, ids: Sequence[MessageId], sizes: Sequence[int]) -> bool:
-        """Adds rows with consecutive numbers within one table. False, and nothing is done, where that one is there."""
-        number = first >> TABLE_BITS
+    def add_all(self, seqs: Sequence[int], ids: Sequence[MessageId]) -> bool:
+        """Adds all rows of one table, ascending. False, and nothing is done, where that table is there."""
+        number, first = seqs[0] >> TABLE_BITS, seqs[0]
         if number in self._tables:
             return False
         table = self._make(number, first)
-        table.there.extend(b"\1" * len(ids))
-        table.ids.extend(ids)
-        table.sizes.extend(sizes)
+        if seqs[-1] - first == len(seqs) - 1:
+            table.there.extend(b"\1" * len(ids))
+            table.ids.extend(ids)
+        else:
+            table.extend(seqs[-1] - first + 1)
+            for seq, message_id in zip(seqs, ids, strict=True):
+                table.there[seq - first] = 1
+                table.ids[seq - first] = message_id
+            table.gaps -= len(ids)
         self._find_head()
         return True
 
@@ -118,7 +119,7 @@ class PackedRows:
         number = seq >> TABLE_BITS
         table = self._tables[number]
         slot = seq - table.start
-        rows = [(seq, table.ids[slot], table.sizes[slot])]
+        rows = [(seq, table.ids[slot])]
         table.there[slot] = 0
         table.ids[slot] = _NO_ID
         table.gaps += 1
@@ -175,15 +176,6 @@ class PackedRows:
         step = -1 if self.newest_first else 1
         tables = [self._tables[number].copy() for number in self._numbers[::step]]
         return (row for table in tables for row in table.rows()[::step])
-
-    def table(self, seq: int) -> list[Row]:
-        """The rows of the table for this number, in order."""
-        table = self._tables.get(seq >> TABLE_BITS)
-        return table.rows() if table is not None else []
-
-    def tables(self) -> Iterator[list[Row]]:
-        """The rows of each table, ascending. Nothing may change meanwhile."""
-        return (self._tables[number].rows() for number in self._numbers)
 
     def _make(self, number: int, start: int) -> _Table:
         insort(self._numbers, number)

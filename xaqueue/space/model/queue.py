@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
-from contextlib import suppress
 from heapq import heappop, heappush
 
 from xaqueue.reservation import Reservation
@@ -38,8 +37,6 @@ class Queue:
         self.published = 0
         self.ranges: dict[int, int] = {}
         """Messages a range directory holds, for each that exists; files of what a stream has consumed do not count."""
-        self.images: set[int] = set()
-        """Ranges beside which an image stands; see ``xaqueue.space.engine.range_images``."""
         self.record: StreamRecord | None = None
         """Of the stream that consumes it, or of the last one that did."""
         self.in_flight: tuple[int, int] | None = None
@@ -222,18 +219,9 @@ class Queue:
         try:
             fs.remove_dir(layout.range_path(self.name, number << RANGE_BITS))
             del self.ranges[number]
-            if number in self.images:
-                self.images.discard(number)
-                with suppress(FileNotFoundError):
-                    fs.unlink(layout.range_image_path(self.name, number))
         except OSError as error:
             if error.errno != errno.ENOTEMPTY and error.errno not in NO_ROOM:
                 raise
-
-    def full_ranges(self, least: int) -> list[int]:
-        """Ranges that take no more messages, hold so many at least, and have no image."""
-        full = [number for number, count in self.ranges.items() if count >= least and number not in self.images]
-        return [number for number in full if number < (self.last + 1) >> RANGE_BITS and number not in self._awaited]
 
     @property
     def exists(self) -> bool:

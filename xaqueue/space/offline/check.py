@@ -16,7 +16,7 @@ from pathlib import Path
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.space.engine import heuristics, quarantine
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model import batch_records, layout, stream_records
+from xaqueue.space.model import batch_records, layout, retries, stream_records
 from xaqueue.space.model.block import Head, Kind
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import ACTIVE, BATCHES, COMMIT, FIRST, HEURISTIC, PREPARED, QUARANTINE, STREAMS
@@ -120,6 +120,8 @@ class SpaceCheck:
 
     def _directories(self, progress: Progress | None) -> Iterator[Finding]:
         yield from self.committed.run(progress)
+        for queue in self.committed.queues:
+            yield from self._looks.at(partial(self._retries, queue))
         yield from self._prepared()
         yield from self._active()
         for directory, probe in ((HEURISTIC, self._decision), (BATCHES, self._batch), (STREAMS, self._stream)):
@@ -236,6 +238,15 @@ class SpaceCheck:
         except DamagedBlock as damage:
             advice = f"the queue is kept for it until `xaqueue release {queue}`"
             yield broken(path, f"the record of the stream that consumes queue {queue}: {damage}: {advice}")
+
+    def _retries(self, queue: str) -> Iterator[Finding]:
+        found: list[Finding] = []
+        known = retries.read_all(self._fs, queue, lambda path, why: found.append(damaged(path, why)))
+        yield from found
+        for seq, message_id in known:
+            if not self._looks.live and not self.committed.holds(queue, message_id):
+                path = layout.retry_path(queue, seq, message_id)
+                yield leftover(path, "the tries of a message that is gone: removed by the next open")
 
     def _reason(self, name: str) -> str:
         try:

@@ -10,7 +10,7 @@ from functools import partial
 
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
-from xaqueue.space.model import layout, stream_records
+from xaqueue.space.model import layout, message_name, stream_records
 from xaqueue.space.model.layout import COMMITTED, RANGE_BITS, RANGE_SIZE, Watermark
 from xaqueue.space.offline.findings import Finding, Looks, broken, damaged, leftover, note
 from xaqueue.space.recovery import prepared
@@ -111,22 +111,27 @@ class CommittedCheck:
 
     def _message(self, queue: str, number: int, name: str) -> Iterator[Finding]:
         path = f"{layout.range_path(queue, number << RANGE_BITS)}/{name}"
-        parsed = layout.parse_message(name)
+        parsed = message_name.parse(name)
         if parsed is None or parsed[0] >> RANGE_BITS != number:
-            yield damaged(path, "is no message of this range: its name is not <seq>.<message id>")
+            yield damaged(path, "is no message of this range: its name is not <seq>.<message id>[.<tag>...]")
             return
-        seq, message_id = parsed
+        seq, message_id, tags = parsed
         try:
-            check_message(prepared.read_whole(self.fs, path), queue, message_id)
+            head = prepared.read_whole(self.fs, path)
+            check_message(head, queue, message_id)
+            wanted = message_name.tags_of(head.properties)
         except DamagedBlock as damage:
             yield damaged(path, str(damage))
             return
+        if message_name.known_tags(tags) != wanted:
+            right = f"{name[: message_name.PLAIN_NAME]}{wanted}"
+            yield broken(path, f"its name does not say what its head says: rename it to {right} while nobody uses it")
         self.highest[queue] = max(self.highest.get(queue, 0), seq)
         place = self.queues.index(queue) << _SEQ_BITS | seq
         earlier = self._places.setdefault(message_id, place)
         other = self.queues[earlier >> _SEQ_BITS]
-        first = layout.message_path(other, earlier & _SEQ_MASK, message_id)
-        if earlier == place or not self.fs.exists(first):
+        first = prepared.find_message(self.fs, other, earlier & _SEQ_MASK, message_id)
+        if earlier == place or first is None:
             return
         if other == queue:
             yield damaged(path, f"message {message_id.hex()} stands in its queue twice: first as {first}")

@@ -7,20 +7,19 @@ import time
 from collections.abc import Callable, Iterator
 
 from xaqueue.errors import DamagedBlock, InvalidArgument
-from xaqueue.message import Message
+from xaqueue.message import Message, MessageId
 from xaqueue.space.engine.messages import message_of
-from xaqueue.space.model import layout
+from xaqueue.space.model import layout, message_name, retries
 from xaqueue.space.model.block_files import damage_of, read_block
 from xaqueue.space.model.index import Order
 from xaqueue.space.offline.inspect import watermark_in
 from xaqueue.space.owner.open import read_definitions
 from xaqueue.space.recovery import prepared
-from xaqueue.space.recovery.load import read_head
 from xaqueue.space.recovery.redo_view import look_into
 from xaqueue.storage.fs import FileSystem
 
-Place = tuple[int, str]
-"""The number of a message, and the name of its file."""
+Place = tuple[int, MessageId, str]
+"""Number, id and tags of a message."""
 
 
 def browse(path: str | os.PathLike[str], queue: str, damaged: Callable[[int, str], None]) -> Iterator[Message]:
@@ -31,15 +30,15 @@ def browse(path: str | os.PathLike[str], queue: str, damaged: Callable[[int, str
     looked = look_into(path)
     fs = looked.fs
     names = sorted(prepared.message_names(fs, queue))
-    places = [(seq, name) for name in names if (seq := layout.parse_message_seq(name)) is not None]
+    places = [place for name in names if (place := message_name.parse(name)) is not None]
     upto = watermark_in(fs, queue) if looked.owned else None  # what is above is not acknowledged, or the next open's
     if upto is not None:
         places = [place for place in places if place[0] <= upto]
-    for seq, name in _ordered(fs, queue, places, _order(path, queue)):
-        parsed = layout.parse_message(name)
-        assert parsed is not None
+    tries = retries.read_all(fs, queue)
+    for seq, message_id, tags in _ordered(places, _order(path, queue)):
+        where = layout.message_path(queue, seq, message_id, tags)
         try:
-            message = message_of(queue, seq, parsed[1], _read(fs, _path(queue, seq, name)))
+            message = message_of(queue, seq, message_id, _read(fs, where), tries.get((seq, message_id), 0))
         except FileNotFoundError:
             continue  # consumed meanwhile
         except DamagedBlock as damage:
@@ -58,19 +57,12 @@ def _order(path: str | os.PathLike[str], queue: str) -> Order:
     return definition.order if definition is not None else Order.FIFO
 
 
-def _ordered(fs: FileSystem, queue: str, places: list[Place], order: Order) -> list[Place]:
+def _ordered(places: list[Place], order: Order) -> list[Place]:
     if order is Order.LIFO:
         return places[::-1]
     if order is Order.PRIORITY:
-        return sorted(places, key=lambda place: -_priority(fs, _path(queue, *place)))
+        return sorted(places, key=lambda place: -message_name.read_tags(place[2]).priority)
     return places
-
-
-def _priority(fs: FileSystem, path: str) -> int:
-    try:
-        return read_head(fs, path).properties.priority
-    except (DamagedBlock, FileNotFoundError):
-        return 0
 
 
 def _read(fs: FileSystem, path: str) -> bytes:
@@ -80,7 +72,3 @@ def _read(fs: FileSystem, path: str) -> bytes:
         raise
     except OSError as error:
         raise damage_of(fs, path, error) from error
-
-
-def _path(queue: str, seq: int, name: str) -> str:
-    return f"{layout.range_path(queue, seq)}/{name}"

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from xaqueue.errors import DamagedBlock, SpaceError
 from xaqueue.message import MessageId, check_queue_name
-from xaqueue.space.model import layout, stream_records
+from xaqueue.space.model import layout, retries, stream_records
 from xaqueue.space.model.block_files import read_message
 from xaqueue.space.model.format import check_recovered, read_format
+from xaqueue.space.model.message_name import ID_DIGITS, parse_seq
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.read_ahead import ahead
 from xaqueue.storage.regular import NO_DIRECTORY, NO_FILE, read_at_most
@@ -90,9 +91,14 @@ class QueueReader:
             low, high = f"{after:016x}.~", f"{upto:016x}.~"
             listed = _listed(self._range(number))
             taken = sorted(name for name in listed if low < name <= high)
-            found = [(seq, name) for name in taken if (seq := layout.parse_message_seq(name)) is not None]
+            found = [(seq, name) for name in taken if (seq := parse_seq(name)) is not None]
             if found:
                 yield number, found
+
+    def tries(self) -> dict[int, int]:
+        """By number, how often dequeues of those messages were rolled back that had any. Raises OSError."""
+        fs = DirectoryFileSystem(self.space, keep_unsynced=False)
+        return {seq: tries for (seq, _), tries in retries.read_all(fs, self.queue).items()}
 
     def read(self, after: int, upto: int) -> Iterator[tuple[int, MessageId, bytes]]:
         """(seq, message id, the block's bytes) for after < seq <= upto, ascending; what was consumed is left out.
@@ -108,7 +114,7 @@ class QueueReader:
                 for seq, name in ahead(directory, found):
                     read = read_message(directory, name)
                     if read is not None:
-                        yield seq, MessageId(bytes.fromhex(name[17:])), read[0]
+                        yield seq, MessageId(bytes.fromhex(name[ID_DIGITS])), read[0]
             finally:
                 os.close(directory)
 

@@ -25,6 +25,7 @@ from xaqueue.space.offline.check import SpaceCheck
 from xaqueue.space.offline.check_committed import CommittedCheck
 from xaqueue.space.offline.findings import WRONG, Finding, Looks, Severity
 from xaqueue.space.owner.open import is_owned
+from xaqueue.space.recovery import prepared
 from xaqueue.storage.fs import DirectoryFileSystem
 
 FIRST = 50
@@ -48,8 +49,10 @@ class Place(NamedTuple):
     queue: str
     seq: int
 
-    def path(self, message_id: bytes) -> str:
-        return layout.message_path(self.queue, self.seq, message_id)
+    def path(self, message_id: bytes) -> str | None:
+        """Of the message there, in its space; None where it is gone."""
+        fs = DirectoryFileSystem(self.space, keep_unsynced=False)
+        return prepared.find_message(fs, self.queue, self.seq, message_id)
 
 
 class Examined(NamedTuple):
@@ -136,20 +139,20 @@ def check_numbers(todo: Sequence[Share], highest: dict[str, dict[str, int]]) -> 
 
 def duplicates(message_id: bytes, places: Iterable[Place]) -> list[Finding]:
     """What is wrong about an id that was found in several places; those that are gone by now do not count."""
-    there = sorted(place for place in places if _is_there(place, message_id))
-    return [_duplicate(message_id, there[0], place) for place in there[1:]]
+    there = [(place, path) for place in sorted(places) if (path := place.path(message_id)) is not None]
+    return [_duplicate(there[0], other) for other in there[1:]]
 
 
-def _duplicate(message_id: bytes, first: Place, place: Place) -> Finding:
-    other = first.path(message_id)
-    if (place.space, place.queue) == (first.space, first.queue):
-        severity, problem = Severity.DAMAGE, f"stands in its queue twice: first as {other}"
+def _duplicate(first: tuple[Place, str], other: tuple[Place, str]) -> Finding:
+    (one, one_path), (place, path) = first, other
+    if (place.space, place.queue) == (one.space, one.queue):
+        severity, problem = Severity.DAMAGE, f"stands in its queue twice: first as {one_path}"
     else:
         severity, problem = (
             Severity.DUPLICATE,
-            f"has the message id of {other} in {first.space}: ids are meant to be unique",
+            f"has the message id of {one_path} in {one.space}: ids are meant to be unique",
         )
-    return Finding(severity, place.path(message_id), problem, space=place.space)
+    return Finding(severity, path, problem, space=place.space)
 
 
 def verify(

@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from xaqueue.errors import ResourceFailed
-from xaqueue.space.engine import range_images
 from xaqueue.space.model import layout
 
 TELL_S = 1.0
@@ -65,7 +64,7 @@ class Checkpointer:
             if not due or journal.position == covered:
                 continue
             try:
-                range_images.checkpoint(self._space, lambda: self._stopped)
+                self._space.checkpoint()
             except ResourceFailed:
                 return  # which is logged
             covered, made, last = journal.position, lag.made, time.monotonic()

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from xaqueue.space.engine import redo
 from xaqueue.space.model import layout
+from xaqueue.space.model.message_name import parse_seq
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.journal_format import Record
 from xaqueue.storage.journal_reader import damage_of
@@ -55,10 +56,10 @@ def _highest(fs: FileSystem, queue: str, seq: int) -> int:
 
 def _highest_message(fs: FileSystem, directory: str, above: int) -> int:
     """The highest number of a message there, or this one. A name alone proves nothing: anybody may have put it."""
-    names = sorted(name for name in fs.list(directory) if (layout.parse_message_seq(name) or 0) > above)
+    names = sorted(name for name in fs.list(directory) if (parse_seq(name) or 0) > above)
     paths = (f"{directory}/{name}" for name in reversed(names))
     proof = next((path for path in paths if redo.is_that(fs, path, path)), None)
-    return above if proof is None else layout.parse_message_seq(proof.rpartition("/")[2]) or 0
+    return above if proof is None else parse_seq(proof.rpartition("/")[2]) or 0
 
 
 @contextmanager

@@ -1,21 +1,18 @@
-"""Reads all committed messages into the queues' indexes; what cannot be read is quarantined.
+"""Lists all committed messages into the queues' indexes: their names say all that decides their turn.
 
-After a clean close an image tells of the messages whose names are there, and after a kill those of full ranges do; of
-all others the head is read. Bodies stay on disk. A small file comes whole with its head and is checked bit for bit; a
-large one is checked for its length here and for its checksum when it is dequeued, as are the files of messages that an
-image tells of.
+No message is read, but for those that branches in doubt name, which are to be whole. What the files of all others hold
+is checked when they are dequeued; a name that is none of a message is quarantined here.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from xaqueue.errors import DamagedBlock
-from xaqueue.message import MessageId, Properties
-from xaqueue.space.engine import image, range_images
-from xaqueue.space.model import layout
+from xaqueue.message import MessageId
+from xaqueue.space.model import layout, retries
 from xaqueue.space.model.block import (
     HEAD_READ_BYTES,
     Block,
@@ -24,32 +21,23 @@ from xaqueue.space.model.block import (
     Listed,
     decode,
     decode_head,
-    decode_message,
     unpack_list,
     verify,
 )
 from xaqueue.space.model.block_files import damage_of, read_block
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.layout import RANGE_BITS
+from xaqueue.space.model.message_name import ID_DIGITS, PLAIN_NAME, parse, parse_plain
 from xaqueue.space.recovery import stock
-from xaqueue.space.recovery.readers import Readers
 from xaqueue.space.recovery.stock import SetAside
-from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import FileSystem, discard
 
 if TYPE_CHECKING:
     from xaqueue.space.engine.state import Space
     from xaqueue.space.model.queue import Queue
 
 Progress = Callable[[int, int], None]
-"""Called with messages read and, about, messages there, now and then."""
-Found = Entry | str | None
-"""The entry that a message's file makes, or what is wrong with the file, or None where it is gone."""
-
-_NO_LIMIT = 1 << 64
-_DECIDING = ("correlation_id", "priority", "not_before", "expires_at", "tries", "unknown")
-_PLAIN_NAMES = frozenset(field.name for field in fields(Properties)).difference(_DECIDING)
-"""Properties that do not decide a message's turn."""
-_PLAIN = Properties("")
+"""Called with messages found and, about, messages there, now and then."""
 
 
 def read_head(fs: FileSystem, path: str) -> Head:
@@ -85,26 +73,26 @@ class Load:
         """Finds the queues, their ranges and their numbers; of the messages it reads none."""
         self._space = space
         self._set_aside = set_aside
-        self._readers = Readers()
         queues = stock.queues(space, set_aside)
         self._found = [(queue, stock.ranges(space.fs, queue.name, set_aside)) for queue in queues]
         self._begun: dict[str, _Loading] = {}
+        self._tries: dict[str, dict[retries.Place, int]] = {}
+        """By queue, of the messages that are not loaded yet."""
         self.highest: dict[str, int] = {}
         """The highest number in each queue, before others used what was placed."""
         for queue, ranges in self._found:
             last, when_us = stock.newest(space.fs, queue.name, ranges)
             space.committed_by(when_us)
             queue.found(ranges, last, stock.watermark(space, queue, bool(ranges), set_aside, note))
-            space.range_images.find(space, queue, ranges)
+            self._tries[queue.name] = retries.read_all(space.fs, queue.name, set_aside)
         stock.streams(space, set_aside, note)
 
     def place(self, wanted: Mapping[str, Collection[MessageId]]) -> None:
         """Loads these messages, by queue, as far as they are there."""
         for queue, ranges in self._found:
             if queue.name in wanted:
-                loading = self._begun[queue.name] = _Loading(self._space, queue, self._set_aside, self._readers)
+                loading = self._begun[queue.name] = self._load(queue)
                 loading.place(ranges, {message_id.hex() for message_id in wanted[queue.name]})
-                image.discard(self._space.fs, queue.name)
 
     def is_placed(self) -> None:
         """From here on others may use what was placed."""
@@ -119,17 +107,20 @@ class Load:
         """
         left = sum(len(ranges) for _, ranges in self._found)
         read = done = 0
-        with self._readers:
-            for queue, ranges in self._found:
-                loading = self._begun.pop(queue.name, None)
-                loading = loading or _Loading(self._space, queue, self._set_aside, self._readers)
-                for number in ranges:
-                    done += loading.load_range(number)
-                    read, left = read + 1, left - 1
-                    if progress is not None:
-                        progress(done, done + left * done // read)
-        for queue, _ in self._found if self._space.read_only is None else ():
-            image.discard(self._space.fs, queue.name)
+        for queue, ranges in self._found:
+            loading = self._begun.pop(queue.name, None) or self._load(queue)
+            for number in ranges:
+                done += loading.load_range(number)
+                read, left = read + 1, left - 1
+                if progress is not None:
+                    progress(done, done + left * done // read)
+        if self._space.read_only is None:
+            for queue, _ in self._found:
+                for seq, message_id in self._tries[queue.name]:  # of messages that are gone
+                    discard(self._space.fs, layout.retry_path(queue.name, seq, message_id))
+
+    def _load(self, queue: Queue) -> _Loading:
+        return _Loading(self._space, queue, self._tries[queue.name], self._set_aside)
 
 
 def remaining_s(done: int, total: int, elapsed_s: float) -> float:
@@ -138,127 +129,127 @@ def remaining_s(done: int, total: int, elapsed_s: float) -> float:
 
 
 class _Loading:
-    """One queue's messages: each from the image, or from its file."""
+    """One queue's messages, by their names."""
 
-    def __init__(self, space: Space, queue: Queue, set_aside: SetAside, readers: Readers) -> None:
-        self._space = space
+    def __init__(self, space: Space, queue: Queue, tries: dict[retries.Place, int], set_aside: SetAside) -> None:
         self._fs = space.fs
         self._lock = space.lock
         self._queue = queue
+        self._tries = tries
         self._set_aside = set_aside
-        self._readers = readers
-        found = image.read(space.fs, queue.name)
-        self._sections = found.sections if found is not None and found.follows(space.epoch) else {}
         self._last = -1
         """The number of the message that was added last."""
         self._placed: dict[MessageId, int] = {}
         """The numbers of those that were in the index before all others are loaded."""
         self._taken: frozenset[int] = frozenset()
         """The same numbers."""
+        self._shared: frozenset[int] = frozenset()
+        """Their ranges."""
+        self._tried = {f"{seq:016x}.{message_id.hex()}" for seq, message_id in tries}
         self._begin = (queue.consumed_through + 1) >> RANGE_BITS
         """The first range that a stream has not consumed wholly."""
-        self._consumed = f"{queue.consumed_through:016x}.~" if queue.consumed_through else ""
-        """Above the names of all messages that it has consumed."""
-        self._highest = _NO_LIMIT
-        """Numbers above it are of messages that are committed while the others are loaded."""
+        self._highest = ""
+        """Numbers above that of this name are of messages that are committed while the others are loaded."""
 
     def place(self, ranges: Sequence[int], wanted: Collection[str]) -> None:
-        """Adds the messages of these ids, in hex."""
+        """Adds the messages of these ids, in hex, as far as they are whole."""
         for number in ranges:
             directory = layout.range_path(self._queue.name, number << RANGE_BITS)
-            listed = self._unconsumed(self._fs.list(directory))
-            paths = [f"{directory}/{name}" for name in listed if name[17:] in wanted]
-            self._load_each(number, sorted(paths), {})
+            named = [name for name in self._names(directory) if name[ID_DIGITS] in wanted]
+            self._add_each(number, directory, [name for name in named if self._is_whole(f"{directory}/{name}")])
+
+    def _is_whole(self, path: str) -> bool:
+        """Whether its head can be read, and is that of the message. What is not is set aside; other names pass."""
+        parsed = layout.parse_message(path.rpartition("/")[2])
+        if parsed is None:
+            return True
+        try:
+            check_message(read_head(self._fs, path), self._queue.name, parsed[1])
+        except DamagedBlock as damage:
+            self._set_aside(path, str(damage))
+            return False
+        except FileNotFoundError:
+            return False
+        return True
 
     def go_on(self) -> None:
         """All that is loaded from here on is beside what was placed, which others use."""
         self._placed = {entry.message_id: entry.seq for entry in self._queue.index.entries(0)}
         self._taken = frozenset(self._placed.values())
-        self._highest, self._last = self._queue.last, -1
+        self._shared = frozenset(seq >> RANGE_BITS for seq in self._taken)
+        self._highest, self._last = f"{self._queue.last:016x}.~", -1
 
     def load_range(self, number: int) -> int:
         """Adds the messages of a range directory; returns how many names it has."""
         directory = layout.range_path(self._queue.name, number << RANGE_BITS)
         try:
-            listed = self._unconsumed(self._fs.list(directory)) if number >= self._begin else ()
-            names = sorted(name for name in listed if not name.startswith("."))
+            names = self._names(directory) if number >= self._begin else []
         except FileNotFoundError:
             return 0  # a branch in doubt took the last one
-        section = self._sections.pop(number, None) or range_images.read(self._space, self._queue, number)
-        if section is None or not self._add_section(number, section, names):
-            told = section.entries(self._queue.name) if section is not None else ()
-            known = {(entry.seq, entry.message_id): entry for entry in told}
-            self._load_each(number, [f"{directory}/{name}" for name in names], known)
+        others = self._add_plain(number, names) if names else []
+        self._add_each(number, directory, others)
         return len(names)
 
-    def _unconsumed(self, names: Sequence[str]) -> Sequence[str]:
-        """Without those that a stream has consumed, whose files are going to be removed."""
-        if not self._consumed:
+    def _names(self, directory: str) -> list[str]:
+        """Sorted; without those that a stream has consumed, whose files are going to be removed."""
+        names = sorted(self._fs.list(directory))
+        del names[bisect_left(names, ".") : bisect_left(names, "/")]  # those that start with a dot
+        consumed = self._queue.consumed_through
+        return [name for name in names if not layout.is_consumed(name, consumed)] if consumed else names
+
+    def _add_plain(self, number: int, names: list[str]) -> list[str]:
+        """Adds the plain messages at once, where all is as it should be; returns the names of all others."""
+        plain = [name for name in names if len(name) == PLAIN_NAME and name not in self._tried]
+        found = parse_plain(plain) if plain and self._is_simple(number, names, plain) else None
+        if found is None:
             return names
-        return [name for name in names if name > self._consumed or len(name) != layout.MESSAGE_NAME]
-
-    def _add_section(self, number: int, section: image.Section, names: Sequence[str]) -> bool:
-        """Adds what the image tells of a range, where it is exactly what is there, and no branch uses any of it."""
-        if number in {seq >> RANGE_BITS for seq in self._taken} or not section.matches(names):
-            return False
+        seqs, ids = found
+        if not seqs[0] >> RANGE_BITS == number == seqs[-1] >> RANGE_BITS:
+            return names
+        if len(set(seqs)) < len(seqs) or len(set(ids)) < len(ids) or self._queue.index.has_any(ids):
+            return names
         with self._lock:
-            if not section.add_to(self._queue.index, self._queue.name):
-                return False
-            self._last = int(names[-1][:16], 16)
-            self._queue.holds(number, len(names))
-        return True
+            self._queue.index.add_plain(seqs, ids)
+            self._queue.holds(number, len(seqs))
+        return [] if len(plain) == len(names) else sorted(set(names).difference(plain))
 
-    def _load_each(self, number: int, paths: Sequence[str], known: Mapping[tuple[int, MessageId], Entry]) -> None:
-        def read(path: str) -> Found:
-            parsed = layout.parse_message(path.rpartition("/")[2])
+    def _is_simple(self, number: int, names: Sequence[str], plain: Sequence[str]) -> bool:
+        """Whether no branch uses the range, and no number or id of a plain message stands in another name, too."""
+        if number in self._shared or (self._highest and names[-1] > self._highest):
+            return False
+        if len(plain) == len(names):
+            return True
+        return len({name[:16] for name in names}) == len({name[ID_DIGITS] for name in names}) == len(names)
+
+    def _add_each(self, number: int, directory: str, names: Sequence[str]) -> None:
+        for name in names:
+            parsed = parse(name)
             if parsed is None or parsed[0] >> RANGE_BITS != number:
-                return "no message of this range: its name is not <seq>.<message id>"
-            if parsed[0] > self._highest or self._placed.get(parsed[1]) == parsed[0]:
-                return None
-            return known.get(parsed) or self._read(path, *parsed)
-
-        for path, found in zip(paths, self._readers.map(read, paths), strict=True):
-            wrong = self._add(number, found) if isinstance(found, Entry) else found
+                wrong = "no message of this range: its name is not <seq>.<message id>[.<tag>...]"
+            elif (self._highest and name > self._highest) or self._placed.get(parsed[1]) == parsed[0]:
+                continue
+            else:
+                wrong = self._add(number, *parsed)
             if wrong:
-                self._set_aside(path, wrong)
+                self._set_aside(f"{directory}/{name}", wrong)
 
-    def _add(self, number: int, entry: Entry) -> str:
+    def _add(self, number: int, seq: int, message_id: MessageId, tags: str) -> str:
         """Returns what is wrong with it."""
-        if entry.message_id in self._placed or entry.message_id in self._queue.index:
-            return f"message {entry.message_id.hex()} stands in its queue twice; the earlier one is kept"
-        if entry.seq == self._last or entry.seq in self._taken:
-            return f"another message of its queue has its number, {entry.seq:,}, and is kept"
+        if message_id in self._placed or message_id in self._queue.index:
+            return f"message {message_id.hex()} stands in its queue twice; the earlier one is kept"
+        if seq == self._last or seq in self._taken:
+            return f"another message of its queue has its number, {seq:,}, and is kept"
+        entry = Entry(seq, message_id, tags, self._tries.pop((seq, message_id), 0))
         with self._lock:
             self._queue.index.add(entry)
             self._queue.holds(number, 1)
-        self._last = entry.seq
+        self._last = seq
         return ""
-
-    def _read(self, path: str, seq: int, message_id: MessageId) -> Found:
-        try:
-            return self._entry(path, seq, message_id)
-        except DamagedBlock as damage:
-            return str(damage)
-        except FileNotFoundError:
-            return None
-
-    def _entry(self, path: str, seq: int, message_id: MessageId) -> Entry:
-        try:
-            data = self._fs.read(path, HEAD_READ_BYTES)
-        except OSError as error:
-            raise damage_of(self._fs, path, error) from error
-        if len(data) < HEAD_READ_BYTES:
-            found, stored, _ = decode_message(data)
-            if found == message_id and stored.get("queue") == self._queue.name and stored.keys() <= _PLAIN_NAMES:
-                return Entry(seq, message_id, _PLAIN, len(data))
-        head = read_head(self._fs, path)
-        check_message(head, self._queue.name, message_id)
-        return Entry(seq, message_id, head.properties, head.size_bytes)
 
 
 def check_message(head: Head | Block, queue: str, message_id: MessageId) -> None:
     """DamagedBlock unless this is the message that its name says."""
-    if head.kind not in (Kind.ENQUEUE, Kind.UPDATE):
+    if head.kind is not Kind.ENQUEUE:
         raise DamagedBlock(f"a block of kind {head.kind.name.lower()} is no message")
     if head.message_id != message_id:
         raise DamagedBlock(f"holds message {head.message_id.hex()}, not the one it is named after")

@@ -18,6 +18,7 @@ from xaqueue.space.model import batch_records, layout
 from xaqueue.space.model.block import HEAD_READ_BYTES, Head, Kind, Listed, decode, unpack_list, verify
 from xaqueue.space.model.block_files import read_block
 from xaqueue.space.model.layout import COMMIT, FIRST, numbered
+from xaqueue.space.model.message_name import ID_DIGITS
 from xaqueue.space.model.stream_records import consumed_in
 from xaqueue.space.recovery.load import read_head
 from xaqueue.storage.fs import FileSystem
@@ -116,9 +117,18 @@ def message_names(fs: FileSystem, queue: str) -> list[str]:
     return [name for name in names if not layout.is_consumed(name, consumed)] if consumed else names
 
 
+def find_message(fs: FileSystem, queue: str, seq: int, message_id: bytes) -> str | None:
+    """The path of a message of which only number and id are known; None where it is gone."""
+    path = layout.message_path(queue, seq, message_id)
+    if fs.exists(path):
+        return path
+    directory, _, start = path.rpartition("/")
+    return next((f"{directory}/{name}" for name in listed(fs, directory) if name.startswith(f"{start}.")), None)
+
+
 def ids_in(fs: FileSystem, queue: str) -> frozenset[str]:
     """The ids, in hex, of the messages in a queue."""
-    return frozenset(name[17:] for name in message_names(fs, queue))
+    return frozenset(name[ID_DIGITS] for name in message_names(fs, queue))
 
 
 def read_whole(fs: FileSystem, path: str) -> Head:
@@ -201,9 +211,8 @@ class _Survey:
 
     def _only(self, standing: Standing, path: str, first: Head) -> None:
         there = self.holds(first.properties.queue, first.message_id)
-        aside = f".{first.message_id.hex()}"
-        if first.kind is Kind.DEQUEUE and not there and any(aside in n for n in listed(self.fs, layout.QUARANTINE)):
-            standing.lost.append(f"message {aside[1:]}, which {path} dequeues, is in quarantine")
+        if first.kind is Kind.DEQUEUE and not there and quarantine.has_message(self.fs, first.message_id):
+            standing.lost.append(f"message {first.message_id.hex()}, which {path} dequeues, is in quarantine")
         elif there is (first.kind is not Kind.DEQUEUE):
             standing.verdict = Verdict.FINISHED
             standing.leftovers.append((path, "what it asks for is done: to be removed"))

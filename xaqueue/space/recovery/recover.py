@@ -23,7 +23,6 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from xaqueue.errors import DamagedBlock, RetryLater
-from xaqueue.message import MessageId
 from xaqueue.space.engine import blocks, heuristics, quarantine, redo, register, tries
 from xaqueue.space.engine.cleanup import filled_archives
 from xaqueue.space.engine.complete import complete
@@ -33,6 +32,7 @@ from xaqueue.space.model.branch import Branch, State, Written
 from xaqueue.space.model.definitions import QueueDefinition
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.layout import ACTIVE, COMMIT, COMMITTED, DIRECTORIES, FIRST, PREPARED, block_path, numbered
+from xaqueue.space.model.message_name import tags_of
 from xaqueue.space.recovery import batch_recovery
 from xaqueue.space.recovery.load import Load, Progress, read_head, read_list
 from xaqueue.space.recovery.named import named, stands_at
@@ -212,10 +212,10 @@ class _Recovery:
             if head is None:
                 self._note(f"branch {branch.xid} is committed, but its block {number} was damaged and is in quarantine")
                 return
-            entry = Entry(0, item.message_id, head.properties, head.size_bytes)
-        branch.blocks.append(
-            Written(number, item.kind, item.queue, item.message_id, item.checksum, entry, suffix=numbered(number))
-        )
+            entry = Entry(0, item.message_id, tags_of(head.properties))
+        written = Written(number, item.kind, item.queue, item.message_id, item.checksum, suffix=numbered(number))
+        written.entry = entry
+        branch.blocks.append(written)
 
     def _prepared(self, xid: Xid, files: dict[str, str]) -> None:
         branch = Branch(xid, base=State.PREPARED, damage=[f"quarantine/{name}" for name in self.lost.get(xid, ())])
@@ -266,7 +266,7 @@ class _Recovery:
         there = head.message_id in self.space.queue(head.properties.queue).index
         if head.kind is Kind.ENQUEUE and there:
             return Found.FINISHED
-        if head.kind is Kind.DEQUEUE and not there and not self._is_quarantined(head.message_id):
+        if head.kind is Kind.DEQUEUE and not there and not quarantine.has_message(self.fs, head.message_id):
             return Found.FINISHED
         self._add(branch, 1, FIRST, path)
         return Found.IN_DOUBT
@@ -284,14 +284,11 @@ class _Recovery:
             if entry is None:
                 branch.damage.append(f"message {head.message_id.hex()} of queue {queue.name}, which it dequeues")
         else:
-            entry = Entry(0, head.message_id, head.properties, head.size_bytes)
+            entry = Entry(0, head.message_id, tags_of(head.properties))
             queue.pending.add(head.message_id)
-        branch.blocks.append(
-            Written(number, head.kind, queue.name, head.message_id, head.checksum, entry, suffix=suffix)
-        )
-
-    def _is_quarantined(self, message_id: MessageId) -> bool:
-        return any(f".{message_id.hex()}" in name for name in self.fs.list(layout.QUARANTINE))
+        written = Written(number, head.kind, queue.name, head.message_id, head.checksum, suffix=suffix)
+        written.entry = entry
+        branch.blocks.append(written)
 
     def _unlock(self, branch: Branch) -> None:
         for written in branch.blocks:
@@ -387,6 +384,7 @@ class _Recovery:
             head = read_head(self.fs, path)
             if item is not None and (head.checksum, head.message_id) != (item.checksum, item.message_id):
                 raise DamagedBlock("is not the block that its branch lists")  # noqa: TRY301
+            tags_of(head.properties)
         except DamagedBlock as damage:
             self._set_aside(path, str(damage))
             return None

@@ -6,7 +6,7 @@ body BINARY")`` takes any known columns in any order, and what is not in it is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,6 +30,8 @@ class Rows:
     space: str = ""
     number: int = 0
     """Which of the stream's spaces it is: Kafka's partition."""
+    tries: Mapping[int, int] = field(default_factory=dict)
+    """By number, of those that had any: it stands beside the messages."""
     seqs: list[int] = field(default_factory=list)
     ids: list[bytes] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)

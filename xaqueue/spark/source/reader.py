@@ -80,7 +80,8 @@ class Reader:
             reader = QueueReader(path, queue)
             self._check_seen(reader, span)
             found = files(reader, *span, times="times_ns" in self._columns.needs)
-            yield from record_batches(found, Rows(queue, path, number), self._columns)
+            tries = reader.tries() if "tries" in self._columns.schema.names else {}
+            yield from record_batches(found, Rows(queue, path, number, tries), self._columns)
             self._check_whole(reader, span, partition.stream)
 
     def _check_seen(self, reader: QueueReader, span: plan.Span) -> None:

@@ -21,6 +21,7 @@ from xaqueue.errors import DamagedBlock
 from xaqueue.space.model.block import split_message, stored_in
 from xaqueue.space.model.block_files import read_message
 from xaqueue.space.model.layout import RANGE_BITS, RANGE_SIZE, range_path
+from xaqueue.space.model.message_name import ID_DIGITS
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.spark.source.columns import Columns, Rows
 from xaqueue.storage.read_ahead import ahead
@@ -79,10 +80,13 @@ def record_batches(found: Iterator[Found], empty: Rows, columns: Columns) -> Ite
     for seq, name, data, time_ns in found:
         try:
             message_id, packed, body = split_message(data)
-            if message_id.hex() != name[17:]:
+            if message_id.hex() != name[ID_DIGITS]:
                 raise DamagedBlock(f"holds message {message_id.hex()}: renamed or copied by hand")  # noqa: TRY301
             if wants_stored:
-                rows.stored.append(stored_in(packed))
+                stored = stored_in(packed)
+                if seq in rows.tries:
+                    stored["tries"] = rows.tries[seq]
+                rows.stored.append(stored)
         except DamagedBlock as damage:
             path = Path(empty.space) / range_path(empty.queue, seq) / name
             raise DamagedBlock(f"{path}: {damage}") from None

@@ -328,7 +328,7 @@ def test_range_directories_go_with_their_messages(host: Host) -> None:
     names = [layout.range_path("orders", number * RANGE_SIZE).rpartition("/")[2] for number in range(3)]
     until(lambda: sorted(path.name for path in directory.glob("range=*")) == names[1:])
     host.streams.consume("orders", STREAM, RANGE_SIZE + 5)
-    host.restart()  # which leaves an image of what is not consumed, and perhaps some files of what is
+    host.restart()  # which leaves perhaps some files of what is consumed
     assert host.left() == list(range(RANGE_SIZE + 6, 2 * RANGE_SIZE + 11))
     host.streams.consume("orders", STREAM, 2 * RANGE_SIZE + 5)
     until(lambda: host.files() == list(range(2 * RANGE_SIZE + 6, 2 * RANGE_SIZE + 11)))

@@ -15,6 +15,9 @@ from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties
 from xaqueue.space.model import index as index_module
 from xaqueue.space.model import packed_index
 from xaqueue.space.model.index import Entry, Order, QueueIndex
+from xaqueue.space.model.message_name import correlation_hash, tags_of
+
+C = correlation_hash(b"c")
 
 
 def identity(seq: int) -> MessageId:
@@ -30,7 +33,7 @@ def entry(
     expires_at: int | None = None,
 ) -> Entry:
     properties = Properties("q", correlation_id, priority=priority, not_before=not_before, expires_at=expires_at)
-    return Entry(seq, identity(seq), properties, 100)
+    return Entry(seq, identity(seq), tags_of(properties))
 
 
 def filled(*entries: Entry, order: Order = Order.FIFO) -> QueueIndex:
@@ -92,7 +95,7 @@ def test_removed_is_gone_from_every_way_in() -> None:
     assert taken is not None
     index.remove(taken)
     assert (len(index), index.locked, identity(1) in index) == (0, 0, False)
-    assert index.take(0) is index.take(0, message_id=identity(1)) is index.take(0, correlation_id=b"c") is None
+    assert index.take(0) is index.take(0, message_id=identity(1)) is index.take(0, correlation=C) is None
     assert list(index.entries(0)) == []
 
 
@@ -107,16 +110,16 @@ def test_by_id_out_of_order_and_never_a_locked_or_unknown_one() -> None:
 
 def test_by_id_with_another_correlation_id_is_no_match() -> None:
     index = filled(entry(1, correlation_id=b"c"))
-    assert index.take(0, message_id=identity(1), correlation_id=b"other") is None
-    assert seq_of(index.take(0, message_id=identity(1), correlation_id=b"c")) == 1
+    assert index.take(0, message_id=identity(1), correlation=correlation_hash(b"other")) is None
+    assert seq_of(index.take(0, message_id=identity(1), correlation=correlation_hash(b"c"))) == 1
 
 
 @pytest.mark.parametrize(("order", "expected"), [(Order.FIFO, [2, 4, 1, 3]), (Order.LIFO, [4, 2, 3, 1])])
 def test_messages_of_one_correlation_id_are_a_queue_of_their_own(order: Order, expected: list[int]) -> None:
     """Black-box behaviour 12."""
     index = filled(*(entry(seq, correlation_id=b"c" if seq % 2 == 0 else None) for seq in range(1, 5)), order=order)
-    correlated = [seq_of(index.take(0, correlation_id=b"c")) for _ in range(2)]
-    assert index.take(0, correlation_id=b"c") is None
+    correlated = [seq_of(index.take(0, correlation=C)) for _ in range(2)]
+    assert index.take(0, correlation=C) is None
     assert correlated + drained(index) == expected
 
 
@@ -135,9 +138,17 @@ def test_a_delayed_message_is_hidden_until_due_and_then_in_its_place() -> None:
 def test_a_due_message_that_is_asked_for_by_correlation_id_only_is_found() -> None:
     """Black-box behaviour 14, the stricter half."""
     index = filled(entry(1, correlation_id=b"c", not_before=10))
-    assert index.take(9, correlation_id=b"c") is None
-    assert index.next_due(correlation_id=b"c") == 10
-    assert seq_of(index.take(10, correlation_id=b"c")) == 1
+    assert index.take(9, correlation=C) is None
+    assert index.next_due(correlation=C) == 10
+    assert seq_of(index.take(10, correlation=C)) == 1
+
+
+def test_what_has_the_hash_and_was_passed_is_not_found_again() -> None:
+    index = filled(entry(1, correlation_id=b"c"), entry(2, correlation_id=b"c"))
+    assert seq_of(index.take(0, correlation=C, passed={1})) == 2
+    assert index.take(0, message_id=identity(1), correlation=C, passed={1}) is None
+    assert index.take(0, correlation=C, passed={1}) is None
+    assert seq_of(index.take(0, correlation=C)) == 1
 
 
 def test_a_due_message_that_is_asked_for_by_id_only_is_found() -> None:
@@ -162,7 +173,7 @@ def test_an_expired_message_is_set_aside_and_not_delivered(way: str) -> None:
     asked: dict[str, Callable[[], Entry | None]] = {
         "next": lambda: index.take(10),
         "id": lambda: index.take(10, message_id=identity(1)),
-        "correlation": lambda: index.take(10, correlation_id=b"c"),
+        "correlation": lambda: index.take(10, correlation=C),
     }
     assert seq_of(asked[way]()) == (2 if way == "next" else None)
     assert [one.seq for one in index.expired] == [1]
@@ -228,7 +239,7 @@ def test_reorder_keeps_locks_delays_and_what_is_there() -> None:
     locked = index.take(0)
     assert locked is not None
     index.reorder(Order.LIFO)
-    assert seq_of(index.take(0, correlation_id=b"c")) == 2
+    assert seq_of(index.take(0, correlation=C)) == 2
     assert drained(index) == [5, 4]
     assert index.locked == 4
     index.release(locked)
@@ -237,14 +248,14 @@ def test_reorder_keeps_locks_delays_and_what_is_there() -> None:
     assert index.order is Order.LIFO
 
 
-Facts = tuple[int, bytes, bytes | None, int, int | None, int | None, int, int, bool]
+Facts = tuple[int, bytes, str, str | None, int, int | None, int | None, int, bool]
 
 
 def facts(one: Entry) -> Facts:
     """All that an entry says."""
     return (
-        *(one.seq, one.message_id, one.correlation_id, one.priority, one.not_before, one.expires_at),
-        *(one.tries, one.size_bytes, one.locked),
+        *(one.seq, one.message_id, one.tags, one.correlation, one.priority, one.not_before, one.expires_at),
+        *(one.tries, one.locked),
     )
 
 
@@ -258,8 +269,8 @@ class Known:
 
     def facts(self) -> Facts:
         one = self.entry
-        rest = one.correlation_id, one.priority, one.not_before, one.expires_at
-        return (one.seq, identity(one.seq), *rest, self.tries, 100, self.out)
+        rest = one.tags, one.correlation, one.priority, one.not_before, one.expires_at
+        return (one.seq, identity(one.seq), *rest, self.tries, self.out)
 
 
 SLOW_KEYS: dict[Order, Callable[[Entry], tuple[int, ...]]] = {
@@ -280,15 +291,15 @@ class IndexAgainstList(RuleBasedStateMachine):
         self.now = 100
         self.seq = 0
 
-    def matches(self, correlation_id: bytes | None = None, seq: int | None = None) -> list[Known]:
+    def matches(self, correlation: str | None = None, seq: int | None = None) -> list[Known]:
         """Those not locked that a take looks at, in order."""
         free = [one for one in self.known.values() if not one.out]
-        chosen = [one for one in free if correlation_id in (None, one.entry.correlation_id)]
+        chosen = [one for one in free if correlation in (None, one.entry.correlation)]
         chosen = [one for one in chosen if seq in (None, one.entry.seq)]
         return sorted(chosen, key=lambda one: SLOW_KEYS[self.order](one.entry))
 
-    def expected(self, correlation_id: bytes | None = None, seq: int | None = None) -> int | None:
-        for one in self.matches(correlation_id, seq):
+    def expected(self, correlation: str | None = None, seq: int | None = None) -> int | None:
+        for one in self.matches(correlation, seq):
             late = one.entry.expires_at is not None and one.entry.expires_at <= self.now
             early = one.entry.not_before is not None and one.entry.not_before > self.now
             if not late and not early:
@@ -350,13 +361,13 @@ class IndexAgainstList(RuleBasedStateMachine):
             self.known[seq] = Known(entry(seq))
             self.index.add(entry(seq))
 
-    @rule(count=st.integers(1, 40))
-    def add_a_run(self, count: int) -> None:
+    @rule(count=st.integers(1, 40), step=st.integers(1, 3))
+    def add_a_range(self, count: int, step: int) -> None:
         first = ((self.seq >> packed_index.TABLE_BITS) + 1) << packed_index.TABLE_BITS
-        seqs = range(first, first + min(count, 1 << packed_index.TABLE_BITS))
+        seqs = range(first, first + min(count, 1 << packed_index.TABLE_BITS), step)
         self.seq = seqs[-1]
         self.known.update({seq: Known(entry(seq)) for seq in seqs})
-        self.index.add_run(first, [identity(seq) for seq in seqs], [100] * len(seqs))
+        self.index.add_plain(seqs, [identity(seq) for seq in seqs])
 
     @precondition(lambda self: self.known)
     @rule(data=st.data(), locked=st.booleans())
@@ -371,10 +382,10 @@ class IndexAgainstList(RuleBasedStateMachine):
         assert identity(self.seq + 1) not in self.index
         assert identity(seq) in self.index
 
-    @rule(correlation_id=st.sampled_from([None, None, b"a", b"b"]))
-    def take(self, correlation_id: bytes | None) -> None:
-        expected = self.expected(correlation_id)
-        assert self.note(self.index.take(self.now, correlation_id=correlation_id)) == expected
+    @rule(correlation=st.sampled_from([None, None, *map(correlation_hash, (b"a", b"b"))]))
+    def take(self, correlation: str | None) -> None:
+        expected = self.expected(correlation)
+        assert self.note(self.index.take(self.now, correlation=correlation)) == expected
         self.bury()
 
     @precondition(lambda self: self.known)
@@ -462,9 +473,9 @@ class IndexAgainstList(RuleBasedStateMachine):
         """``next_due`` after an empty take is at or before the first delayed message's time."""
         if self.index.next_due() is None or self.index.locked:
             return
-        for correlation_id in (b"a", b"b"):
-            due = [one.entry.not_before for one in self.matches(correlation_id) if one.entry.not_before is not None]
-            assert self.index.next_due(correlation_id=correlation_id) == min(due, default=None)
+        for correlation in map(correlation_hash, (b"a", b"b")):
+            due = [one.entry.not_before for one in self.matches(correlation) if one.entry.not_before is not None]
+            assert self.index.next_due(correlation=correlation) == min(due, default=None)
 
 
 class PackedIndexAgainstList(IndexAgainstList):
@@ -498,7 +509,7 @@ KEPT = 1100
 
 def keyed(number: int, *, not_before: int | None = None) -> Entry:
     properties = Properties("q", correlation_id=b"%d" % number, not_before=not_before)
-    return Entry(number, MessageId(number.to_bytes(16, "big")), properties, 1)
+    return Entry(number, MessageId(number.to_bytes(16, "big")), tags_of(properties))
 
 
 @pytest.mark.parametrize("by", ["message id", "correlation id"])
@@ -512,7 +523,7 @@ def test_keys_of_an_index_that_is_only_read_by_ids_do_not_grow(by: str) -> None:
         if by == "message id":
             taken = index.take(0, message_id=added.message_id)
         else:
-            taken = index.take(0, correlation_id=added.correlation_id)
+            taken = index.take(0, correlation=added.correlation)
         assert taken is added
         index.remove(taken)
     assert len(index._ready) <= KEPT

@@ -8,13 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from xaqueue.message import MessageId, Properties
+from xaqueue.message import MessageId
 from xaqueue.space.model.index import Entry, Order, QueueIndex
 from xaqueue.space.model.layout import RANGE_BITS
 from xaqueue.space.model.packed_index import TABLE_BITS, PackedRows, Row
 
 MANY = 20_000
-PLAIN = Properties("q")
 every_order = pytest.mark.parametrize("order", Order)
 
 
@@ -23,7 +22,7 @@ def identity(seq: int) -> MessageId:
 
 
 def row(seq: int) -> Row:
-    return seq, identity(seq), seq + 100
+    return seq, identity(seq)
 
 
 def rows_of(*seqs: int, newest_first: bool = False) -> PackedRows:
@@ -45,7 +44,7 @@ def bytes_of(fill: Callable[[QueueIndex], None], order: Order = Order.FIFO) -> i
 
 
 def add(index: QueueIndex, seq: int) -> None:
-    index.add(Entry(seq, MessageId(os.urandom(16)), PLAIN, 200))
+    index.add(Entry(seq, MessageId(os.urandom(16))))
 
 
 def consume(index: QueueIndex, count: int) -> None:
@@ -86,7 +85,7 @@ def test_a_queue_that_was_emptied_holds_nothing(order: Order) -> None:
         for seq in range(1, MANY + 1):
             add(index, seq)
         consume(index, MANY)
-        index.add(Entry(MANY + 1, identity(1), PLAIN, 200))
+        index.add(Entry(MANY + 1, identity(1)))
 
     reserve = 700_000  # of the dict, which shrinks when it grows next
     assert bytes_of(fill, order) < reserve
@@ -114,7 +113,7 @@ def test_messages_far_apart_cost_little_more_than_their_entries() -> None:
 def test_the_few_that_others_leave_behind_cost_little_more_than_their_entries(order: Order) -> None:
     def fill(index: QueueIndex) -> None:
         for seq in range(1, MANY + 1):
-            index.add(Entry(seq, identity(seq), PLAIN, 200))
+            index.add(Entry(seq, identity(seq)))
         for seq in range(1, MANY + 1):
             if seq % 100:
                 taken = index.take(0, message_id=identity(seq))
@@ -140,7 +139,7 @@ def test_the_head_is_the_lowest_or_the_highest() -> None:
     assert rows.shift(100) == [row(9)]
     assert rows.head == -1
     assert list(rows.snapshot()) == []
-    assert list(rows.tables()) == []
+    assert list(rows.snapshot()) == []
 
 
 def test_only_what_is_there_is_said_to_be() -> None:
@@ -155,7 +154,7 @@ def test_a_row_below_its_table_is_refused_and_one_in_a_gap_is_not() -> None:
     assert not rows.add(*row(99))
     assert rows.add(*row(102))
     assert rows.add(*row(99 + (1 << TABLE_BITS)))
-    assert list(rows.tables()) == [[row(100), row(102), row(103)], [row(99 + (1 << TABLE_BITS))]]
+    assert list(rows.snapshot()) == [row(100), row(102), row(103), row(99 + (1 << TABLE_BITS))]
 
 
 def test_a_snapshot_stays_as_it_was() -> None:
@@ -190,35 +189,46 @@ def test_rows_that_come_out_together_keep_their_order(order: Order, monkeypatch:
     index = QueueIndex(order)
     seqs = [1, 30, 60, 90, 100]
     for seq in seqs:
-        index.add(Entry(seq, identity(seq), PLAIN, 1))
+        index.add(Entry(seq, identity(seq)))
     found = index.take(0, message_id=identity(60))
     assert found is not None
     index.remove(found)
-    assert list(index.packed()) == []
     seqs.remove(60)
     taken = [entry.seq for entry in iter(lambda: index.take(0), None)]
     assert taken == (seqs[::-1] if order is Order.LIFO else seqs)
 
 
-def test_a_run_is_refused_where_its_table_is_begun() -> None:
+def test_a_whole_table_is_refused_where_it_is_begun() -> None:
     seqs = range(10, 20)
     rows = rows_of(9)
-    assert not rows.add_run(10, [identity(seq) for seq in seqs], [seq + 100 for seq in seqs])
+    assert not rows.add_all(seqs, [identity(seq) for seq in seqs])
     assert list(rows.snapshot()) == [row(9)]
     rows = rows_of(1 << TABLE_BITS)
-    assert rows.add_run(10, [identity(seq) for seq in seqs], [seq + 100 for seq in seqs])
+    assert rows.add_all(seqs, [identity(seq) for seq in seqs])
     assert list(rows.snapshot()) == [row(seq) for seq in (*seqs, 1 << TABLE_BITS)]
     assert rows.head == 10
 
 
-def test_an_index_takes_a_run_also_where_its_table_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_a_table_with_gaps_is_as_if_each_was_added(newest_first: bool) -> None:
+    seqs = [3, 4, 7, 20]
+    rows, each = PackedRows(newest_first), rows_of(*seqs, newest_first=newest_first)
+    assert rows.add_all(seqs, [identity(seq) for seq in seqs])
+    assert rows.head == each.head == (20 if newest_first else 3)
+    assert list(rows.snapshot()) == list(each.snapshot())
+    assert 5 not in rows
+    assert rows.pop(7) == [row(7)]
+    assert rows.add(*row(5))
+    assert rows.shift(3) == [row(3), row(4), row(5)]
+
+
+def test_an_index_takes_many_also_where_its_table_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xaqueue.space.model.index.UNPACKED", 0)
     index = QueueIndex()
     for seq in (9, 8):
-        index.add(Entry(seq, identity(seq), PLAIN, 1))
-    index.add_run(10, [identity(seq) for seq in range(10, 20)], [1] * 10)
+        index.add(Entry(seq, identity(seq)))
+    index.add_plain(range(10, 20), [identity(seq) for seq in range(10, 20)])
     assert [entry.seq for entry in index.entries(0)] == list(range(8, 20))
     assert all(identity(seq) in index for seq in range(8, 20))
     assert index.has_any([identity(1), identity(19)])
     assert not index.has_any([identity(1), identity(20)])
-    assert [entry.seq for entry in index.unpacked()] == [8]

@@ -36,8 +36,9 @@ def test_a_damaged_message_is_set_aside_and_the_others_are_served(bare: BareSpac
     path = bare.message_file("orders", b"second")
     was = harm(bare, path, damage)
     bare.reopen()
-    check_set_aside(bare, path, was)
+    assert bare.space.report.quarantined == [], "an open reads no message"
     assert bare.take("orders") == [b"first", b"third"]
+    check_set_aside(bare, path, was)
     bare.reopen()
     assert bare.space.report.quarantined == []
     assert bare.take("orders") == [b"first", b"third"]
@@ -61,9 +62,9 @@ def test_an_unreadable_message_is_set_aside(bare: BareSpace) -> None:
     was = fingerprint(path)
     bare.fs.faults["read", str(path.relative_to(bare.root))] = errno.EIO
     bare.reopen()
+    assert bare.take("orders") == [b"first", b"third"]
     assert "Input/output error" in bare.space.report.quarantined[0]
     check_set_aside(bare, path, was)
-    assert bare.take("orders") == [b"first", b"third"]
 
 
 def test_a_message_that_becomes_unreadable_is_set_aside_at_its_dequeue(bare: BareSpace) -> None:
@@ -163,6 +164,8 @@ def test_a_message_in_the_wrong_place_is_set_aside(bare: BareSpace) -> None:
     for path, (body, _) in wrong.items():
         shutil.copy(files[body], path)
     bare.reopen()
+    assert len(bare.quarantined()) == 2, "what names tell is seen by the open"
+    assert bare.take("orders") == [b"first", b"second", b"third"]
     for path, (_, reason) in wrong.items():
         name = str(path.relative_to(bare.root))
         assert any(line.startswith(f"{name}: ") and reason in line for line in bare.space.report.quarantined), reason
@@ -178,6 +181,7 @@ def test_a_block_that_is_no_message_is_set_aside(bare: BareSpace) -> None:
     message = bare.message_file("orders", b"second")
     shutil.copy(bare.block("prepared", xid, "000"), message)
     bare.reopen()
+    assert bare.take("orders") == []
     assert "a block of kind dequeue is no message" in bare.space.report.quarantined[0]
     assert bare.in_doubt() == [xid]
 
@@ -287,9 +291,9 @@ def test_a_link_out_of_the_space_is_moved_and_never_followed(bare: BareSpace, tm
     path.symlink_to(outside / target)
     was = fingerprint(path)
     bare.reopen()
-    check_set_aside(bare, path, was, anew=place == "watermark")
     bare.put("orders", b"second")
     assert bare.take("orders") == [b"first", b"second"]
+    check_set_aside(bare, path, was, anew=place == "watermark")
     after = (outside / "letter").stat()
     assert (outside / "letter").read_bytes() == b"private"
     assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
@@ -305,8 +309,8 @@ def test_everything_damaged_at_once_still_starts_and_serves(bare: BareSpace) -> 
         damage(path)
         damage(bare.block("prepared", xid, "001"))
     bare.reopen()
-    assert len(bare.space.report.quarantined) == 2 * len(DAMAGES)
     assert bare.take("orders") == [b"0"]
+    assert len(bare.space.report.quarantined) == 2 * len(DAMAGES)
     assert sorted(bare.in_doubt(), key=str) == sorted(xids, key=str)
     for xid in xids:
         heuristics.decide(bare.space, xid, False, "operator")

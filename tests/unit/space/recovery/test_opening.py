@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +15,10 @@ from queue import Queue
 import pytest
 
 from support import broken_journal
-from support.bare_space import DURABLE, BareSpace, FaultyFileSystem, bare_space, lay
-from support.index_images import all_of, identity
+from support.bare_space import DURABLE, BareSpace, FaultyFileSystem, bare_space, identity, lay
 from xaqueue.errors import ResourceFailed, UnknownXid
 from xaqueue.message import Properties
-from xaqueue.space.engine import cleanup, heuristics, image
+from xaqueue.space.engine import cleanup, heuristics
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
@@ -45,11 +45,6 @@ DECISIONS: dict[str, Verb] = {
 
 
 every_level = pytest.mark.parametrize("sync", ["NONE", DURABLE, "JOURNAL"])
-
-
-@pytest.fixture(autouse=True)
-def every_queue_gets_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image, "WORTH", 1)
 
 
 @contextmanager
@@ -110,13 +105,16 @@ def reopen(bare: BareSpace, clean: bool, at: int = -1, act: Callable[[Space], ob
     return bare.space
 
 
-State = tuple[dict[str, list[tuple[int, int, int]]], dict[str, dict[int, int]], list[Xid]]
+State = tuple[dict[str, list[tuple[int, int, str]]], dict[str, dict[int, int]], list[Xid]]
 
 
 def state(bare: BareSpace) -> State:
-    """Number, tries and size of every message, how many each range holds, and what is in doubt."""
+    """Number, tries and tags of every message, how many each range holds, and what is in doubt."""
     queues = {name: queue for name, queue in bare.space.queues.items() if len(queue.index)}
-    contents = {name: [(one[0], *one[-2:]) for one in all_of(queue.index)] for name, queue in queues.items()}
+    contents = {
+        name: sorted((one.seq, one.tries, one.tags) for one in queue.index.entries(-1))
+        for name, queue in queues.items()
+    }
     ranges = {
         name: {number: count for number, count in queue.ranges.items() if count} for name, queue in queues.items()
     }
@@ -285,11 +283,20 @@ def test_work_waits_for_the_messages_and_then_goes_on(tmp_path: Path, sync: str,
         assert space is bare.space
 
 
-def test_an_opening_that_fails_in_the_middle_fails_those_who_wait_for_it(tmp_path: Path) -> None:
+def test_an_opening_that_fails_in_the_middle_fails_those_who_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with filled(tmp_path / "space") as bare, ThreadPoolExecutor(1) as pool:
         xid = doubtful(bare, 1)
         opening = Opening(bare)
-        bare.fs.faults["read", layout.message_path("q", LAST, identity(LAST))] = errno.EMFILE
+        listed = bare.fs.list
+
+        def few(path: str) -> list[str]:
+            if path == layout.range_path("q", RANGE_SIZE) and opening.go_on.is_set():
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+            return listed(path)
+
+        monkeypatch.setattr(bare.fs, "list", few)
         opening.start()
         space = opening.on_branches.get(timeout=PATIENCE_S)
         try:
@@ -303,7 +310,6 @@ def test_an_opening_that_fails_in_the_middle_fails_those_who_wait_for_it(tmp_pat
         assert isinstance(opening.error, OSError)
         with pytest.raises(ResourceFailed):
             Session(space).commit(xid)
-        bare.fs.faults.clear()
         bare.reopen()
         assert bare.in_doubt() == [xid]
 

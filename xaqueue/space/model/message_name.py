@@ -1,0 +1,135 @@
+"""The name of a message's file says all that decides its turn and never changes, so that an open reads no message.
+
+    <seq>.<message id>[.<tag>...]        16 and 32 hex digits; a tag is a letter and a value
+
+    c  hash of the correlation id: the first 16 hex digits of its SHA-256
+    e  when it expires, n  when it is first due: microseconds since 1970, in hex without leading zeros
+    g  reserved for a hash of the group
+    p  priority, one digit, where it is not the default
+
+A plain message has no tag. There is one canonical form: lower case, tags in the order of their letters, each at most
+once, and none that says the default; anything else is a foreign file. A letter that is not known here is a later
+version's. Whatever must be understood comes with a higher number in ``FORMAT``; so such a message is delivered as its
+other tags say, and keeps its whole name as long as it stands there. No I/O here; ``man/xaqueue.5`` has the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from struct import unpack
+from typing import NamedTuple
+
+from xaqueue.errors import DamagedBlock
+from xaqueue.message import DEFAULT_PRIORITY, HIGHEST_PRIORITY, MessageId, Properties
+
+PLAIN_NAME = 49
+"""Characters in the name of a plain message's file; of every other one this is the part that comes first."""
+ID_DIGITS = slice(17, PLAIN_NAME)
+PATTERN = r"([0-9a-f]{16})\.([0-9a-f]{32})((?:\.[a-z][0-9a-z]+)*)"
+_NAME = re.compile(PATTERN)
+_TIME = r"(?:0|[1-9a-f][0-9a-f]{0,14}|[1-7][0-9a-f]{15})"
+VALUES = {
+    "c": re.compile(r"[0-9a-f]{16}"),
+    "e": re.compile(_TIME),
+    "n": re.compile(_TIME),
+    "p": re.compile(f"(?!{DEFAULT_PRIORITY})[0-{HIGHEST_PRIORITY}]"),
+}
+_LAST_US = 2**63 - 1
+
+
+class Tags(NamedTuple):
+    """What tags say."""
+
+    correlation: str | None = None
+    """``correlation_hash`` of its correlation id."""
+    expires_at: int | None = None
+    not_before: int | None = None
+    priority: int = DEFAULT_PRIORITY
+
+
+def correlation_hash(correlation_id: bytes) -> str:
+    return sha256(correlation_id).hexdigest()[:16]
+
+
+def tags_of(properties: Properties) -> str:
+    """The tags of a message with these properties, as they end its name. DamagedBlock for what no message has."""
+    correlation_id, priority = properties.correlation_id, properties.priority
+    expires_at, not_before = properties.expires_at, properties.not_before
+    if correlation_id is None and expires_at is None and not_before is None and priority == DEFAULT_PRIORITY:
+        return ""
+    tags = ""
+    try:
+        if correlation_id is not None:
+            tags += f".c{correlation_hash(correlation_id)}"
+        if expires_at is not None:
+            tags += f".e{_checked(expires_at, _LAST_US):x}"
+        if not_before is not None:
+            tags += f".n{_checked(not_before, _LAST_US):x}"
+        if priority != DEFAULT_PRIORITY:
+            tags += f".p{_checked(priority, HIGHEST_PRIORITY):d}"
+    except (TypeError, ValueError) as error:
+        raise DamagedBlock(f"a property is not what it can be: {error}") from None
+    return tags
+
+
+def _checked(value: int, highest: int) -> int:
+    if not 0 <= value <= highest:
+        raise ValueError(f"{value} is not between 0 and {highest}")
+    return value
+
+
+def read_tags(tags: str) -> Tags:
+    """What these say, which are those of a name that ``parse`` has accepted."""
+    said = {tag[0]: tag[1:] for tag in tags.split(".") if tag}
+    expires_at, not_before = said.get("e"), said.get("n")
+    return Tags(
+        said.get("c"),
+        int(expires_at, 16) if expires_at is not None else None,
+        int(not_before, 16) if not_before is not None else None,
+        int(said.get("p", DEFAULT_PRIORITY)),
+    )
+
+
+def known_tags(tags: str) -> str:
+    """Those of them that this version knows."""
+    return "".join(f".{tag}" for tag in tags.split(".") if tag[:1] in VALUES)
+
+
+def parse(name: str) -> tuple[int, MessageId, str] | None:
+    """Number, id and tags of a message by the name of its file; None for any other name."""
+    match = _NAME.fullmatch(name)
+    if not match or (match[3] and not _is_canonical(match[3])):
+        return None
+    return int(match[1], 16), MessageId(bytes.fromhex(match[2])), match[3]
+
+
+def parse_seq(name: str) -> int | None:
+    """The number alone: ``parse`` for those who look at very many."""
+    match = _NAME.fullmatch(name)
+    return int(match[1], 16) if match and (not match[3] or _is_canonical(match[3])) else None
+
+
+def parse_plain(names: Sequence[str]) -> tuple[Sequence[int], Sequence[MessageId]] | None:
+    """Numbers and ids of many names, one or more, in their order; None unless they are all of plain messages."""
+    if set(map(len, names)) != {PLAIN_NAME}:
+        return None
+    text = "".join(names)
+    digits = text.replace(".", "")
+    try:
+        data = bytes.fromhex(digits)
+    except ValueError:
+        return None
+    if text[16::PLAIN_NAME] != "." * len(names) or data.hex() != digits:
+        return None
+    rows = unpack(">" + "Q16s" * len(names), data)
+    return rows[::2], rows[1::2]
+
+
+def _is_canonical(tags: str) -> bool:
+    listed = tags[1:].split(".")
+    letters = [tag[0] for tag in listed]
+    if letters != sorted(set(letters)):
+        return False
+    return all(tag[0] not in VALUES or VALUES[tag[0]].fullmatch(tag, 1) for tag in listed)
