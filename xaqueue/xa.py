@@ -158,7 +158,8 @@ class Batches(Protocol):
         """Commits prepared branches of a batch in one step and rolls back all others of it.
 
         A batch that was decided before is finished as it was decided, what is new is rolled back, and the earlier
-        decision is returned. ``others``: branches in other spaces, by their ids, that this decision holds for.
+        decision is returned. ``others``: branches in other spaces, by their ids, that this decision holds for. What is
+        left to do here of the query's last batch is done first, RetryLater where that finds no room.
         Raises UnknownXid, and has done nothing, where one of ``xids`` is not prepared; InvalidArgument, likewise, for
         a number below that of the query's last batch, and for that number with another plan.
         """

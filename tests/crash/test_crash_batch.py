@@ -11,15 +11,39 @@ from functools import partial
 
 import pytest
 
-from support.batch_story import CONSUMED, Promise, crashes, found, judge, judge_undone, play
+from support.batch_story import (
+    BATCH,
+    BEFORE,
+    CONSUMED,
+    Promise,
+    crashes,
+    found,
+    judge,
+    judge_undone,
+    play,
+    prepare,
+    xid,
+)
 from support.careless_barrier import careless
-from support.crash_cases import EXTREMES, FULL, KILL, POWER_LOSS, TREES, trees_of
-from support.crash_level import JOURNAL, LAGGING, MOVING, NONE, PREPARED_BEFORE, STRICT, Level, open_space, openings
-from support.crash_story import look
+from support.crash_cases import EXTREMES, FULL, GIVEN, KILL, POWER_LOSS, TREES, trees_of
+from support.crash_level import (
+    JOURNAL,
+    LAGGING,
+    MOVING,
+    NONE,
+    PREPARED_BEFORE,
+    STRICT,
+    Level,
+    open_space,
+    openings,
+    ready,
+)
+from support.crash_story import Take, look
 from xaqueue.errors import ResourceError
 from xaqueue.space.engine import batch_steps
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -42,6 +66,25 @@ def power_loss_undone(level: Level) -> None:
     for fs, promise in crashes(level, undo=True):
         for tree in (fs.tree_after_kill(), *trees_of(fs, level, EXTREMES)):
             judge_undone(tree, promise, level)
+
+
+def power_loss_with_the_next(level: Level) -> None:
+    """It goes at any call of the next batch, which is empty. A branch of the last took messages: when its list came
+    back, and the record of its batch was gone, it was in doubt for good.
+    """
+    left: list[ForgetfulFileSystem] = []
+    fs = ready(GIVEN, level).open()
+    session = Session(open_space(fs, level, goes_on=True))
+    taken = xid(b"t", BEFORE)
+    prepare(session, taken, (Take("a", 100), Take("b", 102)), level)
+    session.commit_all(BEFORE, [taken])
+    fs.before_call = lambda: left.append(fs.copy())
+    session.commit_all(BATCH, [])
+    for crashed in [*left, fs]:
+        for tree in trees_of(crashed, level, TREES if FULL else EXTREMES, draw=2):
+            space = open_space(tree.open(), level)
+            seen = look(space, Session(space))
+            assert (seen.contents, seen.listed) == ({("a", 101): False}, {})
 
 
 def killed_and_opened(level: Level, every: int = 1, every_more: int = 1) -> None:
@@ -92,15 +135,21 @@ def test_recovery_is_cut_off_and_run_again(level: Level) -> None:
     killed_and_opened(level, *((1, 1) if FULL else (5, 13)))
 
 
+@pytest.mark.parametrize("level", LEVELS if FULL else [STRICT, JOURNAL], ids=str)
+def test_the_list_of_a_batch_does_not_come_back(level: Level) -> None:
+    power_loss_with_the_next(level)
+
+
 NOTICED: dict[str, Callable[[Level], None]] = {
-    "write: content batch record": power_loss,
-    "_Step: target batches": power_loss,
-    "_Step: content watermark": power_loss,
-    "_Step: target committed": power_loss,
-    "_Step: target queue": power_loss,
-    "_Step: target range": power_loss,
-    "_Step: source prepared": partial(power_loss, losers=False),
-    "_undo: source prepared": power_loss_undone,
+    "decide: content batch record": power_loss,
+    "decide: target batches": power_loss,
+    "decide: source prepared": power_loss_with_the_next,
+    "_perform: content watermark": power_loss,
+    "_perform: target committed": power_loss,
+    "_perform: target queue": power_loss,
+    "_perform: target range": power_loss,
+    "_perform: source prepared": partial(power_loss, losers=False),
+    "_drop: source prepared": power_loss_undone,
     "_sync_directories: target batches": partial(killed_and_opened, every_more=7),
 }
 """For each kind of sync of batches the way by which its loss is noticed, without a journal."""
@@ -119,5 +168,5 @@ def test_every_kind_of_sync_of_batches_is_in_the_table(monkeypatch: pytest.Monke
             fs, _ = play(STRICT, undo=undo)
             fs.survive_kill()
             open_space(fs, STRICT)
-    own = {kind for kind in care.asked if "batch" in kind or kind.startswith(("_Step:", "_undo:"))}
+    own = {kind for kind in care.asked if "batch" in kind or kind.startswith(("decide:", "_perform:", "_drop:"))}
     assert own == NOTICED.keys()

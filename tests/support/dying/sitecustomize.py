@@ -142,20 +142,20 @@ def at_decision(module: Any) -> None:
     """In the server: with the driver, it dies as soon as the decision is durable, or amid what follows."""
     singly: list[object] = []
 
-    def number_of(gtrid: bytes) -> int:
-        return int(gtrid.rpartition(b":")[2])
-
-    def after(_: object, space: object, gtrid: bytes, record: object, branches: Sequence[object]) -> None:
-        if number_of(gtrid) < NUMBER:
-            return
-        if record is not None and POINT == "decided":
+    def decided(_: object, __: object, decision: Any, *more: object) -> None:
+        if decision.batch.number >= NUMBER:
             die()
-        if record is None and POINT == "half":
+
+    def followed(_: object, __: object, gtrid: bytes, branches: Sequence[object]) -> None:
+        if int(gtrid.rpartition(b":")[2]) >= NUMBER:
             singly.append(branches)
             if len(singly) == 2:
                 die()
 
-    around(module, "_perform", None, after)
+    if POINT == "decided":
+        around(module, "decide", None, decided)
+    else:
+        around(module, "_perform", None, followed)
     if POINT == "half":
         module._groups = lambda space, branches: ([branch] for branch in branches)
 

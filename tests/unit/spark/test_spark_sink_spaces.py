@@ -174,6 +174,23 @@ def test_abort_undoes_nothing_of_what_the_first_decided(scene: Scene) -> None:
     assert (bodies(scene), in_doubt(scene)) == (WHOLE, [0, 0, 0])
 
 
+def test_the_next_batch_is_not_decided_before_every_space_has_the_last(scene: Scene) -> None:
+    """Nobody wrote that again: with the record of the first would go what the others have to do."""
+    writer = scene.stream(texts(1))
+    crash_after_decision(scene, writer, scene.tasks(writer, PARTS))
+    writer.commit(scene.tasks(writer, [texts("next")], number=1), 1)
+    assert bodies(scene) == [sorted([*WHOLE[0], b"next"]), *WHOLE[1:]]
+    assert in_doubt(scene) == [0, 0, 0]
+    for record in (scene.roots[2] / "batches").iterdir():  # as if it were restored from an older copy
+        record.unlink()
+    scene.servers[2].stop()
+    for segment in (scene.roots[2] / "journal").glob("*"):
+        segment.unlink()
+    scene.servers[2] = ServerThread(scene.roots[2], scene.roots[2].with_suffix(".socket"))
+    writer.commit(scene.tasks(writer, [texts("after")], number=2), 2)
+    assert [one and one.batch.number for one in decided(scene, 2)] == [2, 2, 2]
+
+
 def test_abort_before_a_decision_rolls_back_everywhere(scene: Scene) -> None:
     writer = scene.stream(texts(1))
     writer.abort([*scene.tasks(writer, PARTS)[:1], None], 0)

@@ -14,9 +14,8 @@ from typing import Protocol
 from xaqueue.errors import ResourceFailed
 from xaqueue.rpc.server.limits import Limits
 from xaqueue.rpc.server.scheduler import Scheduler
-from xaqueue.space.engine.batch_sweep import sweep
 from xaqueue.space.engine.state import Space
-from xaqueue.space.engine.timeouts import expire
+from xaqueue.space.engine.timeouts import expire, sweep
 
 TICK_S = 1.0
 LEAST_TICK_S = 0.01

@@ -3,26 +3,26 @@
 With a journal one record holds the decision and every move, where these are not too many; else the decision comes
 first, alone, and the branches follow in groups, between which others have their turn. Without one, the record is
 hardened and renamed into batches/, which is the commit point, and the groups follow. A crash in between is rolled
-forward from the record.
+forward from the record. That of the batch before goes once this one is durable; if a crash brings it back, the next
+open removes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from xaqueue.batch import Decision
-from xaqueue.errors import Error, RetryLater, RolledBack
+from xaqueue.batch import Batch, Decision, is_of_a_batch, key_of
+from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.space.engine import commit
 from xaqueue.space.engine import redo as redo_of
-from xaqueue.space.engine.batch_claim import of_batch
 from xaqueue.space.engine.complete import Completion, hold, later, remove
 from xaqueue.space.engine.redo import Redo
-from xaqueue.space.model import batch_records
+from xaqueue.space.model import batch_record
 from xaqueue.space.model.branch import Branch, State
 from xaqueue.space.model.layout import BATCHES, COMMIT, FIRST, PREPARED, batch_path, block_path
-from xaqueue.storage.fs import NO_ROOM
+from xaqueue.storage.fs import NO_ROOM, discard
 from xaqueue.storage.group_commit import Touched, touched
 from xaqueue.storage.journal_format import Entry
 from xaqueue.xa import Outcome
@@ -32,22 +32,76 @@ if TYPE_CHECKING:
 
 STEP_BLOCKS = 4096
 """More branches go together only as long as they have no more blocks: everybody waits while a step moves them."""
+RECORDS = 1000
+"""So many are forgotten in one step, at most."""
 _PER_BLOCK_BYTES = 512
 """More than a record holds of the move of a block."""
 
 
+def of_batch(space: Space, gtrid: bytes) -> list[Branch]:
+    """All branches of a batch. Called with the lock held."""
+    return [branch for xid, branch in space.branches.items() if xid.gtrid == gtrid and is_of_a_batch(xid)]
+
+
 def decide(space: Space, decision: Decision, branches: Sequence[Branch]) -> None:
-    """Records the decision and commits these branches. RetryLater: nothing is decided, or the rest is to be finished;
-    ``space.batches`` knows which.
+    """Records the decision, and with a journal commits these branches where a record takes them: else that follows.
+
+    RetryLater: nothing is decided, or the rest is to be finished; ``space.batches`` knows which.
     """
-    record = _Record(space, decision, branches)
-    whole = space.barrier.journal is not None and len(list(_groups(space, branches))) <= 1
-    record.write()
-    _perform(space, decision.batch.gtrid, record, branches if whole else ())
-    if space.barrier.journal is None:
-        record.prune()
-    if not whole:
-        finish(space, decision.batch.gtrid, branches)
+    batch, journal = decision.batch, space.barrier.journal
+    making, path = batch_record.making_path(batch.gtrid), batch_record.path_of(batch.gtrid)
+    content = batch_record.content(decision, space.epoch)
+    before = space.batches.last.get(batch.key)
+    outdated = "" if before is None else batch_path(batch.key, before)
+    moves = _Moves(space, branches if journal is not None and len(list(_groups(space, branches))) <= 1 else ())
+
+    def entry() -> Entry:
+        redo = Redo(redo_of.Kind.BATCH, _name(batch.gtrid))
+        redo.put(path, *content)
+        if outdated:
+            redo.drop(outdated)
+        moves.record(redo)
+        return redo.entry()
+
+    def apply() -> Touched:
+        if journal is None:  # what may lack room lacks it before the commit point
+            for branch in branches:
+                hold(space, branch)
+        with _room(batch, journal is None):
+            space.fs.rename(making, path)
+        # no list of the batch before may come back once its record is gone: it would be in doubt, its messages taken
+        changed = touched((BATCHES,), (PREPARED,) if outdated else ())
+        moves.apply(changed)
+        return changed
+
+    def publish() -> None:
+        space.batches.last[batch.key] = batch.number
+        for branch in branches:
+            branch.committing = True
+        for branch in of_batch(space, batch.gtrid):
+            if branch.base is State.ACTIVE:
+                branch.doom = branch.doom or RolledBack(f"branch {branch.xid} comes too late: {batch} is decided")
+        moves.publish()
+
+    discard(space.fs, making)  # of an earlier try
+    with _room(batch):
+        space.room.create(space.fs.create, making, content)
+    if journal is None:  # content before name, as for every block
+        space.barrier.harden_content([making])
+    space.barrier.perform(apply, entry=entry, publish=publish)
+    if outdated:
+        remove(space, outdated)
+    moves.end()
+
+
+@contextmanager
+def _room(batch: Batch, may_lack: bool = True) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM or not may_lack:
+            raise
+        raise RetryLater(f"no room to record that {batch} is committed ({error.strerror}): nothing was done") from error
 
 
 def finish(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
@@ -55,7 +109,7 @@ def finish(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
     full: RetryLater | None = None
     for group in _groups(space, branches):
         try:
-            _perform(space, gtrid, None, group)
+            _perform(space, gtrid, group)
         except RetryLater as error:
             full = error
     if full is not None:
@@ -78,144 +132,67 @@ def _groups(space: Space, branches: Sequence[Branch]) -> Iterator[list[Branch]]:
         yield group
 
 
-def _perform(space: Space, gtrid: bytes, record: _Record | None, branches: Sequence[Branch]) -> None:
-    step = _Step(space, gtrid, record, branches)
-    space.barrier.perform(step.apply, entry=step.entry, publish=step.publish)
-    for work in step.done:
-        if not work.is_recorded:
-            work.remove_files()
-        if work.branch.damage:
-            commit.resolve_damage(space, work.branch.xid)
-        space.finish(work.branch, Outcome.COMMITTED)
-    if step.full is not None:
-        raise step.full
+def _perform(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
+    """One step: these branches of a batch that is decided are committed."""
+    moves = _Moves(space, branches)
+
+    def entry() -> Entry | None:
+        redo = Redo(redo_of.Kind.BATCH, _name(gtrid))
+        return redo.entry() if moves.record(redo) else None
+
+    def apply() -> Touched:
+        changed = Touched()
+        moves.apply(changed)
+        return changed
+
+    space.barrier.perform(apply, entry=entry, publish=moves.publish)
+    moves.end()
 
 
-class _Record:
-    """The record of a decision, on its way to its place."""
+class _Moves:
+    """The moves of some branches, as a part of a step."""
 
-    def __init__(self, space: Space, decision: Decision, branches: Sequence[Branch]) -> None:
+    def __init__(self, space: Space, branches: Sequence[Branch]) -> None:
         self._space = space
-        self._decision = decision
-        self._branches = branches
-        self._content = batch_records.content(decision, space.epoch)
-        self._source = batch_records.making_path(decision.batch)
-        self._path = batch_records.path_of(decision.batch)
-        self._outdated: list[int] | None = None
-
-    def write(self) -> None:
-        """Content before name, as for every block. RetryLater: there is no room, and nothing is decided."""
-        space = self._space
-        try:
-            with suppress(FileNotFoundError):  # of an earlier try
-                space.fs.unlink(self._source)
-            space.room.create(space.fs.create, self._source, self._content)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise space.fence(error) from error
-            raise self._no_room(error) from error
-        if space.barrier.journal is None:
-            space.barrier.harden_content([self._source])
-
-    def record(self, redo: Redo) -> None:
-        redo.put(self._path, *self._content)
-        for path in self._pruned():
-            redo.drop(path)
-
-    def apply(self) -> Touched:
-        space = self._space
-        if space.barrier.journal is None:
-            for branch in self._branches:
-                hold(space, branch)
-        try:
-            space.fs.rename(self._source, self._path)
-        except OSError as error:
-            if error.errno not in NO_ROOM or space.barrier.journal is not None:
-                raise
-            raise self._no_room(error) from error
-        if space.barrier.journal is not None:
-            self.prune()
-        return touched((BATCHES,))
-
-    def prune(self) -> None:
-        """What this one makes outdated goes; behind it, and if a crash brings some back, the next open removes them."""
-        for path in self._pruned():
-            remove(self._space, path)
-
-    def publish(self) -> None:
-        """The batch is decided: nothing more becomes of its other branches."""
-        space, batch = self._space, self._decision.batch
-        outdated = self._out_of_date()
-        space.batches.add(batch)
-        for number in outdated:
-            space.batches.remove(batch.key, number)
-        for branch in self._branches:
-            branch.committing = True
-        for branch in of_batch(space, batch.gtrid):
-            if branch.base is State.ACTIVE:
-                branch.doom = branch.doom or RolledBack(f"branch {branch.xid} comes too late: {batch} is decided")
-
-    def _pruned(self) -> list[str]:
-        batch = self._decision.batch
-        return [batch_path(batch.key, number) for number in self._out_of_date()]
-
-    def _out_of_date(self) -> list[int]:
-        """Found out with the lock held. One with branches that are not finished yet stays."""
-        if self._outdated is None:
-            batch, space = self._decision.batch, self._space
-            self._outdated = [
-                number
-                for number in space.batches.numbers(batch.key)
-                if number != batch.number and not of_batch(space, f"{batch.key}:{number}".encode())
-            ]
-        return self._outdated
-
-    def _no_room(self, error: OSError) -> Error:
-        batch = self._decision.batch
-        return RetryLater(f"no room to record that {batch} is committed ({error.strerror}): nothing was done")
-
-
-class _Step:
-    """What the barrier performs: the decision, where it is not recorded yet, and the moves of some branches."""
-
-    def __init__(self, space: Space, gtrid: bytes, record: _Record | None, branches: Sequence[Branch]) -> None:
-        self._space = space
-        self._gtrid = gtrid
-        self._record = record
         self._works = [Completion(space, branch, _sources(branch), whole=False) for branch in branches]
-        self.done: list[Completion] = []
-        self.full: RetryLater | None = None
+        self._done: list[Completion] = []
+        self._full: RetryLater | None = None
         """Why some have not moved."""
 
-    def entry(self) -> Entry | None:
-        redo = Redo(redo_of.Kind.BATCH, batch_records.name_of(self._gtrid))
-        if self._record is not None:
-            self._record.record(redo)
+    def record(self, redo: Redo) -> bool:
+        """Whether there is anything that was not recorded before."""
         fresh = [work for work in self._works if not work.branch.recorded]
         for work in fresh:
             work.record(redo)
-        return redo.entry() if fresh or self._record is not None else None
+        return bool(fresh)
 
-    def apply(self) -> Touched:
-        changed = self._record.apply() if self._record is not None else Touched()
+    def apply(self, changed: Touched) -> None:
         for work in self._works:
             try:
                 self._mark(work.branch)
                 moved = work.apply()
             except RetryLater as full:
-                self.full = full
+                self._full = full
                 continue
             changed.files.update(moved.files)
             changed.targets.update(moved.targets)
             changed.sources.update(moved.sources)
-            self.done.append(work)
-        return changed
+            self._done.append(work)
 
     def publish(self) -> None:
-        if self._record is not None:
-            self._record.publish()
-        for work in self.done:
+        for work in self._done:
             work.publish()
+
+    def end(self) -> None:
+        """Behind the step. RetryLater: those for which there was room have moved."""
+        for work in self._done:
+            if not work.is_recorded:
+                work.remove_files()
+            if work.branch.damage:
+                commit.resolve_damage(self._space, work.branch.xid)
+            self._space.finish(work.branch, Outcome.COMMITTED)
+        if self._full is not None:
+            raise self._full
 
     def _mark(self, branch: Branch) -> None:
         """Without a journal a list says for itself that its branch is committed, should the record be damaged."""
@@ -244,9 +221,33 @@ def _undo(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
         for branch in branches
         for suffix in (FIRST, *(written.suffix for written in branch.blocks if written.suffix != FIRST))
     ]
+    _drop(space, _name(gtrid), paths, PREPARED)
+    for branch in branches:
+        commit.release(space, branch)
+        if branch.damage:
+            commit.resolve_damage(space, branch.xid)
+        space.finish(branch, Outcome.ROLLED_BACK)
+
+
+def forget(space: Space, keys: Sequence[str]) -> None:
+    """Removes the records of queries that had one batch, unless branches of these are there, or something is done."""
+    with space.lock:
+        used = {key_of(xid.gtrid) for xid in space.branches if is_of_a_batch(xid)} | space.batches.claimed
+    gone = [key for key in keys if key not in used]
+    for first in range(0, len(gone), RECORDS):
+        some = gone[first : first + RECORDS]
+        _drop(space, "", [batch_path(key, 0) for key in some], BATCHES)
+        with space.lock:
+            for key in some:
+                if space.batches.last.get(key) == 0:
+                    del space.batches.last[key]
+
+
+def _drop(space: Space, name: str, paths: Sequence[str], directory: str) -> None:
+    """One step: these files of a directory go."""
 
     def entry() -> Entry:
-        redo = Redo(redo_of.Kind.BATCH, batch_records.name_of(gtrid))
+        redo = Redo(redo_of.Kind.BATCH, name)
         for path in paths:
             redo.drop(path)
         return redo.entry()
@@ -254,11 +255,11 @@ def _undo(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
     def apply() -> Touched:
         for path in paths:
             remove(space, path)
-        return touched(sources=(PREPARED,))
+        return touched(sources=(directory,))
 
     space.barrier.perform(apply, entry=entry)
-    for branch in branches:
-        commit.release(space, branch)
-        if branch.damage:
-            commit.resolve_damage(space, branch.xid)
-        space.finish(branch, Outcome.ROLLED_BACK)
+
+
+def _name(gtrid: bytes) -> str:
+    """Of the file of a batch's record."""
+    return batch_record.path_of(gtrid).rpartition("/")[2]

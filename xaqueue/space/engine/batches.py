@@ -1,8 +1,9 @@
 """What a query writes as a batch is decided once: many prepared branches, one durable record, of the last for good.
 
 A batch with a record is committed, and whatever else is prepared for it is rolled back. So a commit whose answer was
-lost is asked for again and does nothing twice, and a branch that comes late is refused. Below the last one of its query
-a batch is refused, since nobody can tell any more what it was made from; and so is the last one when it is made from
+lost is asked for again and does nothing twice, and a branch that comes late is refused. The next batch is decided once
+nothing of the last is left to do here, and its record takes the place of that one's. Below the last one of its query a
+batch is refused, since nobody can tell any more what it was made from; and so is the last one when it is made from
 something else, or goes to other spaces: to take it for written would lose what it holds now.
 
 What operators decided of single branches before is not undone. Of a batch that is decided here first, nothing is done
@@ -12,10 +13,11 @@ HeuristicOutcome (XA_HEURMIX) says which branches are otherwise, as long as thei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
-from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Decision, Plan, home_of, is_of_a_batch, key_of
+from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Decision, Plan, home_of, is_of_a_batch, key_of, parse_gtrid
 from xaqueue.errors import (
     DamagedBlock,
     Error,
@@ -28,8 +30,8 @@ from xaqueue.errors import (
     UnknownXid,
 )
 from xaqueue.space.engine import batch_steps, heuristics, quarantine
-from xaqueue.space.engine.batch_claim import Claim
-from xaqueue.space.model import batch_records
+from xaqueue.space.engine.batch_steps import of_batch
+from xaqueue.space.model import batch_record
 from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import HEURISTICS, Branch, State
 from xaqueue.space.model.layout import BATCHES, QUARANTINE
@@ -44,55 +46,52 @@ if TYPE_CHECKING:
 Others = tuple[tuple[str, Xid], ...]
 
 
-def commit_all(
-    space: Space, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = (), plan: Plan | None = None
-) -> Decision:
-    """See ``Batches.commit_all``. Beside UnknownXid it raises RetryLater: where nothing is decided for want of room or
-    for damage, and where it is, and the rest is finished by the same call made again.
-    """
-    here, elsewhere, plan = tuple(dict.fromkeys(xids)), tuple(dict.fromkeys(others)), plan or Plan()
-    _check(batch, here, elsewhere)
-    with Claim(space, batch.gtrid) as claim:
-        decided = decision(space, batch)
-        if decided is None:
-            decided = _first(space, claim, batch, here, elsewhere, plan)
-        elif why_not := decided.why_not(batch, plan):
-            raise InvalidArgument(why_not)
-        else:
-            listed = set(decided.xids)
-            batch_steps.finish(space, batch.gtrid, [branch for xid, branch in claim.prepared.items() if xid in listed])
-        _finish(space, claim, decided)
-    return decided
+class BatchVerbs:
+    """The part of a ``Session`` that is ``xaqueue.xa.Batches``. These verbs belong to no branch."""
+
+    space: Space
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def commit_all(
+        self, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = (), plan: Plan | None = None
+    ) -> Decision:
+        """Beside UnknownXid it raises RetryLater: where nothing is decided for want of room or for damage, and where it
+        is, and the rest is finished by the same call made again.
+        """
+        self._check_open()
+        space, plan = self.space, plan or Plan()
+        here, elsewhere = tuple(dict.fromkeys(xids)), tuple(dict.fromkeys(others))
+        _check(batch, here, elsewhere)
+        _finish_last(space, batch)
+        with claimed(space, batch.gtrid) as claim:
+            decided = decision(space, batch)
+            if decided is None:
+                decided = _first(space, claim, batch, here, elsewhere, plan)
+            elif why_not := decided.why_not(batch, plan):
+                raise InvalidArgument(why_not)
+            _carry_out(space, claim, decided)
+            _compare(space, claim, decided)
+        return decided
+
+    def rollback_all(self, batch: Batch, spaces: Sequence[str] = ()) -> int:
+        self._check_open()
+        with claimed(self.space, batch.gtrid) as claim:
+            decided = decision(self.space, batch)
+            if decided is not None and decided.batch.number == batch.number:
+                return 0
+            strange = set(_strange(claim, spaces))
+            branches = [branch for xid, branch in claim.prepared.items() if not (branch.committing or xid in strange)]
+            batch_steps.undo(self.space, batch.gtrid, branches)
+        return len(branches)
+
+    def decision(self, batch: Batch) -> Decision | None:
+        self._check_open()
+        return decision(self.space, batch)
 
 
-def rollback_all(space: Space, batch: Batch, spaces: Sequence[str] = ()) -> int:
-    """See ``Batches.rollback_all``. A batch that is decided is left as it is, and 0 is returned."""
-    with Claim(space, batch.gtrid) as claim:
-        if _recorded(space, batch) is not None:
-            return 0
-        strange = set(_strange(claim, spaces))
-        branches = [branch for xid, branch in claim.prepared.items() if not (branch.committing or xid in strange)]
-        batch_steps.undo(space, batch.gtrid, branches)
-    return len(branches)
-
-
-def decision(space: Space, batch: Batch) -> Decision | None:
-    """See ``Batches.decision``."""
-    with space.lock:
-        space.check_readable()
-        number = space.batches.standing(batch.gtrid)
-    return None if number is None else _recorded(space, Batch(batch.query, number))
-
-
-def outcome(space: Space, xid: Xid) -> Outcome:
-    """What became of a branch of a batch, as its decision says."""
-    with space.lock:
-        if not space.batches.has(xid.gtrid):
-            return Outcome.UNKNOWN
-    try:
-        return _OUTCOMES[batch_records.lists(space.fs, xid)]
-    except OSError as error:
-        raise _unread(space, error) from error
+# What branches of batches may do on their own
 
 
 def check_prepare(space: Space, branch: Branch) -> None:
@@ -102,9 +101,9 @@ def check_prepare(space: Space, branch: Branch) -> None:
     with space.lock:
         while key_of(branch.xid.gtrid) in space.batches.claimed:
             space.wait_settled()
-        told = refusal(space, branch.xid)
-    if told:
-        raise branch.doom or RolledBack(told)
+        late = refusal(space, branch.xid)
+    if late:
+        raise branch.doom or RolledBack(late)
 
 
 def check_commit(branch: Branch) -> None:
@@ -130,39 +129,103 @@ def refusal(space: Space, xid: Xid) -> str:
     """Why nothing more is prepared for the batch of this branch; empty where it is. Called with the lock held."""
     if space.batches.has(xid.gtrid):
         return f"branch {xid} comes too late: its batch is decided"
-    later = space.batches.standing(xid.gtrid)
-    if later is not None and xid.gtrid not in space.batches.lost:
-        return f"branch {xid} comes too late: its query has written batch {later} already"
-    return ""
+    key, number = parse_gtrid(xid.gtrid) or ("", 0)
+    last = space.batches.highest(key)
+    return f"branch {xid} comes too late: its query has written batch {last} already" if number < last else ""
 
 
-def _check(batch: Batch, xids: Sequence[Xid], others: Others) -> None:
-    for xid in (*xids, *(xid for _, xid in others)):
-        if not is_of_a_batch(xid) or xid.gtrid != batch.gtrid:
-            raise InvalidArgument(f"branch {xid} is none of {batch}: its gtrid has to be {batch.gtrid!r}")
-        if others and xid.format_id != SEVERAL_SPACES:
-            raise InvalidArgument(f"branch {xid} of a batch over several spaces has format id {ONE_SPACE}")
-
-
-def _recorded(space: Space, batch: Batch) -> Decision | None:
-    """The decision, where there is one. Raises ResourceError where it is lost."""
+def outcome(space: Space, xid: Xid) -> Outcome:
+    """What became of a branch of a batch, as its decision says."""
     with space.lock:
-        lost = space.batches.lost.get(batch.gtrid)
-        there = space.batches.has(batch.gtrid)
-    if lost is not None and not there:
-        if space.fs.exists(lost):
-            raise _lost(batch, lost)
-        with space.lock:
-            space.batches.lost.pop(batch.gtrid, None)
-    if not there:
-        return None
-    path = batch_records.path_of(batch)
+        if not space.batches.has(xid.gtrid):
+            return Outcome.UNKNOWN
     try:
-        return batch_records.read(space.fs, path)
+        return _OUTCOMES[batch_record.lists(space.fs, xid)]
+    except OSError as error:
+        raise _unread(space, error) from error
+
+
+_OUTCOMES = {True: Outcome.COMMITTED, False: Outcome.ROLLED_BACK, None: Outcome.UNKNOWN}
+"""By whether a decision lists the branch."""
+
+
+# A batch is claimed before anything is done to its branches
+
+
+class Claim(NamedTuple):
+    """The branches of a batch: nobody else prepares, ends or claims one meanwhile, nor is another batch decided."""
+
+    prepared: Mapping[Xid, Branch]
+    """Those that can be committed and rolled back."""
+    by_hand: Mapping[Xid, Branch]
+    """Those that an operator has decided."""
+
+
+@contextmanager
+def claimed(space: Space, gtrid: bytes) -> Iterator[Claim]:
+    """Waits for branches that are at work, and for other claims of the query; who comes then waits for this one."""
+    key, branches = key_of(gtrid), list[Branch]()
+    with space.lock:
+        space.barrier.check()
+        while key in space.batches.claimed or any(branch.busy for branch in of_batch(space, gtrid)):
+            space.wait_settled()
+        space.batches.claimed.add(key)
+        for branch in of_batch(space, gtrid):
+            if branch.base is State.PREPARED or branch.base in HEURISTICS:
+                branch.busy = True
+                branches.append(branch)
+    try:
+        by_hand = {branch.xid: branch for branch in branches if branch.decided or branch.base in HEURISTICS}
+        yield Claim({branch.xid: branch for branch in branches if branch.xid not in by_hand}, by_hand)
+    except Error:
+        raise
+    except BaseException as error:  # or interrupted: those who wait are told
+        failed = space.fence(error)
+        if isinstance(error, OSError):
+            raise failed from error
+        raise
+    finally:
+        with space.lock:
+            space.batches.claimed.discard(key)
+            for branch in branches:
+                branch.busy = False
+            space.settled.notify_all()
+        space.barrier.deliver_interrupt()
+
+
+def _unfinished(space: Space, batch: Batch) -> Batch | None:
+    """The last batch before this one, where branches of it are not finished here."""
+    with space.lock:
+        last = Batch(batch.query, space.batches.last.get(batch.key, batch.number))
+        left = [branch for branch in of_batch(space, last.gtrid) if branch.base is State.PREPARED]
+    return last if last.number < batch.number and any(branch.decided is None for branch in left) else None
+
+
+# What is decided
+
+
+def decision(space: Space, batch: Batch) -> Decision | None:
+    """See ``Batches.decision``. Raises ResourceError where it is lost."""
+    with space.lock:
+        space.check_readable()
+        number = space.batches.last.get(batch.key, -1)
+        lost, aside = space.batches.lost.get(batch.key, (-1, ""))
+    if lost > number and lost >= batch.number:
+        if space.fs.exists(aside):
+            raise _lost(Batch(batch.query, lost), aside)
+        with space.lock:
+            space.batches.lost.pop(batch.key, None)
+    if number < batch.number:
+        return None
+    last = Batch(batch.query, number)
+    try:
+        return batch_record.read(space.fs, batch_record.path_of(last.gtrid))
     except DamagedBlock as damage:
-        raise _lost(batch, _set_aside(space, batch, path, damage)) from damage
+        raise _lost(last, _set_aside(space, last, damage)) from damage
     except FileNotFoundError:
-        return None  # it went with the commit of a later one
+        if space.batches.has(last.gtrid):
+            return None
+        return decision(space, batch)  # it went with the commit of a later one
     except OSError as error:
         raise _unread(space, error) from error
 
@@ -181,18 +244,30 @@ def _lost(batch: Batch, path: str) -> ResourceError:
     )
 
 
-def _set_aside(space: Space, batch: Batch, path: str, damage: DamagedBlock) -> str:
-    target = ""
+def _set_aside(space: Space, batch: Batch, damage: DamagedBlock) -> str:
+    """Into quarantine; returns where it is."""
 
     def apply() -> Touched:
-        nonlocal target
-        target = quarantine.move(space.fs, path, f"the record of a batch: {damage}", space.now_us())
-        space.batches.lose(batch.gtrid)
-        space.batches.lost[batch.gtrid] = target
+        if space.batches.last.get(batch.key) == batch.number:  # nobody else has found it
+            path = batch_record.path_of(batch.gtrid)
+            aside = quarantine.move(space.fs, path, f"the record of a batch: {damage}", space.now_us())
+            del space.batches.last[batch.key]
+            space.batches.lost[batch.key] = batch.number, aside
         return touched((QUARANTINE,), (BATCHES,))
 
     space.barrier.perform(apply)
-    return target
+    return space.batches.lost.get(batch.key, (0, "removed"))[1]
+
+
+# The decision
+
+
+def _check(batch: Batch, xids: Sequence[Xid], others: Others) -> None:
+    for xid in (*xids, *(xid for _, xid in others)):
+        if not is_of_a_batch(xid) or xid.gtrid != batch.gtrid:
+            raise InvalidArgument(f"branch {xid} is none of {batch}: its gtrid has to be {batch.gtrid!r}")
+        if others and xid.format_id != SEVERAL_SPACES:
+            raise InvalidArgument(f"branch {xid} of a batch over several spaces has format id {ONE_SPACE}")
 
 
 def _strange(claim: Claim, spaces: Sequence[str]) -> list[Xid]:
@@ -203,6 +278,9 @@ def _strange(claim: Claim, spaces: Sequence[str]) -> list[Xid]:
 
 def _first(space: Space, claim: Claim, batch: Batch, xids: tuple[Xid, ...], others: Others, plan: Plan) -> Decision:
     """Decides the batch."""
+    before = _unfinished(space, batch)
+    if before is not None:
+        raise RetryLater(f"{batch} is not decided before {before} is carried out: try again")
     for xid in _strange(claim, plan.spaces):
         raise InvalidArgument(
             f"{batch} is refused and nothing is decided: the space of id {home_of(xid)}... may have committed it with "
@@ -219,7 +297,7 @@ def _first(space: Space, claim: Claim, batch: Batch, xids: tuple[Xid, ...], othe
 
 def _check_claimed(claim: Claim, batch: Batch, xids: Sequence[Xid], *, home: bool) -> None:
     for xid in xids:
-        by_hand = claim.decided.get(xid)
+        by_hand = claim.by_hand.get(xid)
         if by_hand is not None:
             state = _state(by_hand)
             if state is not State.HEURISTIC_COMMIT and (home or xid.format_id == ONE_SPACE):
@@ -238,13 +316,29 @@ def _check_claimed(claim: Claim, batch: Batch, xids: Sequence[Xid], *, home: boo
             )
 
 
-def _finish(space: Space, claim: Claim, decided: Decision) -> None:
-    """Rolls back what is not in the decision, and compares what operators decided."""
+def _finish_last(space: Space, batch: Batch) -> None:
+    """Carries the last batch before this one out, where something had no room."""
+    before = _unfinished(space, batch)
+    if before is not None:
+        with claimed(space, before.gtrid) as claim:
+            decided = decision(space, before)
+            if decided is not None and decided.batch.number == before.number:
+                _carry_out(space, claim, decided)
+
+
+def _carry_out(space: Space, claim: Claim, decided: Decision) -> None:
+    """Commits what is listed and not finished yet, and rolls back what is not listed."""
+    listed = [claim.prepared[xid] for xid in decided.xids if xid in claim.prepared]
+    batch_steps.finish(space, decided.batch.gtrid, [branch for branch in listed if branch.base is State.PREPARED])
+    left = [branch for branch in claim.prepared.values() if not branch.committing]
+    batch_steps.undo(space, decided.batch.gtrid, [branch for branch in left if branch.base is State.PREPARED])
+
+
+def _compare(space: Space, claim: Claim, decided: Decision) -> None:
+    """What operators decided as the batch is decided is forgotten; HeuristicOutcome for all else."""
     listed = set(decided.xids)
-    left = [branch for xid, branch in claim.prepared.items() if xid not in listed and not branch.committing]
-    batch_steps.undo(space, decided.batch.gtrid, left)
     otherwise = []
-    for xid, branch in claim.decided.items():
+    for xid, branch in claim.by_hand.items():
         if _state(branch) is (State.HEURISTIC_COMMIT if xid in listed else State.HEURISTIC_ROLLBACK):
             if branch.decided is None:
                 heuristics.forget(space, branch)
@@ -260,7 +354,3 @@ def _finish(space: Space, claim: Claim, decided: Decision) -> None:
 
 def _state(branch: Branch) -> State:
     return branch.decided or branch.base
-
-
-_OUTCOMES = {True: Outcome.COMMITTED, False: Outcome.ROLLED_BACK, None: Outcome.UNKNOWN}
-"""By whether a decision lists the branch."""

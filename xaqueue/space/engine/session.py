@@ -27,7 +27,7 @@ from xaqueue.errors import (
 from xaqueue.message import EnqueueOptions, Message, MessageId
 from xaqueue.space.engine import batches, heuristics, messages
 from xaqueue.space.engine import commit as steps
-from xaqueue.space.engine.batch_verbs import BatchVerbs
+from xaqueue.space.engine.batches import BatchVerbs
 from xaqueue.space.engine.busy import Busy
 from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.stream_verbs import StreamVerbs

@@ -20,7 +20,7 @@ from xaqueue.space.engine import redo
 from xaqueue.space.engine.disk_space import RoomLimit, segment_bytes
 from xaqueue.space.engine.register import Register
 from xaqueue.space.model import layout
-from xaqueue.space.model.batch_records import BatchMemory
+from xaqueue.space.model.batch_record import BatchMemory
 from xaqueue.space.model.branch import Branch, State
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.index import Entry

@@ -16,7 +16,7 @@ from pathlib import Path
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.space.engine import heuristics, quarantine
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model import batch_records, layout, retries, stream_records
+from xaqueue.space.model import batch_record, layout, retries, stream_records
 from xaqueue.space.model.block import Head, Kind
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import ACTIVE, BATCHES, COMMIT, FIRST, HEURISTIC, PREPARED, QUARANTINE, STREAMS
@@ -221,11 +221,13 @@ class SpaceCheck:
             yield damaged(path, "is no record of a batch: its name is not <key>.<number>")
             return
         try:
-            batch = batch_records.read(self._fs, path).batch
+            batch = batch_record.read(self._fs, path).batch
+        except FileNotFoundError:
+            return  # it went with a later one
         except DamagedBlock as damage:
             yield damaged(path, f"the record of a batch: {damage}")
             return
-        if batch_records.path_of(batch) != path:
+        if batch_record.path_of(batch.gtrid) != path:
             yield damaged(path, f"is the record of {batch}, not of the batch that it is named after")
 
     def _stream(self, name: str, path: str) -> Iterator[Finding]:

@@ -7,14 +7,14 @@ of that batch is rolled back. Where the record is damaged nobody knows, and all 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from xaqueue.batch import Decision, is_of_a_batch
+from xaqueue.batch import Decision, is_of_a_batch, key_of
 from xaqueue.errors import DamagedBlock, RetryLater
-from xaqueue.space.engine import batch_steps, batch_sweep
-from xaqueue.space.engine.batch_claim import of_batch
-from xaqueue.space.model import batch_records, layout
+from xaqueue.space.engine import batch_steps
+from xaqueue.space.engine.batch_steps import of_batch
+from xaqueue.space.engine.timeouts import sweep
+from xaqueue.space.model import batch_record, layout
 from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import State
 from xaqueue.space.model.layout import BATCHES, FIRST, HEURISTIC
@@ -32,26 +32,31 @@ Decisions = Mapping[bytes, Decision]
 
 def find(space: Space, set_aside: SetAside) -> None:
     """Which batches are decided. A record that was in the making is promised to nobody."""
-    for name in space.batches.found(space.fs.list(BATCHES)):
+    names = space.fs.list(BATCHES)
+    space.batches.found(names)
+    for name in names:
         path = f"{BATCHES}/{name}"
         if name.startswith("."):
             discard(space.fs, path)
-        else:
+        elif layout.parse_batch(name) is None:
             set_aside(path, "no record of a batch: its name is not <key>.<number>")
     space.batches.found_lost(space.fs.list(layout.QUARANTINE))
 
 
 def decisions(space: Space, xids: Iterable[Xid], set_aside: SetAside, note: Callable[[str], None]) -> Decisions:
-    """Those on the batches of these branches."""
+    """Those on the batches of these branches; also below the last of a query, where a crash came between the two."""
     found: dict[bytes, Decision] = {}
-    for gtrid in sorted({xid.gtrid for xid in xids if is_of_a_batch(xid) and space.batches.has(xid.gtrid)}):
-        path = batch_records.path_of_gtrid(gtrid)
+    for gtrid in sorted({xid.gtrid for xid in xids if is_of_a_batch(xid)}):
+        path = batch_record.path_of(gtrid)
         try:
-            found[gtrid] = batch_records.read(space.fs, path)
+            found[gtrid] = batch_record.read(space.fs, path)
+        except FileNotFoundError:
+            continue
         except DamagedBlock as damage:
             set_aside(path, f"the record of a batch, damaged: {damage}")
             note(f"the decision on batch {gtrid.decode()} was damaged: what is left of it stays in doubt")
-            space.batches.lose(gtrid)
+            if space.batches.has(gtrid):
+                del space.batches.last[key_of(gtrid)]
             space.batches.found_lost(space.fs.list(layout.QUARANTINE))
     return found
 
@@ -85,16 +90,17 @@ def settle(space: Space, decided: Decisions, note: Callable[[str], None]) -> tup
             note(f"{decision.batch} is decided and not carried out yet: {lack}")
         done += sum(1 for branch in listed if branch.xid not in space.branches)
         undone += sum(1 for branch in others if branch.xid not in space.branches)
-    return done, undone + batch_sweep.sweep(space)
+    return done, undone + sweep(space)
 
 
 def prune(space: Space) -> None:
-    """A crash may have brought records back that went already."""
-    for key, number in space.batches.beyond():
-        if not of_batch(space, f"{key}:{number}".encode()):
-            with suppress(FileNotFoundError):
-                space.fs.unlink(layout.batch_path(key, number))
-            space.batches.remove(key, number)
+    """A record below the last of its query is one that a crash has brought back. It goes once that is on disk, and its
+    branches are finished.
+    """
+    for name in space.fs.list(BATCHES):
+        key, number = layout.parse_batch(name) or ("", 0)
+        if number < space.batches.last.get(key, 0) and not of_batch(space, f"{key}:{number}".encode()):
+            discard(space.fs, layout.batch_path(key, number))
 
 
 def _is_listed(decided: Decisions, xid: Xid) -> bool:

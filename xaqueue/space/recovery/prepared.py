@@ -14,7 +14,7 @@ from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
 from xaqueue.space.engine import quarantine
 from xaqueue.space.engine.blocks import NOTHING
-from xaqueue.space.model import batch_records, layout
+from xaqueue.space.model import batch_record, layout
 from xaqueue.space.model.block import HEAD_READ_BYTES, Head, Kind, Listed, decode, unpack_list, verify
 from xaqueue.space.model.block_files import read_block
 from xaqueue.space.model.layout import COMMIT, FIRST, numbered
@@ -153,7 +153,7 @@ def survey(
     lost: names of its blocks in quarantine. whole: whether bodies are read and checked too.
     """
     standing = _Survey(fs, files, lost, holds, read_whole if whole else read_head).of(xid)
-    listed = batch_records.lists(fs, xid)
+    listed = batch_record.lists(fs, xid)
     if listed is not None and standing.verdict in (Verdict.IN_DOUBT, Verdict.INCOMPLETE) and files:
         standing.verdict = Verdict.COMMITTING if listed else Verdict.INCOMPLETE
         told = "committed: to be rolled forward" if listed else "decided without it: to be rolled back"

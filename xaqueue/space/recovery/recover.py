@@ -89,6 +89,7 @@ class _Recovery:
         messages = Load(self.space, self._set_aside, self._note)
         self._branches(messages)
         self._harden()
+        batch_recovery.prune(self.space)
         self._count_branches()
         messages.is_placed()
         answer()
@@ -114,8 +115,9 @@ class _Recovery:
         if prepared:  # after a kill the disk may lack a move that is seen here; what follows must not outlive it
             self._sync_directories(self._every_directory)
         decided = batch_recovery.decisions(self.space, {**prepared, **self.lost}, self._set_aside, self._note)
-        for xid in [xid for xid, files in prepared.items() if COMMIT in files or self._is_decided(decided, xid, files)]:
-            self._roll_forward(xid, prepared.pop(xid), active.pop(xid, {}))
+        for xid, files in list(prepared.items()):
+            if COMMIT in files or batch_recovery.rolls_forward(self.space, decided, xid, files):
+                self._roll_forward(xid, prepared.pop(xid), active.pop(xid, {}))
         for xid in sorted({*prepared, *self.lost}, key=str):
             self._prepared(xid, prepared.get(xid, {}))
         self._heuristic()
@@ -123,14 +125,10 @@ class _Recovery:
         for xid, files in active.items():
             self._roll_back_active(xid, files)
 
-    def _is_decided(self, decided: batch_recovery.Decisions, xid: Xid, files: dict[str, str]) -> bool:
-        return batch_recovery.rolls_forward(self.space, decided, xid, files)
-
     def _settle(self, decided: batch_recovery.Decisions) -> None:
         done, undone = batch_recovery.settle(self.space, decided, self._note)
         self.report.rolled_forward += done
         self.report.rolled_back += undone
-        batch_recovery.prune(self.space)
 
     def _blocks(self, directory: str) -> Blocks:
         found: Blocks = {}

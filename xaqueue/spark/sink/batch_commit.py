@@ -4,9 +4,11 @@ Every branch is seen to be prepared, then home records the decision, with the br
 theirs, and record that they did, also where nothing was written. A crash in between leaves home's record: whoever
 writes the batch again finds it first, finishes what it says, and all that was written anew is rolled back.
 
-What was decided is for good only where it is the same batch: one of the same number that is made from other offsets, or
-goes to other spaces, is refused before anything is decided, and so is one below the last that any space knows. The
-error says how a query goes on behind what it has written last, where its checkpoint does not know that any more.
+The next batch is decided once every space has the last one: what a crash left of that is finished first, since home's
+record of it goes. What was decided is for good only where it is the same batch: one of the same number that is made
+from other offsets, or goes to other spaces, is refused before anything is decided, and so is one below the last that
+any space knows. The error says how a query goes on behind what it has written last, where its checkpoint does not know
+that any more.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ class _BatchCommit:
     def commit(
         self, branches: Mapping[int, Sequence[Xid]], queues: Collection[str], is_numbered_by_user: bool
     ) -> Decision | None:
-        known = [session.decision(self._batch) for session in self._sessions]
+        last = self._last_decided()
+        known = [one if one is not None and one.batch.number >= self._batch.number else None for one in last]
         later = [one for one in known if one is not None and one.batch != self._batch]
         if later and is_numbered_by_user:
             self.roll_back()
@@ -95,10 +98,29 @@ class _BatchCommit:
             return decision
         self._check_not_read(queues)
         self._check_prepared(branches)
+        self._finish_last(last)
         others = [(self._ids[number], xid) for number in branches if number for xid in branches[number]]
         decision = self._sessions[0].commit_all(self._batch, branches.get(0, ()), others, self._plan)
         self._finish(0, decision, range(1, len(self._sessions)))
         return None
+
+    def _last_decided(self) -> list[Decision | None]:
+        """Of each space. One alone sees to it by itself that its last batch is finished."""
+        asked = self._batch if len(self._sessions) == 1 else replace(self._batch, number=0)
+        return [session.decision(asked) for session in self._sessions]
+
+    def _finish_last(self, last: Sequence[Decision | None]) -> None:
+        """In each space that has not heard of the last batch. What is not in doubt there, others have ended."""
+        for home, decision in enumerate(last):
+            if decision is None or decision.plan.spaces[:1] != (self._ids[home],):
+                continue
+            for number, one in enumerate(last):
+                is_known = one is not None and one.batch.number >= decision.batch.number
+                if not is_known and self._ids[number] in decision.plan.spaces:
+                    session = self._sessions[number]
+                    xids = [xid for space, xid in decision.others if space == self._ids[number]]
+                    xids = [xid for xid in xids if session.outcome(xid) is Outcome.IN_DOUBT]
+                    session.commit_all(decision.batch, xids, (), decision.plan)
 
     def roll_back(self) -> None:
         known = [session.decision(self._batch) for session in self._sessions]

@@ -117,39 +117,23 @@ def test_a_branch_that_waits_for_room_is_finished_by_a_commit_of_its_own(bare: B
     assert sorted(bodies(session)) == [b"1", b"2", b"3"]
 
 
-def test_a_record_stays_as_long_as_its_branches_do(bare: BareSpace, session: Session) -> None:
-    a = prepared(session, "a", batch(1))
+def test_the_next_is_not_decided_before_the_last_is_carried_out(bare: BareSpace, session: Session) -> None:
+    a, b, other = three(session)
     flushed(bare)
     bare.fs.faults[MOVES] = errno.ENOSPC
-    with pytest.raises(RetryLater):
-        session.commit_all(batch(1), [a])
+    for number in (1, 2, 2):
+        with pytest.raises(RetryLater, match="commit again"):
+            session.commit_all(batch(number), [a, b] if number == 1 else [])
+    assert [one and one.batch.number for one in map(session.decision, map(batch, range(3)))] == [1, 1, None]
+    bare.fs.faults.clear()
     session.commit_all(batch(2), [])
-    bare.fs.faults.clear()
-    assert session.commit_all(batch(1), [a]).xids == (a,)
-    session.commit_all(batch(3), [])
-    assert known(session) == [3, 3, 3, 3]
-
-
-def known(session: Session) -> list[int]:
-    """Of which batch the decision is that stands for each of the first."""
-    found = [session.decision(batch(number)) for number in range(4)]
-    return [one.batch.number for one in found if one is not None]
-
-
-def test_what_is_older_is_refused_though_a_record_below_it_stays(bare: BareSpace, session: Session) -> None:
-    a = prepared(session, "a", batch(1))
-    flushed(bare)
-    bare.fs.faults[MOVES] = errno.ENOSPC
-    with pytest.raises(RetryLater):
-        session.commit_all(batch(1), [a])
-    bare.fs.faults.clear()
-    for number in (2, 3):
-        session.commit_all(batch(number), [])
-    assert known(session) == [3, 1, 3, 3]
-    for number in (0, 2):
-        with pytest.raises(InvalidArgument, match="up to batch 3"):
+    assert (sorted(bodies(session)), session.outcome(other)) == ([b"1", b"2", b"3"], Outcome.ROLLED_BACK)
+    for number in (0, 1):
+        with pytest.raises(InvalidArgument, match="up to batch 2"):
             session.commit_all(batch(number), [])
-    assert session.commit_all(batch(1), [a]).xids == (a,)
+    session = reopened(bare)
+    assert [one and one.batch.number for one in map(session.decision, map(batch, range(4)))] == [2, 2, 2, None]
+    assert sorted(bodies(session)) == [b"1", b"2", b"3"]
 
 
 def test_a_record_that_cannot_be_read_now_is_asked_for_again(bare: BareSpace, session: Session) -> None:

@@ -18,7 +18,7 @@ from xaqueue.errors import (
     RetryLater,
 )
 from xaqueue.space.engine.session import Session
-from xaqueue.space.model import batch_records, layout
+from xaqueue.space.model import batch_record, layout
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 
@@ -153,4 +153,4 @@ def test_bytes_that_are_no_decision(tmp_path: Path) -> None:
         prepared(session, "a", batch(), b"1", b"2")
         (first,) = (bare.root / layout.PREPARED).glob("*.000")
         with pytest.raises(DamagedBlock, match="no record of a batch"):
-            batch_records.read(bare.fs, f"{layout.PREPARED}/{first.name}")
+            batch_record.read(bare.fs, f"{layout.PREPARED}/{first.name}")

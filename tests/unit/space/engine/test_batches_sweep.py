@@ -17,9 +17,9 @@ from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Plan
 from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.rpc.client.connect import remote_manager
 from xaqueue.rpc.server import housekeeping
-from xaqueue.space.engine.batch_sweep import FORGET_EVERY_US, sweep
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import wall_clock
+from xaqueue.space.engine.timeouts import FORGET_EVERY_US, sweep
 from xaqueue.space.model import layout
 from xaqueue.space.model.definitions import Definitions, parse
 from xaqueue.space.owner import open as attach_room

@@ -13,7 +13,7 @@ from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.batch import key_of
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine import heuristics
-from xaqueue.space.engine.batch_claim import Claim
+from xaqueue.space.engine.batches import claimed
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.xa import Flag, Outcome
@@ -32,7 +32,7 @@ def hold(space: Space, xid: Xid) -> None:
 
 
 def claim(space: Space) -> None:
-    with Claim(space, BATCH):
+    with claimed(space, BATCH):
         pass
 
 

@@ -1,8 +1,8 @@
 """The record of a decided batch: a block of kind *branch* in ``batches/`` that lists the branches it commits.
 
-A query has one, of its last batch; that of an earlier one is there only as long as branches of it are not finished. Its
-name is the query's key and the batch's number, so that a listing tells what is decided, and a record is read only when
-somebody asks for it. The headers say query, number and how many messages; the body is MessagePack:
+A query has one, of its last batch. Its name is the query's key and the batch's number, so that a listing tells what is
+decided, and a record is read only when somebody asks for it. The headers say query, number and how many messages; the
+body is MessagePack:
 
     [[[format id, bqual], ...],             the branches in this space, whose gtrid is the batch's
      [[space id, format id, bqual], ...],   those in other spaces
@@ -18,8 +18,7 @@ import msgpack
 
 from xaqueue.batch import Batch, Decision, Plan, is_of_a_batch, parse_gtrid
 from xaqueue.errors import DamagedBlock, InvalidArgument
-from xaqueue.message import Properties
-from xaqueue.space.engine.blocks import NO_MESSAGE
+from xaqueue.message import MessageId, Properties
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import UNLIMITED, Block, Kind, decode, encode_with_checksum
 from xaqueue.space.model.block_files import damage_of, read_block
@@ -27,25 +26,16 @@ from xaqueue.storage.fs import FileSystem
 from xaqueue.xid import Xid
 
 
-def path_of(batch: Batch) -> str:
-    return layout.batch_path(batch.key, batch.number)
-
-
-def path_of_gtrid(gtrid: bytes) -> str:
+def path_of(gtrid: bytes) -> str:
     """Of the record of the batch with this gtrid, which must be one."""
     parsed = parse_gtrid(gtrid)
     assert parsed is not None
     return layout.batch_path(*parsed)
 
 
-def making_path(batch: Batch) -> str:
+def making_path(gtrid: bytes) -> str:
     """Where the record is written before it is renamed into its place."""
-    return f"{layout.BATCHES}/.{name_of(batch.gtrid)}"
-
-
-def name_of(gtrid: bytes) -> str:
-    """Of the file."""
-    return path_of_gtrid(gtrid).rpartition("/")[2]
+    return path_of(gtrid).replace("/", "/.")
 
 
 def content(decision: Decision, epoch: int) -> tuple[bytes, bytes]:
@@ -61,7 +51,8 @@ def content(decision: Decision, epoch: int) -> tuple[bytes, bytes]:
         use_bin_type=True,
     )
     properties = Properties("", enqueued_at=decision.decided_at, headers=told)
-    head, _ = encode_with_checksum(Block(Kind.BRANCH, NO_MESSAGE, properties, body, epoch), body_limit_bytes=UNLIMITED)
+    block = Block(Kind.BRANCH, MessageId(bytes(16)), properties, body, epoch)
+    head, _ = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
     return head, body
 
 
@@ -86,7 +77,7 @@ def lists(fs: FileSystem, xid: Xid) -> bool | None:
     if not is_of_a_batch(xid):
         return None
     try:
-        return xid in read(fs, path_of_gtrid(xid.gtrid)).xids
+        return xid in read(fs, path_of(xid.gtrid)).xids
     except (FileNotFoundError, DamagedBlock):
         return None
 
@@ -106,73 +97,41 @@ def _decision(block: Block) -> Decision:
 
 
 class BatchMemory:
-    """Which batches are decided, by the keys of their queries. All methods are called with the space's lock held."""
+    """The last batch of each query that is decided, by the query's key. Used with the space's lock held."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, set[int]] = {}
+        self.last: dict[str, int] = {}
+        """Their numbers."""
+        self.lost: dict[str, tuple[int, str]] = {}
+        """Of a query whose record was damaged: its number, and where in quarantine it is."""
         self.claimed: set[str] = set()
         """The keys of queries to a batch of which something is being done just now."""
-        self.look_us = 0
+        self.forget_us = 0
         """When decisions that nobody will ask for are looked for next."""
-        self.lost: dict[bytes, str] = {}
-        """The gtrids of those whose record was damaged, and where in quarantine it is."""
 
-    def found(self, names: Iterable[str]) -> list[str]:
-        """Takes the names in ``batches/``; returns those that are none of a record."""
-        strange = []
-        for name in names:
-            parsed = layout.parse_batch(name)
-            if parsed is not None:
-                self._numbers.setdefault(parsed[0], set()).add(parsed[1])
-            else:
-                strange.append(name)
-        return strange
+    def found(self, names: Iterable[str]) -> None:
+        """Takes the names in ``batches/``."""
+        for key, number in filter(None, map(layout.parse_batch, names)):
+            self.last[key] = max(number, self.last.get(key, -1))
 
     def found_lost(self, names: Iterable[str]) -> None:
-        """Takes the names in ``quarantine/``."""
+        """Takes the names in ``quarantine/``. What was decided after a record that is there counts, and not that."""
         start = f"{layout.BATCHES}."
         for name in names:
             parsed = layout.parse_batch(name.removeprefix(start).partition("~")[0]) if name.startswith(start) else None
-            if parsed is not None and parsed[1] not in self._numbers.get(parsed[0], ()):
-                self.lost[f"{parsed[0]}:{parsed[1]}".encode()] = f"{layout.QUARANTINE}/{name}"
+            if parsed is not None and parsed[1] > self.highest(parsed[0]):
+                self.lost[parsed[0]] = parsed[1], f"{layout.QUARANTINE}/{name}"
 
-    def lose(self, gtrid: bytes) -> None:
-        """Its record was damaged, and is no more; ``found_lost`` or ``lost`` are to be told where it is."""
-        parsed = parse_gtrid(gtrid)
-        assert parsed is not None
-        self.remove(*parsed)
-
-    def add(self, batch: Batch) -> None:
-        self._numbers.setdefault(batch.key, set()).add(batch.number)
-
-    def remove(self, key: str, number: int) -> None:
-        numbers = self._numbers.get(key, set())
-        numbers.discard(number)
-        if not numbers:
-            self._numbers.pop(key, None)
+    def highest(self, key: str) -> int:
+        """The number of a query's last batch that is decided, or may be; -1 without one."""
+        return max(self.last.get(key, -1), self.lost.get(key, (-1, ""))[0])
 
     def has(self, gtrid: bytes) -> bool:
-        """Whether the batch of this gtrid is decided."""
+        """Whether this batch is the last of its query that is decided."""
         parsed = parse_gtrid(gtrid)
-        return parsed is not None and parsed[1] in self._numbers.get(parsed[0], ())
+        return parsed is not None and self.last.get(parsed[0]) == parsed[1]
 
-    def standing(self, gtrid: bytes) -> int | None:
-        """The number of the batch whose decision holds for this one: its own, or that of a later one of its query."""
+    def is_lost(self, gtrid: bytes) -> bool:
+        """Whether this batch may be decided, and nobody knows."""
         parsed = parse_gtrid(gtrid)
-        if parsed is None:
-            return None
-        key, number = parsed
-        lost = (each for each in map(parse_gtrid, self.lost) if each is not None)
-        known = {*self._numbers.get(key, ()), *(other for of, other in lost if of == key)}
-        return number if number in known else max((other for other in known if other > number), default=None)
-
-    def numbers(self, key: str) -> list[int]:
-        return sorted(self._numbers.get(key, ()))
-
-    def firsts(self) -> list[str]:
-        """The keys of queries that have decided batch 0 and no other."""
-        return [key for key, numbers in self._numbers.items() if numbers == {0}]
-
-    def beyond(self) -> list[tuple[str, int]]:
-        """What is there beside the last of each query."""
-        return [(key, number) for key, numbers in self._numbers.items() for number in sorted(numbers)[:-1]]
+        return parsed is not None and self.lost.get(parsed[0], (-1, ""))[0] == parsed[1]
