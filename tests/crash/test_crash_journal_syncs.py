@@ -61,7 +61,7 @@ NOTICED: dict[str, tuple[Way, Level, str]] = {
     "_open_journal: all root": (kill_then_power_loss, LAGGING, "put: one_phase"),
     "checkpoint: all root": (power_loss, CHECKPOINTS, "put: one_phase"),
     "harden_names: all root": (power_loss, MOVING, "put: prepared"),
-    "count: content block": (power_loss, JOURNAL, "take: undone"),
+    "count: content block": (kill_then_power_loss, JOURNAL, "take: undone"),
     "_harden: content block": (raised_level, JOURNAL, "puts in new queues: prepared"),
     "_harden: content first block": (raised_level, JOURNAL, "put: prepared"),
     "_sync_directories: target prepared": (raised_level, JOURNAL, "put: prepared"),

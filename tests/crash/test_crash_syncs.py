@@ -31,7 +31,7 @@ NOTICED: dict[str, tuple[Callable[[str], None], str]] = {
     "Completion: target queue": (power_loss, "first: one_phase"),
     "Completion: target range": (power_loss, "put: one_phase"),
     "Completion: source prepared": (power_loss, "put two_phase, take one_phase"),
-    "undo: source prepared": (power_loss, "put: undone"),
+    "_undo: source prepared": (power_loss, "put: undone"),
     "count: content block": (power_loss, "take: undone"),
     "_record: content first block": (power_loss, "put: decided_commit"),
     "_record: target heuristic": (power_loss, "put: decided_commit"),

@@ -161,15 +161,14 @@ def test_a_commit_to_a_new_queue_waits_for_room(disk: Disk, take_all: Callable[[
 @fillers
 def test_a_full_disk_opens_and_quarantines(disk: Disk, take_all: Callable[[Path], Path]) -> None:
     bare = disk()
-    bare.put("orders", b"first", b"second", b"third", b"fourth")
-    xid = bare.prepare("in doubt", add=[("orders", b"fifth")])
+    bare.put("orders", b"first", b"second", b"third", b"fourth", b"fifth")
+    xid = bare.prepare("in doubt", add=[("orders", b"sixth")])
     with closing(bare.connect()) as connection:
         connection.enqueue("orders", b"active")
     bare.message_file("orders", b"second").write_bytes(b"damaged")
     fourth = bare.message_file("orders", b"fourth")
     take_all(bare.root)
     bare.reopen()
-    assert len(bare.space.report.quarantined) == 1
     fourth.write_bytes(b"")
     assert bare.in_doubt() == [xid]
     with closing(bare.connect()) as connection:
@@ -179,10 +178,10 @@ def test_a_full_disk_opens_and_quarantines(disk: Disk, take_all: Callable[[Path]
             connection.commit()
         connection.commit()
         connection.tpc_commit(xid)
-    assert bodies == [b"first", b"third"]
+    assert bodies == [b"first", b"third", b"fifth"]
     assert len(bare.quarantined()) == 2
     bare.reopen()
-    assert bare.take("orders") == [b"fifth"]
+    assert bare.take("orders") == [b"sixth"]
 
 
 @fillers

@@ -168,9 +168,9 @@ class RemoteHost:
             self._server.kill()
             self._server = None
         while self._connections:
-            stream = self._connections.pop()._manager._stream  # type: ignore[attr-defined]
-            if stream is not None:
-                stream.close()
+            socket = self._connections.pop()._manager._socket  # type: ignore[attr-defined]
+            if socket is not None:
+                socket.close()
 
     def decide(self, xid: Xid, commit: bool) -> None:
         heuristics.decide(self.server.space, xid, commit, "test")
