@@ -52,7 +52,7 @@ from xaqueue.errors import (
     UnknownXid,
 )
 from xaqueue.message import Message, MessageId
-from xaqueue.space import openstring
+from xaqueue.space.model import openstring
 from xaqueue.storage.ids import fresh_id
 from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid

@@ -97,9 +97,12 @@ def home_of(xid: Xid) -> str:
     return home.decode("ascii", "replace") if xid.format_id == SEVERAL_SPACES else ""
 
 
+BATCH_FORMAT_IDS = (ONE_SPACE, SEVERAL_SPACES)
+
+
 def is_of_a_batch(xid: Xid) -> bool:
     """Whether the branch was written by a query, to be decided with its batch."""
-    return xid.format_id in (ONE_SPACE, SEVERAL_SPACES) and parse_gtrid(xid.gtrid) is not None
+    return xid.format_id in BATCH_FORMAT_IDS and parse_gtrid(xid.gtrid) is not None
 
 
 _AGAIN = (

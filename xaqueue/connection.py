@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from xaqueue.errors import (
     ConnectionLost,
@@ -42,8 +42,11 @@ from xaqueue.errors import (
 from xaqueue.message import EnqueueOptions, Message, MessageId, body_of, check_queue_name, id_of, options_of
 from xaqueue.phases import ALLOWED, BEGIN, UNDONE, Phase
 from xaqueue.times import FOREVER_S, check_seconds
-from xaqueue.xa import Flag, Outcome, ResourceManager, Vote
+from xaqueue.xa import Flag, Outcome, Vote
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
+
+if TYPE_CHECKING:  # brings the types of batches, which a plain connection never needs
+    from xaqueue.resource_manager import ResourceManager
 
 RECOVER_PAGE = 1000
 
@@ -210,10 +213,13 @@ class Connection:
 
         timeout_s: a branch that is not prepared by then is rolled back (noticed at its next call).
         """
-        self._check("tpc_begin")
-        limit_s = check_seconds("timeout_s", timeout_s)
-        timeout_s = limit_s if limit_s < FOREVER_S else None
-        xid = _as_xid(xid)
+        if self._phase is not Phase.NONE:
+            self._check("tpc_begin")
+        if timeout_s is not None:
+            limit_s = check_seconds("timeout_s", timeout_s)
+            timeout_s = limit_s if limit_s < FOREVER_S else None
+        if type(xid) is not Xid:
+            xid = _as_xid(xid)
         self._manager.start(xid, flags, timeout_s)
         self._enter(Phase.ACTIVE, xid)
 
@@ -256,6 +262,9 @@ class Connection:
         if xid is not None:
             self._check("the call with an xid")
             self._manager.commit(_as_xid(xid))
+            return
+        if self._phase is Phase.PREPARED and self._xid is not None:
+            self._finish(self._manager.commit, self._xid)
             return
         current = self._check("tpc_commit")
         if self._phase is Phase.PREPARING:
@@ -488,8 +497,8 @@ class Connection:
         self._manager.end(xid)
 
     def _prepare(self) -> bool:
-        xid = self._check("tpc_prepare")
         before = self._phase
+        xid = self._xid if before is Phase.ACTIVE and self._xid is not None else self._check("tpc_prepare")
         try:
             self._end(xid)
             before, self._phase = self._phase, Phase.PREPARING

@@ -43,14 +43,10 @@ raised for a normal outcome: a read-only vote and an empty queue are return valu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
 from xaqueue.xa import Code
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from xaqueue.xid import Xid
 
 
 class Error(Exception):
@@ -204,12 +200,12 @@ class ConnectionLost(OperationalError):
 class OutcomeUnknown(ConnectionLost):
     """The answer to a commit, a prepare or a rollback was lost: it may or may not have been carried out.
 
-    ``xid`` names the branch: ``connection.outcome(xid)`` tells once the server is there again.
+    ``xid``, an Xid or None, names the branch: ``connection.outcome(xid)`` tells once the server is there again.
     """
 
-    def __init__(self, message: str, xid: Xid | None = None) -> None:
+    def __init__(self, message: str, xid: tuple[int, bytes, bytes] | None = None) -> None:
         super().__init__(message)
-        self.xid = xid
+        self.xid: Any = xid
 
 
 class DecisionLogError(OperationalError):

@@ -38,10 +38,17 @@ class Xid(_Parts):
     def __new__(cls, format_id: int, gtrid: bytes, bqual: bytes) -> Xid:
         if type(format_id) is not int or not 0 <= format_id <= FORMAT_ID_LIMIT:
             raise InvalidArgument(f"format id {format_id!r} is not a number from 0 to {FORMAT_ID_LIMIT}")
-        return tuple.__new__(cls, (format_id, _checked("gtrid", gtrid), _checked("bqual", bqual)))
+        if type(gtrid) is not bytes or len(gtrid) > PART_LIMIT_BYTES:
+            gtrid = _checked("gtrid", gtrid)
+        if type(bqual) is not bytes or len(bqual) > PART_LIMIT_BYTES:
+            bqual = _checked("bqual", bqual)
+        return tuple.__new__(cls, (format_id, gtrid, bqual))
 
     def __str__(self) -> str:
-        return f"{self.format_id}.{_encode(self.gtrid)}.{_encode(self.bqual)}"
+        format_id, gtrid, bqual = self
+        gtrid_text = b2a_base64(gtrid, newline=False).translate(_URLSAFE, b"=")
+        bqual_text = b2a_base64(bqual, newline=False).translate(_URLSAFE, b"=")
+        return f"{format_id}.{gtrid_text.decode('ascii')}.{bqual_text.decode('ascii')}"
 
     @property
     def is_local(self) -> bool:
@@ -72,10 +79,6 @@ def _checked(name: str, part: bytes | str) -> bytes:
     if not isinstance(part, bytes) or len(part) > PART_LIMIT_BYTES:
         raise InvalidArgument(f"{name} {part!r} is not a byte string of 0 to {PART_LIMIT_BYTES} bytes")
     return part
-
-
-def _encode(part: bytes) -> str:
-    return b2a_base64(part, newline=False).translate(_URLSAFE, b"=").decode("ascii")
 
 
 def _decode(text: str) -> bytes:

@@ -43,7 +43,7 @@ Key = tuple[str, int, str, str]
 
 
 class ClientMeasured(NamedTuple):
-    """One rate, and where it is of our server, the rounds of its barrier and the steps that shared them."""
+    """One rate, and where it is of our server, its rounds of group commit and the steps that shared them."""
 
     rate: ClientRate
     rounds: int
@@ -142,7 +142,7 @@ def _ways(peer: Peer, clients: int, *, also_one: bool) -> Iterator[list[Ways]]:
 
 
 def _used(peer: Peer) -> tuple[int, int]:
-    """Rounds and steps of a barrier so far, where it is our server's."""
+    """Rounds and steps so far, where it is our server's."""
     if not isinstance(peer, ServerPeer):
         return 0, 0
     used = peer.used()

@@ -35,7 +35,7 @@ STOP_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What a server has used since it was started: processor time, rounds of its barrier, steps that shared them."""
+    """What a server has used since it was started: processor time, rounds of its log, steps that shared them."""
 
     cpu_s: float
     rounds: int
@@ -158,8 +158,8 @@ async def serve(root: Path, path: Path, flags: str) -> None:
     await server.listen(ListenConfig(unix=(path,)))
 
     def say() -> None:
-        barrier = server.space.barrier
-        print(json.dumps(asdict(Used(time.process_time(), barrier.rounds, barrier.steps))), flush=True)
+        log = server.space.log
+        print(json.dumps(asdict(Used(time.process_time(), log.rounds, log.steps))), flush=True)
 
     loop, questions = asyncio.get_running_loop(), sys.stdin.fileno()
 

@@ -25,9 +25,10 @@ from support.contract_connection import (
     put,
 )
 from support.served import STRICT, EmbeddedHost
+from xaqueue.connection import Connection
 from xaqueue.errors import DiskFull, OperationalError, ProtocolError, ResourceFailed, RetryLater, RolledBack
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model.layout import RANGE_SIZE
+from xaqueue.space.model.layout import COMMITTED, RANGE_SIZE
 from xaqueue.space.offline.reader import QueueReader
 
 
@@ -66,19 +67,20 @@ class TestConcurrency(AtBothLevels, ConcurrencyContract):
     pass
 
 
-def refuse(monkeypatch: pytest.MonkeyPatch, space: Space, call: str, code: int) -> None:
-    """The next such call of the space's port fails with this error: the reserve did not help it."""
+def refuse(monkeypatch: pytest.MonkeyPatch, space: Space, call: str, code: int, into: str = "") -> None:
+    """The next such call of the space's port, or the next into this directory, fails with this error: the reserve did
+    not help it."""
     real = getattr(space.fs, call)
     failed: list[str] = []
 
     def failing(path: str, *arguments: object) -> object:
-        if not failed:
+        if not failed and (not into or str(arguments[0]).startswith(into)):
             failed.append(path)
             raise OSError(code, os.strerror(code), path)
         return real(path, *arguments)
 
-    if call == "sync_data":  # the barrier looked it up when it was made
-        monkeypatch.setattr(space.barrier, "_sync_content", failing)
+    if call == "sync_data":  # the log looked it up when it was made
+        monkeypatch.setattr(space.log, "_sync_content", failing)
     else:
         monkeypatch.setattr(space.fs, call, failing)
 
@@ -209,17 +211,11 @@ def test_a_commit_that_finds_no_room_may_be_rolled_back(
 def test_a_commit_that_finds_no_room_behind_its_commit_point_goes_forward_only(
     host: EmbeddedHost, monkeypatch: pytest.MonkeyPatch, two_phase: bool
 ) -> None:
-    """The branch goes over the edge of a range, and there is no room for the directory of the next one."""
+    """The directory of the queue cannot grow by the names of its messages."""
     connection = host.connect()
     put(connection, b"first")
-    host.space.queues["orders"].last = RANGE_SIZE - 2
-    xid = connection.xid(1, "x", "")
-    connection.tpc_begin(xid)
-    for number in range(4):
-        connection.enqueue("orders", b"%d" % number)
-    if two_phase:
-        connection.tpc_prepare()
-    refuse(monkeypatch, host.space, "make_dir", errno.ENOSPC)
+    begin_at_the_edge(connection, host.space, two_phase=two_phase)
+    refuse(monkeypatch, host.space, "rename", errno.ENOSPC, into=COMMITTED)
     with pytest.raises(RetryLater, match="commit again"):
         connection.tpc_commit()
     with pytest.raises(ProtocolError, match="past its commit point"):
@@ -231,6 +227,37 @@ def test_a_commit_that_finds_no_room_behind_its_commit_point_goes_forward_only(
     host.kill()
     assert bodies(host.connect()) == expected
     assert block_files(host.root) == []
+
+
+@pytest.mark.parametrize("two_phase", [True, False])
+@pytest.mark.parametrize("verb", ["tpc_commit", "tpc_rollback"])
+def test_a_commit_that_finds_no_room_for_a_range_has_not_begun(
+    host: EmbeddedHost, monkeypatch: pytest.MonkeyPatch, two_phase: bool, verb: str
+) -> None:
+    """The branch goes over the edge of a range: the directory of the next one is made before the commit point."""
+    connection = host.connect()
+    put(connection, b"first")
+    begin_at_the_edge(connection, host.space, two_phase=two_phase)
+    refuse(monkeypatch, host.space, "make_dir", errno.ENOSPC)
+    with pytest.raises(RetryLater, match="commit again"):
+        connection.tpc_commit()
+    assert bodies(connection) == [b"first"]
+    getattr(connection, verb)()
+    expected = [b"first", b"0", b"1", b"2", b"3"] if verb == "tpc_commit" else [b"first"]
+    assert bodies(connection) == expected
+    host.kill()
+    assert bodies(host.connect()) == expected
+    assert block_files(host.root) == []
+
+
+def begin_at_the_edge(connection: Connection, space: Space, *, two_phase: bool) -> None:
+    """A branch whose messages go over the edge of a range is prepared, or is about to be committed in one phase."""
+    space.queues["orders"].last = RANGE_SIZE - 2
+    connection.tpc_begin(connection.xid(1, "x", ""))
+    for number in range(4):
+        connection.enqueue("orders", b"%d" % number)
+    if two_phase:
+        connection.tpc_prepare()
 
 
 @pytest.mark.parametrize("call", ["sync_data", "sync_dir"])
@@ -347,7 +374,7 @@ def test_close_of_a_fenced_connection_is_quiet(host: EmbeddedHost, close_first: 
     connection.enqueue("orders", b"x")
     connection.tpc_end()
     other.enqueue("orders", b"y")
-    host.space.barrier.fail(OSError(errno.EIO, "Input/output error"))
+    host.space.log.fail(OSError(errno.EIO, "Input/output error"))
     order: list[Callable[[], None]] = [connection.close, other.close]
     for close in order if close_first else order[::-1]:
         close()

@@ -44,12 +44,13 @@ LEVELS = [LAGGING, JOURNAL, SWITCHING, MOVING, CHECKPOINTS, CYCLING, STRICT]
 CASES = list(itertools.product(STORIES if FULL else HANDFUL, LEVELS))
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize(("name", "level"), CASES, ids=str)
-def test_the_power_goes_after_a_fence_and_an_open(name: str, level: Level) -> None:
-    """After every sync that a story has."""
+def test_the_power_goes_after_a_fence_and_an_open(name: str, level: Level, number: int) -> None:
+    """After every sync that a story has. One that found no room has lost what it was to write as well."""
     jury, at = Jury(STORIES[name], level), play(STORIES[name], level)[1].first_call
     while True:
-        fs, record = play(STORIES[name], level, fail_after=at)
+        fs, record = play(STORIES[name], level, fail_after=at, fail_number=number)
         if not fs.failed:
             return
         at = fs.calls

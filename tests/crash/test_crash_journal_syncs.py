@@ -1,6 +1,6 @@
 """Every sync of a space with a journal is there for a crash, as ``test_crash_syncs`` shows for one without.
 
-On a full disk a round makes room by a checkpoint of its own (``Space._relieve``): its syncs are in no crash test here.
+On a full disk a round makes room by a checkpoint of its own (``JournalLog._relieve_journal``), in no crash test here.
 """
 
 from __future__ import annotations
@@ -10,12 +10,19 @@ from collections.abc import Callable
 
 import pytest
 
-from support.careless_barrier import careless
+from support.careless_log import careless
 from support.crash_cases import EXTREMES, FULL, JOURNALS, ONE_BRANCH, STORIES, sample, trees_of
 from support.crash_jury import Jury
 from support.crash_level import CHECKPOINTS, CYCLING, FILLING, JOURNAL, LAGGING, MOVING, SWITCHING, Level, open_space
 from support.crash_story import ALL, Sample, crashes
-from support.crash_ways import judge_cut_off, judge_later, kill_then_power_loss, next_owner, power_loss, raised_level
+from support.crash_ways import (
+    committed_at_once,
+    judge_later,
+    kill_then_power_loss,
+    next_owner,
+    power_loss,
+    recovery_cut_off,
+)
 from support.journal_story import judge_every_crash
 from xaqueue.errors import JournalDamaged
 from xaqueue.space.engine.session import Session
@@ -34,14 +41,6 @@ def opened_again(name: str, level: Level, calls: Sample = ALL) -> None:
             judge_later(jury, tree.open(), record)
 
 
-def recovery_cut_off(name: str, level: Level) -> None:
-    """The process is killed at any call, and the power goes at any call of the next one's recovery."""
-    jury = Jury(STORIES[name], level)
-    for killed, record in crashes(STORIES[name], level):
-        killed.survive_kill()
-        judge_cut_off(jury, killed, record)
-
-
 def writer(name: str, level: Level) -> None:
     """The journal alone, with many more rounds and segments than a story has."""
     judge_every_crash(0)
@@ -58,45 +57,34 @@ NOTICED: dict[str, tuple[Way, Level, str]] = {
     "_recycled: content segment": (writer, JOURNAL, ""),
     "_recycled: names journal": (writer, JOURNAL, ""),
     "harden: content segment": (recovery_cut_off, LAGGING, "puts in new queues: one_phase"),
-    "_open_journal: all root": (kill_then_power_loss, LAGGING, "put: one_phase"),
+    "_open_journal: all root": (recovery_cut_off, LAGGING, "put: one_phase"),
     "checkpoint: all root": (power_loss, CHECKPOINTS, "put: one_phase"),
-    "harden_names: all root": (power_loss, MOVING, "put: prepared"),
-    "count: content block": (kill_then_power_loss, JOURNAL, "take: undone"),
-    "_harden: content block": (raised_level, JOURNAL, "puts in new queues: prepared"),
-    "_harden: content first block": (raised_level, JOURNAL, "put: prepared"),
-    "_sync_directories: target prepared": (raised_level, JOURNAL, "put: prepared"),
-    "_sync_directories: target committed": (kill_then_power_loss, LAGGING, "first: decided_commit"),
-    "_sync_directories: target queue": (kill_then_power_loss, LAGGING, "first: decided_commit"),
-    "_sync_directories: target range": (kill_then_power_loss, LAGGING, "put: decided_commit"),
+    "prepare: all root": (power_loss, MOVING, "put: prepared"),
+    "_harden_unprepared: all root": (power_loss, MOVING, "put: one_phase"),
+    "_sync_directories: all root": (committed_at_once, JOURNAL, "put: prepared"),
 }
 """For each kind the way, the level and the story by which its loss is noticed."""
 
 NO_CRASH = "for damaged files: no crash leaves one"
+COVERED = "the sync of everything that follows covers it; its own tells of a lost write-back"
 SYNCED = "what was replayed is synced as a whole before, and what is older by the checkpoint behind it"
 
 REDUNDANT = {
-    "harden_content: content first block": "the sync of all that follows covers it; its own tells of a lost write-back",
-    "harden_content: content block": "the sync of all that follows covers it; its own tells of a lost write-back",
     "start: names root": "recovery syncs the root before anybody is answered",
     "_archive: content archive": "a torn tail is kept for people: nothing reads it",
     "_archive: names journal": "a torn tail is kept for people: nothing reads it",
     "_archive: content segment": "the next record's sync covers it; until then a tail that is back is cut off again",
     "_begin_anew: names journal": "a gap between old segments would only have one of them kept as .archive",
+    "_publish: all root": SYNCED,
     "_publish: content watermark": SYNCED,
-    "_sync_directories: target active": SYNCED,
-    "_sync_directories: target heuristic": SYNCED,
-    "_sync_directories: target root": SYNCED,
-    "_sync_directories: target quarantine": NO_CRASH,
-    "resolve_damage: target quarantine": NO_CRASH,
-    "_write_final_watermarks: content watermark": "numbers go on without a gap; with one they would be right as well",
+    "prepare: content block": COVERED,
+    "prepare: content first block": COVERED,
+    "_harden_unprepared: content block": COVERED,
+    "_harden: content block": COVERED,
+    "_harden: content first block": COVERED,
+    "resolve_damage: all root": NO_CRASH,
 }
 """Kinds whose loss no crash test notices, and why they are kept. ``xaqueue.7`` says it too."""
-
-ELSEWHERE = {
-    "_sync_directories: target batches": "test_crash_batch",
-    "_sync_directories: target streams": "test_crash_streams",
-}
-"""Kinds that another module has in its tables."""
 
 WAYS: tuple[Sampled, ...] = (power_loss, kill_then_power_loss, opened_again, *((next_owner,) if FULL else ()))
 SAMPLE = ["first: decided_commit", "put and take: one_phase", "put and take: decided_commit"]
@@ -110,8 +98,8 @@ def test_every_kind_of_sync_is_in_one_of_the_tables(monkeypatch: pytest.MonkeyPa
                 for fs, _ in crashes(STORIES[name], level):
                     fs.survive_kill()
                     Session(open_space(fs, level)).close()
-        opened_again("several: one_phase", LAGGING)
-    assert care.asked == NOTICED.keys() | REDUNDANT.keys() | ELSEWHERE.keys()
+        opened_again("several: two_phase", LAGGING)
+    assert care.asked == NOTICED.keys() | REDUNDANT.keys()
 
 
 @pytest.mark.parametrize("kind", NOTICED)

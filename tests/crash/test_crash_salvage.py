@@ -12,9 +12,9 @@ import xaqueue
 from support import broken_journal
 from support.broken_journal import damage, lose_directories
 from xaqueue.errors import SpaceError
-from xaqueue.space.engine import redo
 from xaqueue.space.model import layout
-from xaqueue.space.recovery.salvage import give_up
+from xaqueue.space.model.change import is_valid
+from xaqueue.space.owner.salvage import give_up
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
 from xaqueue.tools.torture.forgetful import Crashed, Tree
 
@@ -55,7 +55,7 @@ def test_it_may_be_cut_off_at_any_call(tmp_path: Path) -> None:
         for tree in (fs.tree_after_kill(), *fs.trees_after_crash(limit=40, seed=crash_after)):
             after = tree.open()
             try:
-                journal = Journal(after, layout.JOURNAL, segment_bytes=SMALLEST_SEGMENT_BYTES, sound=redo.sound)
+                journal = Journal(after, layout.JOURNAL, segment_bytes=SMALLEST_SEGMENT_BYTES, sound=is_valid)
             except SpaceError:
                 give_up(after, SMALLEST_SEGMENT_BYTES)
             else:

@@ -24,7 +24,7 @@ from xaqueue.space.offline import check, inspect, inspect_branches, inspect_mess
 from xaqueue.space.offline.findings import Severity
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import open
-from xaqueue.space.recovery.salvage import find_loss, salvage
+from xaqueue.space.owner.salvage import find_loss, salvage
 from xaqueue.spark.source import rows
 from xaqueue.spark.source.snapshot import reserved
 from xaqueue.storage.journal_format import name_of
@@ -167,7 +167,7 @@ def templates(memory: Path) -> dict[str, Path]:
         connection.tpc_begin(IN_DOUBT)
         connection.enqueue("q", b"3")
         connection.tpc_prepare()
-        session.space.fs.sync_all()
+        session.space.sync_all()
         shutil.copytree(root, killed)
     return {"closed": root, "killed": killed}
 
@@ -356,11 +356,11 @@ def test_a_directory_where_a_message_was_taken_is_set_aside(tmp_path: Path) -> N
     with xaqueue.Connection(session, lambda: os.urandom(16)) as connection:
         connection.enqueue("q", b"taken")
         connection.commit()
-        session.space.fs.sync_all()
+        session.space.sync_all()
         (message,) = (tmp_path / "space").glob(f"{RANGE}/*1.*")
         assert connection.dequeue("q") is not None
         connection.commit()
-        session.space.fs.sync_all()
+        session.space.sync_all()
         shutil.copytree(tmp_path / "space", tmp_path / "killed")
     full_directory(tmp_path / "killed" / message.relative_to(tmp_path / "space"))
     with xaqueue.connect(tmp_path / "killed") as connection:

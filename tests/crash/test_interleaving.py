@@ -1,4 +1,5 @@
-"""Whatever another session does in the middle of a flush, a checkpoint, a close or a clearing, nothing is lost by it.
+"""Whatever another session does in the middle of a turn of the follower, a checkpoint, a close or a clearing, it loses
+nothing.
 
 ``XAQUEUE_CRASH_FULL=1``: at every call of the turn, in every scene, at every level; else a few, always the same.
 """
@@ -44,7 +45,7 @@ WORKS: dict[str, tuple[Put | Take, ...]] = {
 }
 JOURNALS = (LAGGING, MOVING, CYCLING, FILLING)
 EVERYWHERE = (*JOURNALS, STRICT, NONE)
-TURNS = {"flush": JOURNALS, "checkpoint": JOURNALS, "close": (*JOURNALS, STRICT), "clear": EVERYWHERE}
+TURNS = {"follow": JOURNALS, "checkpoint": JOURNALS, "close": (*JOURNALS, STRICT), "clear": EVERYWHERE}
 TURNS["expire"] = EVERYWHERE
 STREAM_STEPS: dict[str, tuple[Acts, int]] = {
     "reserve": ([("reserve", (FOUR,))], NEVER_KEPT),
@@ -147,6 +148,13 @@ def test_nothing_that_a_stream_consumed_comes_back(name: str, turn: str, within:
     play_stream(scene, level, calls)
 
 
+@pytest.mark.parametrize("level", EVERYWHERE, ids=str)
+def test_a_message_beside_those_that_go_to_the_archive_takes_none_of_them_along(level: Level) -> None:
+    """Its round syncs the range that they leave."""
+    acts: Acts = [("put", (4,)), ("reserve", (FOUR,)), ("consume", (FOUR, True)), ("put", (5,))]
+    play_stream(StreamScene("clear", True, acts, BEFORE_ALL), level, itertools.count())
+
+
 EVERY_BATCH = 1 if FULL else 5
 BATCH_CASES = [(undo, *group) for undo in (False, True) for group in GROUPS if group[0] not in ("clear", "expire")]
 
@@ -169,13 +177,13 @@ def test_a_batch_is_decided_as_a_whole(undo: bool, turn: str, within: bool, leve
 
 
 @pytest.mark.parametrize("level", JOURNALS, ids=str)
-@pytest.mark.parametrize("turn", ["flush", "checkpoint", "close"])
+@pytest.mark.parametrize("turn", ["follow", "checkpoint", "close"])
 def test_what_expired_goes_meanwhile(turn: str, level: Level) -> None:
     [scene] = [scene for scene in scenes(turn, True) if scene.clears_away]
     play_scene(scene, level, itertools.count(0, 1 if FULL else 5))
 
 
-@pytest.mark.parametrize("turn", ["flush", "checkpoint"])
-def test_a_file_that_is_renamed_in_memory_meanwhile_is_flushed(turn: str) -> None:
+@pytest.mark.parametrize("turn", ["follow", "checkpoint"])
+def test_a_file_that_is_renamed_in_memory_meanwhile_is_followed(turn: str) -> None:
     """A commit in the middle of a checkpoint: its record has the name only, and the content is below the checkpoint."""
     play_scene(Scene(turn, True, BEFORE, Act(End.TWO_PHASE, WORKS["put"])), LAGGING, itertools.count())

@@ -15,18 +15,18 @@ from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, 
 from support.crash_story import crashes
 from xaqueue.errors import DiskFull
 from xaqueue.message import MessageId, Properties
-from xaqueue.space.engine import cleanup, commit, messages
+from xaqueue.space.engine import cleanup, commit, directory_log, messages
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import index as index_of
 from xaqueue.space.model import layout
 from xaqueue.space.model.index import Entry, QueueIndex
 from xaqueue.space.model.layout import PREPARED, RANGE_SIZE, block_path, numbered
 from xaqueue.space.model.message_name import tags_of
-from xaqueue.storage.write_behind import Snapshot
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 
-SYNCS = ["NONE", "FDATASYNC;DSYNC", "JOURNAL"]
+IN_DIRECTORIES = ["NONE", "FDATASYNC;DSYNC"]
+SYNCS = [*IN_DIRECTORIES, "JOURNAL"]
 EVERY = 4
 BLOCKS = 20
 PIECE = 3
@@ -63,10 +63,11 @@ class Witness:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "STEP_FILES", PIECE)
+    for module in (commit, directory_log):
+        monkeypatch.setattr(module, "STEP_FILES", PIECE)
 
 
-@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize("sync", IN_DIRECTORIES)
 def test_a_prepare_moves_few_files_with_the_lock_held(
     tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +83,7 @@ def test_a_prepare_moves_few_files_with_the_lock_held(
         assert bare.take("q") == [b"%d" % number for number in range(BLOCKS)]
 
 
-@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize("sync", IN_DIRECTORIES)
 @pytest.mark.parametrize("prepared", [True, False])
 def test_a_rollback_removes_few_files_with_the_lock_held(
     tmp_path: Path, sync: str, prepared: bool, monkeypatch: pytest.MonkeyPatch
@@ -102,13 +103,25 @@ def test_a_rollback_removes_few_files_with_the_lock_held(
         assert not [path for path in (tmp_path / "s").rglob(f"{X}.*") if path.is_file()]
 
 
-@pytest.mark.parametrize("sync", SYNCS)
+def test_the_directories_follow_a_journal_without_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bare_space(tmp_path / "s", "JOURNAL") as bare:
+        session = filled(bare)
+        made, removed = Witness(bare, monkeypatch, "create"), Witness(bare, monkeypatch, "unlink")
+        session.prepare(X)
+        assert made.held == []
+        bare.space.log.settle()
+        session.rollback(X)
+        assert removed.held == []
+        bare.space.log.settle()
+        assert made.held == removed.held == [False] * (BLOCKS + 1)
+
+
+@pytest.mark.parametrize("sync", IN_DIRECTORIES)
 @pytest.mark.parametrize("lacking", [numbered(2), numbered(BLOCKS - 1)])
 def test_a_prepare_without_room_leaves_nothing(tmp_path: Path, sync: str, lacking: str) -> None:
     with bare_space(tmp_path / "s", sync) as bare:
         session = filled(bare)
-        if bare.space.lag is not None:
-            bare.space.lag.flush()
+        bare.space.log.settle()
         bare.fs.faults["rename", block_path(PREPARED, str(X), lacking)] = errno.ENOSPC
         with pytest.raises(DiskFull):
             session.prepare(X)
@@ -128,7 +141,8 @@ ENDS = ("rollback", "prepared", "two_phase", "undone", "decided_commit", "decide
 @pytest.mark.parametrize("level", [STRICT, JOURNAL, LAGGING, CHECKPOINTS], ids=str)
 @pytest.mark.parametrize("name", [f"{done}: {end}" for done in WORK for end in ENDS])
 def test_a_crash_between_the_pieces(name: str, level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "STEP_FILES", 1)
+    for module in (commit, directory_log):
+        monkeypatch.setattr(module, "STEP_FILES", 1)
     jury = Jury(STORIES[name], level)
     for fs, record in crashes(STORIES[name], level, sample(EVERY, name, level)):
         jury.judge(fs.tree_after_kill(), record)
@@ -193,16 +207,14 @@ def test_who_empties_a_range_flushes_nothing_with_the_lock_held(
         queue.last = queue.reserved = RANGE_SIZE - 1  # what follows goes into the next range
         spent = bare.root / layout.range_path("q", 1)
         held: list[bool] = []
-        lag = bare.space.lag
-        if lag is not None:
-            lag.flush()
-            real = lag.flush
+        bare.space.log.settle()
+        real = bare.space.log.settle
 
-            def flush(*given: Snapshot) -> None:
-                held.append(bare.space.lock.locked())
-                real(*given)
+        def settle() -> None:
+            held.append(bare.space.lock.locked())
+            real()
 
-            monkeypatch.setattr(lag, "flush", flush)
+        monkeypatch.setattr(bare.space.log, "settle", settle)
         told: list[None] = []
         bare.space.has_consumed = lambda: told.append(None)
         bare.put("p", b"pending")
@@ -214,4 +226,4 @@ def test_who_empties_a_range_flushes_nothing_with_the_lock_held(
         assert cleanup.clear(bare.space)
         assert not spent.exists()
         assert held.count(True) == 0
-        assert lag is None or held
+        assert bare.space.journal_log is None or held

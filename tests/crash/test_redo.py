@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.redo_story import (
     EMPTY,
     QUEUE,
+    Made,
     Story,
     active,
     block,
@@ -24,8 +25,8 @@ from support.redo_story import (
 )
 from xaqueue.errors import JournalDamaged
 from xaqueue.space.engine import quarantine, redo
-from xaqueue.space.engine.redo import Redo, replay
-from xaqueue.space.model import layout
+from xaqueue.space.engine.redo import replay
+from xaqueue.space.model import change, layout
 from xaqueue.space.model.layout import Watermark
 from xaqueue.storage.journal_format import Record
 from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
@@ -108,12 +109,12 @@ def at(*pairs: tuple[str, tuple[bytes, bytes]]) -> Tree:
     return Tree({**EMPTY.nodes, **leading, **{path: b"".join(content) for path, content in pairs}})
 
 
-def records(*made: Redo) -> list[Record]:
+def records(*made: Made) -> list[Record]:
     return [record_of(one.entry(), lsn) for lsn, one in enumerate(made)]
 
 
-def commit(source: str, target: str, when_us: int = 0) -> Redo:
-    made = Redo(redo.Kind.COMMIT, "x")
+def commit(source: str, target: str, when_us: int = 0) -> Made:
+    made = Made(change.Kind.COMMIT, "x")
     made.move(source, target, when_us)
     return made
 
@@ -161,7 +162,7 @@ def test_what_others_took_from_the_archive_is_no_loss() -> None:
 
 
 def test_a_torn_file_is_made_anew() -> None:
-    made = Redo(redo.Kind.PREPARE, "x")
+    made = Made(change.Kind.PREPARE, "x")
     made.put(prepared(1), *block(1, size=100))
     fs = at((prepared(1), (block(1)[0], b""))).open()
     replay(fs, records(made))
@@ -169,7 +170,7 @@ def test_a_torn_file_is_made_anew() -> None:
 
 
 def test_another_block_gives_way() -> None:
-    made = Redo(redo.Kind.PREPARE, "x")
+    made = Made(change.Kind.PREPARE, "x")
     made.put(prepared(1), *block(1))
     made.put(path_of(2, 1), *block(2))
     fs = at((prepared(1), block(9)), (path_of(2, 1), block(8))).open()
@@ -178,7 +179,7 @@ def test_another_block_gives_way() -> None:
 
 
 def test_times_are_set_wherever_the_file_stood() -> None:
-    made = Redo(redo.Kind.ONE_PHASE, "x")
+    made = Made(change.Kind.ONE_PHASE, "x")
     made.put(path_of(2, 2), *block(2), 7_000_000)
     fs = at((prepared(1), block(1))).open()
     replay(fs, records(commit(prepared(1), path_of(1, 1), 5_000_000), made))
@@ -187,7 +188,7 @@ def test_times_are_set_wherever_the_file_stood() -> None:
 
 
 def test_the_last_record_of_a_path_counts() -> None:
-    made = [Redo(redo.Kind.PREPARE, "x") for _ in range(3)]
+    made = [Made(change.Kind.PREPARE, "x") for _ in range(3)]
     made[0].put(prepared(1), *block(1))
     made[1].drop(prepared(1))
     made[2].put(prepared(1), *block(2))
@@ -219,13 +220,13 @@ def test_what_stands_for_a_directory_is_kept_aside_whatever_crash_comes(place: s
 # Watermarks
 
 
-def arrival(seq: int) -> Redo:
-    made = Redo(redo.Kind.ONE_PHASE, "x")
+def arrival(seq: int) -> Made:
+    made = Made(change.Kind.ONE_PHASE, "x")
     made.put(path_of(seq, seq), *block(seq))
     return made
 
 
-def watermark(tree: Tree, *made: Redo) -> bytes:
+def watermark(tree: Tree, *made: Made) -> bytes:
     fs = tree.open()
     replay(fs, records(*made))
     path = layout.watermark_path(QUEUE)
@@ -246,7 +247,7 @@ def test_no_number_that_was_given_out_is_given_out_again() -> None:
 
 
 def test_a_removal_tells_nothing_of_the_numbers_that_were_given_out() -> None:
-    taken = Redo(redo.Kind.COMMIT, "x")
+    taken = Made(change.Kind.COMMIT, "x")
     taken.drop(path_of(2, 2))
     for lost in (with_watermark(b""), EMPTY):
         assert watermark(lost, taken) == b""
@@ -260,26 +261,26 @@ def test_a_damaged_watermark_is_left_for_those_who_quarantine_it() -> None:
 
 
 def test_a_record_tells_its_branch_and_its_paths() -> None:
-    made = Redo(redo.Kind.COMMIT, "1.abc.")
+    made = Made(change.Kind.COMMIT, "1.abc.")
     made.put(prepared(1), *block(1))
     made.move("a", "b")
     made.drop("c")
     (record,) = records(made)
-    assert redo.xid_of(record) == "1.abc."
-    assert redo.paths_of(record) == [prepared(1), "a", "b", "c"]
+    assert change.name_of(record) == "1.abc."
+    assert change.paths_of(record) == [prepared(1), "a", "b", "c"]
 
 
 def test_bodies_are_checked_each_with_its_own_checksum() -> None:
-    made = Redo(redo.Kind.PREPARE, "x")
+    made = Made(change.Kind.PREPARE, "x")
     for number in (1, 2, 3):
         made.put(prepared(number), *block(number, size=number - 1))
     entry = made.entry()
-    assert redo.sound(record_of(entry))
+    assert change.is_valid(record_of(entry))
     assert [bytes(body) for body in entry.bodies] == [b"2", b"3,"]
     for body in (b"2", b"2x", b"x3,", b"23,,", b"3,2"):
-        assert not redo.sound(Record(0, entry.kind, entry.meta, memoryview(body)))
+        assert not change.is_valid(Record(0, entry.kind, entry.meta, memoryview(body)))
 
 
 @pytest.mark.parametrize("meta", [b"", b"\xc1", b"\x01", b"\x93\x01\x02\x03", b"\x92\xa1x\x01", b"\x92\xa1x\x90extra"])
 def test_a_record_that_says_nothing_is_not_sound(meta: bytes) -> None:
-    assert not redo.sound(Record(0, 1, meta, memoryview(b"")))
+    assert not change.is_valid(Record(0, 1, meta, memoryview(b"")))

@@ -1,51 +1,46 @@
-"""The layers hold because the imports say so: read from the source, with no exceptions but the ones listed here."""
+"""The layers hold because the imports say so: a module imports its own layer or a lower one, and no circle.
+
+Read from the source. Every import counts, also one inside a function and one for type checkers only: neither gets
+around a circle. An import inside a function is for what only some need, so that a start does not load it.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Mapping
 
 import pytest
 
-import xaqueue
+from support.package_source import NAMES, imports_in, imports_of, is_in, tree_of
 
-ROOT = Path(xaqueue.__file__).parent
-MODULES = sorted(ROOT.rglob("*.py"))
+LAYERS: tuple[tuple[str, ...], ...] = (
+    (
+        *("xaqueue.errors", "xaqueue.xid", "xaqueue.xa", "xaqueue.message", "xaqueue.batch", "xaqueue.reservation"),
+        *("xaqueue.times", "xaqueue.phases", "xaqueue.access", "xaqueue.endpoint", "xaqueue.resource_manager"),
+    ),
+    ("xaqueue.connection",),
+    ("xaqueue.storage",),
+    ("xaqueue.space.model",),
+    ("xaqueue.space.engine",),
+    ("xaqueue.space.recovery",),
+    ("xaqueue.space.owner",),
+    ("xaqueue.space.offline",),
+    ("xaqueue.tm",),
+    ("xaqueue.rpc",),
+    ("xaqueue",),
+    ("xaqueue.spark",),
+    ("xaqueue.tools",),
+    ("xaqueue.cli", "xaqueue.__main__"),
+)
+"""The lowest first: of a module, or of every module in a folder; the name of the whole package means its front door."""
 
-LAYERS = {
-    "xaqueue.errors": 0,
-    "xaqueue.xid": 0,
-    "xaqueue.xa": 0,
-    "xaqueue.message": 0,
-    "xaqueue.times": 0,
-    "xaqueue.phases": 0,
-    "xaqueue.batch": 0,
-    "xaqueue.reservation": 0,
-    "xaqueue.space.model.block": 1,
-    "xaqueue.space.model.branch": 1,
-    "xaqueue.space.model.index": 1,
-    "xaqueue.space.model.message_name": 1,
-    "xaqueue.space.model.packed_index": 1,
-    "xaqueue.rpc.wire": 1,
-    "xaqueue.access": 1,
-    "xaqueue.endpoint": 1,
-    "xaqueue.rpc.client.branch": 1,
-    "xaqueue.tm.gtrid": 1,
-    "xaqueue.tm.voting": 1,
-    "xaqueue.connection": 2,
-    "xaqueue.storage": 2,
-    "xaqueue.space": 3,
-    "xaqueue.tm": 3,
-    "xaqueue.rpc": 4,
-    "xaqueue.spark": 5,
-    "xaqueue.cli": 5,
-    "xaqueue.tools": 5,
-    "xaqueue": 5,
+PURE = {
+    *LAYERS[0],
+    *("xaqueue.space.model.block", "xaqueue.space.model.branch", "xaqueue.space.model.index"),
+    *("xaqueue.space.model.message_name", "xaqueue.space.model.packed_index", "xaqueue.space.model.openstring"),
+    *("xaqueue.rpc.wire", "xaqueue.rpc.client.branch", "xaqueue.tm.gtrid", "xaqueue.tm.voting"),
 }
-"""Of a module, or of every module in a package."""
+"""Vocabulary and logic, which know nothing of the world and import nothing that does."""
 
 WORLD = {
     *("os", "io", "time", "threading", "asyncio", "concurrent", "multiprocessing", "subprocess", "signal", "socket"),
@@ -61,6 +56,9 @@ OWNED = {
     "fcntl": ("xaqueue.storage", "xaqueue.tools"),
 }
 """Packages that only these rooms may import."""
+
+EMPTY = {"xaqueue.space"}
+"""Folders that hold folders alone."""
 
 STRANGERS = (("xaqueue.space", "xaqueue.tm"),)
 """Rooms of one layer that meet only through the protocols in ``xa``."""
@@ -112,83 +110,85 @@ EXCEPTIONS = {
 """Modules outside ``storage/`` that change files, and why it is none of the port's business."""
 
 
-class Import(NamedTuple):
-    """One imported module, and whether it is for type checkers only."""
-
-    name: str
-    line: int
-    types_only: bool
-
-
-def name_of(path: Path) -> str:
-    parts = ["xaqueue", *path.relative_to(ROOT).with_suffix("").parts]
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-NAMES = {name_of(path): path for path in MODULES}
 every_module = pytest.mark.parametrize("module", sorted(NAMES))
 
 
-@cache
-def tree_of(module: str) -> ast.Module:
-    return ast.parse(NAMES[module].read_text("utf-8"))
-
-
-def types_only_nodes(tree: ast.Module) -> set[ast.AST]:
-    guards = (node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
-    return {inner for guard in guards for statement in guard.body for inner in ast.walk(statement)}
-
-
-@cache
-def imports_of(module: str) -> tuple[Import, ...]:
-    """Every import in the module, at its top or inside a function; ``from package import module`` names the module."""
-    tree = tree_of(module)
-    types_only = types_only_nodes(tree)
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [Import(alias.name, node.lineno, node in types_only) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}:{node.lineno}: a relative import"
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                found.append(Import(inner if inner in NAMES else node.module or "", node.lineno, node in types_only))
-    return tuple(found)
-
-
 def layer_of(module: str) -> int | None:
-    """The layer of the module or of the nearest package that has one; the top package's is its own alone."""
-    if module == "xaqueue" or module == "xaqueue.__main__":
-        return LAYERS["xaqueue"]
+    """The layer of the module or of the nearest folder that has one; the front door is no folder."""
+    rooms = {room: layer for layer, line in enumerate(LAYERS) for room in line}
+    if module == "xaqueue":
+        return rooms[module]
     while module != "xaqueue":
-        if module in LAYERS:
-            return LAYERS[module]
+        if module in rooms:
+            return rooms[module]
         module = module.rpartition(".")[0]
     return None
 
 
-def is_in(module: str, package: str) -> bool:
-    return module == package or module.startswith(package + ".")
+def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """The groups of nodes each of which is reached from every other one of its group."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        found, todo = reached.setdefault(start, set()), list(graph[start])
+        while todo:
+            node = todo.pop()
+            if node not in found:
+                found.add(node)
+                todo += graph.get(node, ())
+    groups = {frozenset({a, *(b for b in reached[a] if a in reached.get(b, ()))}) for a in graph if a in reached[a]}
+    return sorted(sorted(group) for group in groups)
 
 
 @every_module
 def test_every_module_has_a_layer(module: str) -> None:
-    assert layer_of(module) is not None, f"say in LAYERS where {module} belongs"
+    assert module in EMPTY or layer_of(module) is not None, f"say in LAYERS where {module} belongs"
+
+
+@pytest.mark.parametrize("module", sorted(EMPTY))
+def test_a_folder_of_folders_has_no_code(module: str) -> None:
+    assert len(tree_of(module).body) == 1
 
 
 @every_module
 def test_a_module_imports_its_own_layer_or_a_lower_one(module: str) -> None:
     own = layer_of(module)
-    assert own is not None
     wrong = []
     for found in imports_of(module):
         if not is_in(found.name, "xaqueue"):
             continue
         other = layer_of(found.name)
-        same_package = module.rpartition(".")[0] == found.name.rpartition(".")[0]
-        if other is None or (other > own and not (found.types_only and same_package)):
+        if own is None or other is None or other > own:
             wrong.append(f"{module}:{found.line} (layer {own}) imports {found.name} (layer {other})")
     assert wrong == []
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    assert circles({module: {found.name for found in imports_of(module)} for module in NAMES}) == []
+
+
+@pytest.mark.parametrize("line", LAYERS, ids=lambda line: line[0])
+def test_what_has_a_layer_is_there(line: tuple[str, ...]) -> None:
+    assert set(line) <= set(NAMES)
+
+
+def test_a_circle_is_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"f"}, "f": {"e"}, "g": {"a", "d"}}
+    assert circles(graph) == [["a", "b", "c"], ["e", "f"]]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from xaqueue.space.engine import state",
+        "import xaqueue.space.engine.state",
+        "def get():\n    from xaqueue.space.engine.state import Space",
+        "if TYPE_CHECKING:\n    from xaqueue.space.engine.state import Space",
+        "import_module('xaqueue.space.engine.state')",
+    ],
+)
+def test_an_import_counts_wherever_it_stands(source: str) -> None:
+    assert [found.name for found in imports_in(ast.parse(source))] == ["xaqueue.space.engine.state"]
 
 
 @every_module
@@ -198,9 +198,11 @@ def test_rooms_that_meet_through_protocols_do_not_import_each_other(module: str)
             assert [found for found in imports_of(module) if is_in(found.name, other)] == []
 
 
-@pytest.mark.parametrize("module", [name for name in sorted(NAMES) if layer_of(name) in (0, 1)])
+@pytest.mark.parametrize("module", sorted(PURE))
 def test_vocabulary_and_logic_know_nothing_of_the_world(module: str) -> None:
-    assert [found for found in imports_of(module) if found.name.partition(".")[0] in WORLD] == []
+    names = {found.name for found in imports_of(module)}
+    assert {name for name in names if name.partition(".")[0] in WORLD} == set()
+    assert {name for name in names if is_in(name, "xaqueue")} <= PURE
 
 
 @every_module

@@ -25,7 +25,7 @@ from xaqueue.rpc.server.server import Server
 from xaqueue.space.offline import inspect
 from xaqueue.space.owner.io_watchdog import Watchdog
 from xaqueue.space.owner.open import attach, start_background
-from xaqueue.storage.watched import WatchedFileSystem
+from xaqueue.storage.layers import OwnerFileSystem
 from xaqueue.tm.log_directory import open_log
 
 LEVELS = ["JOURNAL", DURABLE, "NONE"]
@@ -38,11 +38,11 @@ def critical(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def settled(bare: BareSpace) -> None:
     """All that is going to fence has done so, and whoever meets it."""
-    barrier = bare.space.barrier
+    log = bare.space.log
     until = threading.Event()
-    while not barrier.fenced:
+    while not log.fenced:
         assert not until.wait(0.01)
-    for call in (lambda: bare.put("orders", b"more"), bare.in_doubt, barrier.check):
+    for call in (lambda: bare.put("orders", b"more"), bare.in_doubt, log.check):
         with pytest.raises(ResourceFailed):
             call()
 
@@ -80,7 +80,7 @@ def by_whoever_meets_an_error(bare: BareSpace) -> None:
 
 
 def by_the_watchdog(bare: BareSpace) -> None:
-    files = WatchedFileSystem(bare.fs)
+    files = OwnerFileSystem(bare.fs)
     files.running[1] = (0.0, "sync", "it")
     object.__setattr__(bare.space.definitions, "io_deadline_s", 0.01)
     Watchdog(bare.space, files)

@@ -25,7 +25,7 @@ from xaqueue.space.offline import inspect_messages
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import open
-from xaqueue.space.recovery.salvage import salvage
+from xaqueue.space.owner.salvage import salvage
 from xaqueue.storage import modes as modes_of
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.modes import BY_UMASK, PRIVATE, Modes, for_group, heir_of

@@ -23,14 +23,14 @@ from support import SUPPORT
 from support.bare_space import ANY_QUEUE, BareSpace, FaultyFileSystem
 from xaqueue import Connection
 from xaqueue.errors import DecisionLogError, ResourceFailed
-from xaqueue.space.engine import cleanup
-from xaqueue.space.engine.state import Space
+from xaqueue.space.engine import cleanup, follower
 from xaqueue.space.model import layout
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 from xaqueue.space.owner import open as attach_room
 from xaqueue.space.owner.open import attach, create
-from xaqueue.storage import owner_file, write_behind
+from xaqueue.space.recovery.recover import open_space
+from xaqueue.storage import owner_file
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.hardening import Hardening
 from xaqueue.tm.log_directory import open_log
@@ -146,14 +146,14 @@ def test_it_costs_two_looks_a_round(root: Path, sync: str, monkeypatch: pytest.M
         return real(path)
 
     monkeypatch.setattr(owner_file, "_look", look)
-    monkeypatch.setattr(write_behind, "LAG_S", 60.0)
+    monkeypatch.setattr(follower, "LAG_S", 60.0)
     session = attach(root, sync=sync, watch=False)
     connection = xaqueue.connect(root)
-    before, steps = len(looks), session.space.barrier.steps
+    before, steps = len(looks), session.space.log.steps
     for _ in range(20):
         connection.enqueue("orders", b"x")
         connection.commit()
-    assert session.space.barrier.steps - steps == 20
+    assert session.space.log.steps - steps == 20
     assert len(looks) - before <= 2 * 20
     connection.close()
     session.close()
@@ -257,7 +257,7 @@ def test_no_step_is_acknowledged_once_the_directory_is_lost(tmp_path: Path, sync
     for at in range(200):
         fs = LosingFileSystem(tmp_path / "s", at)
         bare = BareSpace.__new__(BareSpace)
-        bare.space = Space(fs, ANY_QUEUE, hardening=Hardening.parse(sync), lost=fs.lost)
+        bare.space = open_space(fs, ANY_QUEUE, hardening=Hardening.parse(sync), lost=fs.lost)
         bare.put("orders", b"1", b"2")
         connection = bare.connect()
         after_prepare, call = STEPS[step]
@@ -271,7 +271,7 @@ def test_no_step_is_acknowledged_once_the_directory_is_lost(tmp_path: Path, sync
         else:
             answers += "+"
         fs.counting, lost = False, fs.left < 0
-        bare.space.barrier.fail(OSError("crashed"))
+        bare.space.log.fail(OSError("crashed"))
         fs.close()
         shutil.rmtree(tmp_path / "s")
         create(tmp_path / "s", any_queue=True)
@@ -289,7 +289,7 @@ def test_no_step_is_acknowledged_once_the_directory_is_lost(tmp_path: Path, sync
 
 
 def test_what_lags_behind_is_left_to_the_other_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_behind, "LAG_S", 60.0)
+    monkeypatch.setattr(follower, "LAG_S", 60.0)
     session = attach(root, sync="JOURNAL", watch=False)
     with xaqueue.connect(root) as connection:
         for number in range(5):
@@ -297,8 +297,7 @@ def test_what_lags_behind_is_left_to_the_other_one(root: Path, monkeypatch: pyte
             connection.commit()
         by_a_server_that_forgot(root)
         before = _files(root)
-        assert session.space.lag is not None
-        for call in (session.space.lag.flush, session.space.checkpoint):
+        for call in (session.space.log.settle, session.space.checkpoint):
             with pytest.raises(ResourceFailed, match=r"owns it no more|fenced"):
                 call()
     session.close()

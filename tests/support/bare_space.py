@@ -16,6 +16,7 @@ from xaqueue.space.model.block import Block, Kind, encode
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.space.model.message_name import tags_of
 from xaqueue.space.owner import open
+from xaqueue.space.recovery.recover import open_space
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.hardening import Hardening
 from xaqueue.xid import Xid
@@ -98,14 +99,14 @@ class BareSpace:
         self.space = self._open()
 
     def _open(self) -> Space:
-        return Space(self.fs, self.definitions, hardening=Hardening.parse(self.sync), now_us=self.now_us)
+        return open_space(self.fs, self.definitions, hardening=Hardening.parse(self.sync), now_us=self.now_us)
 
     def connect(self) -> Connection:
         return Connection(Session(self.space), lambda: os.urandom(16))
 
     def crash(self) -> None:
         """Nothing more is written; what is active stays in its directory."""
-        self.space.barrier.end(OSError("crashed"))
+        self.space.log.end(OSError("crashed"))
         self.fs.close()
 
     def reopen(self) -> Space:

@@ -19,8 +19,7 @@ def three(session: Session) -> list[Xid]:
 
 
 def flushed(bare: BareSpace) -> None:
-    if bare.space.lag is not None:
-        bare.space.lag.flush()
+    bare.space.log.settle()
 
 
 def reopened(bare: BareSpace) -> Session:

@@ -38,7 +38,7 @@ OTHERS: dict[bytes, tuple[Put | Take, ...]] = {
 }
 BESIDE, CONSUMER = xid_of(9), xid_of(10)
 CONSUMED = ("a", 2), ("a", 3), ("c", 5)
-"""What is taken as soon as it is there."""
+"""What is taken as soon as it is there, in this order."""
 MESSAGES = 4
 EARLIER_PLAN, PLAN, OTHER_PLAN = (Plan(digit * 64, f"offsets {digit}", ("here",)) for digit in "678")
 
@@ -64,8 +64,10 @@ class Promise:
 
     decided: bool | None = None
     """None: nobody was told yet."""
-    consumed: bool | None = False
-    """None: it was asked for."""
+    consumed: int = 0
+    """How many of CONSUMED."""
+    asked: int = 0
+    """How many of them were asked for."""
     shown: dict[tuple[str, int], int] = field(default_factory=dict)
     highest: dict[str, int] = field(default_factory=dict)
     """By queue, the highest number that was ever seen: no later message gets it."""
@@ -76,7 +78,7 @@ class Promise:
 
     def key(self) -> object:
         numbers = tuple(sorted(self.shown.items())), tuple(sorted(self.highest.items()))
-        return self.decided, self.consumed, numbers, self.losers
+        return self.decided, self.consumed, self.asked, numbers, self.losers
 
 
 def prepare(session: Session, branch: Xid, work: tuple[Put | Take, ...], level: Level) -> None:
@@ -120,9 +122,7 @@ def _tell(space: Space, level: Level, promise: Promise, *, undo: bool) -> None:
     decide(session, promise, undo=undo)
     follow(space, level, "rollback" if undo else "commit")
     if not undo:
-        promise.consumed = None
-        _consume(session, level)
-        promise.consumed = True
+        _consume(session, level, promise)
     space.close()
 
 
@@ -151,17 +151,20 @@ def decide(session: Session, promise: Promise, *, undo: bool) -> None:
     promise.decided = not undo
 
 
-def _consume(session: Session, level: Level) -> None:
-    session.start(CONSUMER)
+def _consume(session: Session, level: Level, promise: Promise) -> None:
+    """One at a time: a list would have the next owner look into prepared/."""
     for place in CONSUMED:
+        promise.asked += 1
+        session.start(CONSUMER)
         do(session, Take(*place))
-    session.end(CONSUMER)
-    session.commit(CONSUMER, Flag.ONEPHASE)
-    follow(session.space, level, "one-phase")
+        session.end(CONSUMER)
+        session.commit(CONSUMER, Flag.ONEPHASE)
+        follow(session.space, level, "one-phase")
+        promise.consumed += 1
 
 
 def _calls(space: Space) -> int:
-    fs = space.lag.fs if space.lag is not None else space.fs
+    fs = space.fs
     assert isinstance(fs, ForgetfulFileSystem)
     return fs.calls
 
@@ -255,8 +258,8 @@ def found(space: Space, promise: Promise) -> Decision | None:
 
 def allowed(promise: Promise) -> list[Contents]:
     """What the queues may hold once the batch is decided."""
-    rest = {place: locked for place, locked in DECIDED.items() if place not in CONSUMED}
-    return [rest] if promise.consumed else [DECIDED] if promise.consumed is False else [DECIDED, rest]
+    counts = range(promise.consumed, promise.asked + 1)
+    return [{place: locked for place, locked in DECIDED.items() if place not in CONSUMED[:n]} for n in counts]
 
 
 def _is_over(space: Space, session: Session, may_be: list[Contents], highest: dict[str, int]) -> None:
@@ -264,8 +267,7 @@ def _is_over(space: Space, session: Session, may_be: list[Contents], highest: di
     seen = look(space, session)
     assert seen.contents in may_be
     assert seen.listed == {BESIDE: Became.IN_DOUBT}
-    if space.lag is not None:
-        space.lag.flush()
+    space.log.settle()
     assert [name.partition(".")[2] for name in space.fs.list(layout.BATCHES)] == [f"{BATCH.number:016x}"]
     assert {layout.parse_block(name) for name in space.fs.list(layout.PREPARED)} == {(BESIDE, layout.FIRST)}
     assert space.fs.list(layout.ACTIVE) == []

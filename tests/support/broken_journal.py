@@ -7,8 +7,9 @@ from pathlib import Path
 
 from support.bare_space import bare_space
 from support.journals import spoil
-from xaqueue.space.engine import heuristics, redo
+from xaqueue.space.engine import heuristics
 from xaqueue.space.model import layout
+from xaqueue.space.model.change import is_valid
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.journal_format import Record
 from xaqueue.storage.journal_reader import look
@@ -25,9 +26,10 @@ def make(root: Path) -> Path:
         bare.put("orders", b"first", b"second")
         bare.prepare("in doubt", add=[("orders", b"third")], take=["orders"])
         bare.prepare("decided", add=[("orders", b"fourth")])
-        heuristics.decide(bare.space, DECIDED, commit=True, by="test")
+        heuristics.decide(bare.space, DECIDED, to_commit=True, by="test")
         bare.put("orders", b"fifth")
-        bare.space.fs.sync_all()
+        bare.space.log.settle()
+        bare.space.sync_all()
     killed(root)
     return root
 
@@ -52,7 +54,7 @@ def records(root: Path) -> list[Record]:
     """Those that are not covered by a checkpoint; of a journal that is sound."""
     fs = DirectoryFileSystem(root)
     try:
-        return look(fs, layout.JOURNAL, redo.sound).records
+        return look(fs, layout.JOURNAL, is_valid).records
     finally:
         fs.close()
 

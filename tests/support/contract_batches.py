@@ -13,7 +13,8 @@ import pytest
 
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Decision, Plan
 from xaqueue.errors import HeuristicOutcome, InvalidArgument, ProtocolError, RolledBack, UnknownXid
-from xaqueue.xa import Batches, Code, Flag, Outcome, ResourceManager
+from xaqueue.resource_manager import Batches, ResourceManager
+from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
 
 PATIENCE_S = 60.0

@@ -163,12 +163,21 @@ def _lives() -> dict[str, Story]:
         acts = act(first_end, Put("a", 1)), act(last, Take("a", 1)), act(first_end, Put("a", 1))
         put_back = act(first_end, Put("b", 1), Take("a", 1)) if last is End.UNDONE else act(last, Put("a", 1))
         found[f"id again: {first_end.name.lower()}, {last.name.lower()}"] = Story((*acts[:2], put_back), GIVEN)
+    put = act(End.ONE_PHASE, Put("a", 1))
+    found["id again: taken two_phase"] = Story((put, act(End.TWO_PHASE, Take("a", 1)), put), GIVEN)
+    listed = act(End.TWO_PHASE, Take("a", 1), Take("a", 100)), act(End.ONE_PHASE, Put("a", 1), Put("b", 2))
+    found["id again: list taken two_phase"] = Story((put, *listed), GIVEN)
     return found
 
 
 LIVES = _lives()
 
-STORIES = {**ONE_BRANCH, **SUCCESSORS, **BESIDE, **EDGES, **LIVES}
+WITHOUT_WATERMARK = Tree({path: data for path, data in GIVEN.nodes.items() if path != layout.watermark_path("a")})
+LOST = {
+    "watermark lost: takes one_phase": Story((act(End.ONE_PHASE, Take("a", 100), Take("a", 101)),), WITHOUT_WATERMARK)
+}
+
+STORIES = {**ONE_BRANCH, **SUCCESSORS, **BESIDE, **EDGES, **LIVES, **LOST}
 PLACE = {name: number for number, name in enumerate(STORIES)}
 
 

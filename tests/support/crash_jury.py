@@ -147,6 +147,7 @@ class Jury:
         wanted = expected(self.story, final, self.start)
         assert look(space, session).contents == wanted
         assert not any(wanted.values())
+        space.log.settle()
         for directory in (layout.ACTIVE, layout.PREPARED, layout.HEURISTIC, layout.QUARANTINE):
             assert space.fs.list(directory) == []
         session.start(xid_of(-1))

@@ -2,7 +2,7 @@
 
 A journal of a crash test begins as old ones are: its segments were recycled, and behind the end stand records of an
 earlier life which are whole. Each of them would put a message that nobody sent, if it was replayed. The directories
-follow the journal when a level says so: no thread flushes here.
+follow the journal when a level says so: no thread follows here.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from functools import cached_property
 from unittest import mock
 
 from xaqueue.message import MessageId, Properties
-from xaqueue.space.engine import redo
-from xaqueue.space.engine.redo import Kind, Redo
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Block, encode
 from xaqueue.space.model.block import Kind as BlockKind
+from xaqueue.space.model.change import PUT, Change, Kind, entry_of, is_valid
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
+from xaqueue.space.recovery.recover import open_space as open_bare
 from xaqueue.storage import journal as journal_of
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.journal import Journal, checkpoint_entry
@@ -79,8 +79,8 @@ PREPARED_BEFORE = replace(FLUSHED_BEFORE, name="JOURNAL, prepared before", check
 
 def follow(space: Space, level: Level, verb: str) -> None:
     """What happens behind a verb at this level."""
-    if verb in level.flush_after and space.lag is not None:
-        space.lag.flush()
+    if verb in level.flush_after:
+        space.log.settle()
     if verb in level.checkpoint_after:
         space.checkpoint()
 
@@ -101,7 +101,7 @@ def open_space(
         mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024),
         mock.patch.object(Journal, "start", _go_on) if goes_on else nullcontext(),
     ):
-        space = Space(
+        space = open_bare(
             fs,
             definitions,
             hardening=level.hardening,
@@ -152,7 +152,7 @@ def ready(tree: Tree, level: Level) -> Tree:
 def _fill(fs: ForgetfulFileSystem, level: Level, left_bytes: int) -> None:
     """Three segments full of ghosts, and then as many as leave about so much room."""
     with mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024):
-        journal = Journal(fs, layout.JOURNAL, segment_bytes=level.segment_bytes, sound=redo.sound)
+        journal = Journal(fs, layout.JOURNAL, segment_bytes=level.segment_bytes, sound=is_valid)
     journal.start()
     large = ghost(level.segment_bytes // 16)
     own = 2 * checkpoint_entry(0).size_bytes
@@ -182,6 +182,5 @@ def ghost(padding: int = 0) -> Entry:
     message_id = MessageId(b"ghost".ljust(16))
     block = Block(BlockKind.ENQUEUE, message_id, Properties("a"), b"boo")
     head, body = encode(block)
-    found = Redo(Kind.ONE_PHASE, "x" * padding)
-    found.put(layout.message_path("a", 1 << 40, message_id), head, body)
-    return found.entry()
+    path = layout.message_path("a", 1 << 40, message_id)
+    return entry_of(Change(Kind.ONE_PHASE, "x" * padding, [(PUT, path, head, body, 0)]))

@@ -6,6 +6,7 @@ become what the last one promised or what the next one will; nothing else, and n
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -179,13 +180,14 @@ def play(
     level: Level,
     crash_after: int | None = None,
     fail_after: int | None = None,
+    fail_number: int = errno.EIO,
     watch: Callable[[ForgetfulFileSystem, Record], object] = lambda fs, record: None,
 ) -> tuple[ForgetfulFileSystem, Record]:
     """Plays it until the crash, the fence of a sync that failed, or to its end and a clean close. watch: is called
     before each call that changes or syncs something.
     """
     fs, record = ready(story.start, level).open(crash_after), Record()
-    fs.fail_after, fs.before_call = fail_after, lambda: watch(fs, record)
+    fs.fail_after, fs.fail_number, fs.before_call = fail_after, fail_number, lambda: watch(fs, record)
     try:
         space = open_space(fs, level, goes_on=True)
         record.first_call = fs.calls
@@ -193,6 +195,7 @@ def play(
         for position, act in enumerate(story.acts):
             perform(space, record, story.xid(position), act, level)
         space.close()
+        assert not fs.failed or space.log.fenced, "a sync that failed was passed over"
     except (Crashed, ResourceFailed):
         if not (fs.crashed or fs.failed):
             raise
@@ -243,7 +246,7 @@ def perform(space: Space, record: Record, xid: Xid, act: Act, level: Level = STR
         follow(space, level, verb)
     seen = look(space, session)
     record.seqs.update(seen.seqs)
-    if space.lag is None or not space.lag.pending:
+    if not space.log.pending:
         for (queue, _), seq in seen.seqs.items():
             assert watermark(space.fs.read(layout.watermark_path(queue))).published >= seq
 

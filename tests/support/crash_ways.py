@@ -93,6 +93,14 @@ def kill_then_power_loss(name: str, level: Level = STRICT, calls: Sample = ALL) 
         judge_later(jury, fs, record)
 
 
+def recovery_cut_off(name: str, level: Level = STRICT) -> None:
+    """The process is killed at any call, and the power goes at any call of the next one's recovery."""
+    jury = Jury(STORIES[name], level)
+    for killed, record in crashes(STORIES[name], level):
+        killed.survive_kill()
+        judge_cut_off(jury, killed, record)
+
+
 def next_owner(name: str, level: Level = STRICT, calls: Sample = ALL) -> None:
     """The process is killed at any call, the next one recovers and goes on, and the power goes."""
     for fs, record in crashes(STORIES[name], level, calls):
@@ -104,3 +112,20 @@ def raised_level(name: str, level: Level = STRICT) -> None:
     """The next owner has a higher level than the one that prepared."""
     fs, record = play(STORIES[name], NONE)
     go_on(Jury(STORIES[name], level), fs, record, "commit", End.ONE_PHASE, closed_well=True)
+
+
+def committed_at_once(name: str, level: Level) -> None:
+    """The next owner has a higher level, and commits before all messages are loaded what is in doubt."""
+    fs, record = play(STORIES[name], NONE)
+    left: list[ForgetfulFileSystem] = []
+
+    def commit(space: Space) -> None:
+        session = Session(space)
+        for xid in [xid for xid, became in look(space, session).listed.items() if became is Became.IN_DOUBT]:
+            call(session, "commit", xid)
+        left.append(fs.copy())
+
+    open_space(fs, level, commit, closed_well=True)
+    record.may_be = [{Became.DONE} if outcomes == {Became.IN_DOUBT} else outcomes for outcomes in record.may_be]
+    for tree in trees_of(left[0], level, EXTREMES):
+        Jury(STORIES[name], level).judge(tree, record)

@@ -1,6 +1,6 @@
 """A whole step of one session in the middle of another thread's turn, and a crash at each call from then on.
 
-Whoever is interrupted is the flusher, a checkpoint, a close or the cleaner; or a session, in the middle of whose step
+Whoever is interrupted is the follower, a checkpoint, a close or the cleaner; or a session, in the middle of whose step
 one of these comes to its end. A crash is no exception here: before each call the file system is asked what a crash
 would leave now, and what was acknowledged by then is written down with it.
 """
@@ -170,10 +170,8 @@ class Interrupted(Generic[Promises]):
     def _turn(self) -> Callable[[], object]:
         space = self.space
         match self.scene.turn:
-            case "flush":
-                assert space.lag is not None
-                lag, snapshot = space.lag, space.lag.snapshot()
-                return lambda: lag.flush(snapshot)
+            case "follow":
+                return space.log.settle
             case "checkpoint":
                 return space.checkpoint
             case "clear":

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from xaqueue.message import MessageId, Properties
-from xaqueue.space.engine import redo
-from xaqueue.space.engine.redo import Redo
-from xaqueue.space.model import layout
+from xaqueue.space.model import change, layout
 from xaqueue.space.model.block import Block, Kind, decode, encode_with_checksum
+from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Op, entry_of, paths_of
 from xaqueue.storage.journal_format import Entry, Record
 from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
@@ -44,6 +43,27 @@ def prepared(xid: int) -> str:
 
 def active(xid: int, number: int) -> str:
     return layout.block_path(layout.ACTIVE, f"1.{xid}.", layout.numbered(number))
+
+
+@dataclass
+class Made:
+    """A record in the making."""
+
+    kind: change.Kind
+    name: str
+    ops: list[Op] = field(default_factory=list)
+
+    def put(self, path: str, head: bytes, body: bytes, when_us: int = 0) -> None:
+        self.ops.append((PUT, path, head, body, when_us))
+
+    def move(self, source: str, target: str, when_us: int = 0) -> None:
+        self.ops.append((MOVE, source, target, when_us))
+
+    def drop(self, path: str) -> None:
+        self.ops.append((DROP, path))
+
+    def entry(self) -> Entry:
+        return entry_of(Change(self.kind, self.name, self.ops))
 
 
 @dataclass
@@ -79,13 +99,13 @@ class Story:
         xid = which % 3
         if prepared(xid) in self.wanted:
             return
-        made = Redo(redo.Kind.PREPARE, str(xid))
+        made = Made(change.Kind.PREPARE, str(xid))
         self._put(made, active(xid, 1), prepared(xid))
 
     def prepare_large(self, which: int) -> None:
         """The block stands on disk and the record moves it."""
         xid = 101 + self.numbers
-        made = Redo(redo.Kind.PREPARE, str(xid))
+        made = Made(change.Kind.PREPARE, str(xid))
         self._move_large(made, active(xid, 1), prepared(xid))
 
     def commit(self, which: int) -> None:
@@ -94,7 +114,7 @@ class Story:
             return
         number = self.wanted[source]
         target = self._place(number)
-        made = Redo(redo.Kind.COMMIT, "x")
+        made = Made(change.Kind.COMMIT, "x")
         made.move(source, target, self.seq)
         made.drop(source.replace(".000", ".commit"))
         self._record(made)
@@ -103,17 +123,17 @@ class Story:
 
     def one_phase(self, which: int) -> None:
         number = self.numbers + 1
-        self._put(Redo(redo.Kind.ONE_PHASE, "x"), active(which % 3, 1), self._place(number), self.seq)
+        self._put(Made(change.Kind.ONE_PHASE, "x"), active(which % 3, 1), self._place(number), self.seq)
 
     def one_phase_large(self, which: int) -> None:
         number = self.numbers + 1
-        self._move_large(Redo(redo.Kind.ONE_PHASE, "x"), active(100 + number, 1), self._place(number))
+        self._move_large(Made(change.Kind.ONE_PHASE, "x"), active(100 + number, 1), self._place(number))
 
     def rollback(self, which: int) -> None:
-        self._drop(redo.Kind.ROLLBACK, self._pick(layout.PREPARED, which))
+        self._drop(change.Kind.ROLLBACK, self._pick(layout.PREPARED, which))
 
     def take(self, which: int) -> None:
-        self._drop(redo.Kind.COMMIT, self._pick(layout.COMMITTED, which))
+        self._drop(change.Kind.COMMIT, self._pick(layout.COMMITTED, which))
 
     def count_a_try(self, which: int) -> None:
         """What stands beside a message is put again, with another content."""
@@ -123,7 +143,7 @@ class Story:
                 self.fs.make_dir(directory)
         self.numbers += 1
         content, making = block(self.numbers), active(200, self.numbers)
-        made = Redo(redo.Kind.ROLLBACK, "x")
+        made = Made(change.Kind.ROLLBACK, "x")
         made.put(path, *content)
         self._record(made)
         self.wanted[path] = self.numbers
@@ -146,7 +166,7 @@ class Story:
 
     # Within
 
-    def _put(self, made: Redo, source: str, target: str, when_us: int = 0) -> None:
+    def _put(self, made: Made, source: str, target: str, when_us: int = 0) -> None:
         self.numbers += 1
         content, lag = block(self.numbers), self.lag
         if not lag and not self.fs.exists(source):
@@ -156,7 +176,7 @@ class Story:
         self.wanted[target] = self.numbers
         self._do(lambda: self.fs.create(target, content) if lag else self.fs.rename(source, target))
 
-    def _move_large(self, made: Redo, source: str, target: str) -> None:
+    def _move_large(self, made: Made, source: str, target: str) -> None:
         self.numbers += 1
         self.fs.create(source, block(self.numbers, size=2000))
         self.flush(100)
@@ -166,17 +186,17 @@ class Story:
         self.wanted[target] = self.numbers
         self._do(lambda: self.fs.rename(source, target))
 
-    def _drop(self, kind: redo.Kind, path: str | None) -> None:
+    def _drop(self, kind: change.Kind, path: str | None) -> None:
         if path is not None:
-            made = Redo(kind, "x")
+            made = Made(kind, "x")
             made.drop(path)
             self._record(made)
             del self.wanted[path]
             self._do(lambda: self.fs.unlink(path))
 
-    def _record(self, made: Redo) -> None:
+    def _record(self, made: Made) -> None:
         self.records.append(record_of(made.entry(), len(self.records)))
-        for path in redo.paths_of(self.records[-1]):
+        for path in paths_of(self.records[-1]):
             if path.startswith(layout.range_path(QUEUE, self.seq)):
                 self.given = max(self.given, int(path.rpartition("/")[2][:16], 16))
 

@@ -268,8 +268,7 @@ class JournalMachine(SpaceMachine):
 
     @rule()
     def flush(self) -> None:
-        assert self.space.lag is not None
-        self.space.lag.flush()
+        self.space.log.settle()
 
     @rule()
     def checkpoint(self) -> None:

@@ -223,8 +223,7 @@ def _check_messages(session: Session, promised: Promised, consumed: int) -> None
 
 def _check_files(fs: ForgetfulFileSystem, space: Space, promised: Promised, consumed: int) -> None:
     """What is consumed is in no range directory; what was to be kept is in the archive, whole."""
-    if space.lag is not None:
-        space.lag.flush()
+    space.log.settle()
     committed = messages_in(fs, layout.COMMITTED)
     assert not [seq for seq in committed if seq <= consumed]
     if consumed:

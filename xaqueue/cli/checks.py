@@ -22,7 +22,7 @@ from xaqueue.space.offline import verify as many_spaces
 from xaqueue.space.offline.findings import Finding, Severity
 from xaqueue.space.offline.verify import Summary
 from xaqueue.space.owner.open import is_owned
-from xaqueue.space.recovery.salvage import Loss, StepRead, find_loss, salvage
+from xaqueue.space.owner.salvage import Loss, StepRead, find_loss, salvage
 
 ROWS = 20
 """Steps that are shown before and behind a loss, the nearest to it; --json has all."""

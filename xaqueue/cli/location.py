@@ -15,8 +15,8 @@ import typer
 from xaqueue.cli.output import progress_bar
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
-from xaqueue.space import openstring
 from xaqueue.space.engine.session import Session
+from xaqueue.space.model import openstring
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner.open import attach
 from xaqueue.storage.ids import fresh_id

@@ -123,6 +123,19 @@ def is_damage(fs: FileSystem, path: str, error: OSError) -> bool:
     return error.errno in DAMAGE or (error.errno == errno.ENOENT and fs.exists(path))
 
 
+def lasting(error: OSError, path: str = "") -> OSError:
+    """The error of a failed sync, which must not pass for a call that had no room and did nothing."""
+    return OSError(errno.EIO, f"sync failed: {error.strerror}", path) if error.errno in NO_ROOM else error
+
+
+def synced(sync: Callable[..., object], *path: str) -> None:
+    """Raises OSError, never one of ``NO_ROOM``."""
+    try:
+        sync(*path)
+    except OSError as error:
+        raise lasting(error, *path) from error
+
+
 def discard(fs: FileSystem, path: str) -> None:
     """A file that can be made again goes, if it is there; a directory of that name stays. Raises OSError."""
     with suppress(FileNotFoundError, IsADirectoryError):
@@ -170,6 +183,7 @@ class DirectoryFileSystem:
 
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         fd = self._places.pop(path, None)
+        is_new = fd is None
         if fd is None:
             fd, found = self._opened(open_regular, self._prefix + path, WRITE | os.O_CREAT, mode=self._modes.file)
             if self._settles and not found.st_size:
@@ -184,7 +198,10 @@ class DirectoryFileSystem:
                     raise OSError(errno.EIO, "short write in place", path)
                 offset += size
         finally:
-            self._remember(self._places, path, fd)
+            if is_new or path in self._places:
+                self._remember(self._places, path, fd)
+            else:
+                self._places[path] = fd
 
     def read(self, path: str, size: int | None = None) -> bytes:
         fd, found = self._opened(open_regular, self._prefix + path)
@@ -251,7 +268,17 @@ class DirectoryFileSystem:
         self._sync(path, os.fsync)
 
     def sync_data(self, path: str) -> None:
-        self._sync(path, os.fdatasync)
+        fd = self._places.pop(path, None)
+        if fd is None:
+            self._sync(path, os.fdatasync)
+            return
+        try:
+            os.fdatasync(fd)
+        finally:
+            if path in self._places:
+                self._remember(self._places, path, fd)
+            else:
+                self._places[path] = fd
 
     def sync_dir(self, path: str) -> None:
         fd = self._directories.pop(path, None)

@@ -10,13 +10,16 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Sequence
+from zlib import crc32
 
-from xaqueue.storage.fs import NO_ROOM, FileSystem, discard
+from xaqueue.storage.fs import NO_ROOM, FileSystem, discard, lasting, synced
 from xaqueue.storage.journal_format import (
     CHECKPOINT,
     END,
     EPOCH_BITS,
     LSN,
+    MAGIC,
+    PADDINGS,
     PREFIX_BYTES,
     SECTOR_BYTES,
     SWITCH,
@@ -25,6 +28,8 @@ from xaqueue.storage.journal_format import (
     Segment,
     Sound,
     header_of,
+    pack_crc,
+    pack_prefix,
     record_of,
 )
 from xaqueue.storage.journal_reader import ARCHIVE, NEW, look
@@ -73,6 +78,8 @@ class Journal:
         """Held while the following segment is made or takes over."""
         found = look(fs, directory, sound, used=used)
         self._segments = found.segments
+        self._present: str | None = None
+        """The path of the last of them, once it is written to."""
         self._following = found.following
         self._strays = found.strays
         self._given_up = found.given_up
@@ -88,8 +95,6 @@ class Journal:
         self.syncs = 0
         self.switched: Callable[[], None] = lambda: None
         """Called by the writer when a segment is full."""
-        self.syncing: Callable[[], None] = lambda: None
-        """Called by the writer when records are written, before it waits for their sync."""
 
     def harden(self) -> None:
         """What was read is on disk: after a kill it may be in memory only, and nobody acts on that. Raises OSError."""
@@ -126,6 +131,7 @@ class Journal:
         if not self._segments:
             self._name_by(self._begins)
             self._segments = [make_segment(fs, self._directory, self._segment(self.position, self._segment_bytes))]
+            self._present = None
             self.position += SECTOR_BYTES
         if self._following is not None and self._following.size != self._segment_bytes:
             self._unlink_following()
@@ -152,6 +158,7 @@ class Journal:
         segment = self._segment(start, max(self._segment_bytes, needed), start)
         try:
             self._segments = [make_segment(fs, self._directory, segment, records)]
+            self._present = None
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -196,27 +203,50 @@ class Journal:
 
     # Writing
 
-    def fits(self, size_bytes: int) -> bool:
-        """Whether a record of this size leaves its segment room for others."""
-        return size_bytes <= self._segment_bytes // 4
+    @property
+    def largest_bytes(self) -> int:
+        """A record of this size, at most, leaves its segment room for others."""
+        return self._segment_bytes // 4
 
-    def write(self, entries: Sequence[Entry]) -> int:
+    def write(self, entries: Sequence[Entry], syncing: Callable[[], None] | None = None) -> int:
         """Appends as many of these as go into one segment, at least one, and hardens them; returns how many.
+
+        syncing: called when they are written, before their sync is waited for.
 
         Raises OSError; where it is one of NO_ROOM, nothing was written.
         """
-        while not (fitting := self._fitting(entries)):
-            if entries[0].kind == CHECKPOINT and self._has_reserve():
-                fitting = 1
-                break
-            self._make_room(entries[0].size_bytes)
+        segment = self._segments[-1]
+        limit = segment.start + segment.allocated - _OWN_BYTES
         chunks: list[bytes] = []
         lsn = first = self.position
-        for entry in entries[:fitting]:
-            chunks += record_of(entry, lsn, first, self._epoch)
-            lsn += entry.size_bytes
-        self._overwrite(chunks, lsn - first)
-        return fitting
+        done = 0
+        for entry in entries:
+            kind, meta, bodies = entry
+            body_bytes = 0
+            for body in bodies:
+                body_bytes += len(body)
+            end = lsn + ((PREFIX_BYTES + len(meta) + body_bytes + 7) & ~7)
+            if end > limit:
+                if not self._has_room(end - first):
+                    break
+                limit = segment.start + segment.allocated - _OWN_BYTES
+            prefix = pack_prefix(MAGIC, kind, len(meta), body_bytes, lsn, first, self._epoch)
+            chunks += (
+                prefix,
+                pack_crc(crc32(meta, crc32(prefix))),
+                meta,
+                *bodies,
+                PADDINGS[-(len(meta) + body_bytes) & 7],
+            )
+            lsn, done = end, done + 1
+        if done:
+            self._overwrite(chunks, lsn - first, syncing)
+            return done
+        if entries[0].kind == CHECKPOINT and self._has_reserve():
+            self._write_own(CHECKPOINT, LSN.unpack(entries[0].meta)[0])
+            return 1
+        self._make_room(entries[0].size_bytes)
+        return self.write(entries, syncing)
 
     def write_checkpoint(self, lsn: int) -> None:
         """Records, durably, that everything below ``lsn`` is in the directories; ``recycle`` may follow.
@@ -226,14 +256,6 @@ class Journal:
         if self._has_room(0):
             self._write_own(CHECKPOINT, lsn)
             self.checkpoint = max(self.checkpoint, lsn)
-
-    def _fitting(self, entries: Sequence[Entry]) -> int:
-        size = 0
-        for number, entry in enumerate(entries):
-            size += entry.size_bytes
-            if not self._has_room(size):
-                return number
-        return len(entries)
 
     def _has_room(self, size: int) -> bool:
         """Whether so much goes into the present segment, which grows towards its size where the disk lets it."""
@@ -266,22 +288,28 @@ class Journal:
         entry = Entry(kind, LSN.pack(lsn))
         self._overwrite(record_of(entry, self.position, self.position, self._epoch), entry.size_bytes)
 
-    def _overwrite(self, chunks: list[bytes], size: int) -> None:
+    def _overwrite(self, chunks: list[bytes], size: int, syncing: Callable[[], None] | None = None) -> None:
         segment = self._segments[-1]
         offset = self.position - segment.start
-        path = self._path(segment.name)
+        path = self._present
+        if path is None:
+            path = self._present = self._path(segment.name)
         try:
             self._fs.write_at(path, offset, [*chunks, END[: segment.allocated - offset - size]])
         except OSError:
             self._epoch += 1  # what was written of it all the same is not to stand behind what is written next
             raise
-        self.syncing()
-        self._sync(path)
+        if syncing is not None:
+            syncing()
+        try:
+            self._fs.sync_data(path)
+        except OSError as error:
+            raise lasting(error, path) from error
         self.syncs += 1
         self.position += size
 
     def _sync(self, path: str) -> None:
-        _settle(self._fs.sync_data, path)
+        synced(self._fs.sync_data, path)
 
     # Segments
 
@@ -328,6 +356,7 @@ class Journal:
             self._write_own(SWITCH, following.start)
             with self._guard:
                 self._segments.append(following)
+                self._present = None
                 self._following = None
             self.position = following.start + SECTOR_BYTES
         self.switched()
@@ -368,18 +397,8 @@ def make_segment(fs: FileSystem, directory: str, segment: Segment, records: Sequ
     except OSError:
         fs.unlink(new)
         raise
-    _settle(fs.sync_dir, directory)
+    synced(fs.sync_dir, directory)
     return segment
-
-
-def _settle(sync: Callable[[str], None], path: str) -> None:
-    """A failed sync must not pass for a call that had no room and did nothing. Raises OSError."""
-    try:
-        sync(path)
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            raise OSError(errno.EIO, f"sync failed: {error.strerror}", path) from error
-        raise
 
 
 def free_archive(fs: FileSystem, path: str) -> str:

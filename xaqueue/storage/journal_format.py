@@ -32,6 +32,9 @@ CRC = struct.Struct("<I")
 PREFIX_BYTES = PREFIX.size + CRC.size
 LSN = struct.Struct("<Q")
 END = bytes(PREFIX_BYTES)
+PADDINGS = [bytes(-(PREFIX_BYTES - size) % 8) for size in range(8)]
+"""What follows a record whose meta and bodies have -size bytes, modulo 8."""
+pack_prefix, pack_crc = PREFIX.pack, CRC.pack
 EPOCH_BITS = 32
 """Of the epoch in a record, those below the epoch in the name of its segment."""
 _NAME = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{16})\.log")

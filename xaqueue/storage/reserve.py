@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from xaqueue.storage.fs import FileSystem, discard
@@ -85,7 +85,7 @@ class Reserve:
                 return True
         return False
 
-    def again(self, error: OSError, call: Callable[..., None], *arguments: object) -> None:
+    def again(self, error: OSError, call: Callable[..., object], *arguments: object) -> None:
         """Does a call that failed with this error again, as long as pieces can be given up for it. Raises its last."""
         while error.errno in FULL and self.give_up():
             try:
@@ -102,71 +102,3 @@ class Reserve:
     @staticmethod
     def _name(number: int) -> str:
         return f"{number:02d}"
-
-
-class ReservingFileSystem:
-    """The port over another one: names and writes in place find room as long as the reserve has some. Where files are
-    copied on write, even what is overwritten needs it.
-
-    New files do not, but for a recovery: whoever must have one calls ``Reserve.again``.
-    """
-
-    def __init__(self, fs: FileSystem, reserve: Reserve) -> None:
-        self._fs = fs
-        self.reserve = reserve
-        self.recovering = True
-        """What is made now was promised before a crash."""
-        self.read = fs.read
-        self.size = fs.size
-        self.modified_ns = fs.modified_ns
-        self.set_modified_ns = fs.set_modified_ns
-        self.remove_dir = fs.remove_dir
-        self.list = fs.list
-        self.is_dir = fs.is_dir
-        self.exists = fs.exists
-        self.hold_dir = fs.hold_dir
-        self.sync_file = fs.sync_file
-        self.sync_data = fs.sync_data
-        self.sync_dir = fs.sync_dir
-        self.sync_all = fs.sync_all
-        self.room = fs.room
-        self.close = fs.close
-
-    def create(self, path: str, chunks: Sequence[bytes]) -> None:
-        try:
-            self._fs.create(path, chunks)
-        except OSError as error:
-            if not self.recovering or _is_long(chunks):
-                raise
-            self.reserve.again(error, self._fs.create, path, chunks)
-
-    def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        try:
-            self._fs.write_at(path, offset, chunks)
-        except OSError as error:
-            if _is_long(chunks):
-                raise
-            self.reserve.again(error, self._fs.write_at, path, offset, chunks)
-
-    def rename(self, source: str, target: str) -> None:
-        try:
-            self._fs.rename(source, target)
-        except OSError as error:
-            self.reserve.again(error, self._fs.rename, source, target)
-
-    def unlink(self, path: str) -> None:
-        try:
-            self._fs.unlink(path)
-        except OSError as error:
-            self.reserve.again(error, self._fs.unlink, path)
-
-    def make_dir(self, path: str) -> None:
-        try:
-            self._fs.make_dir(path)
-        except OSError as error:
-            self.reserve.again(error, self._fs.make_dir, path)
-
-
-def _is_long(chunks: Sequence[bytes]) -> bool:
-    """Whether it is a journal that grows, which it need not, or a large body."""
-    return sum(map(len, chunks)) > PIECE_BYTES

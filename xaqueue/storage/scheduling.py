@@ -1,6 +1,6 @@
 """How work waits: a thread sleeps. Whoever serves many sessions in one thread gives a way of its own.
 
-The engine waits in three places only: for a round of the barrier, on a condition beside the owner's lock, and in a
+The engine waits in three places only: for a round of group commit, on a condition beside the owner's lock, and in a
 call that may be slow. All three ask here, so that the code around them is the same for threads and for an event loop.
 """
 
@@ -48,7 +48,7 @@ class Threads:
         """Before rounds are run: others who are about to come may come first. Threads come while the round syncs."""
 
     def run_rounds(self, rounds: Callable[[], None]) -> None:
-        """Runs rounds of the barrier, each as slow as the disk is."""
+        """Runs rounds of group commit, each as slow as the disk is."""
         rounds()
 
     def run(self, call: Callable[[], T]) -> T:

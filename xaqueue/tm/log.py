@@ -26,8 +26,7 @@ from xaqueue.errors import (
     SpaceError,
 )
 from xaqueue.storage.fs import FileSystem
-from xaqueue.storage.group_commit import Barrier, Touched
-from xaqueue.storage.hardening import JOURNAL as JOURNALLED
+from xaqueue.storage.group_commit import JournalCommit, nothing
 from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.storage.journal_format import Entry
@@ -103,10 +102,14 @@ class DecisionLog:
         self.wants_checkpoint = self._journal.full_segments > 0
         """Whether a segment is full, so that a checkpoint would release it."""
         self._journal.switched = self._switched
-        self._barrier = Barrier(fs, JOURNALLED, self.lock, name="the decision log")
-        self._barrier.journal = self._journal
-        self._barrier.relieve = self._relieve
-        self._barrier.check_owner = self._check_owner
+        self._commit = JournalCommit(
+            self.lock,
+            self._journal,
+            lost=lost,
+            check_owner=self._check_owner,
+            relieve=self._relieve,
+            name="the decision log",
+        )
 
     def _start(self, segment_bytes: int) -> DecisionTable:
         """Takes over what is there, under the next epoch, and writes what dangles once more."""
@@ -213,20 +216,20 @@ class DecisionLog:
         def covered() -> None:
             self._journal.checkpoint = max(self._journal.checkpoint, below)
 
-        self._append(None, mark)
+        self._append(lambda: None, mark)
         for entry in dangling:
             self._append(lambda entry=entry: entry)  # type: ignore[misc]
         self._append(lambda: checkpoint_entry(below), covered)
         try:
             self._journal.recycle()
         except OSError as error:
-            self._barrier.fail(error)
+            self._commit.fail(error)
             raise _failed(error) from error
 
     @property
     def failure(self) -> DecisionLogError | None:
         """Why nothing can be decided, once anything has failed, or after ``close``."""
-        return None if self._barrier.failure is None else _failed(self._barrier.failure)
+        return None if self._commit.failure is None else _failed(self._commit.failure)
 
     def check(self) -> None:
         """DecisionLogError once anything has failed, or after ``close``."""
@@ -241,32 +244,27 @@ class DecisionLog:
 
     def close(self) -> None:
         """Flushes, and ends the use of the directory; a second call does nothing."""
-        if self._barrier.failure is None:
+        if self._commit.failure is None:
             try:
                 self.flush()
             except RetryLater as full:
                 log.warning("decision log: %s; recovery will look again at what is done", full)
-        self._barrier.end(DecisionLogError("the decision log is closed: open its transaction manager again"))
-        self._barrier.close()
+        self._commit.end(DecisionLogError("the decision log is closed: open its transaction manager again"))
+        self._commit.close()
         self._fs.close()
 
     def abandon(self) -> None:
         """In a forked child: nothing here may write any more."""
         self.lock = threading.Lock()
-        self._barrier.abandon(DecisionLogError("the decision log belongs to the parent of this forked process"))
+        self._commit.abandon(DecisionLogError("the decision log belongs to the parent of this forked process"))
         self._fs.close()
 
     # Within
 
-    def _append(self, entry: Callable[[], Entry | None] | None, apply: Callable[[], None] = lambda: None) -> None:
+    def _append(self, entry: Callable[[], Entry | None], apply: Callable[[], None] = nothing) -> None:
         """Hardens a record, and applies it to the table behind that; both are called with the lock held."""
-
-        def applied() -> Touched:
-            apply()
-            return Touched()
-
         try:
-            self._barrier.perform(applied, entry=entry)
+            self._commit.perform(entry, apply)
         except ResourceFailed as error:
             raise _failed(error.__cause__ or error) from error
 

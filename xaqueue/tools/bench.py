@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument
 from xaqueue.space.owner.open import attach, create
-from xaqueue.storage.group_commit import Barrier
+from xaqueue.storage.group_commit import GroupCommit
 from xaqueue.storage.hardening import Hardening
 from xaqueue.tools import environment
 from xaqueue.tools.bare import bare_protocol, floor
@@ -65,7 +65,7 @@ class BenchPlan:
 
 
 class Measured(NamedTuple):
-    """One rate, and where it was the engine's, the barrier's rounds of syncs and the steps that shared them."""
+    """One rate, and where it was the engine's, its rounds of syncs and the steps that shared them."""
 
     rate: Rate
     rounds: int = 0
@@ -171,7 +171,7 @@ def _engine(root: Path, flags: str, threads: int, plan: BenchPlan) -> list[Measu
         bodies = [os.urandom(plan.size_bytes)] * plan.messages_per_branch
         enqueuers = [enqueuer(connection, thread, bodies) for thread, connection in enumerate(connections)]
         dequeuers = [_dequeuer(connection, thread, len(bodies)) for thread, connection in enumerate(connections)]
-        return [_counted(sessions[0].space.barrier, steps, plan.seconds) for steps in (enqueuers, dequeuers)]
+        return [_counted(sessions[0].space.log, steps, plan.seconds) for steps in (enqueuers, dequeuers)]
 
 
 def _bare(root: Path, flags: str, threads: int, plan: BenchPlan) -> list[Rate]:
@@ -216,10 +216,10 @@ def _dequeuer(connection: Connection, thread: int, messages: int) -> Step:
     return step
 
 
-def _counted(barrier: Barrier, steps: list[Step], seconds: float) -> Measured:
-    rounds, shared = barrier.rounds, barrier.steps
+def _counted(commits: GroupCommit, steps: list[Step], seconds: float) -> Measured:
+    rounds, shared = commits.rounds, commits.steps
     rate = rate_of(steps, seconds)
-    return Measured(rate, barrier.rounds - rounds, barrier.steps - shared)
+    return Measured(rate, commits.rounds - rounds, commits.steps - shared)
 
 
 def _row(key: Key, taken: list[tuple[Measured, Rate]], floors: list[Rate], messages: int) -> Figures:

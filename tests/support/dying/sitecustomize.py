@@ -155,9 +155,9 @@ def at_decision(module: Any) -> None:
     if POINT == "decided":
         around(module, "decide", None, decided)
     else:
-        around(module, "_perform", None, followed)
+        around(module, "_commit", None, followed)
     if POINT == "half":
-        module._groups = lambda space, branches: ([branch] for branch in branches)
+        module._groups = lambda branches: ([branch] for branch in branches)
 
 
 PLACES: dict[str, tuple[str, Callable[[Any], None]]] = {

@@ -60,7 +60,7 @@ def space(server: ServerThread, request: pytest.FixtureRequest, monkeypatch: pyt
 def test_put_get_and_browse(server: ServerThread, space: str) -> None:
     message_id = run("put", "letters", "first", "--header", "k=v").strip()
     run("put", "letters", "second", "--priority", "9")
-    server.call(lambda: server.space.lag.flush() if server.space.lag is not None else None)
+    server.call(server.space.log.settle)
     shown = [json.loads(line) for line in run("browse", "letters", "--json").splitlines()]
     assert [(m["body"], m["priority"]) for m in shown] == [("first", 4), ("second", 9)]
     assert (shown[0]["message_id"], shown[0]["headers"]) == (message_id, {"k": "v"})

@@ -33,9 +33,9 @@ from xaqueue.space.engine import state as space_room
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
+from xaqueue.space.model.report import RecoveryReport
 from xaqueue.space.owner.open import create
-from xaqueue.space.recovery import recover as recovery
-from xaqueue.space.recovery.report import RecoveryReport
+from xaqueue.space.recovery.recover import _Recovery
 from xaqueue.xa import Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
@@ -214,14 +214,14 @@ def test_what_is_committed_as_an_opening_ends_is_below_the_watermark(
         connection.tpc_begin(xid)
         connection.enqueue("q", b"2")
         connection.tpc_prepare()
-    recover = recovery.recover
+    run = _Recovery.run
 
-    def and_commit(space: Space, progress: Any, answer: Callable[[], object]) -> RecoveryReport:
-        report = recover(space, progress, answer)
-        Session(space).commit(xid)
+    def and_commit(recovery: _Recovery, progress: Any, answer: Callable[[], object]) -> RecoveryReport:
+        report = run(recovery, progress, answer)
+        Session(recovery.space).commit(xid)
         return report
 
-    monkeypatch.setattr(recovery, "recover", and_commit)
+    monkeypatch.setattr(_Recovery, "run", and_commit)
     with xaqueue.connect(tmp_path / "space") as connection:
         manager = connection._manager
         assert isinstance(manager, Session)

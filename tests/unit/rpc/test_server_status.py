@@ -130,8 +130,7 @@ def test_what_is_no_status_is_refused(served: ServerThread, wrong: dict[str, Any
 
 def test_the_command_shows_the_same_rows_by_url(served: ServerThread, connection: Connection) -> None:
     put(connection, b"x")
-    if served.space.lag is not None:
-        served.space.lag.flush()  # the directory shows what memory does
+    served.space.log.settle()  # the directory shows what memory does
     shown = CliRunner().invoke(app, ["status", "--space", served.url]).stdout.splitlines()
     assert shown[0].split() == ["server", served.url]
     assert "sessions       2" in shown

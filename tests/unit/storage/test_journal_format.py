@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from support import SUPPORT
-from xaqueue.space.engine import redo
-from xaqueue.space.engine.redo import Redo
+from support.redo_story import Made
+from xaqueue.space.model import change
 from xaqueue.space.model.block import decode_head
 from xaqueue.storage import journal_format
 from xaqueue.storage.journal_format import (
@@ -58,7 +58,7 @@ def entry_of(vector: dict[str, Any]) -> Entry:
     """The entry that a vector's description means."""
     if vector["kind"] in OWN:
         return Entry(OWN[vector["kind"]], LSN.pack(vector["tells"]))
-    made = Redo(redo.Kind[vector["kind"]], vector["xid"])
+    made = Made(change.Kind[vector["kind"]], vector["xid"])
     for verb, *values in vector["operations"]:
         if verb == "put":
             target, name, when_us = values
@@ -74,7 +74,7 @@ def encoded(vector: dict[str, Any]) -> bytes:
 
 def is_good(data: bytes, vector: dict[str, Any]) -> bool:
     placed = parse_record(data, vector["lsn"], 0)
-    return placed is not None and (vector["kind"] in OWN or redo.sound(placed.record))
+    return placed is not None and (vector["kind"] in OWN or change.is_valid(placed.record))
 
 
 def header(vector: dict[str, Any]) -> Segment:
@@ -97,17 +97,17 @@ def test_the_committed_bytes_are_read_as_what_they_are(vector: dict[str, Any]) -
     data, wanted = path(vector).read_bytes(), entry_of(vector)
     placed = parse_record(data, vector["lsn"], 0)
     assert placed is not None
-    assert vector["kind"] in OWN or redo.sound(placed.record)
+    assert vector["kind"] in OWN or change.is_valid(placed.record)
     assert (placed.first, placed.epoch) == (vector["first"], vector["epoch"])
     assert placed.end == vector["lsn"] + len(data)
     record = placed.record
     assert (record.lsn, record.kind, record.meta) == (vector["lsn"], wanted.kind, wanted.meta)
     assert bytes(record.body) == b"".join(wanted.bodies)
     if vector["kind"] not in OWN:
-        assert redo.xid_of(record) == vector["xid"]
-        assert redo.Kind(record.kind).name == vector["kind"]
-        verbs = {redo.PUT: "put", redo.MOVE: "move", redo.DROP: "drop"}
-        told = [[verbs[operation[0]], operation[1]] for operation in redo.operations_of(record)]
+        assert change.name_of(record) == vector["xid"]
+        assert change.Kind(record.kind).name == vector["kind"]
+        verbs = {change.PUT: "put", change.MOVE: "move", change.DROP: "drop"}
+        told = [[verbs[operation[0]], operation[1]] for operation in change.operations_of(record)]
         assert told == [operation[:2] for operation in vector["operations"]]
 
 
@@ -126,7 +126,7 @@ def test_there_is_a_file_for_each_vector_and_no_other() -> None:
 
 
 def test_the_vectors_cover_every_kind_and_every_operation() -> None:
-    assert {vector["kind"] for vector in RECORDS} == {kind.name for kind in redo.Kind} | set(OWN)
+    assert {vector["kind"] for vector in RECORDS} == {kind.name for kind in change.Kind} | set(OWN)
     verbs = {operation[0] for vector in RECORDS for operation in vector.get("operations", ())}
     assert verbs == {"put", "move", "drop"}
 

@@ -12,7 +12,8 @@ import pytest
 
 from support.bare_space import FaultyFileSystem
 from xaqueue.storage.fs import DirectoryFileSystem, Room
-from xaqueue.storage.reserve import PIECE_BYTES, PIECES, Reserve, ReservingFileSystem
+from xaqueue.storage.layers import OwnerFileSystem
+from xaqueue.storage.reserve import PIECE_BYTES, PIECES, Reserve
 
 MiB = 1024**2
 LARGE = Room(10**12, 10**12, 10**7, 10**7)
@@ -185,11 +186,16 @@ class Full(FaultyFileSystem):
 
 
 @pytest.fixture
-def port(tmp_path: Path) -> ReservingFileSystem:
+def reserve(tmp_path: Path) -> Reserve:
     made(tmp_path)
+    return Reserve(Sized(tmp_path))
+
+
+@pytest.fixture
+def port(tmp_path: Path, reserve: Reserve) -> OwnerFileSystem:
     fs = Full(tmp_path)
     fs.create("there", [b"abc"])
-    reserving = ReservingFileSystem(fs, Reserve(Sized(tmp_path)))
+    reserving = OwnerFileSystem(fs, reserve)
     reserving.recovering = False
     fs.enough = PIECES - 2
     return reserving
@@ -206,33 +212,33 @@ CALLS: list[tuple[str, tuple[object, ...]]] = [
 
 @pytest.mark.parametrize(("call", "arguments"), CALLS)
 def test_names_and_writes_in_place_find_room(
-    port: ReservingFileSystem, call: str, arguments: tuple[object, ...]
+    port: OwnerFileSystem, reserve: Reserve, call: str, arguments: tuple[object, ...]
 ) -> None:
     getattr(port, call)(*arguments)
-    assert port.reserve.missing == 2
+    assert reserve.missing == 2
 
 
-def test_new_files_and_journals_that_grow_do_not(port: ReservingFileSystem) -> None:
+def test_new_files_and_journals_that_grow_do_not(port: OwnerFileSystem, reserve: Reserve) -> None:
     with pytest.raises(OSError, match="No space left"):
         port.create("new", [b"content"])
     with pytest.raises(OSError, match="No space left"):
         port.write_at("there", 0, [bytes(PIECE_BYTES), b"x"])
-    assert port.reserve.missing == 0
+    assert reserve.missing == 0
     assert port.list("") != []
     assert not port.exists("new")
 
 
-def test_files_of_a_recovery_do(port: ReservingFileSystem) -> None:
+def test_files_of_a_recovery_do(port: OwnerFileSystem, reserve: Reserve) -> None:
     port.recovering = True
     with pytest.raises(OSError, match="No space left"):
         port.create("large", [bytes(PIECE_BYTES + 1)])
     port.create("new", [b"content"])
     assert port.read("new") == b"content"
-    assert port.reserve.missing == 2
+    assert reserve.missing == 2
 
 
 def test_it_is_the_port(tmp_path: Path) -> None:
-    fs = ReservingFileSystem(DirectoryFileSystem(tmp_path), made(tmp_path))
+    fs = OwnerFileSystem(DirectoryFileSystem(tmp_path), made(tmp_path))
     fs.make_dir("directory")
     fs.create("directory/a", [b"abc"])
     fs.sync_file("directory/a")

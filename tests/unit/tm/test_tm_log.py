@@ -135,7 +135,7 @@ def test_concurrent_decisions_share_syncs(tmp_path: Path) -> None:
     assert entered.wait(60)
     for thread in threads[1:]:
         thread.start()
-    while len(log._barrier._gathering) < 7:
+    while len(log._commit._gathering) < 7:
         time.sleep(0.001)
     goes_on.set()
     for thread in threads:

@@ -382,7 +382,7 @@ def test_recovery_opens_a_fenced_space_again(tmp_path: Path) -> None:
     def fence(step: Step, gtrid: bytes, name: str) -> None:
         if step is Step.COMMIT and name == "a" and not fenced:
             fenced.append(name)
-            open._attached[place.resolve()].space.barrier.fail(OSError(5, "Input/output error"))
+            open._attached[place.resolve()].space.log.fail(OSError(5, "Input/output error"))
 
     with manager:
         with manager.transaction("a", "b") as one, manager.transaction("a") as other:  # two connections

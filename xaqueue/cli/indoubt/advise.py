@@ -23,8 +23,8 @@ from xaqueue.rpc.methods.operators import RemoteOperator
 from xaqueue.space.engine import operator_log
 from xaqueue.space.engine.operator_log import Forgotten
 from xaqueue.space.offline.inspect_branches import InDoubt, in_doubt_in
+from xaqueue.space.offline.redo_view import look_into
 from xaqueue.space.recovery.prepared import Verdict
-from xaqueue.space.recovery.redo_view import look_into
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.tm import last_resource
 from xaqueue.tm.advice import Advice, Advised, LogStatus, ParticipantStatus, advise, log_status

@@ -43,6 +43,7 @@ Page = tuple[bool, list[dict[str, Any]]]
 
 def indoubt_list(caller: Caller) -> Page:
     """The first branches in doubt, committing or decided by an operator, in no order: there may be very many."""
+    caller.session.space.settle()
     caller.listing = pages(caller.session.space.fs)
     return indoubt_next(caller)
 
@@ -80,6 +81,7 @@ def depths(caller: Caller, names: Any) -> dict[str, int]:
     if not isinstance(names, list):
         raise InvalidArgument(f"queues {names!r} are refused: a list of names is wanted")
     wanted = [check_queue_name(name) for name in names]
+    caller.session.space.settle()
     return _read(caller, lambda fs: depths_in(fs, wanted))
 
 

@@ -101,9 +101,9 @@ def left(space: Space) -> OpenBranches:
         for branch in space.branches.values():
             if branch.decided is not None:
                 continue
-            if branch.base is State.PREPARED or branch.committing:
+            if branch.base in (State.PREPARED, State.COMMITTING):
                 found.in_doubt.append(branch)
-            elif branch.base in _UNPREPARED and not branch.undone:
+            elif branch.base in _UNPREPARED:
                 found.active.append(branch)
     return found
 
@@ -124,7 +124,7 @@ def drain(caller: Caller, on: Any = None) -> dict[str, Any]:
 
 
 def _branch_to(space: Space, branch: Branch) -> dict[str, Any]:
-    if branch.committing:
+    if branch.base is State.COMMITTING:
         state = Verdict.COMMITTING.value
     elif branch.base is State.PREPARED:
         state = Verdict.IN_DOUBT.value
@@ -170,9 +170,9 @@ def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
         promise=space.hardening.promise,
         queues=queue_list(space),
         active=len(branches.active),
-        in_doubt=sum(1 for branch in branches.in_doubt if not branch.committing),
-        damaged=sum(1 for branch in branches.in_doubt if branch.damage and not branch.committing),
-        committing=sum(1 for branch in branches.in_doubt if branch.committing),
+        in_doubt=sum(1 for branch in branches.in_doubt if branch.base is not State.COMMITTING),
+        damaged=sum(1 for branch in branches.in_doubt if branch.damage and branch.base is not State.COMMITTING),
+        committing=sum(1 for branch in branches.in_doubt if branch.base is State.COMMITTING),
         heuristic=len(decided),
         quarantined=found.quarantined,
         free_bytes=found.room.free_bytes,
@@ -180,7 +180,7 @@ def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
         low=room.refusal(space.definitions, found.room),
         complaint=found.complaint,
         journal=found.journal,
-        cache=(space.lag.hits, space.lag.misses) if space.lag is not None else None,
+        cache=(log.hits, log.misses) if (log := space.journal_log) is not None else None,
         state=READY if space.read_only is None else READ_ONLY,
     )
     with space.lock:
@@ -192,7 +192,8 @@ def queue_list(space: Space) -> list[QueueStatus]:
     """The queues that are defined or have a directory, sorted."""
     definitions = space.definitions
     with space.lock:
-        names = {*definitions.queues, *(name for name, queue in space.queues.items() if queue.exists or queue.record)}
+        used = (name for name, queue in space.queues.items() if queue.exists or queue.last or queue.record)
+        names = {*definitions.queues, *used}
         in_doubt = Counter(
             written.queue
             for branch in space.branches.values()

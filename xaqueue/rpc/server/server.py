@@ -1,6 +1,6 @@
 """The server owns one space, and serves it to many sessions in one thread.
 
-The requests of one turn of the event loop share one round of the barrier. A session that ends, whoever ended it, rolls
+The requests of one turn of the event loop share one round of group commit. A session that ends, whoever ended it, rolls
 back its active branches and nothing else.
 """
 
@@ -143,7 +143,7 @@ class Server:
         self._housekeeping.ready()
         ready()
         self.notifier.notify(READY, f"STATUS=serving {self.root} at {self.endpoint}")
-        self.space.barrier.when_fenced(self._leave_fenced)
+        self.space.log.when_fenced(self._leave_fenced)
         alive = self.loop.create_task(self.notifier.stay_alive(self.is_well))
         try:
             await self._stopping.wait()
@@ -151,7 +151,7 @@ class Server:
             self.notifier.notify(STOPPING, "STATUS=stopping: what is active is rolled back")
             await self._close(owner)
             alive.cancel()
-        if self.space.barrier.fenced:
+        if self.space.log.fenced:
             raise ResourceFailed(
                 f"{self.root} is fenced, as the log says, and no longer served: start the server again, which reads "
                 "the disk anew"
@@ -163,7 +163,7 @@ class Server:
 
     def is_well(self) -> bool:
         """Whether starting it again is no help: it is not fenced."""
-        return self.space.read_only is not None or self.space.barrier.failure is None
+        return self.space.read_only is not None or self.space.failure is None
 
     def stop(self) -> None:
         """No new work; active branches are rolled back. The second time, nobody waits for peers to read answers."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Decision, Plan, home_of, is_of_a_batch, key_of, parse_gtrid
 from xaqueue.errors import (
@@ -31,23 +31,21 @@ from xaqueue.errors import (
 )
 from xaqueue.space.engine import batch_steps, heuristics, quarantine
 from xaqueue.space.engine.batch_steps import of_batch
+from xaqueue.space.engine.state import Space
 from xaqueue.space.model import batch_record
 from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import HEURISTICS, Branch, State
 from xaqueue.space.model.layout import BATCHES, QUARANTINE
 from xaqueue.storage.fs import NO_ROOM
-from xaqueue.storage.group_commit import Touched, touched
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 
-if TYPE_CHECKING:
-    from xaqueue.space.engine.state import Space
-
 Others = tuple[tuple[str, Xid], ...]
+_UNFINISHED = (State.PREPARED, State.COMMITTING)
 
 
 class BatchVerbs:
-    """The part of a ``Session`` that is ``xaqueue.xa.Batches``. These verbs belong to no branch."""
+    """The part of a ``Session`` that is ``xaqueue.resource_manager.Batches``. These verbs belong to no branch."""
 
     space: Space
 
@@ -82,7 +80,7 @@ class BatchVerbs:
             if decided is not None and decided.batch.number == batch.number:
                 return 0
             strange = set(_strange(claim, spaces))
-            branches = [branch for xid, branch in claim.prepared.items() if not (branch.committing or xid in strange)]
+            branches = [b for xid, b in claim.prepared.items() if b.base is State.PREPARED and xid not in strange]
             batch_steps.undo(self.space, batch.gtrid, branches)
         return len(branches)
 
@@ -108,7 +106,7 @@ def check_prepare(space: Space, branch: Branch) -> None:
 
 def check_commit(branch: Branch) -> None:
     """ProtocolError for a branch that is committed with its batch or not at all. Its caller holds it busy."""
-    if is_of_a_batch(branch.xid) and not branch.committing:
+    if is_of_a_batch(branch.xid) and branch.base is not State.COMMITTING:
         raise ProtocolError(
             f"branch {branch.xid} is of a batch, and would be written again if it were committed alone: commit_all "
             f"decides the whole batch, and an operator can with `xaqueue indoubt commit {branch.xid}`"
@@ -140,13 +138,12 @@ def outcome(space: Space, xid: Xid) -> Outcome:
         if not space.batches.has(xid.gtrid):
             return Outcome.UNKNOWN
     try:
-        return _OUTCOMES[batch_record.lists(space.fs, xid)]
+        decided = batch_record.parse(space.read_record(batch_record.path_of(xid.gtrid)))
+    except (FileNotFoundError, DamagedBlock):
+        return Outcome.UNKNOWN
     except OSError as error:
         raise _unread(space, error) from error
-
-
-_OUTCOMES = {True: Outcome.COMMITTED, False: Outcome.ROLLED_BACK, None: Outcome.UNKNOWN}
-"""By whether a decision lists the branch."""
+    return Outcome.COMMITTED if xid in decided.xids else Outcome.ROLLED_BACK
 
 
 # A batch is claimed before anything is done to its branches
@@ -166,12 +163,12 @@ def claimed(space: Space, gtrid: bytes) -> Iterator[Claim]:
     """Waits for branches that are at work, and for other claims of the query; who comes then waits for this one."""
     key, branches = key_of(gtrid), list[Branch]()
     with space.lock:
-        space.barrier.check()
+        space.check()
         while key in space.batches.claimed or any(branch.busy for branch in of_batch(space, gtrid)):
             space.wait_settled()
         space.batches.claimed.add(key)
         for branch in of_batch(space, gtrid):
-            if branch.base is State.PREPARED or branch.base in HEURISTICS:
+            if branch.base in _UNFINISHED or branch.base in HEURISTICS:
                 branch.busy = True
                 branches.append(branch)
     try:
@@ -190,14 +187,14 @@ def claimed(space: Space, gtrid: bytes) -> Iterator[Claim]:
             for branch in branches:
                 branch.busy = False
             space.settled.notify_all()
-        space.barrier.deliver_interrupt()
+        space.log.deliver_interrupt()
 
 
 def _unfinished(space: Space, batch: Batch) -> Batch | None:
     """The last batch before this one, where branches of it are not finished here."""
     with space.lock:
         last = Batch(batch.query, space.batches.last.get(batch.key, batch.number))
-        left = [branch for branch in of_batch(space, last.gtrid) if branch.base is State.PREPARED]
+        left = [branch for branch in of_batch(space, last.gtrid) if branch.base in _UNFINISHED]
     return last if last.number < batch.number and any(branch.decided is None for branch in left) else None
 
 
@@ -219,7 +216,7 @@ def decision(space: Space, batch: Batch) -> Decision | None:
         return None
     last = Batch(batch.query, number)
     try:
-        return batch_record.read(space.fs, batch_record.path_of(last.gtrid))
+        return batch_record.parse(space.read_record(batch_record.path_of(last.gtrid)))
     except DamagedBlock as damage:
         raise _lost(last, _set_aside(space, last, damage)) from damage
     except FileNotFoundError:
@@ -247,15 +244,16 @@ def _lost(batch: Batch, path: str) -> ResourceError:
 def _set_aside(space: Space, batch: Batch, damage: DamagedBlock) -> str:
     """Into quarantine; returns where it is."""
 
-    def apply() -> Touched:
+    def plan() -> None:
         if space.batches.last.get(batch.key) == batch.number:  # nobody else has found it
             path = batch_record.path_of(batch.gtrid)
             aside = quarantine.move(space.fs, path, f"the record of a batch: {damage}", space.now_us())
             del space.batches.last[batch.key]
             space.batches.lost[batch.key] = batch.number, aside
-        return touched((QUARANTINE,), (BATCHES,))
 
-    space.barrier.perform(apply)
+    space.settle()
+    space.log.perform(plan)
+    space.log.sync_names((QUARANTINE, BATCHES))
     return space.batches.lost.get(batch.key, (0, "removed"))[1]
 
 
@@ -329,9 +327,9 @@ def _finish_last(space: Space, batch: Batch) -> None:
 def _carry_out(space: Space, claim: Claim, decided: Decision) -> None:
     """Commits what is listed and not finished yet, and rolls back what is not listed."""
     listed = [claim.prepared[xid] for xid in decided.xids if xid in claim.prepared]
-    batch_steps.finish(space, decided.batch.gtrid, [branch for branch in listed if branch.base is State.PREPARED])
-    left = [branch for branch in claim.prepared.values() if not branch.committing]
-    batch_steps.undo(space, decided.batch.gtrid, [branch for branch in left if branch.base is State.PREPARED])
+    batch_steps.finish(space, decided.batch.gtrid, listed)
+    left = [branch for branch in claim.prepared.values() if branch.base is State.PREPARED]
+    batch_steps.undo(space, decided.batch.gtrid, left)
 
 
 def _compare(space: Space, claim: Claim, decided: Decision) -> None:

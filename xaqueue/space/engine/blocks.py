@@ -1,92 +1,98 @@
-"""The blocks of a branch as files in active/: written at once, and made durable before a step needs them.
-
-A journal records small branches whole, so that their files need no sync. A branch that is too large for a record is
-made durable by its files, as without a journal, and its record says only that they have moved.
-"""
+"""The blocks of a branch before they are prepared: made when the work is done, and given to the space's log."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from xaqueue.errors import DiskFull
-from xaqueue.message import MessageId, Properties
-from xaqueue.space.model.block import UNLIMITED, Block, Kind, Listed, encode_with_checksum, pack_list
-from xaqueue.space.model.branch import Branch, Written
-from xaqueue.space.model.layout import ACTIVE, FIRST, PREPARED, block_path
+from xaqueue.message import Properties
+from xaqueue.space.engine.busy import Busy
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model.block import (
+    NO_MESSAGE,
+    NOTHING,
+    UNLIMITED,
+    Block,
+    Kind,
+    Listed,
+    encode_with_checksum,
+    pack_list,
+)
+from xaqueue.space.model.branch import Branch, State, Written
+from xaqueue.space.model.layout import FIRST, PREPARED
 from xaqueue.storage.fs import NO_ROOM
-from xaqueue.storage.group_commit import touched
-
-if TYPE_CHECKING:
-    from xaqueue.space.engine.state import Space
-
-NO_MESSAGE = MessageId(bytes(16))
-NOTHING = Listed(Kind.BRANCH, "", NO_MESSAGE, 0)
-_PER_BLOCK_BYTES = 1024
-"""More than a record holds of a block beside its message."""
-_SURE_BYTES = 256 * 1024
-"""A record of this size finds room in a journal on a full disk."""
-KEPT_BYTES = 1024 * 1024
-"""How much of its blocks a branch keeps in memory for its record, at most; the rest is read again."""
-
-Content = tuple[bytes, bytes]
-"""Head and body of a block."""
 
 
-def write(space: Space, branch: Branch, chunks: Sequence[bytes], suffix: str, *, spare: bool = False) -> None:
-    """Writes a block's bytes into active/. Raises DiskFull, and dooms the branch, where there is no room.
+def add(space: Space, branch: Branch, written: Written, head: bytes, body: bytes, *, needed: bool = False) -> None:
+    """Adds a block to an active branch. Raises DiskFull, and dooms the branch, where there is no room.
 
-    spare: the reserve may be used.
+    needed: what ends the branch needs it, so that the reserve may be used.
     """
-    path = block_path(ACTIVE, branch.name, suffix)
     try:
-        if spare:
-            space.room.create(space.fs.create, path, chunks)
-        else:
-            space.fs.create(path, chunks)
+        try:
+            space.log.add(branch, written, head, body)
+        except OSError as error:
+            if not needed:
+                raise
+            space.room.retry(error, lambda: space.log.add(branch, written, head, body))
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise space.fence(error) from error
         branch.doom = DiskFull(
-            f"no room for a block of {sum(map(len, chunks)):,} bytes: {error.strerror}; {space.fs.room().free_bytes:,} "
-            f"bytes are free. Branch {branch.xid} is rollback-only: roll it back"
+            f"no room for a block of {len(head) + len(body):,} bytes: {error.strerror}; "
+            f"{space.fs.room().free_bytes:,} bytes are free. Branch {branch.xid} is rollback-only: roll it back"
         )
         raise branch.doom from error
 
 
-def write_dequeue(space: Space, branch: Branch, written: Written, *, spare: bool = False) -> None:
-    """Writes the block that names the message to remove. Raises as ``write`` does."""
+def spill(space: Space, branch: Branch) -> bool:
+    """What this branch and all that are idle keep in memory is written while there is room: somebody else may take the
+    rest, and what is under way is to find what it needs. Returns whether there was something. Called by a session that
+    is at work in this branch. Raises OSError, ResourceFailed.
+    """
+    before = space.kept()
+    space.log.spill(branch)
+    with space.lock:
+        others = [one for one in space.branches.values() if _is_kept(one)]
+    for other in others:
+        with space.lock:
+            if space.branches.get(other.xid) is not other or not _is_kept(other):
+                continue
+            other.busy = True
+        with Busy(space, other):
+            space.log.spill(other)
+    return space.kept() < before
+
+
+def _is_kept(branch: Branch) -> bool:
+    """Whether memory has blocks of it, and nobody is about to change them. Called with the lock held."""
+    return (
+        branch.base is State.ACTIVE
+        and not (branch.busy or branch.working or branch.doom)
+        and any(written.content is not None and not written.path for written in branch.blocks)
+    )
+
+
+def take(space: Space, branch: Branch, written: Written) -> None:
+    """A message is dequeued. Without room for its block, that is added later, or not at all: what ends the branch may
+    need none."""
+    try:
+        space.log.take(branch, written, lambda: dequeue_block(space, written))
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise space.fence(error) from error
+
+
+def add_dequeue(space: Space, branch: Branch, written: Written) -> None:
+    """Adds the block of a dequeue that has none yet. Raises as ``add`` does."""
+    add(space, branch, written, dequeue_block(space, written), b"", needed=True)
+
+
+def dequeue_block(space: Space, written: Written) -> bytes:
+    """The block that names the message to remove."""
     block = Block(Kind.DEQUEUE, written.message_id, _properties_of(written.queue), epoch=space.epoch)
     head, written.checksum = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
-    write(space, branch, [head], written.suffix, spare=spare)
-    if space.register is not None and written.entry is not None:
-        try:
-            space.register.add(written.queue, written.entry)
-        except OSError as error:
-            raise space.fence(error) from error
-    keep(branch, written, head, b"")
-    written.on_disk = True
-
-
-def keep(branch: Branch, written: Written, head: bytes, body: bytes) -> None:
-    """Holds the content in memory, as long as its branch is small."""
-    size = len(head) + len(body)
-    if branch.kept_bytes + size <= KEPT_BYTES:
-        branch.kept_bytes += size
-        written.content = head, body
-
-
-def content_of(space: Space, branch: Branch, written: Written) -> Content:
-    """What the block's file in active/ holds."""
-    return written.content or (space.fs.read(block_path(ACTIVE, branch.name, written.suffix)), b"")
-
-
-def write_pending(space: Space, branch: Branch) -> None:
-    """Writes the dequeue blocks for which there was no room when they were dequeued."""
-    for written in branch.blocks:
-        if not written.on_disk:
-            write_dequeue(space, branch, written, spare=True)
+    return head
 
 
 @lru_cache(maxsize=1024)
@@ -94,46 +100,23 @@ def _properties_of(queue: str) -> Properties:
     return Properties(queue)
 
 
-def write_list(space: Space, branch: Branch) -> None:
-    """Writes the branch block, which lists all others. Raises as ``write`` does."""
-    if branch.listed:  # a commit in one phase found no room
-        space.fs.unlink(block_path(ACTIVE, branch.name, FIRST))
-        branch.listed = False
-    if space.barrier.journal is None and space.was_here(branch.xid):  # its old blocks must not come back among these
-        space.barrier.perform(lambda: touched((PREPARED,)))
-    branch.blocks.sort(key=lambda written: written.number)
+def add_branch_block(space: Space, branch: Branch) -> None:
+    """Adds the branch block, which lists all others. Raises as ``add`` does."""
+    if branch.branch_block is not None:  # a commit in one phase found no room
+        space.discard([branch.branch_block.path])
+        branch.branch_block = None
+    if not space.log.is_atomic and space.was_here(branch.xid):  # its old blocks must not come back among these
+        space.log.sync_names((PREPARED,))
+    branch.blocks.sort(key=_number_of)
     block = Block(Kind.BRANCH, NO_MESSAGE, Properties(""), pack_list(list_of(branch)), space.epoch)
-    head, _ = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
-    write(space, branch, [head, block.body], FIRST, spare=True)
-    branch.listed, branch.list_content = True, (head, block.body)
+    head, checksum = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
+    written = Written(0, Kind.BRANCH, "", NO_MESSAGE, checksum, suffix=FIRST)
+    add(space, branch, written, head, block.body, needed=True)
+    branch.branch_block = written
 
 
-def harden_content(space: Space, branch: Branch) -> None:
-    """Content before name: every block of the branch, its branch block too, is on disk."""
-    if not space.hardening.content:
-        return
-    suffixes = [written.suffix for written in branch.blocks]
-    if branch.listed:
-        suffixes.append(FIRST)
-    space.barrier.harden_content([block_path(ACTIVE, branch.name, suffix) for suffix in suffixes])
-
-
-def harden_names(space: Space) -> None:
-    """What stands in active/ is found there after a crash; and, for a journal, everything that was done before."""
-    if space.barrier.journal is None:
-        space.barrier.perform(lambda: touched((ACTIVE,)))
-    else:
-        space.sync_all()
-
-
-def is_recorded_whole(space: Space, branch: Branch) -> bool:
-    """Whether the journal takes the blocks themselves into a record."""
-    if space.barrier.journal is None:
-        return False
-    size = sum(_PER_BLOCK_BYTES + written.size_bytes for written in branch.blocks)
-    if size > _SURE_BYTES and space.fs.room().free_bytes < 2 * size:
-        return False
-    return space.barrier.journal.fits(size)
+def _number_of(written: Written) -> int:
+    return written.number
 
 
 def list_of(branch: Branch) -> list[Listed]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from xaqueue.errors import Error
+from xaqueue.space.engine.state import Space
 from xaqueue.space.model.branch import Branch
-
-if TYPE_CHECKING:
-    from xaqueue.space.engine.state import Space
 
 
 class Busy:
-    """Made with ``branch.busy`` set under the lock. Written out, because every transaction enters it several times."""
+    """A block in which a branch is busy; made with ``branch.busy`` set under the lock."""
 
     __slots__ = ("_branch", "_space")
 
@@ -25,14 +22,18 @@ class Busy:
         return self._branch
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        failed = None
-        if error is not None:
-            self._branch.progress = time.monotonic()  # it was called, and may be called again
-            if not isinstance(error, Error):  # or interrupted: those who wait for the step are told
-                failed = self._space.fence(error)
-        with self._space.lock:
-            self._branch.busy = False
-            self._space.settled.notify_all()
-        self._space.barrier.deliver_interrupt()
-        if failed is not None and isinstance(error, OSError):
-            raise failed from error
+        leave(self._space, self._branch, error)
+
+
+def leave(space: Space, branch: Branch, error: BaseException | None = None) -> None:
+    """The step is over, with this error or none; what is no answer of ours fences the space."""
+    failed = None
+    if error is not None:
+        branch.progress = time.monotonic()  # it was called, and may be called again
+        if not isinstance(error, Error):  # or interrupted: those who wait for the step are woken
+            failed = space.fence(error)
+    with space.lock:
+        space.settle_locked(branch)
+    space.log.deliver_interrupt()
+    if failed is not None and isinstance(error, OSError):
+        raise failed from error

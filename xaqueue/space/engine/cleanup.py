@@ -14,24 +14,19 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from xaqueue.errors import ResourceFailed, RetryLater
-from xaqueue.space.engine import redo as redo_of
-from xaqueue.space.engine.redo import Redo
+from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
+from xaqueue.space.model.change import DROP, MOVE, Change
+from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.layout import RANGE_BITS
 from xaqueue.space.model.queue import Queue
 from xaqueue.space.model.retries import files_of
 from xaqueue.space.model.stream_records import StreamRecord
-from xaqueue.storage import journal_format
 from xaqueue.storage.fs import NO_ROOM, FileSystem
-from xaqueue.storage.group_commit import Touched, touched
 from xaqueue.storage.regular import NO_DIRECTORY
-
-if TYPE_CHECKING:
-    from xaqueue.space.engine.state import Space
 
 PIECE = 256
 """Files between two looks whether it is to stop; for so many the lock is held where they are kept."""
@@ -88,7 +83,7 @@ def expire(space: Space, stopped: Stopped = never) -> bool:
 def _expired(space: Space, queue: Queue) -> list[Entry]:
     """Some that are expired, and nobody else's any more."""
     with space.lock:
-        space.barrier.check()
+        space.check()
         if queue.keeper is not None or queue.is_wanted:
             return []
         index = queue.index
@@ -103,24 +98,12 @@ def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
     """Recorded before, or a replay would miss those of which the journal has only the names."""
     paths = [path for entry in piece for path in files_of(queue.name, entry)]
 
-    def record() -> journal_format.Entry:
-        redo = Redo(redo_of.Kind.EXPIRY, queue.name)
-        for path in paths:
-            redo.drop(path)
-        return redo.entry()
-
+    change = Change(Step.EXPIRY, queue.name, (), rest=[(DROP, path) for path in paths])
     try:
-        if space.barrier.journal is not None:
-            space.barrier.perform(Touched, entry=record)
-        space.check_owner()
-        space.waiting.run(partial(_unlink, space.fs, paths))
+        space.log.perform(change)
         with space.lock:
             spent = [entry.seq >> RANGE_BITS for entry in piece if queue.consumed(entry)]
             piece, queue.expiring = [], 0
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            raise RetryLater(f"no room to remove what expired ({error.strerror}): free some") from error
-        raise space.fence(error) from error
     finally:
         with space.lock:
             queue.index.expired += piece  # what is there still
@@ -139,7 +122,7 @@ def clear_queue(space: Space, queue: Queue, stopped: Stopped = never) -> bool:
     for number in ranges:
         if not _clear_range(space, record, number, stopped):
             return False
-        if record.archives(((number + 1) << RANGE_BITS) - 1):
+        if space.log.is_atomic and record.archives(((number + 1) << RANGE_BITS) - 1):
             _harden_archive(space, record, number)
         _remove_spent(space, queue, [number])
     _clear_retries(space, record)
@@ -162,29 +145,32 @@ def _remove_spent(space: Space, queue: Queue, ranges: Sequence[int]) -> None:
     try:
         for number in ranges:
             if queue.is_spent(number):
-                with suppress(FileNotFoundError):
-                    space.fs.list(layout.range_path(queue.name, number << RANGE_BITS))
-            with space.lock:
-                space.barrier.check()
-                if number in queue.ranges and queue.is_spent(number):
-                    queue.remove_range(space.fs, number)
+                space.log.exclusively(partial(_remove_range, space, queue, number))
     except OSError as error:
         if error.errno in NO_ROOM:
             raise RetryLater(f"no room to remove what is spent ({error.strerror}): free some") from error
         raise space.fence(error) from error
 
 
+def _remove_range(space: Space, queue: Queue, number: int) -> None:
+    with space.lock:
+        space.check()
+        if number in queue.ranges and queue.is_spent(number):
+            queue.remove_range(space.fs, number)
+
+
 def _harden_archive(space: Space, record: StreamRecord, number: int) -> None:
     """A crash must not take the range directory and leave what has moved out of it nowhere."""
     directories = archive_directories(layout.range_path(record.queue, number << RANGE_BITS))
     if space.fs.is_dir(directories[0]):
-        space.barrier.perform(lambda: touched(directories))
+        space.log.sync_names(directories)
 
 
 def _clear_range(space: Space, record: StreamRecord, number: int, stopped: Stopped) -> bool:
     directory = layout.range_path(record.queue, number << RANGE_BITS)
     try:
-        listed = space.fs.list(directory)  # and so nothing waits to be written there
+        space.log.settle()  # nothing waits to be written there
+        listed = space.fs.list(directory)
         names = sorted(name for name in listed if layout.is_consumed(name, record.consumed))
         for piece in _pieces(names):
             if stopped():
@@ -193,10 +179,10 @@ def _clear_range(space: Space, record: StreamRecord, number: int, stopped: Stopp
             _clear_files(space, record, number, piece)
     except FileNotFoundError:
         return True  # its directory is gone
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            raise RetryLater(f"no room to clear {directory} ({error.strerror}): free some") from error
-        raise space.fence(error) from error
+    except (OSError, RetryLater) as error:
+        if isinstance(error, OSError) and error.errno not in NO_ROOM:
+            raise space.fence(error) from error
+        raise RetryLater(f"no room to clear {directory} ({error}): free some") from error
     return True
 
 
@@ -215,7 +201,7 @@ def _pieces(names: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _clear_files(space: Space, record: StreamRecord, number: int, names: Sequence[str]) -> None:
-    fs = space.lag.fs if space.lag is not None else space.fs
+    fs = space.fs
     directory = layout.range_path(record.queue, number << RANGE_BITS)
     edge = f"{record.archived_after:016x}.~" if record.archived_after is not None else "~"
     space.waiting.run(partial(_unlink, fs, [f"{directory}/{name}" for name in names if name < edge]))
@@ -234,30 +220,16 @@ def _archive(space: Space, fs: FileSystem, directory: str, names: Sequence[str])
     """One step: nobody syncs the range, and so loses its names, before the archive has them on disk."""
     target = layout.archived_path(directory)
     make_dirs(fs, target)
+    if not space.log.is_atomic:
+        space.log.sync_names(archive_directories(directory)[1:])
     there = frozenset(fs.list(target))
-    lack: list[OSError] = []
 
-    def apply() -> Touched:
-        for name in names:
-            try:
-                if name in there:  # a crash has left it in both places
-                    fs.unlink(f"{directory}/{name}")
-                else:
-                    fs.rename(f"{directory}/{name}", f"{target}/{name}")
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                lack.append(error)
-                break
-        if space.barrier.journal is not None:
-            return Touched()  # which makes it again there
-        return touched(archive_directories(directory), (directory,))
+    def plan() -> Change:
+        paths = [(f"{directory}/{name}", name) for name in names if fs.exists(f"{directory}/{name}")]
+        ops = [(DROP, path) if name in there else (MOVE, path, f"{target}/{name}", 0) for path, name in paths]
+        return Change(Step.STREAM, directory, ops)
 
-    space.barrier.perform(apply)
-    if lack:
-        raise lack[0]
+    space.log.perform_unrecorded(plan)
 
 
 def filled_archives(space: Space) -> list[str]:

@@ -9,23 +9,15 @@ The disk is not asked for each message: a part of what is free may be used up fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from xaqueue.errors import DiskLow
-from xaqueue.space.model import layout
+from xaqueue.space.engine.log import Log
 from xaqueue.space.model.branch import Branch
 from xaqueue.space.model.definitions import Definitions
-from xaqueue.space.model.layout import ACTIVE
 from xaqueue.storage.fs import NO_ROOM, FileSystem, Room
-from xaqueue.storage.reserve import FULL, Reserve, ReservingFileSystem
-from xaqueue.storage.write_behind import Waits, WriteBehind
-
-if TYPE_CHECKING:
-    from xaqueue.space.engine.state import Space
-
-Create = Callable[[str, Sequence[bytes]], None]
+from xaqueue.storage.reserve import FULL, Reserve
 
 SHARE = 20
 """Where nothing is defined, this part of the disk stays free."""
@@ -71,25 +63,16 @@ def refusal(definitions: Definitions, room: Room, size_bytes: int = FILE_BYTES) 
     return ""
 
 
-def with_reserve(fs: FileSystem, reserve_fs: FileSystem) -> tuple[ReservingFileSystem, RoomLimit]:
-    """The port with the reserve that stands there, and its limit. What is missing of it is to be restored.
-
-    ``reserve_fs``: the same directory, by a port that keeps no descriptors.
-    """
-    reserve = Reserve(reserve_fs, layout.RESERVE)
-    files = ReservingFileSystem(fs, reserve)
-    limit = RoomLimit(files, reserve)
-    limit.unreserved = fs
-    return files, limit
-
-
 class RoomLimit:
     """Watches the room on the disk of a space, and holds its reserve, where there is one."""
 
-    def __init__(self, fs: FileSystem, reserve: Reserve | None = None) -> None:
+    def __init__(self, fs: FileSystem, reserve: Reserve | None = None, unreserved: FileSystem | None = None) -> None:
+        """reserve: what is missing of it is to be restored. unreserved: the same port without it."""
         self._fs = fs
-        self.unreserved = fs
+        self.unreserved = unreserved or fs
         """For what may be left undone without room."""
+        self.kept: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Bytes and files that branches keep in memory which are not prepared: they are going to need room."""
         self._reserve = reserve
         self._bytes_left = -1
         self._files_left = -1
@@ -97,17 +80,15 @@ class RoomLimit:
         if reserve is not None:
             reserve.used = self._look_soon
 
-    def check(self, space: Space, branch: Branch, size_bytes: int) -> None:
-        """Before a message with a body of this size is written. Raises DiskLow, and ResourceFailed."""
-        size_bytes += FILE_BYTES
-        self._bytes_left -= size_bytes
+    def has(self, size_bytes: int) -> bool:
+        """Counts a message with a body of this size. False: ``check`` has to look."""
+        self._bytes_left -= size_bytes + FILE_BYTES
         self._files_left -= 1
-        if self._bytes_left >= 0 and self._files_left >= 0 and monotonic() < self._due:
-            return
-        try:
-            told = self._look(space, size_bytes)
-        except OSError as error:
-            raise space.fence(error) from error
+        return self._bytes_left >= 0 and self._files_left >= 0 and monotonic() < self._due
+
+    def check(self, definitions: Definitions, log: Log, branch: Branch, size_bytes: int) -> None:
+        """Looks before a message with a body of this size is written. Raises DiskLow, OSError, ResourceFailed."""
+        told = self._look(definitions, log, size_bytes + FILE_BYTES)
         if told:
             self._look_soon()
             raise DiskLow(
@@ -118,24 +99,11 @@ class RoomLimit:
     def _look_soon(self) -> None:
         self._files_left = -1
 
-    def create(self, create: Create, path: str, chunks: Sequence[bytes]) -> None:
-        """Makes a file that a step needs, with room from the reserve where there is no other. Raises OSError."""
-        try:
-            create(path, chunks)
-        except OSError as error:
-            self.again(error, create, path, chunks)
-
-    def again(self, error: OSError, call: Callable[..., None], *arguments: object) -> None:
+    def retry(self, error: OSError, call: Callable[[], object]) -> None:
         """Does a call that failed with this error again, with room from the reserve. Raises its last error."""
         if self._reserve is None:
             raise error
-        self._reserve.again(error, call, *arguments)
-
-    def again_unless_active(self, error: OSError, call: Callable[[str], None], path: str) -> None:
-        """As ``again``, for a file that is flushed. One in active/ was promised to nobody: it waits for room."""
-        if path.startswith(ACTIVE):
-            raise Waits(error.errno, error.strerror, path) from error
-        self.again(error, call, path)
+        self._reserve.again(error, call)
 
     def restore(self, definitions: Definitions) -> str:
         """Makes the reserve again, where something of it is missing and there is room; returns why not, or nothing.
@@ -156,38 +124,35 @@ class RoomLimit:
             told = f"{room.free_bytes:,} bytes and {room.free_inodes:,} inodes of the disk are free"
         return f"the reserve is used up: {told}" if told else ""
 
-    def _look(self, space: Space, size_bytes: int) -> str:
+    def _look(self, definitions: Definitions, log: Log, size_bytes: int) -> str:
         """Why this message is refused, or nothing; then, how much may be used until the next look."""
-        told, room = self._refused(space, size_bytes)
-        if told and space.lag is not None:
-            _flush(space.lag)
-            told, room = self._refused(space, size_bytes)
+        told, room = self._refused(definitions, log, size_bytes)
+        if told and log.pending:
+            _settle(log)
+            told, room = self._refused(definitions, log, size_bytes)
         if not told:
-            least_bytes, least_inodes = limits(space.definitions, room)
+            least_bytes, least_inodes = limits(definitions, room)
             self._bytes_left = min((room.free_bytes - size_bytes - least_bytes) // 4, LOOK_BYTES)
             spare = (room.free_inodes - 1 - least_inodes) // 4 if room.total_inodes else LOOK_FILES
             self._files_left = min(spare, LOOK_FILES)
             self._due = monotonic() + LOOK_S
         return told
 
-    def _refused(self, space: Space, size_bytes: int) -> tuple[str, Room]:
+    def _refused(self, definitions: Definitions, log: Log, size_bytes: int) -> tuple[str, Room]:
         """Why this message is refused now, or nothing, and the room that it finds; the reserve comes before it."""
-        told = self.restore(space.definitions)
-        room = self._fs.room() if space.lag is None else _behind(self._fs.room(), space.lag)
-        return told or refusal(space.definitions, room, size_bytes), room
+        told = self.restore(definitions)
+        room, (size, files), (kept_bytes, kept_files) = self._fs.room(), log.waiting_room, self.kept()
+        size, files = size + kept_bytes, files + kept_files
+        room = room._replace(
+            free_bytes=room.free_bytes - size - files * FILE_BYTES, free_inodes=room.free_inodes - files
+        )
+        return told or refusal(definitions, room, size_bytes), room
 
 
-def _behind(room: Room, lag: WriteBehind) -> Room:
-    """What is left once the disk has what waits for it."""
-    waiting_bytes, files = lag.waiting
-    free_bytes = room.free_bytes - waiting_bytes - files * FILE_BYTES
-    return room._replace(free_bytes=free_bytes, free_inodes=room.free_inodes - files)
-
-
-def _flush(lag: WriteBehind) -> None:
+def _settle(log: Log) -> None:
     """What goes leaves its room, and what comes is counted by the disk."""
     try:
-        lag.flush()
+        log.settle()
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

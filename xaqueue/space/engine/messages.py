@@ -10,25 +10,30 @@ import errno
 import time
 from collections.abc import Collection, Iterator, Sequence
 
-from xaqueue.errors import DamagedBlock, InvalidArgument, RetryLater, RolledBack
+from xaqueue.errors import DamagedBlock, DiskLow, InvalidArgument, RetryLater
 from xaqueue.message import EnqueueOptions, Message, MessageId, body_of, check_message_id, id_of, properties_of
 from xaqueue.space.engine import blocks, quarantine
 from xaqueue.space.engine.state import Space, log
 from xaqueue.space.model import layout
-from xaqueue.space.model.block import Block, Kind, decode, decode_message, encode_with_checksum, properties_in
-from xaqueue.space.model.block_files import read_block
+from xaqueue.space.model.block import (
+    Block,
+    Kind,
+    check_message,
+    decode,
+    decode_message,
+    encode_with_checksum,
+    properties_in,
+)
 from xaqueue.space.model.branch import Branch, Written
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.layout import numbered
 from xaqueue.space.model.message_name import correlation_hash, tags_of
+from xaqueue.space.model.queue import Queue
 from xaqueue.space.model.retries import files_of
 from xaqueue.space.model.stream_records import refusal
-from xaqueue.space.recovery.load import check_message
 from xaqueue.storage.fs import NO_ROOM, discard, is_damage
-from xaqueue.storage.group_commit import Touched, touched
 from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.regular import DAMAGE
-from xaqueue.xa import Code
 
 LOOK_S = 0.5
 """How long a waiting dequeue sleeps at most before it looks again: a fence or a stepped clock wakes nobody."""
@@ -37,36 +42,47 @@ BREATH_S = 0.001
 
 
 def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: EnqueueOptions) -> MessageId:
-    """Writes a message's block into active/; see ``ResourceManager.enqueue``."""
-    space.definitions.find(name)
+    """Adds a message's block; see ``ResourceManager.enqueue``."""
+    definitions = space.definitions
+    if name not in definitions.known:
+        definitions.find(name)
     if type(body) is not bytes:
         body = body_of(body)
-    space.room.check(space, branch, len(body))
-    properties = properties_of(name, space.now_us(), options)
-    given = options.get("message_id")
+    if not space.room.has(len(body)):
+        _check_room(space, branch, len(body))
+    given = options.get("message_id") if options else None
     message_id = MessageId(fresh_id()) if given is None else id_of(given)
+    properties = properties_of(name, space.now_us(), options)
     block = Block(Kind.ENQUEUE, message_id, properties, body, space.epoch)
-    head, checksum = encode_with_checksum(block, body_limit_bytes=space.definitions.max_body_bytes)
+    head, checksum = encode_with_checksum(block, body_limit_bytes=definitions.max_body_bytes)
     with space.lock:
-        queue = space.queue(name)
-        if message_id in queue.pending or message_id in queue.index:
+        queue = space.queues.get(name) or space.queue(name)
+        if given is not None and (message_id in queue.pending or message_id in queue.index):
             raise InvalidArgument(f"message {message_id.hex()} is in queue {name} already: ids are unique")
         queue.pending.add(message_id)
-        branch.numbers += 1
-        number = branch.numbers
-    suffix = numbered(number)
+        branch.numbers = number = branch.numbers + 1
+    entry = Entry(0, message_id, tags_of(properties) if options else "")
+    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, f"{number:03d}", given is not None)
     try:
-        blocks.write(space, branch, [head, body] if body else [head], suffix)
+        blocks.add(space, branch, written, head, body)
     except BaseException:
         with space.lock:
             queue.pending.discard(message_id)
         raise
-    entry = Entry(0, message_id, tags_of(properties))
-    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, len(head) + len(body), entry, suffix=suffix)
-    written.given = given is not None
-    blocks.keep(branch, written, head, body)
     branch.blocks.append(written)
     return message_id
+
+
+def _check_room(space: Space, branch: Branch, size_bytes: int) -> None:
+    try:
+        try:
+            space.room.check(space.definitions, space.log, branch, size_bytes)
+        except DiskLow:
+            if not blocks.spill(space, branch):
+                raise
+            space.room.check(space.definitions, space.log, branch, size_bytes)  # by what the disk says now
+    except OSError as error:
+        raise space.fence(error) from error
 
 
 def dequeue(
@@ -97,13 +113,7 @@ def dequeue(
             passed.add(message.seq)
             _give_back(space, branch, written, written.entry)
             continue
-        try:
-            blocks.write_dequeue(space, branch, written)
-        except RolledBack as full:
-            if full.code is not Code.XA_RBOTHER:
-                raise
-            branch.doom = None  # what ends the branch may need no block, or find room for it
-            written.on_disk = False
+        blocks.take(space, branch, written)
         return message
     return None
 
@@ -124,7 +134,7 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
             return
         path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
         try:
-            message = message_of(name, entry.seq, entry.message_id, read_block(space.fs, path), entry.tries)
+            message = message_of(name, entry.seq, entry.message_id, space.log.read(path), entry.tries)
         except (FileNotFoundError, DamagedBlock):
             continue  # consumed meanwhile, or for the next dequeue to set aside
         except OSError as error:
@@ -158,7 +168,7 @@ def _take(
     with space.lock:
         queue = space.queue(name)
         while True:
-            space.barrier.check()
+            space.check()
             if branch.doom is not None:
                 raise branch.doom
             if queue.keeper is not None:
@@ -170,11 +180,11 @@ def _take(
             if entry is not None:
                 branch.numbers += 1
                 number = branch.numbers
-                written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, 0, entry, suffix=numbered(number))
+                written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry, numbered(number))
                 branch.blocks.append(written)
                 return written
             if queue.index.is_unfinished:
-                queue.arrived.wait(BREATH_S)
+                _wait(queue, BREATH_S)
                 continue
             left = deadline - time.monotonic() if deadline is not None else 0.0
             if left <= 0 or space.draining:
@@ -182,7 +192,16 @@ def _take(
             due = queue.index.next_due(message_id=message_id, correlation=correlation)
             if due is not None and due > now:
                 left = min(left, (due - now) / 1e6 + 0.001)
-            queue.arrived.wait(min(left, LOOK_S))
+            _wait(queue, min(left, LOOK_S))
+
+
+def _wait(queue: Queue, seconds: float) -> None:
+    """Called with the lock held."""
+    queue.waiters += 1
+    try:
+        queue.arrived.wait(seconds)
+    finally:
+        queue.waiters -= 1
 
 
 def _fetch(space: Space, branch: Branch, written: Written) -> Message | None:
@@ -190,18 +209,26 @@ def _fetch(space: Space, branch: Branch, written: Written) -> Message | None:
     entry = written.entry
     assert entry is not None
     path, *beside = files_of(written.queue, entry)
+    reason = ""
     try:
-        return message_of(written.queue, entry.seq, entry.message_id, read_block(space.fs, path), entry.tries)
+        return message_of(written.queue, entry.seq, entry.message_id, space.log.read(path), entry.tries)
     except DamagedBlock as damage:
-        _set_aside(space, path, beside, str(damage))
+        reason = str(damage)
     except OSError as error:
         if is_damage(space.fs, path, error):
-            _set_aside(space, path, beside, f"cannot be read: {error.strerror}")
+            reason = f"cannot be read: {error.strerror}"
         elif error.errno == errno.ENOENT:
             log.error("message file %s is gone: something else removed it", path)
         else:
             _give_back(space, branch, written, entry)
             raise _unread(space, path, error) from error
+    if reason:
+        try:
+            space.settle()
+            _set_aside(space, path, beside, reason)
+        except RetryLater:
+            _give_back(space, branch, written, entry)
+            raise
     _give_back(space, branch, written, entry, gone=True)
     return None
 
@@ -227,14 +254,18 @@ def _give_back(space: Space, branch: Branch, written: Written, entry: Entry, *, 
 
 
 def _set_aside(space: Space, path: str, beside: Sequence[str], reason: str) -> None:
-    """Quarantines a message; what stands ``beside`` it goes."""
-
-    def apply() -> Touched:
+    """Quarantines a message; what stands ``beside`` it goes. RetryLater without room, and nothing was done."""
+    try:
         target = quarantine.move(space.fs, path, reason, space.now_us())
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise space.fence(error) from error
+        raise RetryLater(f"no room to set {path} aside ({error.strerror}), which is damaged: {reason}") from error
+    try:
         for gone in beside:
             discard(space.fs, gone)
-        space.report.quarantined.append(f"{path}: {reason}")
-        log.error("quarantined %s as %s: %s", path, target, reason)
-        return touched((layout.QUARANTINE,), (path.rpartition("/")[0],))
-
-    space.barrier.perform(apply)
+    except OSError as error:
+        raise space.fence(error) from error
+    space.report.quarantined.append(f"{path}: {reason}")
+    log.error("quarantined %s as %s: %s", path, target, reason)
+    space.log.sync_names((layout.QUARANTINE, path.rpartition("/")[0]))

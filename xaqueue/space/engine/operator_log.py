@@ -11,22 +11,18 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from xaqueue.errors import DamagedBlock, RetryLater
 from xaqueue.space.engine import heuristics
 from xaqueue.space.engine.heuristics import Decision, check_text
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import HEURISTIC, OPERATORS
 from xaqueue.storage import append_log
 from xaqueue.storage.fs import NO_ROOM, DirectoryFileSystem, FileSystem
-from xaqueue.storage.group_commit import Touched
 from xaqueue.storage.regular import NO_FILE
 from xaqueue.xid import Xid
-
-if TYPE_CHECKING:
-    from xaqueue.space.engine.session import Session
-    from xaqueue.space.engine.state import Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +76,23 @@ def forgotten_in(fs: FileSystem) -> list[Forgotten]:
 def _decision(space: Space, xid: Xid) -> Decision | None:
     """The decision that can be forgotten now; None where ``forget`` will say why not."""
     with space.lock:
-        space.barrier.check()
+        space.check()
         branch = space.branches.get(xid)
         if branch is None or branch.decided is not None:
             return None
     try:
-        return heuristics.read(space.fs, f"{HEURISTIC}/{xid}")
+        return heuristics.parse(space.read_record(f"{HEURISTIC}/{xid}"))
     except (FileNotFoundError, DamagedBlock):
         return None
 
 
 def _append(space: Space, line: bytes) -> None:
-    def apply() -> Touched:
-        try:
-            append_log.append(space.fs, OPERATORS, line)
-        except OSError as error:
-            if error.errno not in NO_ROOM | NO_FILE:
-                raise
-            raise RetryLater(f"{OPERATORS} cannot be written ({error.strerror}): nothing was forgotten") from error
-        return Touched(files={OPERATORS: None}, targets={"": None})
-
-    space.barrier.perform(apply)
+    space.check()
+    try:
+        append_log.append(space.fs, OPERATORS, line)
+    except OSError as error:
+        if error.errno not in NO_ROOM | NO_FILE:
+            raise space.fence(error) from error
+        raise RetryLater(f"{OPERATORS} cannot be written ({error.strerror}): nothing was forgotten") from error
+    space.log.sync_contents((OPERATORS,))
+    space.log.sync_names(("",))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from zlib import crc32
 
@@ -42,7 +43,12 @@ def move(fs: FileSystem, path: str, reason: str, now_us: int, *, foreign: bool =
         if error.errno not in NO_ROOM:
             raise
         log.exception("no room for the reason why %s is quarantined as %s: %s", path, target, reason)
-    fs.rename(path, target)
+    try:
+        fs.rename(path, target)
+    except OSError:
+        with suppress(OSError):
+            fs.unlink(target + ".reason")
+        raise
     return target
 
 

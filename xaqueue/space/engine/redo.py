@@ -1,148 +1,39 @@
-"""What the journal records of a step: the files it makes, moves and removes; and how they are made so again.
+"""How a change is done in the directories: by the follower, by a replay at open, by salvage and by a roll-forward.
 
-A record is physical: *put* a file with this content, *move* one, *drop* one. A replay works out the final state of
-every path that is named and makes the directories so, in whatever state a crash left them: that may be cut off at any
-call and done again. Content that is not in a record was on disk before it, and so was all that was recorded earlier:
-then it is found in one of the places that it moved through since. Where it stands nowhere whole, what was acknowledged
-is lost: that is damage, and found before anything is changed. Not so what was set aside in quarantine, which was told
-then, and what is missing in the archive, which is others' to empty.
-
-    meta  MessagePack [xid, operations]
-          [1, path, head, size of body, time]   the block's head stands here, its body in the record's body
-          [2, source, target, time]             time: int microseconds UTC for the file's modification time, 0 for none
-          [3, path]
+It works out the final state of every path that the changes name and makes the directories so. A replay does that in
+whatever state a crash left them: it may be cut off at any call and done again. Content that is not in a record was on
+disk before it, and so was all that was recorded earlier: then it is found in one of the places that it moved through
+since. Where it stands nowhere whole, what was acknowledged is lost: that is damage, and found before anything is
+changed. Not so what was set aside in quarantine, which was said then, and what is missing in the archive, which is
+others' to empty.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, NamedTuple
-
-import msgpack
+from typing import NamedTuple
 
 from xaqueue.errors import DamagedBlock, JournalDamaged
 from xaqueue.space.engine import quarantine
 from xaqueue.space.model import layout
-from xaqueue.space.model.block import PREFIX, decode_head, is_sound
+from xaqueue.space.model.block import PREFIX, is_sound
 from xaqueue.space.model.block_files import read_block
+from xaqueue.space.model.change import Content, Final, Moved, Op, final_states, highest_numbers, ops_of
 from xaqueue.space.model.layout import Watermark
 from xaqueue.space.model.stream_records import StreamRecord, decode_record
 from xaqueue.storage.fs import NO_ROOM, FileSystem, discard
-from xaqueue.storage.journal_format import Entry, Record
+from xaqueue.storage.journal_format import Record
 from xaqueue.storage.regular import NO_FILE
 
-PUT, MOVE, DROP = 1, 2, 3
 _OF_MESSAGES = (layout.COMMITTED, layout.ARCHIVE)
 MAKING = ".replay"
 """In active/, where a name that starts with a dot is no block."""
 
 log = logging.getLogger("xaqueue")
-
-
-class Kind(IntEnum):
-    """Which step a record is of; for those who look at a journal, since a replay reads the operations."""
-
-    PREPARE = 1
-    COMMIT = 2
-    ROLLBACK = 3
-    ONE_PHASE = 4
-    DECISION = 5
-    FORGET = 6
-    BATCH = 7
-    STREAM = 8
-    EXPIRY = 9
-
-
-class Redo:
-    """A record in the making."""
-
-    def __init__(self, kind: Kind, xid: str) -> None:
-        self._kind = kind
-        self._xid = xid
-        self._operations: list[tuple[Any, ...]] = []
-        self._bodies: list[bytes] = []
-
-    def put(self, path: str, head: bytes, body: bytes, when_us: int = 0) -> None:
-        self._operations.append((PUT, path, head, len(body), when_us))
-        if body:
-            self._bodies.append(body)
-
-    def move(self, source: str, target: str, when_us: int = 0) -> None:
-        self._operations.append((MOVE, source, target, when_us))
-
-    def drop(self, path: str) -> None:
-        self._operations.append((DROP, path))
-
-    def entry(self) -> Entry:
-        packed: bytes = msgpack.packb((self._xid, self._operations), use_bin_type=True)
-        return Entry(self._kind, packed, self._bodies)
-
-
-def operations_of(record: Record) -> list[list[Any]]:
-    _, operations = msgpack.unpackb(record.meta)
-    return list(operations)
-
-
-def xid_of(record: Record) -> str:
-    """The name of the branch that it is a step of."""
-    name, _ = msgpack.unpackb(record.meta)
-    return str(name)
-
-
-def paths_of(record: Record) -> list[str]:
-    """Every path that it names."""
-    return [path for operation in operations_of(record) for path in operation[1 : 3 if operation[0] == MOVE else 2]]
-
-
-def targets_of(record: Record) -> list[str]:
-    """Every path at which it puts something."""
-    return [operation[2 if operation[0] == MOVE else 1] for operation in operations_of(record) if operation[0] != DROP]
-
-
-def queues_of(record: Record) -> list[str]:
-    """The queues that it adds to or takes from."""
-    messages = [layout.parse_message_path(path) for path in paths_of(record)]
-    puts = [decode_head(operation[2]) for operation in operations_of(record) if operation[0] == PUT]
-    return sorted({place[0] for place in messages if place} | {head.properties.queue for head in puts} - {""})
-
-
-def sound(record: Record) -> bool:
-    """Whether it can be read, and each body is the one that its head has the checksum of."""
-    offset = 0
-    try:
-        operations = operations_of(record)
-    except (ValueError, TypeError, msgpack.UnpackException):
-        return False
-    for operation in operations:
-        if operation[0] == PUT:
-            _, _, head, size, _ = operation
-            if not is_sound(head, record.body[offset : offset + size]):
-                return False
-            offset += size
-    return offset == len(record.body)
-
-
-@dataclass(slots=True)
-class _Content:
-    head: bytes
-    body: memoryview
-    when_us: int
-
-
-@dataclass(slots=True)
-class _Moved:
-    places: tuple[str, ...]
-    """Where it was, the last place first: a crash may have left it in any of them."""
-    when_us: int
-
-
-_Wanted = dict[str, _Content | _Moved | None]
-"""By path what it is in the end, None for gone."""
 
 
 class _Move(NamedTuple):
@@ -152,7 +43,71 @@ class _Move(NamedTuple):
     when_us: int
 
 
-def replay(fs: FileSystem, records: Iterable[Record], *, anew: bool = False, without_lost: bool = False) -> list[str]:
+def apply(fs: FileSystem, left: dict[str, Content | Moved]) -> int:
+    """Does in the directories what changes come to, behind a space that works: files stand where they were left.
+
+    What is done is struck out, so that it may be called again where it found no room; what goes is left to
+    ``apply_removals``. Returns how many files it made. Raises OSError.
+    """
+    made = 0
+    for path, want in list(left.items()):  # a file leaves its place before another one takes that
+        if isinstance(want, Moved):
+            _follow(fs, want.places[-1], path)
+            if want.when_us:
+                fs.set_modified_ns(path, want.when_us * 1000)
+        else:
+            _create(fs, path, want)
+            made += 1
+        del left[path]
+    return made
+
+
+def apply_ops(fs: FileSystem, ops: Sequence[Op]) -> None:
+    """As ``apply``, all of them."""
+    final = final_states([ops])
+    left = {path: want for path, want in final.items() if want is not None}
+    apply(fs, left)
+    apply_removals(fs, final, left)
+
+
+def apply_removals(fs: FileSystem, final: Final, keep: dict[str, Content | Moved]) -> None:
+    """As ``apply``, of what is gone in the end; the places of what ``keep`` is still to move stay."""
+    places = {place for want in keep.values() if isinstance(want, Moved) for place in want.places}
+    for path, want in final.items():
+        if want is None and path not in places:
+            with suppress(FileNotFoundError):  # it never was a file, or somebody was faster
+                fs.unlink(path)
+
+
+def _create(fs: FileSystem, path: str, content: Content) -> None:
+    chunks = [content.head, bytes(content.body)] if content.body else [content.head]
+    try:
+        fs.create(path, chunks)
+    except FileNotFoundError:
+        make_dirs(fs, path.rpartition("/")[0])
+        fs.create(path, chunks)
+    except FileExistsError:  # of an apply that was cut off, or one that it replaces
+        making = f"{layout.ACTIVE}/{MAKING}"
+        discard(fs, making)
+        fs.create(making, chunks)
+        fs.rename(making, path)
+    if content.when_us:
+        fs.set_modified_ns(path, content.when_us * 1000)
+
+
+def _follow(fs: FileSystem, source: str, target: str) -> None:
+    try:
+        fs.rename(source, target)
+    except FileNotFoundError:
+        make_dirs(fs, target.rpartition("/")[0])
+        if fs.exists(source):
+            fs.rename(source, target)
+        elif not fs.exists(target):
+            gone = "something else removed it before it was moved"
+            raise OSError(errno.EIO, gone, source) from None
+
+
+def replay(fs: FileSystem, records: Sequence[Record], *, anew: bool = False, without_lost: bool = False) -> list[str]:
     """Makes the directories what the records say; the caller syncs it all. Returns what is worth a note.
 
     anew: content is written again where it stands already, which may be in memory only, whatever a sync says.
@@ -162,10 +117,10 @@ def replay(fs: FileSystem, records: Iterable[Record], *, anew: bool = False, wit
     moves, lost = _planned(fs, wanted)
     known = {path for path in lost if _is_known(fs, path, wanted[path])}
     if lost.keys() - known and not without_lost:
-        raise _damage([told for path, told in lost.items() if path not in known])
+        raise _damage([reason for path, reason in lost.items() if path not in known])
     _remove(fs, f"{layout.ACTIVE}/{MAKING}")
     for directory in sorted({path.rpartition("/")[0] for path, want in wanted.items() if want is not None}):
-        _make_dirs(fs, directory)
+        make_dirs(fs, directory)
     for move in moves:
         if move.source != move.target:
             _clear(fs, move.target)
@@ -173,7 +128,7 @@ def replay(fs: FileSystem, records: Iterable[Record], *, anew: bool = False, wit
         if move.when_us:
             fs.set_modified_ns(move.target, move.when_us * 1000)
     for path, want in wanted.items():
-        if isinstance(want, _Content):
+        if isinstance(want, Content):
             _make(fs, path, want, anew)
     for path, want in wanted.items():
         if want is None:
@@ -183,14 +138,14 @@ def replay(fs: FileSystem, records: Iterable[Record], *, anew: bool = False, wit
     return list(lost.values())
 
 
-def find_lost(fs: FileSystem, records: Iterable[Record]) -> dict[str, str]:
+def find_lost(fs: FileSystem, records: Sequence[Record]) -> dict[str, str]:
     """What a replay would find lost: by path, what is wrong. Changes nothing. Raises OSError."""
     wanted, _ = _wanted(fs, records)
     _, lost = _planned(fs, wanted)
-    return {path: told for path, told in lost.items() if not _is_known(fs, path, wanted[path])}
+    return {path: reason for path, reason in lost.items() if not _is_known(fs, path, wanted[path])}
 
 
-def check_lost(fs: FileSystem, records: Iterable[Record]) -> None:
+def check_lost(fs: FileSystem, records: Sequence[Record]) -> None:
     """As ``find_lost``. Raises JournalDamaged."""
     lost = find_lost(fs, records)
     if lost:
@@ -207,21 +162,21 @@ def _damage(lost: Sequence[str]) -> JournalDamaged:
     return damage
 
 
-def _planned(fs: FileSystem, wanted: _Wanted) -> tuple[list[_Move], dict[str, str]]:
+def _planned(fs: FileSystem, wanted: Final) -> tuple[list[_Move], dict[str, str]]:
     """The moves, in their order, and by path why it cannot be made what it is to be."""
     moves: list[_Move] = []
     lost: dict[str, str] = {}
     left: set[str] = set()
     for path, want in wanted.items():
-        if not isinstance(want, _Moved):
+        if not isinstance(want, Moved):
             continue
         source: str | None = path
         if path in left or not is_sound(_read(fs, path)):
             places = (place for place in want.places if place not in left)
             source = next((place for place in places if is_that(fs, place, path)), None)
         if source is None:
-            told = "is damaged" if fs.exists(path) else "is nowhere"
-            lost[path] = f"{path}, which was {want.places[-1]} once, {told}: the journal has only its name"
+            how = "is damaged" if fs.exists(path) else "is nowhere"
+            lost[path] = f"{path}, which was {want.places[-1]} once, {how}: the journal has only its name"
             continue
         if source != path:
             left.add(source)
@@ -229,49 +184,21 @@ def _planned(fs: FileSystem, wanted: _Wanted) -> tuple[list[_Move], dict[str, st
     return moves, lost
 
 
-def _is_known(fs: FileSystem, path: str, want: _Content | _Moved | None) -> bool:
+def _is_known(fs: FileSystem, path: str, want: Content | Moved | None) -> bool:
     """Whether that it is lost is no news."""
-    places = want.places if isinstance(want, _Moved) else ()
+    places = want.places if isinstance(want, Moved) else ()
     return path.startswith(layout.ARCHIVE) or quarantine.holds(fs, (path, *places))
 
 
-def _wanted(fs: FileSystem, records: Iterable[Record]) -> tuple[_Wanted, dict[str, int]]:
-    wanted, highest = _final(records)
+def _wanted(fs: FileSystem, records: Sequence[Record]) -> tuple[Final, dict[str, int]]:
+    wanted = final_states(ops_of(record) for record in records)
+    highest = highest_numbers(records)
     _keep_further_streams(fs, wanted)
     _without_consumed(fs, wanted)
     return wanted, highest
 
 
-def _final(records: Iterable[Record]) -> tuple[_Wanted, dict[str, int]]:
-    """What each path is in the end, and the highest number that the records gave out in each queue."""
-    wanted: _Wanted = {}
-    highest: dict[str, int] = {}
-    for record in records:
-        offset = 0
-        for operation in operations_of(record):
-            if operation[0] == DROP:
-                wanted[operation[1]] = None
-                continue
-            if operation[0] == PUT:
-                _, path, head, size, when_us = operation
-                wanted[path] = _Content(head, record.body[offset : offset + size], when_us)
-                offset += size
-            else:
-                _, source, path, when_us = operation
-                want = wanted.get(source)
-                if isinstance(want, _Content):
-                    wanted[path] = _Content(want.head, want.body, when_us)
-                else:
-                    wanted[path] = _Moved((source, *(want.places if want is not None else ())), when_us)
-                wanted[source] = None
-            number = layout.parse_message_path(path)
-            if number is not None:
-                queue, seq = number
-                highest[queue] = max(highest.get(queue, 0), seq)
-    return wanted, highest
-
-
-def _keep_further_streams(fs: FileSystem, wanted: _Wanted) -> None:
+def _keep_further_streams(fs: FileSystem, wanted: Final) -> None:
     """Where a record was lost, the directories may be further than those that can be read: no stream goes back."""
     for path in [path for path in wanted if path.startswith(f"{layout.STREAMS}/")]:
         queue = layout.parse_queue_directory(path.rpartition("/")[2])
@@ -281,7 +208,7 @@ def _keep_further_streams(fs: FileSystem, wanted: _Wanted) -> None:
             del wanted[path]
 
 
-def _without_consumed(fs: FileSystem, wanted: _Wanted) -> None:
+def _without_consumed(fs: FileSystem, wanted: Final) -> None:
     """What a stream has consumed is not made again, wherever its file is by now; what is to be kept of it is, in
     ``archive/``."""
     known: dict[str, StreamRecord | None] = {}
@@ -297,26 +224,26 @@ def _without_consumed(fs: FileSystem, wanted: _Wanted) -> None:
             continue
         want = wanted.pop(path)
         if record.archives(seq):
-            if isinstance(want, _Moved):
-                want = _Moved((path, *want.places), want.when_us)
+            if isinstance(want, Moved):
+                want = Moved((path, *want.places), want.when_us)
             else:
                 wanted[path] = None  # what is left of it there may be torn
             wanted[layout.archived_path(path)] = want
 
 
-def _record_of(fs: FileSystem, queue: str, want: _Content | _Moved | None) -> StreamRecord | None:
+def _record_of(fs: FileSystem, queue: str, want: Content | Moved | None) -> StreamRecord | None:
     """Who consumes the queue in the end, and how far."""
-    data = want.head + bytes(want.body) if isinstance(want, _Content) else _read(fs, layout.stream_path(queue))
+    data = want.head + bytes(want.body) if isinstance(want, Content) else _read(fs, layout.stream_path(queue))
     try:
         return decode_record(data, queue) if data else None
     except DamagedBlock:
         return None
 
 
-def _make_dirs(fs: FileSystem, directory: str) -> None:
+def make_dirs(fs: FileSystem, directory: str) -> None:
     above = directory.rpartition("/")[0]
     if above:
-        _make_dirs(fs, above)
+        make_dirs(fs, above)
     if not fs.is_dir(directory):
         try:
             fs.make_dir(directory)
@@ -344,7 +271,7 @@ def _remove(fs: FileSystem, path: str) -> None:
             _clear(fs, path)
 
 
-def _make(fs: FileSystem, path: str, content: _Content, anew: bool) -> None:
+def _make(fs: FileSystem, path: str, content: Content, anew: bool) -> None:
     """Puts the content there, unless it is there."""
     data = _read(fs, path)
     stands = len(data) == len(content.head) + len(content.body) and data == content.head + bytes(content.body)
@@ -407,7 +334,7 @@ def _reserve(fs: FileSystem, queue: str, seq: int) -> None:
 
     One that is damaged is left to those who quarantine it.
     """
-    _make_dirs(fs, layout.queue_path(queue))
+    make_dirs(fs, layout.queue_path(queue))
     path = layout.watermark_path(queue)
     data = _read(fs, path)
     watermark = layout.parse_watermark(data)
@@ -424,27 +351,3 @@ def _is_no_file(fs: FileSystem, path: str) -> bool:
     except OSError as error:
         return error.errno in NO_FILE
     return False
-
-
-class Last(NamedTuple):
-    """What a path is in the end, for those who look at a journal."""
-
-    chunks: tuple[bytes, memoryview] | None
-    """Its content; None where the records have only its name."""
-    places: tuple[str, ...]
-    """Where it was before, the last place first."""
-    when_us: int
-
-
-def last_states(records: Iterable[Record]) -> tuple[dict[str, Last | None], dict[str, int]]:
-    """What each path is in the end, None where it is gone, and the highest number given out in each queue."""
-    wanted, highest = _final(records)
-    return {path: _last(want) for path, want in wanted.items()}, highest
-
-
-def _last(want: _Content | _Moved | None) -> Last | None:
-    if want is None:
-        return None
-    if isinstance(want, _Moved):
-        return Last(None, want.places, want.when_us)
-    return Last((want.head, want.body), (), want.when_us)

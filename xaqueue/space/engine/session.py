@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Unpack
 
-from xaqueue.batch import is_of_a_batch
+from xaqueue.batch import BATCH_FORMAT_IDS, is_of_a_batch
 from xaqueue.errors import (
     Error,
     InterfaceError,
@@ -25,17 +25,16 @@ from xaqueue.errors import (
     UnknownXid,
 )
 from xaqueue.message import EnqueueOptions, Message, MessageId
-from xaqueue.space.engine import batches, heuristics, messages
-from xaqueue.space.engine import commit as steps
+from xaqueue.space.engine import batches, commit, heuristics, messages
 from xaqueue.space.engine.batches import BatchVerbs
-from xaqueue.space.engine.busy import Busy
+from xaqueue.space.engine.busy import Busy, leave
 from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.stream_verbs import StreamVerbs
 from xaqueue.space.model import branch as states
-from xaqueue.space.model.branch import Branch, State, call_of, check_flags
+from xaqueue.space.model.branch import ALLOWED, Branch, Call, State, call_of, check_flags
 from xaqueue.times import check_seconds
 from xaqueue.xa import Code, Flag, Outcome, Vote
-from xaqueue.xid import Xid
+from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 
 class Session(BatchVerbs, StreamVerbs):
@@ -61,40 +60,52 @@ class Session(BatchVerbs, StreamVerbs):
     # The verbs of a branch's life
 
     def start(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
-        call = call_of("start", flags)
-        self._check_open()
-        current = self._current
-        with self.space.lock:
-            self.space.barrier.check()
-            branch = self._settled_locked(xid)
-            if current is not None and current is not branch:
-                if current.xid.is_local:
-                    raise OutsideTransaction("a local transaction is open: commit it or roll it back first")
-                raise ProtocolError(f"the session is in branch {current.xid}: end it before it starts {xid}")
-            if branch is not None:
-                self._expire(branch)
-                if branch.committing:
-                    raise ProtocolError(f"branch {xid} is past its commit point: commit it again to complete it")
-            state = branch.state_for(self.number) if branch is not None else State.UNKNOWN
-            try:
-                states.step(state, call, xid)
-            except RolledBack as told:
-                assert branch is not None
-                branch.become(State.ROLLBACK_ONLY)
-                raise branch.doom or told from None
-            if branch is None:
+        call = Call.START if flags is Flag.NOFLAGS else call_of("start", flags)
+        if self._closed:
+            self._check_open()
+        space = self.space
+        with space.lock:
+            if space.log.failure is not None:
+                space.check()
+            branch = space.branches.get(xid)
+            if branch is None and call is Call.START and self._current is None:
                 branch = self._begin_locked(xid, timeout_s)
-            branch.enter(self.number)
+                branch.active.add(self.number)
+            else:
+                branch = self._enter_locked(xid, call, timeout_s)
             branch.progress = time.monotonic()
         self._current = branch
-        if xid.is_local:
+        if xid[0] == LOCAL_FORMAT_ID:
             self._local = branch
 
+    def _enter_locked(self, xid: Xid, call: Call, timeout_s: float | None) -> Branch:
+        current, branch = self._current, self._settled_locked(xid)
+        if current is not None and current is not branch:
+            if current.xid.is_local:
+                raise OutsideTransaction("a local transaction is open: commit it or roll it back first")
+            raise ProtocolError(f"the session is in branch {current.xid}: end it before it starts {xid}")
+        if branch is not None:
+            self._expire(branch)
+        state = branch.state_for(self.number) if branch is not None else State.UNKNOWN
+        try:
+            states.step(state, call, xid)
+        except RolledBack as why:
+            assert branch is not None
+            branch.become(State.ROLLBACK_ONLY)
+            raise branch.doom or why from None
+        if branch is None:
+            branch = self._begin_locked(xid, timeout_s)
+        branch.enter(self.number)
+        return branch
+
     def end(self, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
-        call = call_of("end", flags)
-        self._check_open()
+        call = Call.END_SUCCESS if flags is Flag.SUCCESS else call_of("end", flags)
+        if self._closed:
+            self._check_open()
         with self.space.lock:
-            branch = self._settled_locked(xid)
+            branch = self.space.branches.get(xid)
+            if branch is not None and branch.busy:
+                branch = self._settled_locked(xid)
             state = branch.state_for(self.number) if branch is not None else State.UNKNOWN
             after = states.step(state, call, xid)
             assert branch is not None
@@ -106,61 +117,81 @@ class Session(BatchVerbs, StreamVerbs):
                 return
             if state is State.SUSPENDED and branch.migrates:
                 branch.suspended.clear()
-            branch.leave(self.number)
-            self._expire(branch)
-            failed = branch.doom is not None or after is State.ROLLBACK_ONLY
-            if failed and (branch.active or branch.suspended):  # it is rolled back once they have left it, too
-                branch.doom = branch.doom or RolledBack(f"branch {branch.xid} was failed by a session in it")
-            elif failed:
-                branch.become(State.ROLLBACK_ONLY)
-            if branch.doom is not None and after is not State.ROLLBACK_ONLY:
-                raise branch.doom
+            branch.active.discard(self.number)
+            branch.suspended.discard(self.number)
+            if branch.deadline is not None:
+                self._expire(branch)
+            if branch.doom is not None or after is State.ROLLBACK_ONLY:
+                self._end_doomed_locked(branch, after)
+
+    @staticmethod
+    def _end_doomed_locked(branch: Branch, after: State) -> None:
+        if branch.active or branch.suspended:  # it is rolled back once they have left it, too
+            branch.doom = branch.doom or RolledBack(f"branch {branch.xid} was failed by a session in it")
+        else:
+            branch.become(State.ROLLBACK_ONLY)
+        if branch.doom is not None and after is not State.ROLLBACK_ONLY:
+            raise branch.doom
 
     def prepare(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
-        with self._step(xid, call_of("prepare", flags)) as branch:
+        branch = self._take(xid, Call.PREPARE if flags is Flag.NOFLAGS else call_of("prepare", flags))
+        try:
             if not branch.blocks:
                 with self.space.lock:
                     del self.space.branches[xid]
+                    self.space.settle_locked(branch)
                 return Vote.RDONLY
             try:
-                batches.check_prepare(self.space, branch)
-                steps.prepare(self.space, branch)
+                if xid[0] in BATCH_FORMAT_IDS and is_of_a_batch(xid):
+                    batches.check_prepare(self.space, branch)
+                commit.prepare(self.space, branch)
             except RolledBack:
-                steps.rollback(self.space, branch)
+                commit.rollback(self.space, branch)
                 raise
-            branch.become(State.PREPARED)
-            return Vote.OK
+        except BaseException as error:
+            leave(self.space, branch, error)
+            raise
+        if self.space.log.interrupts:
+            self.space.log.deliver_interrupt()
+        return Vote.OK
 
     def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
-        call = call_of("commit", flags)
-        with self._step(xid, call) as branch:
-            batches.check_commit(branch)
+        branch = self._take(xid, Call.COMMIT if flags is Flag.NOFLAGS else call_of("commit", flags))
+        try:
+            if xid[0] in BATCH_FORMAT_IDS and is_of_a_batch(xid):
+                batches.check_commit(branch)
             if branch.damage:
-                raise RetryLater(
+                raise RetryLater(  # noqa: TRY301
                     f"branch {xid} lost {', '.join(branch.damage)}: it cannot be committed as a whole; "
                     f"an operator decides with `xaqueue indoubt show {xid}`"
                 )
-            if call is states.Call.COMMIT:
-                steps.commit(self.space, branch)
-            elif not branch.blocks:
-                self.space.finish(branch, Outcome.COMMITTED)
-            else:
-                try:
-                    steps.commit_one_phase(self.space, branch)
-                except RolledBack:
-                    steps.rollback(self.space, branch)
-                    raise
+            if not branch.blocks and branch.base is not State.PREPARED:
+                with self.space.lock:
+                    self.space.finish_locked(branch, Outcome.COMMITTED)
+                return
+            try:
+                commit.commit(self.space, branch)
+            except RolledBack:
+                commit.rollback(self.space, branch)
+                raise
+        except BaseException as error:
+            leave(self.space, branch, error)
+            raise
+        if self.space.log.interrupts:
+            self.space.log.deliver_interrupt()
 
     def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
-        with self._step(xid, call_of("rollback", flags)) as branch:
+        branch = self._take(xid, Call.ROLLBACK if flags is Flag.NOFLAGS else call_of("rollback", flags))
+        with Busy(self.space, branch):
             batches.check_rollback(branch)
-            steps.rollback(self.space, branch)
+            commit.rollback(self.space, branch)
 
     def flush(self) -> None:
         self._check_open()
 
     def forget(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
-        with self._step(xid, call_of("forget", flags)) as branch:
+        branch = self._take(xid, call_of("forget", flags))
+        with Busy(self.space, branch):
             if branch.decided is not None:
                 raise ProtocolError(f"the decision on {xid} is not carried out yet: decide it again")
             heuristics.forget(self.space, branch)
@@ -172,9 +203,13 @@ class Session(BatchVerbs, StreamVerbs):
             raise InvalidArgument(f"recover of {count} xids: a count from 0 is wanted")
         if flags & Flag.STARTRSCAN:
             with self.space.lock:
-                self.space.barrier.check()  # for reading only it may lack branches that are prepared
+                self.space.check()  # for reading only it may lack branches that are prepared
                 listed = (State.PREPARED, *states.HEURISTICS)
-                self._scan = [xid for xid, branch in self.space.branches.items() if branch.base in listed]
+                self._scan = [
+                    xid
+                    for xid, branch in self.space.branches.items()
+                    if branch.base in listed or (branch.base is State.COMMITTING and branch.prepared_at)
+                ]
         if self._scan is None:
             raise InvalidArgument("recover without an open scan: begin with STARTRSCAN")
         page, self._scan = self._scan[:count], self._scan[count:]
@@ -269,12 +304,12 @@ class Session(BatchVerbs, StreamVerbs):
                 else:
                     branch.busy = True
                     alone.append(branch)
-            failed = space.barrier.failure is not None
+            failed = space.failure is not None
         try:
             for branch in alone:
                 if not failed:
                     with Busy(space, branch):
-                        steps.rollback(space, branch)
+                        commit.rollback(space, branch)
         finally:
             with space.lock:
                 for branch in alone:
@@ -288,7 +323,7 @@ class Session(BatchVerbs, StreamVerbs):
             return False
         with suppress(RuntimeError):  # no threads any more: the process ends, and the space with it
             _thread.start_new_thread(self.close, ())
-        return self.space.barrier.failure is None  # of what a fence undoes everybody is told
+        return self.space.failure is None  # of what a fence undoes everybody is told
 
     # Within
 
@@ -303,8 +338,8 @@ class Session(BatchVerbs, StreamVerbs):
             for branch in self.space.branches.values()
             if self.number in branch.active
             or (self.number in branch.suspended and not branch.migrates)
-            or (branch is self._local and branch.base in _UNFINISHED and not (branch.committing or branch.undone))
-            or (branch.base is State.ROLLBACK_ONLY and not branch.undone and any(branch is one for one in self._undone))
+            or (branch is self._local and branch.base in _UNFINISHED)
+            or (branch.base is State.ROLLBACK_ONLY and any(branch is one for one in self._undone))
         ]
 
     def _settled_locked(self, xid: Xid) -> Branch | None:
@@ -312,40 +347,46 @@ class Session(BatchVerbs, StreamVerbs):
             self.space.wait_settled()
         return branch
 
-    def _step(self, xid: Xid, call: states.Call) -> Busy:
+    def _take(self, xid: Xid, call: Call) -> Branch:
         """The branch, busy, after the table allowed the call; a doomed one is rolled back and says why."""
-        self._check_open()
+        if self._closed:
+            self._check_open()
         space = self.space
         with space.lock:
-            space.barrier.check()
-            branch = self._settled_locked(xid)
-            if branch is not None:
-                self._expire(branch)
-            state = branch.state_for(self.number) if branch is not None else State.UNKNOWN
-            doomed = states.dooms(state, call)
-            if not doomed:
-                states.step(state, call, xid)
+            if space.log.failure is not None:
+                space.check()
+            branch = space.branches.get(xid)
+            if branch is not None and (branch.busy or branch.deadline is not None):
+                branch = self._settled_locked(xid)
+                if branch is not None:
+                    self._expire(branch)
+            if branch is None:
+                state = State.UNKNOWN
+            elif branch.base is State.PREPARED and branch.decided is None:
+                state = State.PREPARED
+            else:
+                state = branch.state_for(self.number)
+            allowed = (call, state) in ALLOWED or states.is_allowed(state, call, xid)
             assert branch is not None
-            if branch.committing and call not in (states.Call.COMMIT, states.Call.COMMIT_ONEPHASE):
-                raise ProtocolError(f"branch {xid} is past its commit point: commit it again to complete it")
             branch.busy = True
-        if doomed:
+        if not allowed:
             with Busy(space, branch):
                 self._reject(branch)
-        return Busy(space, branch)
+        return branch
 
     def _reject(self, branch: Branch) -> None:
         """Rolls a doomed branch back and says why."""
-        steps.rollback(self.space, branch)
+        commit.rollback(self.space, branch)
         raise branch.doom or RolledBack(f"branch {branch.xid} was rolled back")
 
     def _begin_locked(self, xid: Xid, timeout_s: float | None) -> Branch:
-        self.space.check_draining()
+        if self.space.draining:
+            self.space.check_draining()
         if self.branch_limit is not None:
             self._count_locked(xid, self.branch_limit)
         branch = self.space.branches[xid] = Branch(xid)
         branch.begun = time.monotonic()
-        late = batches.refusal(self.space, xid) if is_of_a_batch(xid) else ""
+        late = batches.refusal(self.space, xid) if xid[0] in BATCH_FORMAT_IDS and is_of_a_batch(xid) else ""
         if late:
             branch.doom = RolledBack(late)
         if timeout_s is not None:
@@ -367,18 +408,22 @@ class Session(BatchVerbs, StreamVerbs):
     def _at_work(self) -> Branch:
         """The branch that work belongs to, which nobody rolls back now: the caller takes the session out of
         ``working`` again."""
-        self._check_open()
+        if self._closed:
+            self._check_open()
         branch = self._current
         if branch is None:
-            self.space.barrier.check()
+            self.space.check()
             raise ProtocolError("no branch is started in this session: start one first")
         branch.working.add(self.number)
         try:
             if not self.space.loaded:
                 self.space.wait_until_loaded()
-            self.space.barrier.check()
-            self._expire(branch)
-            self._check_working(branch)
+            if self.space.log.failure is not None:
+                self.space.check()
+            if branch.deadline is not None:
+                self._expire(branch)
+            if branch.doom is not None or branch.base is not State.ACTIVE:
+                self._check_working(branch)
         except BaseException:
             branch.working.discard(self.number)
             raise
@@ -393,7 +438,7 @@ class Session(BatchVerbs, StreamVerbs):
 
     @staticmethod
     def _expire(branch: Branch) -> None:
-        if branch.deadline is None or branch.doom or branch.committing or branch.base is not State.ACTIVE:
+        if branch.deadline is None or branch.doom or branch.base is not State.ACTIVE:
             return
         if time.monotonic() > branch.deadline:
             branch.doom = RolledBack(f"branch {branch.xid} took longer than its timeout", Code.XA_RBTIMEOUT)

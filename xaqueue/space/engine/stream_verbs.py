@@ -1,14 +1,10 @@
-"""The verbs of a session for streams; see ``xaqueue.xa.Streams``. They belong to no branch."""
+"""The verbs of a session for streams; see ``xaqueue.resource_manager.Streams``. They belong to no branch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from xaqueue.reservation import Reservation
 from xaqueue.space.engine import streams
-
-if TYPE_CHECKING:
-    from xaqueue.space.engine.state import Space
+from xaqueue.space.engine.state import Space
 
 
 class StreamVerbs:

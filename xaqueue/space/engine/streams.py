@@ -12,25 +12,19 @@ makes none. So the record stays when it is released, and says which streams must
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from xaqueue.errors import InvalidArgument, QueueReserved, RetryLater
+from xaqueue.errors import InvalidArgument, QueueReserved
 from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation, check_stream
 from xaqueue.space.engine import cleanup
-from xaqueue.space.engine import redo as redo_of
-from xaqueue.space.engine.redo import Redo
+from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout, stream_records
+from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.queue import Queue
 from xaqueue.space.model.stream_records import FORMER, StreamRecord, refusal
-from xaqueue.storage.fs import NO_ROOM
-from xaqueue.storage.group_commit import Touched, touched
-from xaqueue.storage.journal_format import Entry
-
-if TYPE_CHECKING:
-    from xaqueue.space.engine.state import Space
+from xaqueue.storage.group_commit import nothing
 
 
 def reserve(space: Space, name: str, stream: str, after: int, upto: int) -> Reservation:
@@ -130,7 +124,7 @@ def _in_hand(space: Space, name: str) -> Iterator[Queue]:
     check_queue_name(name)
     space.wait_until_loaded()
     with space.lock:
-        space.barrier.check()
+        space.log.check()
         queue = space.queue(name)
         while queue.in_hand:
             space.wait_settled()
@@ -141,7 +135,7 @@ def _in_hand(space: Space, name: str) -> Iterator[Queue]:
         with space.lock:
             queue.in_hand = False
             space.settled.notify_all()
-        space.barrier.deliver_interrupt()
+        space.log.deliver_interrupt()
 
 
 def _record_for(space: Space, queue: Queue, stream: str) -> StreamRecord:
@@ -232,31 +226,8 @@ def _told(queue: Queue) -> Reservation:
     return told
 
 
-def _write(space: Space, record: StreamRecord, publish: Callable[[], None] = lambda: None) -> None:
+def _write(space: Space, record: StreamRecord, publish: Callable[[], None] = nothing) -> None:
     """Replaces the queue's record durably: that is the commit point. RetryLater where nothing was done."""
-    fs = space.lag.fs if space.lag is not None else space.fs  # its place is taken, and nobody waits for it
-    making, path = layout.stream_making_path(record.queue), layout.stream_path(record.queue)
     head, body = stream_records.encode(record, space.epoch)
-    try:
-        with suppress(FileNotFoundError):
-            fs.unlink(making)
-        space.room.create(fs.create, making, [head, body] if body else [head])
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise space.fence(error) from error
-        raise RetryLater(
-            f"no room for the record of the stream of queue {record.queue} ({error.strerror}): nothing was done"
-        ) from error
-    if space.barrier.journal is None:
-        space.barrier.harden_content([making])
-
-    def entry() -> Entry:
-        redo = Redo(redo_of.Kind.STREAM, path.rpartition("/")[2])
-        redo.put(path, head, body)
-        return redo.entry()
-
-    def apply() -> Touched:
-        fs.rename(making, path)
-        return touched((layout.STREAMS,))
-
-    space.barrier.perform(apply, entry=entry, publish=publish)
+    path = layout.stream_path(record.queue)
+    space.put(Step.STREAM, path.rpartition("/")[2], path, head, body, publish)

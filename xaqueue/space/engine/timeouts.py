@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from xaqueue.batch import ONE_SPACE, is_of_a_batch
 from xaqueue.errors import DamagedBlock, RetryLater, RolledBack
@@ -29,13 +28,11 @@ from xaqueue.space.engine import batch_steps, commit
 from xaqueue.space.engine.batch_steps import of_batch
 from xaqueue.space.engine.batches import claimed
 from xaqueue.space.engine.busy import Busy
+from xaqueue.space.engine.state import Space
 from xaqueue.space.model import batch_record
 from xaqueue.space.model.branch import Branch, State
 from xaqueue.space.model.layout import batch_path
 from xaqueue.xa import Code, Outcome
-
-if TYPE_CHECKING:
-    from xaqueue.space.engine.state import Space
 
 FORGET_EVERY_US = 3600 * 1_000_000
 """Between two looks for decisions that are to be forgotten."""
@@ -60,26 +57,28 @@ def expire(space: Space, now: float, idle_s: float) -> int:
 
 def _is_late(branch: Branch, now: float, idle_s: float) -> bool:
     """Whether there is something to do. Called with the lock held."""
-    if branch.busy or branch.committing or branch.base not in (State.ACTIVE, State.ROLLBACK_ONLY):
+    if branch.busy or branch.base not in (State.ACTIVE, State.ROLLBACK_ONLY, State.UNDONE):
         return False
-    if branch.undone:
+    if branch.base is State.UNDONE:
         return now - branch.progress > idle_s and not _is_used(branch)
     return _is_overdue(branch, now) or (now - branch.progress > idle_s and not branch.working)
 
 
 def _is_left(branch: Branch, now: float, idle_s: float) -> bool:
     """Whether nobody completes it. Called with the lock held."""
-    return branch.committing and branch.xid.is_local and not branch.busy and now - branch.progress > idle_s
+    return (
+        branch.base is State.COMMITTING and branch.xid.is_local and not branch.busy and now - branch.progress > idle_s
+    )
 
 
 def _complete(space: Space, branch: Branch, now: float, idle_s: float) -> None:
     with space.lock:
-        space.barrier.check()
+        space.check()
         if space.branches.get(branch.xid) is not branch or not _is_left(branch, now, idle_s):
             return
         branch.busy = True
     with suppress(RetryLater), Busy(space, branch):  # which takes it for progress, so that it is tried again later
-        commit.commit_one_phase(space, branch)
+        commit.commit(space, branch)
         log.warning("branch %s found no room when it was committed: it is completed", branch.xid)
 
 
@@ -94,18 +93,19 @@ def _is_used(branch: Branch) -> bool:
 
 def _roll_back(space: Space, branch: Branch, now: float, idle_s: float) -> bool:
     with space.lock:
-        space.barrier.check()
+        space.check()
         if space.branches.get(branch.xid) is not branch or not _is_late(branch, now, idle_s):
             return False
-        if not branch.undone:
+        if branch.base is not State.UNDONE:
             why = "took longer than its timeout" if _is_overdue(branch, now) else f"did nothing for {idle_s:g} s"
             branch.doom = branch.doom or RolledBack(f"branch {branch.xid} {why}", Code.XA_RBTIMEOUT)
         if branch.working:
             return False
         branch.busy = True
     with Busy(space, branch):
-        if branch.undone:
-            space.finish(branch, Outcome.ROLLED_BACK)
+        if branch.base is State.UNDONE:
+            with space.lock:
+                space.finish_locked(branch, Outcome.ROLLED_BACK)
             return False
         return _undo(space, branch, now)
 
@@ -117,7 +117,7 @@ def _undo(space: Space, branch: Branch, now: float) -> bool:
         log.warning("branch %s is rolled back later: %s", branch.xid, full)
         return False
     branch.blocks.clear()
-    branch.kept_bytes, branch.listed, branch.undone = 0, False, True
+    branch.branch_block, branch.kept_bytes, branch.base = None, 0, State.UNDONE
     branch.progress = now
     log.warning("%s: it is rolled back", branch.doom)
     return True
@@ -153,7 +153,7 @@ def _sweep(space: Space, gtrid: bytes) -> int:
         with space.lock:
             decided = space.batches.has(gtrid) or space.batches.is_lost(gtrid)
             still = not decided and all(_is_left_by_query(space, branch) for branch in of_batch(space, gtrid))
-        branches = [branch for branch in claim.prepared.values() if not (branch.damage or branch.committing)]
+        branches = [branch for branch in claim.prepared.values() if branch.base is State.PREPARED and not branch.damage]
         if not still or not branches:
             return 0
         after_s = space.definitions.sweep_after_s

@@ -33,11 +33,6 @@ def path_of(gtrid: bytes) -> str:
     return layout.batch_path(*parsed)
 
 
-def making_path(gtrid: bytes) -> str:
-    """Where the record is written before it is renamed into its place."""
-    return path_of(gtrid).replace("/", "/.")
-
-
 def content(decision: Decision, epoch: int) -> tuple[bytes, bytes]:
     """Head and body of its block."""
     batch = decision.batch
@@ -59,11 +54,17 @@ def content(decision: Decision, epoch: int) -> tuple[bytes, bytes]:
 def read(fs: FileSystem, path: str) -> Decision:
     """The decision recorded in a file. Raises DamagedBlock, and FileNotFoundError where there is none."""
     try:
-        block = decode(read_block(fs, path))
+        data = read_block(fs, path)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise damage_of(fs, path, error) from error
+    return parse(data)
+
+
+def parse(data: bytes) -> Decision:
+    """The decision that a record's bytes are. Raises DamagedBlock."""
+    block = decode(data)
     try:
         if block.kind is Kind.BRANCH:
             return _decision(block)

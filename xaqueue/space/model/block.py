@@ -282,6 +282,11 @@ class Listed:
     checksum: int
 
 
+NO_MESSAGE = MessageId(bytes(16))
+NOTHING = Listed(Kind.BRANCH, "", NO_MESSAGE, 0)
+"""Where a dequeue came to nothing."""
+
+
 def pack_list(blocks: Sequence[Listed]) -> bytes:
     """The body of a branch block: a MessagePack array, one entry a block, in the order of their numbers from 1."""
     rows = [(int(listed.kind), listed.queue, listed.message_id, listed.checksum) for listed in blocks]
@@ -298,3 +303,13 @@ def unpack_list(body: bytes) -> list[Listed]:
         ]
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise DamagedBlock(f"list of blocks cannot be read: {error}") from None
+
+
+def check_message(head: Head | Block, queue: str, message_id: MessageId) -> None:
+    """DamagedBlock unless this is the message that its name says."""
+    if head.kind is not Kind.ENQUEUE:
+        raise DamagedBlock(f"a block of kind {head.kind.name.lower()} is no message")
+    if head.message_id != message_id:
+        raise DamagedBlock(f"holds message {head.message_id.hex()}, not the one it is named after")
+    if head.properties.queue != queue:
+        raise DamagedBlock(f"belongs to queue {head.properties.queue!r}, not {queue!r}")

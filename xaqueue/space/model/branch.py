@@ -43,7 +43,11 @@ class State(_Key):
     DOOMED = "doomed"
     """Idle, and rolled back already by this side; the transaction manager has not been told."""
     PREPARED = "prepared"
+    COMMITTING = "past its commit point"
+    """There was no room for what follows it: it can only go forward."""
     ROLLBACK_ONLY = "rollback-only"
+    UNDONE = "rolled back by this side"
+    """It is kept until its transaction manager has been told; sessions in it see it as active until they leave it."""
     HEURISTIC_COMMIT = "heuristically committed"
     HEURISTIC_ROLLBACK = "heuristically rolled back"
     HEURISTIC_MIXED = "heuristically mixed"
@@ -84,6 +88,8 @@ TRANSITIONS: dict[tuple[Call, State], tuple[Code, State]] = {
     (C.PREPARE, S.IDLE): (_OK, S.PREPARED),
     (C.PREPARE, S.DOOMED): (_RB, S.UNKNOWN),
     (C.COMMIT, S.PREPARED): (_OK, S.UNKNOWN),
+    (C.COMMIT, S.COMMITTING): (_OK, S.UNKNOWN),
+    (C.COMMIT_ONEPHASE, S.COMMITTING): (_OK, S.UNKNOWN),
     (C.COMMIT_ONEPHASE, S.IDLE): (_OK, S.UNKNOWN),
     (C.COMMIT_ONEPHASE, S.DOOMED): (_RB, S.UNKNOWN),
     (C.ROLLBACK, S.IDLE): (_OK, S.UNKNOWN),
@@ -92,7 +98,7 @@ TRANSITIONS: dict[tuple[Call, State], tuple[Code, State]] = {
     (C.ROLLBACK, S.PREPARED): (_OK, S.UNKNOWN),
 }
 for _state in State:
-    if _state is not S.UNKNOWN:
+    if _state not in (S.UNKNOWN, S.COMMITTING):
         TRANSITIONS[C.START, _state] = (Code.XAER_DUPID, _state)
         TRANSITIONS[C.FORGET, _state] = (Code.XAER_NOTA, _state)
 for _call in Call:
@@ -111,20 +117,39 @@ for _state, _code in HEURISTICS.items():
     TRANSITIONS[C.FORGET, _state] = (_OK, S.UNKNOWN)
 
 
+ALLOWED = frozenset(key for key, (code, _) in TRANSITIONS.items() if code is _OK)
+"""What needs no closer look."""
+
+
 def step(state: State, call: Call, xid: Xid) -> State:
     """The state after the call, or the error that the call has in this state."""
     try:
         code, after = TRANSITIONS[call, state]
     except KeyError:
-        raise ProtocolError(f"{call.value} of branch {xid} is out of order: it is {state.value}") from None
+        raise out_of_order(state, call, xid) from None
     if code is _OK:
         return after
     raise _error(code, state, call, xid)
 
 
-def dooms(state: State, call: Call) -> bool:
-    """Whether the call is answered by a rollback of the branch."""
-    return TRANSITIONS.get((call, state)) == (_RB, S.UNKNOWN)
+def is_allowed(state: State, call: Call, xid: Xid) -> bool:
+    """Whether the call may go on; False where it is answered by a rollback of the branch. Raises as ``step`` does."""
+    try:
+        code, after = TRANSITIONS[call, state]
+    except KeyError:
+        raise out_of_order(state, call, xid) from None
+    if code is _OK:
+        return True
+    if code is _RB and after is S.UNKNOWN:
+        return False
+    raise _error(code, state, call, xid)
+
+
+def out_of_order(state: State, call: Call, xid: Xid) -> ProtocolError:
+    """What a call is answered that has no row."""
+    if state is S.COMMITTING:
+        return ProtocolError(f"branch {xid} is past its commit point: commit it again to complete it")
+    return ProtocolError(f"{call.value} of branch {xid} is out of order: it is {state.value}")
 
 
 def _error(code: Code, state: State, call: Call, xid: Xid) -> Exception:
@@ -184,24 +209,24 @@ def call_of(verb: str, flags: Flag) -> Call:
 
 @dataclass(slots=True)
 class Written:
-    """A command block of a branch: what it does, and where memory holds its message."""
+    """A command block of a branch: what it does, where its file stands, and where memory holds its message."""
 
     number: int
     kind: Kind
     queue: str
     message_id: MessageId
     checksum: int
-    size_bytes: int = 0
     """Of the whole block of an enqueue."""
     entry: Entry | None = None
     """The locked message of a dequeue, or the future entry of an enqueue."""
-    on_disk: bool = True
+    suffix: str = ""
+    """Of its file's name: its number, or that of a branch's only block once it is prepared."""
     given: bool = False
     """The caller chose the message id, which may be one that was used and consumed before."""
-    suffix: str = ""
-    """Of its file's name; the number, until a single block becomes the first of a prepared branch."""
+    path: str = ""
+    """Where its file stands; empty as long as it has none."""
     content: tuple[bytes, bytes] | None = None
-    """Head and body as they were written, while a journal is going to record them."""
+    """Head and body, as long as memory holds them."""
 
 
 @dataclass(slots=True)
@@ -212,6 +237,10 @@ class Branch:
     name: str = field(init=False)
     """Of its files: the text form of the xid."""
     blocks: list[Written] = field(default_factory=list)
+    branch_block: Written | None = None
+    """Lists the others, where there are several, once they are prepared."""
+    has_files: bool = False
+    """Some of its blocks stand in active/, or did."""
     numbers: int = 0
     """The highest block number given out."""
     base: State = State.ACTIVE
@@ -221,6 +250,7 @@ class Branch:
     migrates: bool = False
     """Suspended with MIGRATE: any session may resume it."""
     doom: RolledBack | None = None
+    """Why it can only be rolled back."""
     deadline: float | None = None
     """Of the monotonic clock, as ``progress`` is."""
     begun: float = 0.0
@@ -229,37 +259,30 @@ class Branch:
     """When something was last done in it or to it."""
     working: set[int] = field(default_factory=set)
     """Sessions that are enqueueing or dequeueing in it now. Each is here before it looks for a doom."""
-    undone: bool = False
-    """Its work was rolled back by this side; it is kept until its transaction manager has been told."""
     busy: bool = False
     """A step is on its way to disk; the next call waits for it."""
     damage: list[str] = field(default_factory=list)
     """What was lost of a prepared branch; it can be rolled back, and committed only by an operator."""
     prepared_at: int = 0
     """Int microseconds UTC."""
-    listed: bool = False
-    """It has several blocks, and a branch block that lists them."""
-    list_content: tuple[bytes, bytes] = (b"", b"")
-    """Head and body of the branch block that this owner wrote."""
     kept_bytes: int = 0
     """Of its blocks' contents, held in memory."""
     decided: State | None = None
     """An operator's recorded decision, on its way: what the verbs answer from now on."""
-    committing: bool = False
-    """The commit point is behind it, its moves are not: it can only go forward."""
-    recorded: bool = False
-    """The journal has its commit."""
-    behind: int = 0
-    """Where the journal has it, or below, as long as the directories had no room for it: no checkpoint passes that."""
 
     def __post_init__(self) -> None:
         self.name = str(self.xid)
+
+    @property
+    def all_blocks(self) -> list[Written]:
+        """Its blocks, the one that lists them last."""
+        return self.blocks if self.branch_block is None else [*self.blocks, self.branch_block]
 
     def state_for(self, session: int) -> State:
         """The branch's state as this session sees it."""
         if self.decided is not None:
             return self.decided
-        if self.base is not State.ACTIVE and self.base is not State.IDLE:
+        if self.base not in _OPEN:
             return self.base
         if session in self.active:
             return State.ACTIVE
@@ -288,6 +311,11 @@ class Branch:
     def become(self, base: State) -> None:
         """Leaves the active life: no session is associated any more."""
         self.base = base
-        self.active.clear()
-        self.suspended.clear()
+        if self.active or self.suspended:
+            self.active.clear()
+            self.suspended.clear()
         self.migrates = False
+
+
+_OPEN = frozenset((State.ACTIVE, State.IDLE, State.UNDONE))
+"""What a session sees then depends on who is in it."""

@@ -50,6 +50,9 @@ class QueueDefinition:
     description: str = ""
 
 
+UNDEFINED = QueueDefinition(description="has messages, and no definition")
+
+
 @dataclass(frozen=True, slots=True)
 class Definitions:
     """Everything that people define for a space."""
@@ -79,6 +82,9 @@ class Definitions:
     group: str = ""
     """By name or number: who may read the files of the space, besides their owner."""
 
+    known: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Names that were found before."""
+
     def find(self, name: str) -> QueueDefinition:
         """The definition that holds for a queue. Raises UnknownQueue with a suggestion, InvalidArgument for no name."""
         definition = self.queues.get(name)
@@ -90,6 +96,7 @@ class Definitions:
                 f"queue {name!r} is not defined{suggestion(name, self.queues)}; "
                 f"define it with `xaqueue define {name}`, or give queues.toml a [default] table"
             )
+        self.known.add(name)
         return definition
 
 
@@ -123,7 +130,9 @@ def parse(text: str) -> Definitions:
         queues[name] = _definition(f"[queues.{name}]", table)
     default = _definition("[default]", document["default"]) if "default" in document else None
     hardening = Hardening.parse(sync) if sync is not None else None
-    return Definitions(queues, default, sync=hardening, access=_access(document), group=_group(document), **numbers)
+    return Definitions(
+        queues, default, sync=hardening, access=_access(document), group=_group(document), known=set(), **numbers
+    )
 
 
 _NUMBERS = {

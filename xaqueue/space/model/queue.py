@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
-from heapq import heappop, heappush
+from contextlib import suppress
 
 from xaqueue.reservation import Reservation
 from xaqueue.space.model import layout
@@ -18,7 +18,6 @@ from xaqueue.space.model.index import Entry, QueueIndex
 from xaqueue.space.model.layout import RANGE_BITS, RANGE_SIZE, Watermark
 from xaqueue.space.model.stream_records import StreamRecord
 from xaqueue.storage.fs import NO_ROOM, FileSystem
-from xaqueue.storage.group_commit import Touched
 from xaqueue.storage.scheduling import Condition
 
 
@@ -30,6 +29,8 @@ class Queue:
         self.index = QueueIndex(definition.order)
         self.arrived = arrived
         """There may be a message for somebody who waits for one."""
+        self.waiters = 0
+        """Who waits for that."""
         self.pending: set[bytes] = set()
         """Ids of messages that branches have enqueued and not yet committed."""
         self.last = 0
@@ -49,23 +50,15 @@ class Queue:
         """Messages that have expired, and whose files are being removed now."""
         self.is_wanted = False
         """A stream waits to reserve it: nothing more is removed until it has."""
-        self._awaited: dict[int, int] = {}
-        """Ranges, empty perhaps, into which steps on their way are going to move messages."""
-        self._late: set[int] = set()
-        """Numbers that a journal has of messages which found no room: nothing from them on is published, since a reader
-        would go past them."""
-        self._lates: list[int] = []
-        """A heap of them, and of some that have come since."""
-        self._behind_late = 0
-        """The highest number that came meanwhile."""
         self._has_directory = False
-        self._fresh: set[int] = set()
-        """Ranges whose directory and reservation no finished step has hardened yet."""
+        self._made: set[int] = set()
+        """Ranges whose directory is known to be there."""
 
     def found(self, ranges: Iterable[int], last: int, watermark: Watermark | None) -> None:
         """What recovery read of a queue's directory: its ranges, its highest number, its watermark."""
         self._has_directory = True
         self.ranges = dict.fromkeys(ranges, 0)
+        self._made = set(self.ranges)
         self.last = self.reserved = max(last, watermark.reserved) if watermark else last
         self.published = min(watermark.published, self.last) if watermark else 0  # a damaged one may say anything
 
@@ -111,7 +104,7 @@ class Queue:
 
     def is_spent(self, number: int) -> bool:
         """Whether a range has no messages and takes none any more."""
-        return not self.ranges.get(number) and number != (self.last + 1) >> RANGE_BITS and number not in self._awaited
+        return not self.ranges.get(number) and number != (self.last + 1) >> RANGE_BITS
 
     def is_archived(self, number: int) -> bool:
         """Whether something of this range may be in the archive."""
@@ -145,58 +138,44 @@ class Queue:
         """A range holds so many messages more, which were found."""
         self.ranges[number] = self.ranges.get(number, 0) + messages
 
-    def hold(self, fs: FileSystem) -> None:
-        """Makes what the next number needs and opens what its sync needs, so that a lack shows before the commit."""
-        self._make_range(fs, self.last + 1)
-        fs.hold_dir(layout.range_path(self.name, self.last + 1))
-
-    def allocate(self, fs: FileSystem, touched: Touched, again: int = 0) -> int:
-        """The next commit sequence number; its range directory is there and its reservation written.
-
-        ``again``: the number that a message was given before a crash, and keeps.
-        """
-        seq = again or self.last + 1
-        self._make_range(fs, seq)
-        if seq not in self._late:
-            number = seq >> RANGE_BITS
-            self._awaited[number] = self._awaited.get(number, 0) + 1
-        if seq >> RANGE_BITS in self._fresh:
-            touched.files[layout.watermark_path(self.name)] = None
-            touched.targets[layout.queue_path(self.name)] = None
-            touched.targets[layout.COMMITTED] = None
-        touched.targets[layout.range_path(self.name, seq)] = None
-        self.last = max(self.last, seq)
+    def allocate(self) -> int:
+        """The next commit sequence number; its range counts one more from here on, so that nobody removes it."""
+        self.last = seq = self.last + 1
+        number = seq >> RANGE_BITS
+        self.ranges[number] = self.ranges.get(number, 0) + 1
         return seq
 
-    def occupy(self, seq: int) -> None:
-        number = seq >> RANGE_BITS
-        self.ranges[number] += 1
-        if self._awaited[number] > 1:
-            self._awaited[number] -= 1
-        else:
-            del self._awaited[number]
+    def give_back(self, seq: int) -> None:
+        """A number that was given to a message which did not come; it is not used again."""
+        self.ranges[seq >> RANGE_BITS] -= 1
 
-    def publish(self, entry: Entry) -> None:
-        """The message is hardened: it may be seen. Called in the order of the numbers."""
-        self.index.add(entry)
-        self.pending.discard(entry.message_id)
-        seq = entry.seq if not self._late else self._below_late(entry.seq)
-        self.published = max(self.published, seq)
-        self._fresh.discard(entry.seq >> RANGE_BITS)
+    def keep_number(self, seq: int) -> int:
+        """A number that a message was given before a crash, and keeps."""
+        self.last = max(self.last, seq)
+        self.holds(seq >> RANGE_BITS, 1)
+        return seq
 
-    def is_late(self, seq: int) -> None:
-        """The journal says that a message has this number, and there is no room for it yet."""
-        if seq not in self._late:
-            self._late.add(seq)
-            heappush(self._lates, seq)
+    def make_range(self, fs: FileSystem, seq: int) -> bool:
+        """Makes the directory that a number needs, and reserves it; whether something was made. Raises OSError.
 
-    def _below_late(self, seq: int) -> int:
-        """How far everything is there, now that this one is."""
-        self._late.discard(seq)
-        self._behind_late = max(self._behind_late, seq)
-        while self._lates and self._lates[0] not in self._late:
-            heappop(self._lates)
-        return self._lates[0] - 1 if self._late else self._behind_late
+        For those whose files are their record: numbers at or below ``reserved`` are not used again after a crash.
+        """
+        made = False
+        if seq > self.reserved:
+            made, reserved = True, seq | (RANGE_SIZE - 1)
+            if not self._has_directory:
+                with suppress(FileExistsError):
+                    fs.make_dir(layout.queue_path(self.name))
+                self._has_directory = True
+            watermark = Watermark(self.published, reserved)
+            fs.write_at(layout.watermark_path(self.name), 0, [layout.format_watermark(watermark)])
+            self.reserved = reserved
+        if seq >> RANGE_BITS not in self._made:
+            made = True
+            with suppress(FileExistsError):
+                fs.make_dir(layout.range_path(self.name, seq))
+            self._made.add(seq >> RANGE_BITS)
+        return made
 
     def consumed(self, entry: Entry) -> bool:
         """The message's removal is hardened. Whether its range has become spent: whoever clears removes that."""
@@ -210,14 +189,16 @@ class Queue:
         return [number for number in self.ranges if self.is_spent(number) and not self._is_to_be_cleared(number)]
 
     def remove_empty_ranges(self, fs: FileSystem) -> None:
-        for number in [number for number, count in self.ranges.items() if not count and number not in self._awaited]:
+        for number in [number for number, count in self.ranges.items() if not count]:
             if not self._is_to_be_cleared(number):
                 self.remove_range(fs, number)
 
     def remove_range(self, fs: FileSystem, number: int) -> None:
         """Removes an emptied range directory; it stays with a foreign file in it, or for want of room."""
         try:
-            fs.remove_dir(layout.range_path(self.name, number << RANGE_BITS))
+            self._made.discard(number)
+            with suppress(FileNotFoundError):  # whose messages came and went before it was made
+                fs.remove_dir(layout.range_path(self.name, number << RANGE_BITS))
             del self.ranges[number]
         except OSError as error:
             if error.errno != errno.ENOTEMPTY and error.errno not in NO_ROOM:
@@ -225,7 +206,7 @@ class Queue:
 
     @property
     def exists(self) -> bool:
-        """Whether the queue has a directory."""
+        """Whether the queue has a directory; where that follows a journal, as of the opening."""
         return self._has_directory
 
     def directories(self) -> list[str]:
@@ -240,20 +221,4 @@ class Queue:
 
     @property
     def watermark(self) -> Watermark:
-        return Watermark(self.published, self.reserved)
-
-    def _make_range(self, fs: FileSystem, seq: int) -> None:
-        if not self._has_directory:
-            fs.make_dir(layout.queue_path(self.name))
-            self._has_directory = True
-        if seq > self.reserved:
-            reserved = seq | (RANGE_SIZE - 1)
-            self._fresh.add(seq >> RANGE_BITS)
-            fs.write_at(
-                layout.watermark_path(self.name), 0, [layout.format_watermark(Watermark(self.published, reserved))]
-            )
-            self.reserved = reserved
-        if seq >> RANGE_BITS not in self.ranges:
-            self._fresh.add(seq >> RANGE_BITS)
-            fs.make_dir(layout.range_path(self.name, seq))
-            self.ranges[seq >> RANGE_BITS] = 0
+        return Watermark(self.published, max(self.reserved, self.last))

@@ -23,13 +23,12 @@ from xaqueue.space.model.layout import ACTIVE, BATCHES, COMMIT, FIRST, HEURISTIC
 from xaqueue.space.offline.check_committed import CommittedCheck
 from xaqueue.space.offline.check_journal import JournalCheck
 from xaqueue.space.offline.findings import Finding, Looks, broken, damaged, leftover, note
+from xaqueue.space.offline.redo_view import RedoView, read_journal
 from xaqueue.space.owner.open import READ_ONLY, attach, is_owned, read_definitions, read_owner
 from xaqueue.space.recovery import prepared as survey
 from xaqueue.space.recovery.load import Progress, read_head
 from xaqueue.space.recovery.prepared import Verdict
-from xaqueue.space.recovery.redo_view import RedoView, read_journal
 from xaqueue.storage.fs import DirectoryFileSystem
-from xaqueue.storage.group_commit import Touched, touched
 from xaqueue.xid import Xid
 
 
@@ -64,7 +63,7 @@ def repair(path: str | os.PathLike[str], progress: Progress | None = None) -> Re
     try:
         space = session.space
         if space.read_only is not None:
-            space.barrier.check()
+            space.check()
         moved, notes = list(space.report.quarantined), list(space.report.notes)
         for finding in list(check(path, progress, live=False)):
             if finding.movable:
@@ -76,11 +75,8 @@ def repair(path: str | os.PathLike[str], progress: Progress | None = None) -> Re
 
 
 def _set_aside(space: Space, finding: Finding) -> None:
-    def apply() -> Touched:
-        quarantine.move(space.fs, finding.path, finding.problem, space.now_us())
-        return touched((QUARANTINE,), (finding.path.rpartition("/")[0],))
-
-    space.barrier.perform(apply)
+    quarantine.move(space.fs, finding.path, finding.problem, space.now_us())
+    space.log.sync_names((QUARANTINE, finding.path.rpartition("/")[0]))
 
 
 class SpaceCheck:

@@ -11,10 +11,11 @@ from functools import partial
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
 from xaqueue.space.model import layout, message_name, stream_records
+from xaqueue.space.model.block import check_message
 from xaqueue.space.model.layout import COMMITTED, RANGE_BITS, RANGE_SIZE, Watermark
 from xaqueue.space.offline.findings import Finding, Looks, broken, damaged, leftover, note
 from xaqueue.space.recovery import prepared
-from xaqueue.space.recovery.load import Progress, check_message
+from xaqueue.space.recovery.load import Progress
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.regular import DAMAGE
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.space.engine import redo
+from xaqueue.space.model import change
 from xaqueue.space.model.layout import JOURNAL
 from xaqueue.space.offline.findings import Finding, Looks, Severity, broken, leftover, note
 from xaqueue.space.recovery.cut_short import check_end
@@ -52,12 +53,12 @@ class JournalCheck:
 
     def _segments(self) -> Iterator[Finding]:
         try:
-            found = look(self._fs, JOURNAL, redo.sound, used=self._used)
+            found = look(self._fs, JOURNAL, change.is_valid, used=self._used)
             if not self._moving:
                 check_end(self._fs, found.records, found.position)
         except JournalDamaged as damage:
             yield broken(JOURNAL, str(damage))
-            for gap in read_remains(self._fs, JOURNAL, redo.sound).gaps:
+            for gap in read_remains(self._fs, JOURNAL, change.is_valid).gaps:
                 yield broken(f"{JOURNAL}/{gap.name}".rstrip("/"), f"cannot be read {gap}")
         except SpaceError as newer:
             yield broken(JOURNAL, str(newer))
@@ -69,7 +70,7 @@ class JournalCheck:
         """What the next open does."""
         lost = redo.find_lost(self._fs, found.records)
         yield from (broken(path, f"{reason}: the space opens for reading only") for path, reason in lost.items())
-        self.ahead = frozenset(path for record in found.records for path in redo.paths_of(record)) - lost.keys()
+        self.ahead = frozenset(path for record in found.records for path in change.paths_of(record)) - lost.keys()
         if found.records:
             many = f"{len(found.records):,} record{'s' if len(found.records) > 1 else ''}"
             yield leftover(JOURNAL, f"the directories may be behind: {many} to be done again by the next open")

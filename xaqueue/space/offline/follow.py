@@ -83,7 +83,7 @@ class _Watch:
         self._watches_queue = False
 
     def __enter__(self) -> _Watch:
-        from xaqueue.space.observer import Observer
+        from xaqueue.space.owner.observer import Observer
 
         self._observer = Observer()
         self._observer.daemon = True

@@ -19,11 +19,11 @@ from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, read_format
 from xaqueue.space.offline.inspect_branches import in_doubt_in
 from xaqueue.space.offline.inspect_journal import JournalStatus, status_of
+from xaqueue.space.offline.redo_view import look_into
 from xaqueue.space.owner.checkpointer import parse_counters
 from xaqueue.space.owner.open import FLAGS_VARIABLE, Owner, read_definitions
 from xaqueue.space.recovery import prepared
 from xaqueue.space.recovery.prepared import Verdict
-from xaqueue.space.recovery.redo_view import look_into
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.hardening import DEFAULT, Hardening
 

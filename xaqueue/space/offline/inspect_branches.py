@@ -17,9 +17,9 @@ from xaqueue.space.engine.heuristics import Decision
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Kind, decode, unpack_list
 from xaqueue.space.model.block_files import read_block
+from xaqueue.space.offline.redo_view import look_into
 from xaqueue.space.recovery import prepared
 from xaqueue.space.recovery.prepared import Holds, Standing, Verdict
-from xaqueue.space.recovery.redo_view import look_into
 from xaqueue.storage.fs import FileSystem
 from xaqueue.xid import Xid
 

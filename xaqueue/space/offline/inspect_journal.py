@@ -6,8 +6,8 @@ import errno
 from dataclasses import dataclass
 
 from xaqueue.space.model.layout import JOURNAL
+from xaqueue.space.offline.redo_view import Seen, read_journal
 from xaqueue.space.owner.open import Owner
-from xaqueue.space.recovery.redo_view import Seen, read_journal
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.journal_format import parse_name
 from xaqueue.storage.regular import NO_FILE

@@ -13,9 +13,9 @@ from xaqueue.space.model import layout, message_name, retries
 from xaqueue.space.model.block_files import damage_of, read_block
 from xaqueue.space.model.index import Order
 from xaqueue.space.offline.inspect import watermark_in
+from xaqueue.space.offline.redo_view import look_into
 from xaqueue.space.owner.open import read_definitions
 from xaqueue.space.recovery import prepared
-from xaqueue.space.recovery.redo_view import look_into
 from xaqueue.storage.fs import FileSystem
 
 Place = tuple[int, MessageId, str]

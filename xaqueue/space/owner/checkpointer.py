@@ -9,37 +9,32 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from xaqueue.errors import ResourceFailed
+from xaqueue.space.engine.journal_log import JournalLog
+from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 
-TELL_S = 1.0
-"""How often it looks whether there is something to do or to tell."""
+LOOK_S = 1.0
+"""How often it looks whether there is something to do."""
 NEW_FILES = 16 * 1024
 """With more since the last checkpoint, the next one is due."""
-
-if TYPE_CHECKING:
-    from xaqueue.space.engine.state import Space
 
 
 class Checkpointer:
     """Runs until ``stop``, or until the space fails."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, log: JournalLog) -> None:
         self._space = space
+        self._log = log
         self._stopped = False
         self._due = threading.Event()
-        self._told = (0, 0)
+        self._written = (0, 0)
         self.checkpoints = 0
         self.seconds = 0.0
         """The last checkpoint took so long."""
+        log.journal.switched = self._due.set
         self._thread = threading.Thread(target=self._run, name="xaqueue-checkpoint", daemon=True)
-
-    def start(self) -> None:
-        journal = self._space.barrier.journal
-        assert journal is not None
-        journal.switched = self._due.set
         self._thread.start()
 
     def stop(self) -> None:
@@ -48,37 +43,34 @@ class Checkpointer:
         self._thread.join()
 
     def _run(self) -> None:
-        journal = self._space.barrier.journal
-        lag = self._space.lag
-        assert journal is not None
-        assert lag is not None
-        covered, made, last = journal.position, lag.made, time.monotonic()
+        log, journal = self._log, self._log.journal
+        covered, made, last = journal.position, log.made, time.monotonic()
         while True:
-            due = self._due.wait(TELL_S)
+            due = self._due.wait(LOOK_S)
             self._due.clear()
             if self._stopped:
                 return
-            self._tell()
+            self._write_counters()
             started = time.monotonic()
-            due = due or started > last + self._space.definitions.checkpoint_s or lag.made > made + NEW_FILES
+            due = due or started > last + self._space.definitions.checkpoint_s or log.made > made + NEW_FILES
             if not due or journal.position == covered:
                 continue
             try:
                 self._space.checkpoint()
             except ResourceFailed:
                 return  # which is logged
-            covered, made, last = journal.position, lag.made, time.monotonic()
+            covered, made, last = journal.position, log.made, time.monotonic()
             self.checkpoints += 1
             self.seconds = last - started
 
-    def _tell(self) -> None:
-        """Writes the cache's counters, for those who ask for the status."""
-        lag = self._space.lag
-        if lag is None or (lag.hits, lag.misses) == self._told:
+    def _write_counters(self) -> None:
+        """The cache's counters, for those who ask for the status."""
+        counters = self._log.hits, self._log.misses
+        if counters == self._written:
             return
-        self._told = lag.hits, lag.misses
+        self._written = counters
         with suppress(OSError):
-            lag.fs.write_at(layout.COUNTERS, 0, [format_counters(*self._told)])
+            self._space.fs.write_at(layout.COUNTERS, 0, [format_counters(*counters)])
 
 
 def format_counters(hits: int, misses: int) -> bytes:

@@ -10,13 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from xaqueue.errors import ResourceFailed
-from xaqueue.storage.watched import WatchedFileSystem
-
-if TYPE_CHECKING:
-    from xaqueue.space.engine.state import Space
+from xaqueue.space.engine.state import Space
+from xaqueue.storage.layers import OwnerFileSystem
 
 LOOK_S = 5.0
 """It looks at least so often; where the deadline is short, four times within it."""
@@ -27,13 +24,13 @@ LOCK_S = 1.0
 class Watchdog:
     """Runs until ``stop``, or until the space has failed, for whatever reason; ``told`` then hears of it, once."""
 
-    def __init__(self, space: Space, files: WatchedFileSystem, told: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, space: Space, files: OwnerFileSystem, told: Callable[[str], None] = lambda _: None) -> None:
         self._space = space
         self._files = files
         self._told = told
         self._stopped = False
         self._due = threading.Event()
-        space.barrier.when_fenced(self._due.set)
+        space.log.when_fenced(self._due.set)
         self._thread = threading.Thread(target=self._run, name="xaqueue-watchdog", daemon=True)
         self._thread.start()
 
@@ -48,17 +45,17 @@ class Watchdog:
             self._due.wait(min(LOOK_S, space.definitions.io_deadline_s / 4))
             limit_s = space.definitions.io_deadline_s
             slow = self._files.slow(limit_s)
-            if slow and space.barrier.failure is None:
+            if slow and space.failure is None:
                 space.fence(TimeoutError(f"{slow}, and io_deadline_s is {limit_s:g}"))
                 self._wake()
-            if space.barrier.failure is None:
+            if space.failure is None:
                 with suppress(ResourceFailed):  # who only waits looks at nothing
                     space.check_owner()
                     continue
                 self._wake()
-            failure = space.barrier.failure
+            failure = space.failure
             if failure is not None:
-                if space.barrier.fenced:
+                if space.log.fenced:
                     self._told(str(failure) or repr(failure))
                 return
 

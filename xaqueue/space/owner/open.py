@@ -25,7 +25,8 @@ from weakref import WeakValueDictionary
 
 from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, SpaceError, SpaceInUse
 from xaqueue.space.engine.cleanup import Clearer
-from xaqueue.space.engine.disk_space import with_reserve
+from xaqueue.space.engine.disk_space import RoomLimit
+from xaqueue.space.engine.follower import Follower
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space, wall_clock
 from xaqueue.space.model import definitions as definitions_of
@@ -37,16 +38,16 @@ from xaqueue.space.model.group import find_group, open_to
 from xaqueue.space.owner.checkpointer import Checkpointer
 from xaqueue.space.owner.io_watchdog import Watchdog
 from xaqueue.space.recovery.load import Progress
+from xaqueue.space.recovery.recover import open_space
 from xaqueue.storage.fs import NO_ROOM, DirectoryFileSystem
 from xaqueue.storage.hardening import DEFAULT, Hardening
 from xaqueue.storage.journal_reader import check_version
+from xaqueue.storage.layers import OwnerFileSystem
 from xaqueue.storage.modes import PRIVATE
 from xaqueue.storage.owner_file import OwnerFile, boot_id, boot_to_close, read_owner_file
 from xaqueue.storage.owner_file import is_owned as is_owned
-from xaqueue.storage.reserve import ReservingFileSystem
+from xaqueue.storage.reserve import Reserve
 from xaqueue.storage.scheduling import THREADS, Threads
-from xaqueue.storage.watched import WatchedFileSystem
-from xaqueue.storage.write_behind import Flusher
 
 if TYPE_CHECKING:
     from xaqueue.space.owner.reload import DefinitionsWatch
@@ -63,7 +64,7 @@ order = "fifo"       # fifo, lifo or priority
 """
 
 log = logging.getLogger("xaqueue")
-Background = Clearer | Flusher | Checkpointer
+Background = Clearer | Follower | Checkpointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class Owner:
 @dataclass(slots=True)
 class _Attached:
     space: Space
-    files: ReservingFileSystem
+    files: OwnerFileSystem
     lock: OwnerFile
     watch: DefinitionsWatch | None
     background: list[Background]
@@ -216,7 +217,7 @@ def attach(
         raise SpaceError(f"{os.fspath(path)} is queue space {found.name!r}, not {name!r}")
     with guard:
         attached = _attached.get(root)
-        if attached is not None and attached.space.barrier.failure is not None and not attached.users:
+        if attached is not None and attached.space.failure is not None and not attached.users:
             del _attached[root]
             attached = None
         if attached is None:
@@ -256,10 +257,11 @@ def _open(
         owner, suspect = _next_owner(content, found, hardening, has_journal), _is_suspect(content, has_journal)
         behind, epoch = owner.boot, owner.epoch
         boot = boot_id() if hardening.journal else ""
-        watched = WatchedFileSystem(fs)
-        files, room = with_reserve(watched, DirectoryFileSystem(root, keep_unsynced=False, modes=modes))
+        reserve = Reserve(DirectoryFileSystem(root, keep_unsynced=False, modes=modes), layout.RESERVE)
+        files = OwnerFileSystem(fs, reserve)
+        room = RoomLimit(files, reserve, files.unreserved())
         lock.write(files, _format_owner(replace(owner, boot=behind or boot)))
-        space = Space(
+        space = open_space(
             files,
             definitions,
             hardening=hardening,
@@ -286,7 +288,7 @@ def _open(
         watching = _watch(root, space) if watch else None
         background = start_background(space)
         if space.read_only is None:
-            watchdog = Watchdog(space, watched, lambda told: _tell_trouble(files, lock, owner, told))
+            watchdog = Watchdog(space, files, lambda told: _tell_trouble(files, lock, owner, told))
     except BaseException as error:
         if fs is not None:
             fs.close()
@@ -306,12 +308,10 @@ def start_background(space: Space) -> list[Background]:
     """The threads by which the directories follow: the journal, and what streams have consumed."""
     if space.read_only is not None:
         return []
-    clearer = Clearer(space)
-    if space.lag is None:
-        return [clearer]
-    checkpointer = Checkpointer(space)
-    checkpointer.start()
-    return [clearer, Flusher(space.lag, space.fence), checkpointer]
+    log = space.journal_log
+    if log is None:
+        return [Clearer(space)]
+    return [Clearer(space), Follower(log, space.fence), Checkpointer(space, log)]
 
 
 def _watch(root: Path, space: Space) -> DefinitionsWatch:
@@ -352,13 +352,13 @@ def announce(root: Path, endpoint: str) -> None:
         _write_owner(attached.files, attached.lock, attached.owner)
 
 
-def _tell_trouble(files: ReservingFileSystem, lock: OwnerFile, owner: Owner, told: str) -> None:
+def _tell_trouble(files: OwnerFileSystem, lock: OwnerFile, owner: Owner, told: str) -> None:
     """Not durably: the disk may hang. One that a power loss leaves empty is taken for the worst."""
     with suppress(OSError, ResourceFailed):
         _write_owner(files, lock, replace(owner, trouble=told), durable=False)
 
 
-def _write_owner(files: ReservingFileSystem, lock: OwnerFile, owner: Owner, *, durable: bool = True) -> None:
+def _write_owner(files: OwnerFileSystem, lock: OwnerFile, owner: Owner, *, durable: bool = True) -> None:
     """All but the first, which makes it this process's. Without any room it says what it said. Raises OSError."""
 
     def write() -> None:
@@ -368,6 +368,8 @@ def _write_owner(files: ReservingFileSystem, lock: OwnerFile, owner: Owner, *, d
         try:
             write()
         except OSError as error:
+            if files.reserve is None:
+                raise
             files.reserve.again(error, write)
     except OSError as error:
         if error.errno not in NO_ROOM:

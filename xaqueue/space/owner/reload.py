@@ -15,7 +15,7 @@ from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from xaqueue.errors import InvalidArgument
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import definitions, layout
-from xaqueue.space.observer import Observer
+from xaqueue.space.owner.observer import Observer
 
 log = logging.getLogger("xaqueue")
 

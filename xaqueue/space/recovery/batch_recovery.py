@@ -7,23 +7,19 @@ of that batch is rolled back. Where the record is damaged nobody knows, and all 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from xaqueue.batch import Decision, is_of_a_batch, key_of
 from xaqueue.errors import DamagedBlock, RetryLater
 from xaqueue.space.engine import batch_steps
 from xaqueue.space.engine.batch_steps import of_batch
+from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.timeouts import sweep
 from xaqueue.space.model import batch_record, layout
-from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import State
 from xaqueue.space.model.layout import BATCHES, FIRST, HEURISTIC
-from xaqueue.space.recovery.load import read_head
+from xaqueue.space.recovery.prepared import Standing
 from xaqueue.storage.fs import discard
 from xaqueue.xid import Xid
-
-if TYPE_CHECKING:
-    from xaqueue.space.engine.state import Space
 
 SetAside = Callable[[str, str], object]
 Decisions = Mapping[bytes, Decision]
@@ -61,14 +57,12 @@ def decisions(space: Space, xids: Iterable[Xid], set_aside: SetAside, note: Call
     return found
 
 
-def rolls_forward(space: Space, decided: Decisions, xid: Xid, files: Mapping[str, str]) -> bool:
+def rolls_forward(space: Space, decided: Decisions, found: Standing, files: Mapping[str, str]) -> bool:
     """Whether a decision commits a branch of several blocks, some of which may have moved already."""
-    if FIRST not in files or not _is_listed(decided, xid) or space.fs.exists(f"{HEURISTIC}/{xid}"):
+    decision = decided.get(found.xid.gtrid)
+    if FIRST not in files or decision is None or found.xid not in decision.xids:
         return False
-    try:
-        return read_head(space.fs, files[FIRST]).kind is Kind.BRANCH
-    except DamagedBlock:
-        return len(files) > 1
+    return bool(found.list_path or len(files) > 1) and not space.fs.exists(f"{HEURISTIC}/{found.xid}")
 
 
 def settle(space: Space, decided: Decisions, note: Callable[[str], None]) -> tuple[int, int]:
@@ -79,7 +73,7 @@ def settle(space: Space, decided: Decisions, note: Callable[[str], None]) -> tup
         listed = [branch for branch in left if branch.xid in decision.xids]
         others = [branch for branch in left if branch.xid not in decision.xids]
         for branch in listed:
-            branch.committing = True
+            branch.become(State.COMMITTING)
             if branch.damage:
                 lost = ", ".join(branch.damage)
                 note(f"branch {branch.xid} is committed with {decision.batch} and lost {lost}: the rest is committed")
@@ -101,8 +95,3 @@ def prune(space: Space) -> None:
         key, number = layout.parse_batch(name) or ("", 0)
         if number < space.batches.last.get(key, 0) and not of_batch(space, f"{key}:{number}".encode()):
             discard(space.fs, layout.batch_path(key, number))
-
-
-def _is_listed(decided: Decisions, xid: Xid) -> bool:
-    decision = decided.get(xid.gtrid)
-    return decision is not None and xid in decision.xids

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from xaqueue.space.engine import redo
 from xaqueue.space.model import layout
+from xaqueue.space.model.change import highest_numbers
 from xaqueue.space.model.message_name import parse_seq
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.journal_format import Record
@@ -22,13 +23,7 @@ def check_end(fs: FileSystem, records: Sequence[Record], end: int) -> None:
     """JournalDamaged where the directories prove that records are lost behind these, which end at that LSN. Changes
     nothing.
     """
-    highest: dict[str, int] = {}
-    for record in records:
-        for path in redo.targets_of(record):
-            place = layout.parse_message_path(path)
-            if place is not None:
-                highest[place[0]] = max(highest.get(place[0], 0), place[1])
-    for queue, seq in highest.items():
+    for queue, seq in highest_numbers(records).items():
         beyond = _highest(fs, queue, seq)
         if beyond > seq:
             raise damage_of(

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
+from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout, retries
 from xaqueue.space.model.block import (
     HEAD_READ_BYTES,
-    Block,
     Head,
-    Kind,
     Listed,
+    check_message,
     decode,
     decode_head,
     unpack_list,
@@ -28,13 +27,10 @@ from xaqueue.space.model.block_files import damage_of, read_block
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.layout import RANGE_BITS
 from xaqueue.space.model.message_name import ID_DIGITS, PLAIN_NAME, parse, parse_plain
+from xaqueue.space.model.queue import Queue
 from xaqueue.space.recovery import stock
 from xaqueue.space.recovery.stock import SetAside
 from xaqueue.storage.fs import FileSystem, discard
-
-if TYPE_CHECKING:
-    from xaqueue.space.engine.state import Space
-    from xaqueue.space.model.queue import Queue
 
 Progress = Callable[[int, int], None]
 """Called with messages found and, about, messages there, now and then."""
@@ -245,13 +241,3 @@ class _Loading:
             self._queue.holds(number, 1)
         self._last = seq
         return ""
-
-
-def check_message(head: Head | Block, queue: str, message_id: MessageId) -> None:
-    """DamagedBlock unless this is the message that its name says."""
-    if head.kind is not Kind.ENQUEUE:
-        raise DamagedBlock(f"a block of kind {head.kind.name.lower()} is no message")
-    if head.message_id != message_id:
-        raise DamagedBlock(f"holds message {head.message_id.hex()}, not the one it is named after")
-    if head.properties.queue != queue:
-        raise DamagedBlock(f"belongs to queue {head.properties.queue!r}, not {queue!r}")

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
-from xaqueue.space.engine.blocks import NOTHING
-from xaqueue.space.model.block import Kind
+from xaqueue.space.model.block import NOTHING, Kind
 from xaqueue.space.model.layout import ACTIVE
 from xaqueue.space.recovery.load import read_head, read_list
 from xaqueue.storage.fs import FileSystem

@@ -13,9 +13,8 @@ from enum import Enum
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
 from xaqueue.space.engine import quarantine
-from xaqueue.space.engine.blocks import NOTHING
 from xaqueue.space.model import batch_record, layout
-from xaqueue.space.model.block import HEAD_READ_BYTES, Head, Kind, Listed, decode, unpack_list, verify
+from xaqueue.space.model.block import HEAD_READ_BYTES, NOTHING, Head, Kind, Listed, decode, unpack_list, verify
 from xaqueue.space.model.block_files import read_block
 from xaqueue.space.model.layout import COMMIT, FIRST, numbered
 from xaqueue.space.model.message_name import ID_DIGITS
@@ -52,6 +51,10 @@ class Standing:
     blocks: list[tuple[str, Head]] = field(default_factory=list)
     broken: list[tuple[str, str]] = field(default_factory=list)
     """Files that are not the block they should be, each with what is wrong."""
+    rows: list[Listed] = field(default_factory=list)
+    """What its branch block lists."""
+    list_path: str = ""
+    """Of its branch block, where it can be read."""
     lost: list[str] = field(default_factory=list)
     """What the branch needs and has no more, in words."""
     leftovers: list[tuple[str, str]] = field(default_factory=list)
@@ -148,17 +151,24 @@ def read_whole(fs: FileSystem, path: str) -> Head:
 def survey(
     fs: FileSystem, xid: Xid, files: dict[str, str], lost: Sequence[str], holds: Holds, *, whole: bool = False
 ) -> Standing:
-    """What a branch is, from its files in ``prepared/`` by suffix.
+    """What a branch is, from its files in ``prepared/`` by suffix, and where it is of a batch from what that decided.
 
     lost: names of its blocks in quarantine. whole: whether bodies are read and checked too.
     """
-    standing = _Survey(fs, files, lost, holds, read_whole if whole else read_head).of(xid)
+    standing = survey_alone(fs, xid, files, lost, holds, whole=whole)
     listed = batch_record.lists(fs, xid)
     if listed is not None and standing.verdict in (Verdict.IN_DOUBT, Verdict.INCOMPLETE) and files:
         standing.verdict = Verdict.COMMITTING if listed else Verdict.INCOMPLETE
         told = "committed: to be rolled forward" if listed else "decided without it: to be rolled back"
         standing.leftovers = [(path, f"its batch is {told}") for path in sorted(files.values())[:1]]
     return standing
+
+
+def survey_alone(
+    fs: FileSystem, xid: Xid, files: dict[str, str], lost: Sequence[str], holds: Holds, *, whole: bool = False
+) -> Standing:
+    """As ``survey``, without a look at its batch."""
+    return _Survey(fs, files, lost, holds, read_whole if whole else read_head).of(xid)
 
 
 @dataclass(slots=True)
@@ -190,11 +200,16 @@ class _Survey:
         if rows is None:
             self._rest(standing)
             return
+        standing.rows, standing.list_path = rows, path
         standing.prepared_at = self.fs.modified_ns(path) // 1000
         standing.leftovers.append((path, "its branch is committed: to be rolled forward"))
         for number, row in enumerate(rows, 1):
-            if numbered(number) in self.files and row != NOTHING:
+            if numbered(number) in self.files and row != NOTHING and not self._is_done(row):
                 self._block(standing, numbered(number), row)
+
+    def _is_done(self, row: Listed) -> bool:
+        """Whether the message came or went: then a block of that number may be of a later life of the branch."""
+        return self.holds(row.queue, row.message_id) is not (row.kind is Kind.DEQUEUE)
 
     def _first(self, standing: Standing) -> None:
         path = self.files[FIRST]
@@ -224,6 +239,7 @@ class _Survey:
         if rows is None:
             self._rest(standing)
             return
+        standing.rows, standing.list_path = rows, path
         aside = {name.partition("~")[0].rpartition(".")[2] for name in self.lost}
         known = {FIRST}
         for number, row in enumerate(rows, 1):

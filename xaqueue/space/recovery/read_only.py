@@ -8,32 +8,28 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
 from xaqueue.errors import DamagedBlock, JournalDamaged, ResourceFailed
 from xaqueue.message import MessageId
 from xaqueue.space.engine import heuristics
+from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 from xaqueue.space.model.branch import Branch, State
 from xaqueue.space.recovery import prepared
 from xaqueue.space.recovery.load import Load, Progress
 from xaqueue.space.recovery.prepared import Verdict
-from xaqueue.storage.read_only import ReadOnlyFileSystem
+from xaqueue.storage.layers import ReadOnlyFileSystem
 from xaqueue.xa import Outcome
-
-if TYPE_CHECKING:
-    from xaqueue.space.engine.state import Space
-    from xaqueue.space.recovery.report import RecoveryReport
 
 log = logging.getLogger("xaqueue")
 
 
-def open_for_reading(space: Space, damage: JournalDamaged, report: RecoveryReport, progress: Progress | None) -> None:
-    """Fills the memory of a space, and the report, from what the directories hold, and fences it with the damage."""
-    started = time.monotonic()
+def open_for_reading(space: Space, damage: JournalDamaged, progress: Progress | None) -> None:
+    """Fills the memory of a space, and its report, from what the directories hold, and fences it with the damage."""
+    started, report = time.monotonic(), space.report
     space.read_only = damage
     space.fs = ReadOnlyFileSystem(space.fs)
-    space.barrier.end(ResourceFailed(f"the space is open for reading only: {damage}"))
+    space.log.end(ResourceFailed(f"the space is open for reading only: {damage}"))
     log.error("the space is open for reading only: %s", damage)
     report.notes.append(str(damage))
     Load(space, lambda path, reason: report.notes.append(f"{path}: {reason}"), report.notes.append).rest(progress)
@@ -44,6 +40,7 @@ def open_for_reading(space: Space, damage: JournalDamaged, report: RecoveryRepor
     report.in_doubt = sum(1 for branch in space.branches.values() if branch.base is State.PREPARED)
     report.heuristic = len(space.branches) - report.in_doubt
     report.seconds = time.monotonic() - started
+    space.loaded = True
 
 
 def _prepared(space: Space) -> None:

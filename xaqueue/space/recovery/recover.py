@@ -19,75 +19,149 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Any
 
-from xaqueue.errors import DamagedBlock, RetryLater
-from xaqueue.space.engine import blocks, heuristics, quarantine, redo, register, tries
+from xaqueue.errors import DamagedBlock, JournalDamaged, RetryLater
+from xaqueue.message import MessageId
+from xaqueue.space.engine import commit, heuristics, quarantine, redo, tries
 from xaqueue.space.engine.cleanup import filled_archives
-from xaqueue.space.engine.complete import complete
-from xaqueue.space.model import layout
-from xaqueue.space.model.block import Head, Kind, Listed
+from xaqueue.space.engine.directory_log import STAGED
+from xaqueue.space.engine.disk_space import segment_bytes
+from xaqueue.space.engine.register import Register
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import change, layout
+from xaqueue.space.model.block import NO_MESSAGE, Head, Kind
 from xaqueue.space.model.branch import Branch, State, Written
-from xaqueue.space.model.definitions import QueueDefinition
+from xaqueue.space.model.change import Kind as Step
+from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.index import Entry
-from xaqueue.space.model.layout import ACTIVE, COMMIT, COMMITTED, DIRECTORIES, FIRST, PREPARED, block_path, numbered
+from xaqueue.space.model.layout import ACTIVE, COMMIT, COMMITTED, DIRECTORIES, FIRST, PREPARED
 from xaqueue.space.model.message_name import tags_of
-from xaqueue.space.recovery import batch_recovery
-from xaqueue.space.recovery.load import Load, Progress, read_head, read_list
+from xaqueue.space.model.report import RecoveryReport
+from xaqueue.space.recovery import batch_recovery, killed_tries, prepared, read_only
+from xaqueue.space.recovery.cut_short import check_end
+from xaqueue.space.recovery.load import Load, Progress, read_head
 from xaqueue.space.recovery.named import named, stands_at
-from xaqueue.space.recovery.report import RecoveryReport
-from xaqueue.storage.group_commit import touched
+from xaqueue.space.recovery.prepared import Standing, Verdict
+from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.hardening import DEFAULT, Hardening
+from xaqueue.storage.journal import Journal
+from xaqueue.storage.journal_format import Record
 from xaqueue.storage.regular import DAMAGE, NO_FILE
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
-if TYPE_CHECKING:
-    from xaqueue.space.engine.state import Space
-
-UNDEFINED = QueueDefinition(description="has messages, and no definition")
-
 log = logging.getLogger("xaqueue")
-Blocks = dict[Xid, dict[str, str]]
+
+_RECORDED: dict[int, Outcome] = {
+    Step.COMMIT: Outcome.COMMITTED,
+    Step.ONE_PHASE: Outcome.COMMITTED,
+    Step.ROLLBACK: Outcome.ROLLED_BACK,
+}
 
 
-class Found(Enum):
-    """What the blocks of a branch in ``prepared/`` say of it."""
+def open_space(
+    fs: FileSystem,
+    definitions: Definitions | None = None,
+    *,
+    hardening: Hardening = DEFAULT,
+    epoch: int = 1,
+    progress: Progress | None = None,
+    journalled: bool = False,
+    suspect: bool = False,
+    on_branches: Callable[[Space], object] = lambda _: None,
+    **options: Any,
+) -> Space:
+    """Opens the directories behind ``fs``, which must exist, and recovers; for reading only where the journal is
+    damaged.
 
-    IN_DOUBT = "all there, or damaged"
-    FINISHED = "its one move is done"
-    GONE = "never completely prepared"
-
-
-def _is_block(damage: str, suffix: str) -> bool:
-    """Whether what was lost is the block of this suffix; quarantine may have numbered its name."""
-    return damage.split("~")[0].endswith(f".{suffix}")
-
-
-def recover(
-    space: Space, progress: Progress | None = None, answer: Callable[[], object] = lambda: None
-) -> RecoveryReport:
-    """Brings directories and memory into one consistent state. Raises OSError where the disk does not let it.
-
-    answer: called once the branches are recovered, and before the messages that they do not name are loaded.
+    journalled: whether a journal is known to hold what the directories may lack. suspect: whether what is read may be
+    in memory only, since a sync of it failed in this boot or may have; then it is written anew. on_branches: called in
+    the middle, once the branches are recovered: from then on sessions may use the verbs for those that are prepared or
+    decided, while whoever adds, takes or browses waits for the messages. options: see ``Space``.
+    Raises OSError, SpaceError.
     """
-    return _Recovery(space).run(progress, answer)
+    definitions = definitions or Definitions()
+    try:
+        journal, records, notes = _open_journal(fs, definitions, hardening, epoch, journalled, suspect)
+    except JournalDamaged as damage:
+        space = Space(fs, definitions, hardening=hardening, epoch=epoch, **options)
+        read_only.open_for_reading(space, damage, progress)
+        return space
+    space = Space(fs, definitions, hardening=hardening, journal=journal, epoch=epoch, **options)
+    _remember_all(space, records)
+    try:
+        space.report = _Recovery(space, suspect and journal is None).run(progress, lambda: on_branches(space))
+        space.report.notes[:0] = notes
+        if space.journal_log is not None:
+            space.journal_log.register = Register(space.room.unreserved, space.held)
+        space.serve()
+        space.log.settle()
+    except BaseException as error:
+        space.log.end(error)  # who opens it is told
+        with space.lock:
+            space.settled.notify_all()
+        raise
+    return space
+
+
+def _open_journal(
+    fs: FileSystem, definitions: Definitions, hardening: Hardening, epoch: int, used: bool, suspect: bool
+) -> tuple[Journal | None, Sequence[Record], list[str]]:
+    """Makes the directories what the journal says. The journal, where steps are to be recorded; what it held; and what
+    is worth a note. Raises JournalDamaged."""
+    if not hardening.journal and not used and not fs.is_dir(layout.JOURNAL):
+        return None, (), []
+    fs.hold_dir("")
+    size = segment_bytes(definitions, fs.room())
+    journal = Journal(fs, layout.JOURNAL, segment_bytes=size, sound=change.is_valid, used=used, epoch=epoch)
+    records = journal.replay
+    check_end(fs, records, journal.position)
+    journal.harden()
+    notes: list[str] = []
+    if records:
+        notes += redo.replay(fs, records, anew=suspect)
+        fs.sync_all()
+    if journal.position or suspect or hardening.journal:
+        notes += journal.start([])  # whoever had the old one may write there yet
+    else:
+        journal.tidy()
+    if records:
+        journal.write_checkpoint(journal.position)
+        journal.recycle()
+        log.info("%d records of the journal were done again", len(records))
+    for note in notes:
+        log.warning("%s", note)
+    return journal if hardening.journal else None, records, notes
+
+
+def _remember_all(space: Space, records: Iterable[Record]) -> None:
+    """What became of the branches whose steps were done again: whoever was not told may ask."""
+    for record in records:
+        outcome, xid = _RECORDED.get(record.kind), layout.parse_xid(change.name_of(record))
+        if outcome is not None and xid is not None and not xid.is_local:
+            space.remember(xid, outcome)
 
 
 class _Recovery:
-    def __init__(self, space: Space) -> None:
+    """Brings directories and memory into one consistent state."""
+
+    def __init__(self, space: Space, suspect: bool) -> None:
         self.space = space
         self.fs = space.fs
+        self.suspect = suspect
         self.report = RecoveryReport()
         self.lost: dict[Xid, list[str]] = {}
 
     def run(self, progress: Progress | None, answer: Callable[[], object]) -> RecoveryReport:
+        """answer: called once the branches are recovered, and before the messages that they do not name are loaded."""
         started = time.monotonic()
         for name in DIRECTORIES:
             if not self.fs.is_dir(name):
                 self.fs.make_dir(name)
         messages = Load(self.space, self._set_aside, self._note)
         self._branches(messages)
+        self.space.log.settle()
         self._harden()
         batch_recovery.prune(self.space)
         self._count_branches()
@@ -95,9 +169,9 @@ class _Recovery:
         answer()
         aside = len(self.report.quarantined)
         messages.rest(progress)
-        register.count(self.space, self._set_aside)
+        killed_tries.count(self.space, self._set_aside)
         if len(self.report.quarantined) > aside:
-            self._sync_directories(self._every_directory)
+            self._sync_directories()
         self._publish(messages.highest)
         with self.space.lock:
             self.report.messages = sum(len(queue.index) for queue in self.space.queues.values())
@@ -109,17 +183,19 @@ class _Recovery:
         """Every branch becomes what it is to be."""
         self.lost = quarantine.lost_blocks(self.fs)
         batch_recovery.find(self.space, self._set_aside)
-        active, prepared = self._blocks(ACTIVE), self._blocks(PREPARED)
-        paths = [path for files in (*prepared.values(), *active.values()) for path in files.values()]
+        self._clear_staged()
+        active, prepared_files = self._blocks(ACTIVE), self._blocks(PREPARED)
+        paths = [path for files in (*prepared_files.values(), *active.values()) for path in files.values()]
         messages.place(named(self.fs, paths))
-        if prepared:  # after a kill the disk may lack a move that is seen here; what follows must not outlive it
-            self._sync_directories(self._every_directory)
-        decided = batch_recovery.decisions(self.space, {**prepared, **self.lost}, self._set_aside, self._note)
-        for xid, files in list(prepared.items()):
-            if COMMIT in files or batch_recovery.rolls_forward(self.space, decided, xid, files):
-                self._roll_forward(xid, prepared.pop(xid), active.pop(xid, {}))
-        for xid in sorted({*prepared, *self.lost}, key=str):
-            self._prepared(xid, prepared.get(xid, {}))
+        if prepared_files:  # after a kill the disk may lack a move that is seen here; what follows must not outlive it
+            self._sync_directories()
+        decided = batch_recovery.decisions(self.space, {**prepared_files, **self.lost}, self._set_aside, self._note)
+        for xid in sorted({*prepared_files, *self.lost}, key=str):
+            files = prepared_files.get(xid, {})
+            earlier = active.pop(xid, {}) if COMMIT in files else {}
+            self._prepared(xid, {**earlier, **files}, decided)
+            if xid not in self.space.branches:
+                self._remove(earlier.values())
         self._heuristic()
         self._settle(decided)
         for xid, files in active.items():
@@ -130,51 +206,108 @@ class _Recovery:
         self.report.rolled_forward += done
         self.report.rolled_back += undone
 
-    def _blocks(self, directory: str) -> Blocks:
-        found: Blocks = {}
-        for name in self.fs.list(directory):
-            parsed = layout.parse_block(name)
-            if parsed is not None:
-                found.setdefault(parsed[0], {})[parsed[1]] = f"{directory}/{name}"
-            elif name == redo.MAKING and not self.fs.is_dir(f"{directory}/{name}"):
-                self.fs.unlink(f"{directory}/{name}")  # an open before was killed while it wrote a file anew
-            elif name == redo.MAKING or not name.startswith("."):
-                self._set_aside(f"{directory}/{name}", "no command block: its name is not <xid>.<number>")
+    def _clear_staged(self) -> None:
+        """What a step had not given its name yet was promised to nobody."""
+        for name in self.fs.list(ACTIVE):
+            if name == redo.MAKING or name.startswith(STAGED):
+                path = f"{ACTIVE}/{name}"
+                if self.fs.is_dir(path):
+                    self._set_aside(path, "a directory where a file should be")
+                else:
+                    self.fs.unlink(path)
+
+    def _blocks(self, directory: str) -> dict[Xid, dict[str, str]]:
+        found, foreign = prepared.branches(self.fs, directory)
+        for path in foreign:
+            self._set_aside(path, "no command block: its name is not <xid>.<number>")
         return found
 
-    def _roll_forward(self, xid: Xid, prepared: dict[str, str], active: dict[str, str]) -> None:
-        marker = prepared.pop(COMMIT, "") or prepared.pop(FIRST)
-        branch = Branch(xid, base=State.PREPARED, listed=True, committing=True)
-        try:
-            listed = read_list(self.fs, marker)
-        except DamagedBlock as damage:
-            self._set_aside(marker, str(damage))
-            self._note(
-                f"branch {xid} is committed but its list of blocks is damaged: what was found of it is committed"
-            )
-            listed = self._list_found(prepared)
-        for number, item in enumerate(listed, 1):
-            path = prepared.get(numbered(number)) or active.get(numbered(number))
-            self._finish_block(branch, number, item, path)
-        self._number_again(branch, listed)
-        found = {**active, **prepared}
-        complete(self.space, branch, {w.number: found.get(w.suffix, marker) for w in branch.blocks})
-        self._remove((*prepared.values(), *active.values()))
+    def _prepared(self, xid: Xid, files: dict[str, str], decided: batch_recovery.Decisions) -> None:
+        found = prepared.survey_alone(self.fs, xid, files, self.lost.get(xid, ()), self._holds)
+        match found.verdict:
+            case Verdict.COMMITTING:
+                self._roll_forward(found, files)
+            case _ if batch_recovery.rolls_forward(self.space, decided, found, files):
+                self._roll_forward(found, files)
+            case Verdict.IN_DOUBT:
+                self.space.branches[xid] = self._in_doubt(found)
+            case Verdict.FINISHED:
+                self._remove(files.values())
+                self._remember(xid)
+                self.report.committed += 1
+            case Verdict.INCOMPLETE:
+                for path, reason in found.broken:
+                    self._set_aside(path, reason)
+                self._remove(files.values())
+                self.report.rolled_back += bool(files)
+
+    def _holds(self, queue: str, message_id: MessageId) -> bool:
+        return message_id in self.space.queue(queue).index
+
+    def _in_doubt(self, found: Standing) -> Branch:
+        """A branch in doubt: what it removes is locked, what is damaged is set aside and noted."""
+        branch = Branch(found.xid, base=State.PREPARED, prepared_at=found.prepared_at)
+        for path, reason in found.broken:
+            self._set_aside(path, reason)
+            branch.damage.append(path)
+        branch.damage += found.lost
+        for path, head in found.blocks:
+            self._add(branch, path, head)
+        if found.list_path:
+            branch.branch_block = _branch_block(found.list_path)
+        return branch
+
+    def _add(self, branch: Branch, path: str, head: Head) -> None:
+        queue, suffix = self.space.queue(head.properties.queue), path.rpartition(".")[2]
+        entry: Entry | None
+        if head.kind is Kind.DEQUEUE:
+            entry = queue.index.lock(head.message_id)
+        else:
+            entry = Entry(0, head.message_id, tags_of(head.properties))
+            queue.pending.add(head.message_id)
+        number = int(suffix) or 1
+        branch.blocks.append(
+            Written(number, head.kind, queue.name, head.message_id, head.checksum, entry, suffix, path=path)
+        )
+
+    def _roll_forward(self, found: Standing, files: Mapping[str, str]) -> None:
+        """What is left to do of a branch that is committed, from wherever each of its blocks is found."""
+        xid = found.xid
+        branch = Branch(xid, base=State.COMMITTING if COMMIT in files else State.PREPARED)
+        for path, reason in found.broken:
+            self._set_aside(path, reason)
+            if path.endswith((f".{COMMIT}", f".{FIRST}")):
+                self._note(
+                    f"branch {xid} is committed but its list of blocks is damaged: what was found of it is committed"
+                )
+            else:
+                number = path.rpartition(".")[2].lstrip("0")
+                lost = f"its block {number} was damaged and is in quarantine"
+                self._note(f"branch {xid} is committed, but {lost}: the rest is committed")
+        for path, head in found.blocks:
+            if (head.kind is Kind.DEQUEUE) is self._holds(head.properties.queue, head.message_id):
+                self._add(branch, path, head)
+        self._number_again(branch, found)
+        if found.list_path:
+            branch.branch_block = _branch_block(found.list_path)
+        if branch.blocks or branch.branch_block is not None:
+            commit.commit(self.space, branch)
+        self._remove(files.values())
         self._remember(xid)
         self.report.rolled_forward += 1
 
-    def _number_again(self, branch: Branch, listed: list[Listed]) -> None:
+    def _number_again(self, branch: Branch, found: Standing) -> None:
         """Messages of one commit have consecutive numbers in a queue: what has moved tells those of the rest."""
-        for name in {item.queue for item in listed if item.kind is Kind.ENQUEUE}:
+        for name in {row.queue for row in found.rows if row.kind is Kind.ENQUEUE}:
             index = self.space.queue(name).index
-            added = [item for item in listed if item.kind is Kind.ENQUEUE and item.queue == name]
+            added = [row for row in found.rows if row.kind is Kind.ENQUEUE and row.queue == name]
             left = {w.message_id: w.entry for w in branch.blocks if w.kind is Kind.ENQUEUE and w.queue == name}
-            moved = {item.message_id: entry for item in added if (entry := index.find(item.message_id))}
-            bases = {moved[item.message_id].seq - n for n, item in enumerate(added) if item.message_id in moved}
+            moved = {row.message_id: entry for row in added if (entry := index.find(row.message_id))}
+            bases = {moved[row.message_id].seq - n for n, row in enumerate(added) if row.message_id in moved}
             if not left or len(bases) != 1 or len(left) + len(moved) != len(added):
                 continue  # none has moved, or something is lost: new numbers in the same order
             (base,) = bases
-            wanted = {base + n: left[item.message_id] for n, item in enumerate(added) if item.message_id in left}
+            wanted = {base + n: left[row.message_id] for n, row in enumerate(added) if row.message_id in left}
             if base > 0 and not any(self._is_taken(name, seq) for seq in wanted):
                 for seq, entry in wanted.items():
                     assert entry is not None
@@ -182,118 +315,6 @@ class _Recovery:
 
     def _is_taken(self, queue: str, seq: int) -> bool:
         return stands_at(self.fs, layout.range_path(queue, seq), [seq])
-
-    def _list_found(self, files: dict[str, str]) -> list[Listed]:
-        """Without the list: the blocks that are there, by their numbers, as far as they can be read."""
-        listed: list[Listed] = []
-        for suffix in sorted(set(files) - {FIRST}, key=int):
-            head = self._head(files[suffix])
-            if head is not None:
-                listed += [blocks.NOTHING] * (int(suffix) - 1 - len(listed))
-                listed.append(Listed(head.kind, head.properties.queue, head.message_id, head.checksum))
-        return listed
-
-    def _finish_block(self, branch: Branch, number: int, item: Listed, path: str | None) -> None:
-        """Adds to the branch what is left to do of one listed block."""
-        if item == blocks.NOTHING:
-            return
-        index = self.space.queue(item.queue).index
-        entry = index.find(item.message_id)
-        if item.kind is Kind.DEQUEUE:
-            if entry is None:
-                return
-            index.lock(item.message_id)
-        else:
-            if entry is not None or path is None:
-                return
-            head = self._head(path, item)
-            if head is None:
-                self._note(f"branch {branch.xid} is committed, but its block {number} was damaged and is in quarantine")
-                return
-            entry = Entry(0, item.message_id, tags_of(head.properties))
-        written = Written(number, item.kind, item.queue, item.message_id, item.checksum, suffix=numbered(number))
-        written.entry = entry
-        branch.blocks.append(written)
-
-    def _prepared(self, xid: Xid, files: dict[str, str]) -> None:
-        branch = Branch(xid, base=State.PREPARED, damage=[f"quarantine/{name}" for name in self.lost.get(xid, ())])
-        found = self._first_block(branch, files) if FIRST in files else self._headless(branch, files)
-        if found is Found.IN_DOUBT:
-            self.space.branches[xid] = branch
-            return
-        self._unlock(branch)
-        self._remove(files.values())
-        if found is Found.FINISHED:
-            self._remember(xid)
-            self.report.committed += 1
-        elif files:
-            self.report.rolled_back += 1
-
-    def _headless(self, branch: Branch, files: dict[str, str]) -> Found:
-        """Without .000 a branch was promised to nobody, unless the .000 is in quarantine."""
-        if not any(_is_block(damage, FIRST) for damage in branch.damage):
-            return Found.GONE
-        for suffix in sorted(set(files) - {FIRST}, key=int):
-            self._add(branch, int(suffix), suffix, files[suffix])
-        return Found.IN_DOUBT
-
-    def _first_block(self, branch: Branch, files: dict[str, str]) -> Found:
-        path = files[FIRST]
-        try:
-            head = read_head(self.fs, path)
-            listed = read_list(self.fs, path) if head.kind is Kind.BRANCH else []
-        except DamagedBlock as damage:
-            self._set_aside(path, str(damage))
-            branch.damage.append(path)
-            return self._headless(branch, files)
-        branch.prepared_at = self.fs.modified_ns(path) // 1000
-        if head.kind is not Kind.BRANCH:
-            return self._only_block(branch, head, path)
-        branch.listed = True
-        for number, item in enumerate(listed, 1):
-            suffix = numbered(number)
-            if item == blocks.NOTHING:
-                continue
-            if suffix in files:
-                self._add(branch, number, suffix, files[suffix], item)
-            elif not any(_is_block(damage, suffix) for damage in branch.damage):
-                return Found.GONE
-        return Found.IN_DOUBT
-
-    def _only_block(self, branch: Branch, head: Head, path: str) -> Found:
-        there = head.message_id in self.space.queue(head.properties.queue).index
-        if head.kind is Kind.ENQUEUE and there:
-            return Found.FINISHED
-        if head.kind is Kind.DEQUEUE and not there and not quarantine.has_message(self.fs, head.message_id):
-            return Found.FINISHED
-        self._add(branch, 1, FIRST, path)
-        return Found.IN_DOUBT
-
-    def _add(self, branch: Branch, number: int, suffix: str, path: str, item: Listed | None = None) -> None:
-        """Takes one block into a branch in doubt; what it removes is locked, what is damaged is noted."""
-        head = self._head(path, item)
-        if head is None:
-            branch.damage.append(path)
-            return
-        queue = self.space.queue(head.properties.queue)
-        entry: Entry | None = None
-        if head.kind is Kind.DEQUEUE:
-            entry = queue.index.lock(head.message_id)
-            if entry is None:
-                branch.damage.append(f"message {head.message_id.hex()} of queue {queue.name}, which it dequeues")
-        else:
-            entry = Entry(0, head.message_id, tags_of(head.properties))
-            queue.pending.add(head.message_id)
-        written = Written(number, head.kind, queue.name, head.message_id, head.checksum, suffix=suffix)
-        written.entry = entry
-        branch.blocks.append(written)
-
-    def _unlock(self, branch: Branch) -> None:
-        for written in branch.blocks:
-            queue = self.space.queue(written.queue)
-            if written.kind is Kind.DEQUEUE and written.entry is not None:
-                queue.index.release(written.entry)
-            queue.pending.discard(written.message_id)
 
     def _heuristic(self) -> None:
         for name in self.fs.list(layout.HEURISTIC):
@@ -318,7 +339,6 @@ class _Recovery:
 
     def _roll_back_active(self, xid: Xid, files: dict[str, str]) -> None:
         held = []
-        branch = Branch(xid, numbers=max((int(suffix) for suffix in files if suffix.isdigit()), default=0))
         for path in files.values():
             try:
                 head = read_head(self.fs, path)
@@ -328,23 +348,23 @@ class _Recovery:
                 entry = self.space.queue(head.properties.queue).index.find(head.message_id)
                 if entry is not None and not entry.locked:
                     held.append((head.properties.queue, entry))
-        tries.count(self.space, branch, held)
+        tries.count(self.space, str(xid), held)
         self._remove(files.values())
         if xid not in self.space.branches:
             self.report.rolled_back += 1
 
     def _harden(self) -> None:
         """What was found of branches, and every name, becomes what is on disk."""
-        branches = self.space.branches.items()
-        paths = [path for xid, branch in branches for path in self._paths(xid, branch)]
+        branches = self.space.branches.values()
+        paths = [written.path for branch in branches for written in branch.all_blocks]
         records = [queue.record for queue in self.space.queues.values() if queue.record is not None]
         paths += [layout.stream_path(record.queue) for record in records if not record.damage]
-        if self.space.suspect and self.space.barrier.journal is None:  # else they were replayed, or checked off before
+        if self.suspect:  # with a journal they were replayed, or checked off before
             for path in paths:
-                redo.write_anew(self.fs, path, [self.fs.read(path)], harden=self.space.barrier.harden_content)
+                redo.write_anew(self.fs, path, [self.fs.read(path)], harden=self.space.log.sync_contents)
         else:
-            self.space.barrier.harden_content(paths)
-        self._sync_directories(self._every_directory)
+            self.space.log.sync_contents(paths)
+        self._sync_directories()
 
     def _publish(self, highest: Mapping[str, int]) -> None:
         """Every message that was found is there for those who read the directories. What others add meanwhile they
@@ -359,8 +379,8 @@ class _Recovery:
             for queue in used:
                 queue.published = max(queue.published, highest.get(queue.name, 0))
                 queue.write_watermark(self.fs)
-        space.barrier.harden_content([layout.watermark_path(queue.name) for queue in used])
-        self._sync_directories(lambda: [layout.queue_path(queue.name) for queue in used])
+        space.log.sync_contents([layout.watermark_path(queue.name) for queue in used])
+        space.log.sync_names([layout.queue_path(queue.name) for queue in used])
 
     def _every_directory(self) -> list[str]:
         """In an order that syncs targets of moves before sources."""
@@ -368,28 +388,15 @@ class _Recovery:
         records = [layout.QUARANTINE, layout.HEURISTIC, layout.BATCHES, layout.STREAMS]
         return [*filled_archives(self.space), *records, *queues, COMMITTED, PREPARED, ACTIVE, ""]
 
-    def _sync_directories(self, directories: Callable[[], Sequence[str]]) -> None:
+    def _sync_directories(self) -> None:
         """Every name that is seen in them is on disk, and every one that is not is gone."""
-        self.space.barrier.perform(lambda: touched(directories()))
-
-    def _paths(self, xid: Xid, branch: Branch) -> list[str]:
-        suffixes = dict.fromkeys([FIRST, *(written.suffix for written in branch.blocks)])
-        return [path for suffix in suffixes if self.fs.exists(path := block_path(PREPARED, str(xid), suffix))]
-
-    def _head(self, path: str, item: Listed | None = None) -> Head | None:
-        """The head of a block in doubt, or None once it is quarantined."""
-        try:
-            head = read_head(self.fs, path)
-            if item is not None and (head.checksum, head.message_id) != (item.checksum, item.message_id):
-                raise DamagedBlock("is not the block that its branch lists")  # noqa: TRY301
-            tags_of(head.properties)
-        except DamagedBlock as damage:
-            self._set_aside(path, str(damage))
-            return None
-        return head
+        self.space.log.sync_names(self._every_directory())
 
     def _remove(self, paths: Iterable[str]) -> None:
-        """The files of a branch that is over; what is no file was never a block."""
+        """The files of a branch that is over, of which a journal may have only the names; what is no file was never a
+        block.
+        """
+        self.space.log.settle()
         for path in paths:
             try:
                 self.fs.size(path)
@@ -426,3 +433,7 @@ class _Recovery:
         for branch in in_doubt:
             for damage in branch.damage:
                 self._note(f"branch {branch.xid} is in doubt and lost {damage}: decide with `xaqueue indoubt`")
+
+
+def _branch_block(path: str) -> Written:
+    return Written(0, Kind.BRANCH, "", NO_MESSAGE, 0, suffix=path.rpartition(".")[2], path=path)

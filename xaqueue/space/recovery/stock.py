@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from xaqueue.errors import DamagedBlock
+from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout, stream_records
 from xaqueue.space.model.layout import COMMITTED, RANGE_BITS, STREAMS, Watermark
+from xaqueue.space.model.queue import Queue
 from xaqueue.space.model.stream_records import StreamRecord
 from xaqueue.storage.fs import FileSystem, is_damage
-
-if TYPE_CHECKING:
-    from xaqueue.space.engine.state import Space
-    from xaqueue.space.model.queue import Queue
 
 SetAside = Callable[[str, str], None]
 """Quarantines a path for a reason."""

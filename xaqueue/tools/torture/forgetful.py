@@ -52,6 +52,7 @@ class ForgetfulFileSystem:
         self.crashed = False
         self.fail_after: int | None = None
         """The first sync behind so many calls fails, once."""
+        self.fail_number = errno.EIO
         self.failed = False
         self.before_call: Callable[[], object] = lambda: None
         """Is told before each call that changes or syncs something: it may look, or take a copy."""
@@ -245,7 +246,7 @@ class ForgetfulFileSystem:
             self.fail_after, self.failed = None, True
             for file in files:
                 file.lose()
-            raise OSError(errno.EIO, "sync failed", path)
+            raise OSError(self.fail_number, "sync failed", path)
 
     def _look(self) -> None:
         if self.crashed:

@@ -22,8 +22,8 @@ from typing import ParamSpec, TypeVar
 
 from xaqueue.errors import DiskFull, Error
 from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space
 from xaqueue.space.owner import open
+from xaqueue.space.recovery.recover import open_space
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.hardening import Hardening
 from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
@@ -84,7 +84,7 @@ class _Play:
 
     def __init__(self, root: Path, hardening: Hardening, dice: random.Random) -> None:
         self.port = RecordingFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal)
-        self.space = Space(self.port, open.read_definitions(root), hardening=hardening)
+        self.space = open_space(self.port, open.read_definitions(root), hardening=hardening)
         self.ledger = Ledger()
         self.full: DiskFull | None = None
         seed = f"{dice.random()}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,16 +44,18 @@ def test_a_damaged_record_leaves_what_is_left_in_doubt_and_its_batch_refused(bar
     a, b, _ = three(session)
     flushed(bare)
     bare.fs.faults[MOVES] = errno.ENOSPC
-    with pytest.raises(RetryLater):
+    with suppress(RetryLater):
         session.commit_all(batch(), [a, b])
-    bare.fs.faults.clear()
     bare.space.checkpoint()
+    bare.fs.faults.clear()
+    if bare.sync == "JOURNAL":  # which keeps what it has not passed: the record is made again
+        bare.space.log.settle()
     spoiled(bare.root / RECORD)
-    journalled = bare.space.barrier.journal is not None
     session = reopened(bare)
-    if journalled:  # which keeps what it has not passed: the record is made again, and the batch is carried out
+    if bare.sync == "JOURNAL":
         assert bare.quarantined() == []
         assert a not in session.recover(10, SCAN)
+        assert sorted(bodies(session)) == [b"1", b"2", b"3"]
         return
     (aside,) = bare.quarantined()
     assert any(RECORD in text for text in bare.space.report.quarantined)
@@ -132,7 +135,7 @@ def test_a_branch_that_was_damaged_behind_its_decision_is_committed_as_far_as_it
         session = Session(bare.reopen())
         assert sorted(bodies(session)) == [b"1", b"2"]
         assert session.recover(10, SCAN) == []
-        assert any("damaged" in note for note in bare.space.report.notes)
+        assert any("the rest is committed" in note for note in bare.space.report.notes)
 
 
 def test_a_list_whose_moves_have_begun_goes_forward_even_if_the_record_is_damaged(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +11,13 @@ import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.errors import DuplicateXid, Error, HeuristicOutcome, ProtocolError, RetryLater
-from xaqueue.space.engine import heuristics
+from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import decode, encode
+from xaqueue.space.model.change import Kind
+from xaqueue.storage.journal import Journal
+from xaqueue.storage.journal_format import Entry
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 
@@ -60,8 +63,10 @@ def check_answers(bare: BareSpace, xid: Xid) -> None:
 def check_carried_out(bare: BareSpace, xid: Xid) -> None:
     check_answers(bare, xid)
     assert bare.take("out") == [b"message"]
+    bare.space.settle()
     assert list((bare.root / layout.PREPARED).iterdir()) == []
     Session(bare.space).forget(xid)
+    bare.space.settle()
     assert bare.in_doubt() == []
     assert list((bare.root / layout.HEURISTIC).iterdir()) == []
 
@@ -96,6 +101,39 @@ def test_a_reopen_without_room_notes_it_and_serves_the_rest(bare: BareSpace, dec
     bare.fs.faults.clear()
     heuristics.decide(bare.space, decided, True, by="test")
     check_carried_out(bare, decided)
+
+
+@pytest.mark.parametrize("then", ["decide", "follow and decide", "reopen"])
+def test_a_decision_that_only_the_journal_has_holds_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """It had room for the record, and for nothing more."""
+    write = Journal.write
+
+    def write_decisions(journal: Journal, entries: Sequence[Entry], syncing: Callable[[], None] | None = None) -> int:
+        if any(entry.kind != Kind.DECISION for entry in entries):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(journal, entries, syncing)
+
+    with bare_space(tmp_path / "space", "JOURNAL") as bare:
+        xid = bare.prepare("x", add=[("out", b"message")])
+        with monkeypatch.context() as full:
+            full.setattr(Journal, "write", write_decisions)
+            for by in ("test", "another"):
+                with pytest.raises(RetryLater):
+                    heuristics.decide(bare.space, xid, by == "test", by=by)
+                check_answers(bare, xid)
+                with pytest.raises(ProtocolError, match="not carried out yet"):
+                    operator_log.forget(Session(bare.space), xid, "me")
+            assert list((bare.root / layout.HEURISTIC).iterdir()) == []
+        if then == "reopen":
+            bare.reopen()
+        else:
+            if then == "follow and decide":
+                bare.space.settle()
+            decision = heuristics.decide(bare.space, xid, False, by="another")
+            assert (decision.outcome, decision.by) == ("commit", "test")
+        check_carried_out(bare, xid)
 
 
 @pytest.mark.parametrize("commit", [True, False])

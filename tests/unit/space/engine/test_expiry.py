@@ -18,7 +18,7 @@ from xaqueue.space.engine import commit as steps
 from xaqueue.space.engine import heuristics
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.timeouts import expire
-from xaqueue.storage.write_behind import LARGE_BYTES
+from xaqueue.space.model.branch import State
 from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
 
@@ -71,9 +71,7 @@ def passes(bare: BareSpace, clock: Clock, seconds: float = IDLE_S + 1) -> int:
 
 def is_clean(bare: BareSpace) -> bool:
     """Whether nothing is left of the branch: all messages are back, and no block is in active/."""
-    lag = bare.space.lag
-    if lag is not None:
-        lag.flush()
+    bare.space.log.settle()
     return bare.take("q") == [b"1", b"2"] and list((bare.root / "active").iterdir()) == []
 
 
@@ -337,13 +335,17 @@ def test_what_an_operator_decided_stays(bare: BareSpace, session: Session, clock
     session.forget(xid)
 
 
-@pytest.mark.parametrize("flag", ["busy", "committing"])
-def test_what_is_on_its_way_is_left_alone(bare: BareSpace, session: Session, clock: Clock, flag: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "before"), [("busy", True, False), ("base", State.COMMITTING, State.ACTIVE)]
+)
+def test_what_is_on_its_way_is_left_alone(
+    bare: BareSpace, session: Session, clock: Clock, field: str, value: object, before: object
+) -> None:
     work_in(session)
     session.end(X)
-    setattr(bare.space.branches[X], flag, True)
+    setattr(bare.space.branches[X], field, value)
     assert passes(bare, clock) == 0
-    setattr(bare.space.branches[X], flag, False)
+    setattr(bare.space.branches[X], field, before)
     assert expire(bare.space, clock.now, IDLE_S) == 1
 
 
@@ -416,13 +418,14 @@ def test_without_room_it_is_rolled_back_later(
 # Races
 
 
+@pytest.mark.parametrize("bare", [DURABLE], indirect=True)
 def test_what_its_client_left_past_its_commit_point_is_completed(
     bare: BareSpace, session: Session, clock: Clock
 ) -> None:
-    """Until then nobody reads past its numbers."""
+    """A record of the journal has no such point: it is committed with all that it says."""
     with closing(bare.connect()) as connection:
         for _ in range(2):
-            connection.enqueue("q", bytes(LARGE_BYTES + 1))
+            connection.enqueue("q", b"large")
         bare.fs.faults["rename", "committed/"] = errno.ENOSPC
         with pytest.raises(RetryLater):
             connection.commit()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from support.fault_exercise import BILLS, RANGE, check_exercise, check_fenced, e
 from support.space_scan import scan
 from xaqueue.errors import DiskFull, InvalidArgument, ResourceFailed, RolledBack
 from xaqueue.space.engine import cleanup
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
 from xaqueue.xid import Xid
 
 # Failures that fence
@@ -114,6 +116,29 @@ def test_with_fsync_a_failed_sync_of_content_fences_too(tmp_path: Path, flags: s
         bare.fs.faults.clear()
         bare.reopen()
         assert bare.take("orders") == [b"first"]
+
+
+SYNCS: dict[str, Callable[[Space], object]] = {
+    "contents": lambda space: space.log.sync_contents([layout.watermark_path("orders")]),
+    "names": lambda space: space.log.sync_names([layout.QUARANTINE]),
+    "all": lambda space: space.sync_all(),
+}
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE])
+@pytest.mark.parametrize("sync", [DURABLE, "JOURNAL"])
+@pytest.mark.parametrize("what", SYNCS)
+def test_a_failed_sync_outside_a_step_fences(tmp_path: Path, what: str, sync: str, number: int) -> None:
+    """None is "no room, try again": the kernel would say that all is well."""
+    with bare_space(tmp_path / "space", sync) as bare:
+        bare.put("orders", b"first")
+        bare.space.settle()
+        bare.fs.faults = {(call, ""): number for call in ("sync_data", "sync_dir", "sync_all")}
+        for _ in range(2):
+            with pytest.raises(ResourceFailed):
+                SYNCS[what](bare.space)
+        assert bare.space.log.fenced
+        assert len(bare.fs.struck) == 1
 
 
 def test_everybody_who_waits_for_a_round_that_fails_is_told(bare: BareSpace) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from support.bare_space import ANY_QUEUE, BareSpace, bare_space
+from support.bare_space import ANY_QUEUE, DURABLE, BareSpace, bare_space
 from support.fault_exercise import BILLS, RANGE, check_exercise, check_fenced, exercise
 from support.space_scan import scan
 from xaqueue.errors import DiskFull, ResourceFailed, RetryLater
+from xaqueue.space.engine.journal_log import JournalLog
 from xaqueue.space.model import layout
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
@@ -95,6 +96,8 @@ CHECKPOINT_FAILURES = [
     ("create", RANGE, errno.EROFS),
     ("write_at", f"{BILLS}/.watermark", errno.EIO),
     ("unlink", RANGE, errno.EIO),
+    ("make_dir", BILLS, errno.EIO),
+    ("make_dir", f"{BILLS}/range=", errno.EROFS),
 ]
 
 
@@ -109,61 +112,64 @@ def test_a_failure_while_the_directories_follow_fences_and_loses_nothing(
     assert said == LEFT
 
 
-@pytest.mark.parametrize("call", ["create", "unlink"])
-def test_a_failure_with_a_block_that_outlives_the_lag_fences(bare: BareSpace, call: str) -> None:
-    bare.put("orders", b"first", b"second")
-    assert bare.space.lag is not None
-    with closing(bare.connect()) as connection:
-        assert connection.dequeue("orders") is not None
-        bare.fs.faults[call, "active/"] = errno.EIO
-        if call == "unlink":
-            bare.space.lag.flush()
-            connection.commit()
-        with pytest.raises(ResourceFailed):
-            bare.space.checkpoint()
-    assert [struck for struck, _ in bare.fs.struck] == [call]
-    bare.fs.faults.clear()
-    bare.reopen()
-    assert bare.take("orders") == ([b"first", b"second"] if call == "create" else [b"second"])
-
-
-def test_a_block_that_waits_for_room_keeps_no_journal_from_being_used_again(tmp_path: Path) -> None:
-    """Whoever consumes on a full disk goes on, also where what goes leaves no room."""
+def test_whoever_consumes_on_a_full_disk_goes_on(tmp_path: Path) -> None:
+    """Also where what goes leaves no room, and a step is recorded in a journal that cannot grow."""
     small = Definitions(default=QueueDefinition(), journal_segment_bytes=SMALLEST_SEGMENT_BYTES)
     with bare_space(tmp_path, "JOURNAL", definitions=small) as bare:
         bare.put("orders", *[b"x"] * 600)
         bare.space.checkpoint()
-        for directory in ("active/", "journal/"):
-            bare.fs.faults["create", directory] = errno.ENOSPC
+        bare.fs.faults["create", "journal/"] = bare.fs.faults["write_at", layout.TRIES] = errno.ENOSPC
         with closing(bare.connect()) as connection:
             while connection.dequeue("orders") is not None:
                 connection.commit()
-        assert {path.partition("/")[0] for _, path in bare.fs.struck} >= {"active", "journal"}
+        assert {path.partition("/")[0] for _, path in bare.fs.struck} == {layout.TRIES, "journal"}
         bare.reopen()
         assert bare.take("orders") == []
 
 
-STEP_FAILURES = [
-    ("write_at", layout.TRIES, errno.EIO, 0),
-    ("make_dir", BILLS, errno.EIO, 1),
-    ("make_dir", f"{BILLS}/range=", errno.EROFS, 1),
-]
+@pytest.mark.parametrize(
+    ("sync", "fault"),
+    [("JOURNAL", ("create", RANGE)), ("JOURNAL", ("rename", "quarantine/")), (DURABLE, ("rename", "quarantine/"))],
+)
+def test_a_damaged_message_found_on_a_full_disk_is_set_aside_later(
+    tmp_path: Path, sync: str, fault: tuple[str, str]
+) -> None:
+    """Before that its queue must be as the journal says. Where either finds no room, that is no failure."""
+    with (
+        bare_space(tmp_path / "space", sync, definitions=replace(ANY_QUEUE, cache_bytes=0)) as bare,
+        closing(bare.connect()) as connection,
+    ):
+        bare.put("orders", b"damaged", b"whole")
+        bare.space.checkpoint()
+        path = bare.message_file("orders", b"damaged")
+        path.write_bytes(b"rubbish")
+        bare.put("orders", b"waits")
+        bare.fs.faults[fault] = errno.ENOSPC
+        for _ in range(2):
+            with pytest.raises(RetryLater, match="no room"):
+                connection.dequeue("orders")
+            assert (path.exists(), bare.quarantined(), bare.space.failure) == (True, [], None)
+        bare.fs.faults.clear()
+        assert bare.take("orders") == [b"whole", b"waits"]
+        assert len(bare.quarantined()) == 1
+        assert len(list((bare.root / layout.QUARANTINE).iterdir())) == 2, "with its reason, once"
+        bare.reopen()
+        assert bare.take("orders") == [b"whole", b"waits"]
 
 
-@pytest.mark.parametrize(("call", "path", "number", "acknowledged"), STEP_FAILURES)
-def test_a_failure_in_a_step_fences(bare: BareSpace, call: str, path: str, number: int, acknowledged: int) -> None:
+def test_a_try_that_cannot_be_recorded_fences(bare: BareSpace) -> None:
     bare.put("orders", b"first", b"second")
-    said = Said(bare, 0, call, path, number)
+    said = Said(bare, 0, "write_at", layout.TRIES, errno.EIO)
     check_failure(bare, said)
-    assert said == LEFT[:acknowledged]
+    assert said == []
 
 
 @pytest.mark.parametrize("call", ["sync_data", "rename", "sync_dir"])
 def test_a_failure_while_a_segment_is_recycled_fences(tmp_path: Path, call: str) -> None:
     small = replace(ANY_QUEUE, journal_segment_bytes=SMALLEST_SEGMENT_BYTES)
     with bare_space(tmp_path / "space", "JOURNAL", definitions=small) as bare:
-        journal = bare.space.barrier.journal
-        assert journal is not None
+        assert isinstance(bare.space.log, JournalLog)
+        journal = bare.space.log.journal
         body = bytes(10_000)
         messages = 0
         bare.fs.faults["create", "journal/"] = errno.ENOSPC  # so that the next segment has to be a recycled one
@@ -182,6 +188,23 @@ def test_a_failure_while_a_segment_is_recycled_fences(tmp_path: Path, call: str)
         bare.fs.faults.clear()
         bare.reopen()
         assert bare.take("orders") == [body] * messages
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE])
+def test_a_sync_that_fails_where_a_step_makes_room_in_the_journal_fences(tmp_path: Path, number: int) -> None:
+    """Whatever its error: it is not the journal that has no room."""
+    small = replace(ANY_QUEUE, journal_segment_bytes=SMALLEST_SEGMENT_BYTES)
+    with bare_space(tmp_path / "space", "JOURNAL", definitions=small) as bare:
+        bare.fs.faults["create", "journal/"] = errno.ENOSPC
+        bare.fs.faults["sync_all", ""] = number
+        with pytest.raises(ResourceFailed):
+            bare.put("orders", *[bytes(10_000)] * 30)
+        messages = len(bare.space.queues["orders"].index)
+        assert [call for call, _ in bare.fs.struck].count("sync_all") == 1
+        assert bare.space.log.fenced
+        bare.fs.faults.clear()
+        bare.reopen()
+        assert len(bare.take("orders")) == messages > 0
 
 
 def test_everybody_in_a_round_whose_record_fails_is_told(bare: BareSpace) -> None:

@@ -58,7 +58,7 @@ def test_who_waits_for_a_branch_hears_of_a_fence(tmp_path: Path, sync: str, wait
         waiting = pool.submit(WAITS[wait], Session(bare.space), xid)
         with pytest.raises(TimeoutError):
             waiting.result(0.2)
-        bare.space.barrier.fail(OSError(5, "Input/output error"))
+        bare.space.log.fail(OSError(5, "Input/output error"))
         with pytest.raises(ResourceFailed):
             waiting.result(PATIENCE_S)
 
@@ -72,13 +72,13 @@ def test_a_session_closes_beside_a_branch_that_hangs_in_a_fenced_space(tmp_path:
         closing = pool.submit(session.close)
         with pytest.raises(TimeoutError):
             closing.result(0.2)
-        bare.space.barrier.fail(OSError(5, "Input/output error"))
+        bare.space.log.fail(OSError(5, "Input/output error"))
         closing.result(PATIENCE_S)
 
 
 def interrupted(bare: BareSpace, call: Callable[[Session, Xid], object], xid: Xid) -> None:
     session = Session(bare.space)
-    bare.space.barrier._interrupts[threading.get_ident()] = KeyboardInterrupt()
+    bare.space.log.interrupts[threading.get_ident()] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         call(session, xid)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,9 @@ from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import wall_clock
 from xaqueue.space.model import layout
+from xaqueue.space.model.change import Change
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import open
-from xaqueue.storage.fs import FileSystem
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
@@ -132,6 +132,7 @@ def test_nothing_is_removed_by_a_dequeue_or_with_the_lock_held(
         assert bare.take("q") == [b"stays"]
         assert removed == []
         assert cleanup.expire(bare.space)
+        bare.space.sync_all()
         assert removed == [False] * count
         assert len(bare.space.queues["q"].index) == 1
         assert cleanup.expire(bare.space)
@@ -180,24 +181,24 @@ def test_a_stream_that_comes_while_they_go_waits_for_a_piece(
             Session(bare.space).reserve("q", "stream", 0, 0)
             reserved.set()
 
-        real = cleanup._unlink
+        real = bare.space.log.perform
         thread = threading.Thread(target=reserve)
 
-        def unlink(fs: FileSystem, paths: Sequence[str]) -> None:
+        def perform(change: Change, publish: Callable[[], None] = lambda: None) -> None:
             if not in_the_middle.is_set():
                 in_the_middle.set()
                 (queue,) = queue_list(bare.space)
                 assert (queue.depth, queue.held) == (4, 0)
                 thread.start()
                 assert not reserved.wait(0.3)
-            real(fs, paths)
+            real(change, publish)
 
-        monkeypatch.setattr(cleanup, "_unlink", unlink)
+        monkeypatch.setattr(bare.space.log, "perform", perform)
         cleanup.expire(bare.space)
         thread.join(PATIENCE_S)
         assert reserved.is_set()
         assert bare.space.queues["q"].index.locked == 0
-        bare.space.fs.sync_all()
+        bare.space.sync_all()
         assert len(files(tmp_path / "s")) == 4, "the stream takes the others"
 
 

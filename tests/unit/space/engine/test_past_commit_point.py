@@ -11,9 +11,10 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, FaultyFileSystem, bare_space
 from xaqueue import Connection
 from xaqueue.errors import DiskFull, ProtocolError, ResourceFailed, RetryLater, SpaceError
-from xaqueue.space.engine import heuristics
+from xaqueue.space.engine import cleanup, heuristics, streams
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
+from xaqueue.space.model.branch import State
 from xaqueue.space.owner import open
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.xa import Flag, Vote
@@ -73,7 +74,7 @@ def message_prefix(seq: int) -> str:
 
 def check_moved(bare: BareSpace) -> None:
     """All of it happened, in memory and on disk."""
-    assert bare.space.barrier.failure is None
+    assert bare.space.failure is None
     for _ in range(2):
         assert (bare.take("in"), bare.take("out"), blocks(bare)) == ([], [b"reply"], [])
         bare.reopen()
@@ -113,6 +114,24 @@ def test_a_one_phase_branch_past_its_commit_point_only_goes_forward(bare: BareSp
 def check_moved_after_crash(bare: BareSpace) -> None:
     bare.reopen()
     check_moved(bare)
+
+
+def test_a_prepared_branch_past_its_commit_point_is_listed(bare: BareSpace) -> None:
+    """Its transaction manager has to commit it again; of one that was never prepared nobody asks."""
+    session = Session(bare.space)
+    add(session, b"1", b"2")
+    other = Xid(1, b"other", b"")
+    bare.prepare(other, add=[("out", b"3"), ("out", b"4")])
+    bare.fs.faults["rename", layout.range_path("out", 1)] = errno.ENOSPC
+    for xid, flags in ((X, Flag.ONEPHASE), (other, Flag.NOFLAGS)):
+        with pytest.raises(RetryLater):
+            session.commit(xid, flags)
+        assert bare.space.branches[xid].base is State.COMMITTING
+    assert bare.in_doubt() == [other]
+    bare.fs.faults.clear()
+    session.commit(other)
+    session.commit(X, Flag.ONEPHASE)
+    assert bare.take("out") == [b"3", b"4", b"1", b"2"]
 
 
 def test_an_operators_rollback_past_the_commit_point_is_refused(bare: BareSpace) -> None:
@@ -164,7 +183,7 @@ def test_after_a_one_phase_commit_without_room_it_can_be_prepared(bare: BareSpac
     assert session.prepare(X) is Vote.OK
     session.commit(X)
     assert bare.take("out") == list(bodies)
-    assert bare.space.barrier.failure is None
+    assert bare.space.failure is None
 
 
 @pytest.mark.parametrize(("bodies", "suffix"), [((b"1",), "000"), ((b"1", b"2"), "002"), ((b"1", b"2"), "000")])
@@ -211,7 +230,7 @@ def test_a_commit_point_without_room_is_reached_later(bare: BareSpace) -> None:
     bare.fs.faults["rename", layout.block_path(layout.PREPARED, str(X), layout.COMMIT)] = errno.ENOSPC
     with pytest.raises(RetryLater):
         session.commit(X)
-    assert not bare.space.branches[X].committing
+    assert bare.space.branches[X].base is State.PREPARED
     bare.fs.faults.clear()
     session.commit(X)
     check_moved(bare)
@@ -225,7 +244,48 @@ def test_a_move_that_cannot_be_taken_back_fences(bare: BareSpace) -> None:
     bare.fs.faults["rename", layout.block_path(layout.PREPARED, str(X), "001")] = errno.ENOSPC
     with pytest.raises(ResourceFailed):
         session.commit(X)
-    assert bare.space.barrier.failure is not None
+    assert bare.space.failure is not None
     bare.fs.faults.clear()
     bare.reopen()
     assert bare.take("out") == [b"1", b"2"]
+
+
+def on_disk(bare: BareSpace) -> int:
+    watermark = layout.parse_watermark((bare.root / layout.watermark_path("out")).read_bytes())
+    assert watermark is not None
+    return watermark.published
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+def test_a_watermark_without_room_is_written_behind_the_next_step(bare: BareSpace, number: int) -> None:
+    """What was committed is done all the same; who reads the directories hears of it later."""
+    bare.put("out", b"1")
+    bare.fs.faults["write_at", layout.watermark_path("out")] = number
+    bare.put("out", b"2")
+    bare.put("other", b"of another queue")
+    assert (bare.take("out"), on_disk(bare)) == ([b"1", b"2"], 1)
+    bare.fs.faults.clear()
+    bare.put("other", b"and one more")
+    assert on_disk(bare) == 2
+    bare.reopen()
+    assert bare.take("out") == [b"1", b"2"]
+
+
+def test_a_count_that_was_given_back_is_none_for_a_stream(bare: BareSpace) -> None:
+    """It goes by how many messages a range holds, which no commit without room has added to."""
+    session, last = Session(bare.space), layout.RANGE_SIZE - 1
+    bare.put("out", b"1")
+    bare.space.queues["out"].last = last - 4
+    add(session, b"2", b"3")
+    bare.fs.faults["rename", layout.range_path("out", last)] = errno.ENOSPC
+    with pytest.raises(RetryLater):
+        session.commit(X, Flag.ONEPHASE)
+    bare.fs.faults.clear()
+    session.commit(X, Flag.ONEPHASE)
+    bare.put("out", b"in the next range")
+    assert bare.space.queues["out"].ranges == {0: 3, 1: 1}
+    streams.reserve(bare.space, "out", "stream", 0, last)
+    streams.consume(bare.space, "out", "stream", last)
+    cleanup.clear(bare.space)
+    assert bare.space.failure is None
+    assert [path.parent for path in bare.messages("out")] == [bare.root / layout.range_path("out", last + 1)]

@@ -68,8 +68,7 @@ def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BareSpace]:
 
 
 def flushed(bare: BareSpace) -> None:
-    if bare.space.lag is not None:
-        bare.space.lag.flush()
+    bare.space.log.settle()
 
 
 def records(bare: BareSpace) -> list[Path]:

@@ -13,7 +13,7 @@ from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.errors import Error, ProtocolError, ResourceFailed, RolledBack
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model.index import Entry
-from xaqueue.storage.group_commit import Step, Touched
+from xaqueue.storage.group_commit import Step
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 
@@ -157,11 +157,11 @@ def test_a_fence_ends_a_waiting_dequeue(bare: BareSpace, monkeypatch: pytest.Mon
 def test_an_interruption_before_a_step_has_gathered_is_no_step(
     bare: BareSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    barrier = bare.space.barrier
+    log = bare.space.log
     with monkeypatch.context() as patch:
-        patch.setattr(barrier, "_mutex", InterruptedLock(barrier._mutex))
+        patch.setattr(log, "_mutex", InterruptedLock(log._mutex))
         with pytest.raises(KeyboardInterrupt):
-            barrier.perform(lambda: pytest.fail("it is applied"))
+            log.perform(lambda: pytest.fail("it is applied"))
     assert ends(lambda: bare.put("q", b"1")) == []
     assert bare.take("q") == [b"1"]
 
@@ -169,27 +169,28 @@ def test_an_interruption_before_a_step_has_gathered_is_no_step(
 def test_an_interruption_in_a_step_fences_and_leaves_no_lock_held(
     bare: BareSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    barrier = bare.space.barrier
+    log = bare.space.log
     with monkeypatch.context() as patch:
-        patch.setattr(barrier, "_lock", InterruptedLock(bare.space.lock))
+        patch.setattr(log, "_lock", InterruptedLock(bare.space.lock))
         with pytest.raises(KeyboardInterrupt):
-            barrier.perform(lambda: pytest.fail("it is applied"))
+            log.perform(lambda: pytest.fail("it is applied"))
     told = ends(lambda: bare.put("q", b"1"))
     assert [type(error) for error in told] == [ResourceFailed]
     assert not bare.space.lock.locked()
 
 
 def test_an_interrupted_close_leaves_no_other_hanging(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:
-    barrier = bare.space.barrier
+    log = bare.space.log
+    bare.put("q", b"1", b"2")
     first, second = Session(bare.space), Session(bare.space)
     for session, xid in ((first, X), (second, Y)):
         session.start(xid)
-        session.enqueue("q", b"1")
+        assert session.dequeue("q") is not None
     with monkeypatch.context() as patch:
-        patch.setattr(barrier, "_mutex", InterruptedLock(barrier._mutex))
+        patch.setattr(log, "_mutex", InterruptedLock(log._mutex))
         with pytest.raises(KeyboardInterrupt):
             first.close()
-    assert barrier.failure is not None
+    assert log.failure is not None
     ends(lambda: Session(bare.space).end(X))
     ends(second.close)
 
@@ -197,22 +198,22 @@ def test_an_interrupted_close_leaves_no_other_hanging(bare: BareSpace, monkeypat
 def test_an_interrupted_leader_tells_those_who_wait_for_its_round(
     bare: BareSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    barrier, sleep, sleeps = bare.space.barrier, Step.sleep, threading.Event()
+    log, sleep, sleeps = bare.space.log, Step.sleep, threading.Event()
 
     def noted_sleep(step: Step) -> None:
         if not step.lead:
             sleeps.set()
         sleep(step)
 
-    def interrupt() -> Touched:
-        waiting.append(begun(lambda: barrier.perform(Touched)))
+    def interrupt() -> None:
+        waiting.append(begun(lambda: log.perform(None)))
         assert sleeps.wait(LIMIT_S)
         raise KeyboardInterrupt
 
     waiting: list[tuple[threading.Thread, list[Error]]] = []
     monkeypatch.setattr(Step, "sleep", noted_sleep)
     with pytest.raises(KeyboardInterrupt):
-        barrier.perform(interrupt)
+        log.perform(interrupt)
     ((thread, told),) = waiting
     thread.join(LIMIT_S)
     assert [type(error) for error in told] == [ResourceFailed]

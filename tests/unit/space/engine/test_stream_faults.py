@@ -22,9 +22,12 @@ from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.owner import open
 from xaqueue.storage.fs import FileSystem
-from xaqueue.storage.write_behind import LARGE_BYTES
 
 STREAM = "query#1"
+RECORDING = [("create", layout.ACTIVE), ("write_at", layout.JOURNAL)]
+"""Where the record of a stream is written first."""
+HARDENING = [("rename", layout.STREAMS), ("sync_data", layout.JOURNAL)]
+"""What makes it last."""
 
 
 @pytest.fixture(params=["JOURNAL", DURABLE])
@@ -53,9 +56,9 @@ def files(bare: BareSpace, directory: str) -> list[int]:
 
 def test_without_room_for_the_record_nothing_is_reserved_and_nothing_consumed(bare: BareSpace) -> None:
     session = Session(bare.space)
-    full = {("create", layout.STREAMS): errno.ENOSPC}
+    full = dict.fromkeys(RECORDING, errno.ENOSPC)
     bare.fs.faults = dict(full)
-    with pytest.raises(RetryLater, match="nothing was done"):
+    with pytest.raises(RetryLater, match="no room"):
         session.reserve("orders", STREAM, 0, 3)
     assert session.reservations() == []
     with closing(bare.connect()) as connection:
@@ -64,7 +67,7 @@ def test_without_room_for_the_record_nothing_is_reserved_and_nothing_consumed(ba
     bare.fs.faults.clear()
     session.reserve("orders", STREAM, 0, 3)
     bare.fs.faults = dict(full)
-    with pytest.raises(RetryLater, match="nothing was done"):
+    with pytest.raises(RetryLater, match="no room"):
         session.consume("orders", STREAM, 3)
     assert seqs(session) == [1, 2, 3, 4, 5]
     bare.fs.faults.clear()
@@ -75,7 +78,7 @@ def test_without_room_for_the_record_nothing_is_reserved_and_nothing_consumed(ba
 def test_a_record_that_cannot_be_hardened_fences_the_space(bare: BareSpace) -> None:
     session = Session(bare.space)
     session.reserve("orders", STREAM, 0, 3)
-    bare.fs.faults = {("rename", layout.STREAMS): errno.EIO}
+    bare.fs.faults = dict.fromkeys(HARDENING, errno.EIO)
     with pytest.raises(ResourceFailed):
         session.consume("orders", STREAM, 3)
     bare.fs.faults.clear()
@@ -116,31 +119,52 @@ def test_an_archive_without_room_is_filled_later(bare: BareSpace) -> None:
     assert (files(bare, layout.ARCHIVE), files(bare, layout.COMMITTED)) == ([1, 2, 3], [4, 5])
 
 
-@pytest.mark.parametrize("bare", ["JOURNAL"], indirect=True)
-def test_nobody_reads_past_what_is_committed_and_waits_for_room(bare: BareSpace) -> None:
+@pytest.mark.parametrize("bare", [DURABLE], indirect=True)
+def test_what_is_past_its_commit_point_and_waits_for_room_comes_above_what_was_read(bare: BareSpace) -> None:
     """Else it would come below what a stream has read, and be consumed unread."""
     session, late = Session(bare.space), bare.connect()
     session.reserve("orders", STREAM, 0, 9)
     for _ in range(2):
-        late.enqueue("orders", bytes(LARGE_BYTES + 1))
-    bare.fs.faults = {("rename", layout.COMMITTED): errno.ENOSPC}
-    with pytest.raises(RetryLater):
-        late.commit()
-    put(bare, 1)
-    with pytest.raises(RetryLater):
-        late.commit()
-    put(bare, 1)
-    assert seqs(session) == [1, 2, 3, 4, 5, 8, 9]
-    assert session.reservations()[0].latest == 5
-    with pytest.raises(InvalidArgument, match="published up to 5"):
-        session.consume("orders", STREAM, 6)
-    assert session.consume("orders", STREAM, 5).consumed == 5
+        late.enqueue("orders", b"late")
+    for seq, latest in ((6, 8), (9, 11)):
+        bare.fs.faults = {("rename", layout.range_path("orders", seq) + f"/{seq:016x}"): errno.ENOSPC}
+        with pytest.raises(RetryLater):
+            late.commit()
+        put(bare, 1)
+        assert session.reservations()[0].latest == latest
+    assert seqs(session) == [1, 2, 3, 4, 5, 8, 11]
+    with pytest.raises(InvalidArgument, match="published up to 11"):
+        session.consume("orders", STREAM, 12)
+    assert session.consume("orders", STREAM, 11).consumed == 11
     bare.fs.faults.clear()
     late.commit()
-    assert session.reservations()[0].latest == 9
-    assert seqs(session) == [6, 7, 8, 9]
+    assert session.reservations()[0].latest == 13
+    assert seqs(session) == [12, 13]
     late.close()
-    assert seqs(Session(bare.reopen())) == [6, 7, 8, 9]
+    assert seqs(Session(bare.reopen())) == [12, 13]
+
+
+@pytest.mark.parametrize("bare", ["JOURNAL"], indirect=True)
+def test_what_waits_for_room_in_the_directories_is_above_their_watermark(bare: BareSpace) -> None:
+    """Who reads the directories goes as far as that says; the owner's own sessions read what the journal has."""
+    session = Session(bare.space)
+    session.reserve("orders", STREAM, 0, 9)
+    bare.space.log.settle()
+    path = bare.root / layout.watermark_path("orders")
+    before = path.read_bytes()
+    bare.fs.faults = {("create", layout.COMMITTED): errno.ENOSPC}
+    put(bare, 2)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            bare.space.log.settle()
+        assert path.read_bytes() == before
+    assert seqs(session) == [1, 2, 3, 4, 5, 6, 7]
+    bare.fs.faults.clear()
+    bare.space.log.settle()
+    watermark = layout.parse_watermark(path.read_bytes())
+    assert watermark is not None
+    assert watermark.published == 7
+    assert files(bare, layout.COMMITTED) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_an_archive_without_room_keeps_nobody_from_making_some(bare: BareSpace) -> None:
@@ -199,12 +223,14 @@ def test_whoever_waits_for_the_archive_keeps_no_thread_from_those_who_harden(
     assert len(list((tmp_path / "space" / layout.ARCHIVE).glob("queue=orders/range=*/*"))) == 5
 
 
+@pytest.mark.parametrize("bare", [DURABLE], indirect=True)
 def test_a_branch_that_a_power_loss_brought_back_takes_nothing_of_a_reserved_queue(bare: BareSpace) -> None:
-    """It was rolled back, its removal was not synced, and so it is rolled back once more."""
+    """It was rolled back, its removal was not synced, and so it is rolled back once more.
+
+    With a journal it has no file.
+    """
     connection = bare.connect()
     assert connection.dequeue("orders") is not None
-    if bare.space.lag is not None:
-        bare.space.lag.flush()
     block = next((bare.root / layout.ACTIVE).iterdir())
     content = block.read_bytes()
     with pytest.raises(QueueReserved):

@@ -18,7 +18,6 @@ from xaqueue.rpc.client.connect import remote_manager
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout, stream_records
 from xaqueue.space.model.layout import RANGE_SIZE
 from xaqueue.space.model.stream_records import StreamRecord
@@ -26,6 +25,7 @@ from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import open
+from xaqueue.space.recovery.recover import open_space
 from xaqueue.tools.torture.forgetful import Tree
 from xaqueue.xid import Xid
 
@@ -40,14 +40,14 @@ class Host:
     def __init__(self, root: Path, sync: str, remote: bool) -> None:
         open.create(root, sync=sync)
         open.write_definitions(root, QUEUES)
-        self.root, self.remote = root, remote
+        self.root, self.sync, self.remote = root, sync, remote
         self._open: list[Connection | Session | RemoteManager] = []
         self._start()
 
     def _start(self) -> None:
-        self.server = ServerThread(self.root, self.root.parent / "socket") if self.remote else None
+        self.server = ServerThread(self.root, self.root.parent / "socket", sync=self.sync) if self.remote else None
         self.streams: Session | RemoteManager = (
-            remote_manager(self.server.url) if self.server is not None else open.attach(self.root)
+            remote_manager(self.server.url) if self.server is not None else open.attach(self.root, sync=self.sync)
         )
 
     def connect(self) -> Connection:
@@ -311,7 +311,7 @@ def test_a_reader_of_the_directory_takes_nothing_that_is_consumed(host: Host, mo
     host.streams.reserve("orders", STREAM, 0, 10)
     host.streams.consume("orders", STREAM, 7)
     assert host.files() == list(range(1, 11))
-    assert reader.consumed() == 7
+    until(lambda: reader.consumed() == 7)
     assert [seq for seq, _, _ in reader.read(0, 10)] == [8, 9, 10]
     assert [seq for seq, _, _ in reader.read(8, 10)] == [9, 10]
     assert [(number, [seq for seq, _ in found]) for number, found in reader.names(0, 10)] == [(0, [8, 9, 10])]
@@ -376,7 +376,7 @@ def test_a_record_is_what_was_encoded() -> None:
 def test_a_reserved_queue_that_lost_its_directory_gives_out_no_number_twice() -> None:
     record = b"".join(stream_records.encode(StreamRecord("orders", STREAM, 41), 1))
     nodes = {**dict.fromkeys(layout.DIRECTORIES), layout.stream_path("orders"): record}
-    session = Session(Space(Tree(nodes).open(), ANY_QUEUE))
+    session = Session(open_space(Tree(nodes).open(), ANY_QUEUE))
     xid = Xid(1, b"put", b"")
     session.start(xid)
     session.enqueue("orders", b"next")

@@ -8,7 +8,7 @@ import pytest
 
 import xaqueue
 from xaqueue.errors import InvalidArgument, SpaceError
-from xaqueue.space.openstring import GRAMMAR, parse
+from xaqueue.space.model.openstring import GRAMMAR, parse
 
 
 @pytest.mark.parametrize(

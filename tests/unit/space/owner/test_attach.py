@@ -365,7 +365,7 @@ def test_missing_directories_are_made_at_open(tmp_path: Path) -> None:
 def test_a_fenced_space_is_opened_anew_once_its_sessions_are_closed(tmp_path: Path) -> None:
     """Crash rule 8: only a reopen clears it."""
     session = attach(tmp_path / "s", create_missing=True, watch=False)
-    session.space.barrier.fail(OSError(5, "Input/output error"))
+    session.space.log.fail(OSError(5, "Input/output error"))
     other = attach(tmp_path / "s", watch=False)
     with pytest.raises(xaqueue.ResourceFailed):
         other.start(xaqueue.Xid(1, b"x", b""))

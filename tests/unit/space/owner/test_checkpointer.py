@@ -50,9 +50,9 @@ class Recycled:
 
 def opened(root: Path) -> tuple[Session, Journal]:
     session = attach(root, watch=False)
-    journal = session.space.barrier.journal
-    assert journal is not None
-    return session, journal
+    log = session.space.journal_log
+    assert log is not None
+    return session, log.journal
 
 
 def test_full_segments_are_released_while_work_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,11 @@ def test_the_status_tells_of_the_cache(root: Path) -> None:
         while connection.dequeue("orders"):
             pass
         connection.commit()
-        Checkpointer(session.space)._tell()
+        log = session.space.journal_log
+        assert log is not None
+        checkpointer = Checkpointer(session.space, log)
+        checkpointer._write_counters()
+        checkpointer.stop()
         assert inspect.status(root).cache == (3, 0)
     assert inspect.status(root).cache is None
 

@@ -21,10 +21,11 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 from xaqueue.space.owner import io_watchdog, open
 from xaqueue.space.owner.io_watchdog import Watchdog
-from xaqueue.storage import watched
+from xaqueue.space.recovery.recover import open_space
+from xaqueue.storage import layers
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.hardening import Hardening
-from xaqueue.storage.watched import WatchedFileSystem
+from xaqueue.storage.layers import OwnerFileSystem
 from xaqueue.xid import Xid
 
 PATIENCE_S = 30.0
@@ -57,9 +58,9 @@ def test_a_call_is_seen_as_long_as_it_takes(
     end: type[BaseException] | None,
 ) -> None:
     now_s = [100.0]
-    monkeypatch.setattr(watched, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(layers, "monotonic", lambda: now_s[0])
     behind = DirectoryFileSystem(tmp_path)
-    files = WatchedFileSystem(behind)
+    files = OwnerFileSystem(behind)
     seen: list[str] = []
 
     def slowly(*given: object) -> None:
@@ -83,13 +84,13 @@ def test_a_call_is_seen_as_long_as_it_takes(
 
 
 def test_of_several_calls_the_longest_is_told(tmp_path: Path) -> None:
-    files = WatchedFileSystem(DirectoryFileSystem(tmp_path))
+    files = OwnerFileSystem(DirectoryFileSystem(tmp_path))
     files.running.update({1: (20.0, "sync", "second"), 2: (10.0, "sync", "first"), 3: (30.0, "sync", "third")})
     assert files.slow(0.0).startswith("the sync of first has taken ")
 
 
 def test_it_is_the_port(tmp_path: Path) -> None:
-    fs = WatchedFileSystem(DirectoryFileSystem(tmp_path))
+    fs = OwnerFileSystem(DirectoryFileSystem(tmp_path))
     fs.make_dir("directory")
     fs.create("directory/a", [b"abc"])
     fs.sync_file("directory/a")
@@ -141,9 +142,9 @@ class WatchedSpace(BareSpace):
     def _open(self) -> Space:
         self.told: list[str] = []
         self.heard = threading.Event()
-        files = WatchedFileSystem(self.fs)
+        files = OwnerFileSystem(self.fs)
         definitions = replace(self.definitions, io_deadline_s=PATIENCE_S)
-        space = Space(files, definitions, hardening=Hardening.parse(self.sync))
+        space = open_space(files, definitions, hardening=Hardening.parse(self.sync))
         self.watchdog = Watchdog(space, files, self._hear)
         return space
 
@@ -198,7 +199,7 @@ def check_told(future: Future[Any]) -> None:
 def gathered(bare: BareSpace, steps: int) -> None:
     """Returns once so many steps wait for the next round."""
     waiting = threading.Event()
-    while len(bare.space.barrier._gathering) < steps:
+    while len(bare.space.log._gathering) < steps:
         waiting.wait(0.001)
 
 

@@ -135,7 +135,7 @@ def test_a_branch_whose_message_is_damaged_stays_in_doubt(bare: BareSpace, damag
     check_set_aside(bare, path, was)
     for _ in range(2):
         assert bare.in_doubt() == [xid]
-        assert any("which it dequeues" in note for note in bare.space.report.notes)
+        assert any("dequeues, is in quarantine" in note for note in bare.space.report.notes)
         with closing(bare.connect()) as connection, pytest.raises(RetryLater):
             connection.tpc_commit(xid)
         bare.reopen()

@@ -15,7 +15,7 @@ from xaqueue.space.model import layout
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 from xaqueue.space.owner.open import attach
-from xaqueue.space.recovery.salvage import find_loss, salvage
+from xaqueue.space.owner.salvage import find_loss, salvage
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.journal_format import SECTOR_BYTES
 from xaqueue.tm.log import DecisionLog
@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> Path:
     with bare_space(root, sync="JOURNAL") as bare:
         for number in range(MANY):
             bare.put("orders", b"body %d" % number)
-        bare.space.fs.sync_all()
+        bare.space.sync_all()
     killed(root)
     return root
 

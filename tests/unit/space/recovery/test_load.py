@@ -23,6 +23,7 @@ from xaqueue.space.offline.findings import Severity
 from xaqueue.space.offline.inspect_messages import browse
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.recovery import load
+from xaqueue.space.recovery.recover import open_space
 
 NOON_US = 1_800_000_000_000_000
 
@@ -268,7 +269,7 @@ def test_progress_ends_with_as_many_as_there_are(bare: BareSpace) -> None:
         lay(bare, seq, identity(seq))
     told: list[tuple[int, int]] = []
     bare.crash()
-    opened = Space(
+    opened = open_space(
         bare.fs, bare.space.definitions, hardening=bare.space.hardening, progress=lambda *at: told.append(at)
     )
     assert told == [(10, 30), (12, 18), (13, 13)]

@@ -26,6 +26,7 @@ from xaqueue.space.model.layout import RANGE_SIZE, Watermark
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 from xaqueue.space.owner.open import attach
+from xaqueue.space.recovery.recover import open_space
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.scheduling import Condition, Threads
 from xaqueue.xa import Flag, Outcome
@@ -95,7 +96,7 @@ def reopen(bare: BareSpace, clean: bool, at: int = -1, act: Callable[[Space], ob
         opening.append(space)
         moment()
 
-    bare.space = Space(
+    bare.space = open_space(
         *(bare.fs, bare.definitions),
         hardening=Hardening.parse(bare.sync),
         progress=lambda *_: moment(),
@@ -230,7 +231,7 @@ class Opening(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.bare.space = Space(
+            self.bare.space = open_space(
                 *(self.bare.fs, self.bare.definitions),
                 hardening=Hardening.parse(self.bare.sync),
                 progress=self.stop,

@@ -19,15 +19,15 @@ from xaqueue import Connection
 from xaqueue.errors import InterfaceError, JournalDamaged, ResourceFailed, SpaceError
 from xaqueue.space.engine import heuristics
 from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 from xaqueue.space.model.branch import State
 from xaqueue.space.offline.check import repair
 from xaqueue.space.owner.open import READ_ONLY, READY, RECOVERING, attach, read_owner
+from xaqueue.space.recovery.recover import open_space
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.journal_format import CRC, HEADER, MAGIC, SECTOR_BYTES, parse_name
-from xaqueue.storage.read_only import ReadOnlyFileSystem
+from xaqueue.storage.layers import ReadOnlyFileSystem
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 
@@ -95,7 +95,7 @@ CHANGES: dict[str, Callable[[Session], object]] = {
     "one-phase": lambda session: session.commit(NEW, Flag.ONEPHASE),
     "rollback": lambda session: session.rollback(IN_DOUBT),
     "forget": lambda session: session.forget(DECIDED),
-    "decide": lambda session: heuristics.decide(session.space, IN_DOUBT, commit=True, by="test"),
+    "decide": lambda session: heuristics.decide(session.space, IN_DOUBT, to_commit=True, by="test"),
     "checkpoint": lambda session: session.space.sync_all(),
 }
 
@@ -232,7 +232,7 @@ def test_a_newer_journal_is_not_opened_at_all(root: Path) -> None:
     assert files(root) == before
     assert (root / layout.OWNER).read_bytes() == b"as it was"
     with pytest.raises(SpaceError, match="use a newer one"):
-        Space(FaultyFileSystem(root), ANY_QUEUE, hardening=Hardening.parse("JOURNAL"))
+        open_space(FaultyFileSystem(root), ANY_QUEUE, hardening=Hardening.parse("JOURNAL"))
 
 
 # The port

@@ -19,17 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xaqueue.errors import JournalDamaged, SpaceError
-from xaqueue.space.engine import redo
-from xaqueue.space.engine.redo import Last
-from xaqueue.space.model import layout
+from xaqueue.space.model import change, layout
 from xaqueue.space.model.block import decode_head
+from xaqueue.space.model.change import Content, Moved, final_states, highest_numbers, ops_of
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import JOURNAL, Watermark
 from xaqueue.space.owner.open import Owner, is_owned, read_owner
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal_format import Record, parse_name
 from xaqueue.storage.journal_reader import Found, look
-from xaqueue.storage.read_only import ReadOnlyFileSystem
+from xaqueue.storage.layers import ReadOnlyFileSystem
 from xaqueue.storage.readable_records import read_remains
 from xaqueue.storage.regular import NO_FILE
 
@@ -63,11 +62,11 @@ def read_journal(fs: FileSystem, owner: Owner | None, owned: bool) -> Seen:
     before = ""
     for _ in range(TRIES):
         try:
-            found = look(fs, JOURNAL, redo.sound, used=used)
+            found = look(fs, JOURNAL, change.is_valid, used=used)
             return Seen(found, found.records)
         except JournalDamaged as damage:
             if not owned or str(damage) == before:
-                return Seen(None, read_remains(fs, JOURNAL, redo.sound).records, str(damage))
+                return Seen(None, read_remains(fs, JOURNAL, change.is_valid).records, str(damage))
             before = str(damage)
         except FileNotFoundError:
             before = ""
@@ -92,8 +91,8 @@ class RedoView(ReadOnlyFileSystem):
 
     def show(self, records: Sequence[Record]) -> None:
         """Takes these records instead."""
-        self._last, highest = redo.last_states(records)
-        self._marked = {layout.watermark_path(queue): seq for queue, seq in highest.items()}
+        self._last = final_states(ops_of(record) for record in records)
+        self._marked = {layout.watermark_path(queue): seq for queue, seq in highest_numbers(records).items()}
         self._children: dict[str, dict[str, str]] = {}
         """By directory and name, the paths that the records name or imply in it."""
         for path in (*self._last, *self._marked):
@@ -115,20 +114,20 @@ class RedoView(ReadOnlyFileSystem):
         if path not in self._last:
             return self._fs.read(path, size)
         last = self._last[path]
-        if last is not None and last.chunks is not None and not self._files_first:
+        if isinstance(last, Content) and not self._files_first:
             return b"".join(last.chunks)[:size]
         for place in self._places(path, last):
             try:
                 return self._fs.read(place, size)
             except FileNotFoundError:
                 continue
-        if last is not None and last.chunks is not None:
+        if isinstance(last, Content):
             return b"".join(last.chunks)[:size]
         raise FileNotFoundError(path)
 
-    def _places(self, path: str, last: Last | None) -> tuple[str, ...]:
+    def _places(self, path: str, last: Content | Moved | None) -> tuple[str, ...]:
         """Where it may stand, in the end and on its way there: twice in the end, where it may come meanwhile."""
-        return () if last is None else (path, *last.places, path)
+        return () if last is None else (path, *(last.places if isinstance(last, Moved) else ()), path)
 
     def _place(self, path: str) -> str | None:
         """Where the file stands; None where it is gone, or in the journal only."""
@@ -138,7 +137,7 @@ class RedoView(ReadOnlyFileSystem):
 
     def _content(self, path: str) -> Sequence[bytes | memoryview] | None:
         last = self._last.get(path)
-        return None if last is None else last.chunks
+        return last.chunks if isinstance(last, Content) else None
 
     def _size(self, path: str) -> int:
         content = self._content(path)
@@ -160,9 +159,9 @@ class RedoView(ReadOnlyFileSystem):
             except OSError as error:
                 if last is None or error.errno not in NO_FILE | {errno.ENOENT}:
                     raise
-        if last is None or last.chunks is None:
+        if not isinstance(last, Content):
             raise FileNotFoundError(path)
-        written_us = decode_head(last.chunks[0]).properties.enqueued_at
+        written_us = decode_head(last.head).properties.enqueued_at
         return written_us * 1000 if written_us else self._journal_ns()
 
     def _journal_ns(self) -> int:

@@ -15,7 +15,7 @@ from xaqueue.errors import SpaceError, SpaceInUse
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.owner.open import attach
-from xaqueue.space.recovery.salvage import find_loss, salvage
+from xaqueue.space.owner.salvage import find_loss, salvage
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.journal_format import SECTOR_BYTES, name_of
@@ -166,7 +166,7 @@ def test_what_a_stream_has_consumed_does_not_come_back(tmp_path: Path) -> None:
         for upto in (1, 2):
             session.consume("orders", "query#1", upto)
         bare.put("orders", b"fourth")
-        bare.space.fs.sync_all()
+        bare.space.sync_all()
     broken_journal.killed(root)
     damage(root, len(broken_journal.records(root)) - 2)
     salvage(root)

@@ -1,4 +1,4 @@
-"""A failure ends the barrier for all: everybody is told, nobody hangs, nothing is tried twice."""
+"""A failure ends group commit for all: everybody is told, nobody hangs, nothing is tried twice."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from support.barrier_scene import NONE, PATIENCE_S, STRICT, Scene, told, watched
+from support.group_commit_scene import NONE, PATIENCE_S, STRICT, Scene, change, log_of, told, watched
 from xaqueue.errors import ResourceFailed
-from xaqueue.storage import group_commit as barrier_of
-from xaqueue.storage.group_commit import Barrier, Step, Touched, touched
+from xaqueue.space.engine import directory_log
+from xaqueue.storage import group_commit
+from xaqueue.storage.group_commit import Step, nothing
 from xaqueue.storage.hardening import Hardening
 
 
@@ -42,9 +43,9 @@ def test_a_failed_sync_fences_and_wakes_everybody(scene: Scene, pool: ThreadPool
     assert scene.fs.synced == [("dsync", "held")]
     assert (scene.applied, scene.published) == (["leader"], [])
     for call in (
-        scene.barrier.check,
+        scene.log.check,
         lambda: scene.perform("later"),
-        lambda: scene.barrier.harden_content(["x"]),
+        lambda: log_of(scene).sync_contents(["x"]),
     ):
         with pytest.raises(ResourceFailed, match=r"fenced.*Input/output error"):
             call()
@@ -87,39 +88,39 @@ def test_a_failure_reaches_those_who_gather_in_the_round_that_fails(scene: Scene
 def test_a_failed_content_sync_fences(scene: Scene, files: int) -> None:
     scene.fs.fail_on("block 0")
     with pytest.raises(ResourceFailed):
-        scene.barrier.harden_content([f"block {number}" for number in range(files)])
-    assert isinstance(scene.barrier.failure, OSError)
-    scene.barrier.close()
+        log_of(scene).sync_contents([f"block {number}" for number in range(files)])
+    assert isinstance(scene.log.failure, OSError)
+    scene.log.close()
     assert len(scene.fs.synced) == len(set(scene.fs.synced)) <= files
     with pytest.raises(ResourceFailed):
-        scene.barrier.check()
+        scene.log.check()
 
 
 @pytest.mark.parametrize("hardening", [NONE, STRICT], ids=str)
-@pytest.mark.parametrize("where", ["apply", "publish", "published"])
+@pytest.mark.parametrize("where", ["plan", "publish", "published"])
 def test_what_is_no_error_of_a_step_fences(where: str, hardening: Hardening) -> None:
     def broken(*_: object) -> Any:
         raise OSError(EIO, "watermark")
 
-    lock = threading.Lock()
-    barrier = Barrier(Scene().fs, hardening, lock, broken if where == "published" else lambda: None)
-    apply = broken if where == "apply" else lambda: touched(("a",))
+    scene = Scene(hardening)
+    if where == "published":
+        log_of(scene)._take_published = broken
     for _ in range(2):
         with pytest.raises(ResourceFailed, match="watermark"):
-            barrier.perform(apply, publish=broken if where == "publish" else None)
-    assert not lock.locked()
+            scene.log.perform(broken if where == "plan" else change("a"), broken if where == "publish" else nothing)
+    assert not scene.lock.locked()
 
 
 def test_the_first_failure_is_the_one_that_is_told(scene: Scene) -> None:
-    scene.barrier.fail(OSError(EIO, "first"))
-    scene.barrier.fail(OSError(EIO, "second"))
+    scene.log.fail(OSError(EIO, "first"))
+    scene.log.fail(OSError(EIO, "second"))
     with pytest.raises(ResourceFailed, match="first"):
-        scene.barrier.check()
+        scene.log.check()
 
 
 def test_a_failure_from_elsewhere_reaches_those_who_wait(scene: Scene, pool: ThreadPoolExecutor) -> None:
     waits = scene.behind_a_leader(pool, scene.named("ab"))
-    scene.barrier.fail(OSError(EIO, "elsewhere"))
+    scene.log.fail(OSError(EIO, "elsewhere"))
     assert told(waits[1:]) == [ResourceFailed] * 2, "while the round of the leader is still on its way"
     scene.go_on()
     told(waits)
@@ -138,21 +139,21 @@ def test_a_failure_reaches_a_step_that_is_not_asleep_yet(scene: Scene, monkeypat
     monkeypatch.setattr(Step, "sleep", late_sleep)
     scene.fs.gate("held")
     with ThreadPoolExecutor(2) as pool:
-        leader = pool.submit(scene.perform, "leader", ("held",), ())
+        leader = pool.submit(scene.perform, "leader", "held", "")
         assert scene.fs.reached["held"].wait(PATIENCE_S)
         late = pool.submit(scene.perform, "late")
         assert ready.wait(PATIENCE_S)
-        scene.barrier.fail(OSError(EIO, "elsewhere"))
+        scene.log.fail(OSError(EIO, "elsewhere"))
         may_sleep.set()
         assert told([late]) == [ResourceFailed]
         scene.go_on()
         told([leader])
 
 
-def test_an_abandoned_barrier_takes_no_locks_that_others_held(scene: Scene) -> None:
+def test_one_that_is_abandoned_takes_no_locks_that_others_held(scene: Scene) -> None:
     """As in a forked child, where a thread of the parent held the lock for ever."""
-    assert scene.barrier._mutex.acquire()
-    scene.barrier.abandon(ResourceFailed("the parent's"))
+    assert scene.log._mutex.acquire()
+    scene.log.abandon(ResourceFailed("the parent's"))
     with pytest.raises(ResourceFailed, match="parent's"):
         scene.perform("a")
     assert scene.applied == []
@@ -189,15 +190,15 @@ def test_an_interrupted_follower_waits_for_its_step_and_hears_of_the_interrupt_b
     assert "main" in scene.published
     assert told(waits) == [None] * 3
     with pytest.raises(KeyboardInterrupt):
-        scene.barrier.deliver_interrupt()
-    scene.barrier.deliver_interrupt()
+        scene.log.deliver_interrupt()
+    scene.log.deliver_interrupt()
     scene.perform("later")
 
 
 def test_an_interrupted_follower_that_is_handed_the_lead_leads(
     scene: Scene, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(barrier_of, "ROUNDS_A_LEADER", 1)
+    monkeypatch.setattr(group_commit, "ROUNDS_A_LEADER", 1)
     waits = scene.behind_a_leader(pool, scene.named(""))
 
     def interrupt() -> None:
@@ -210,7 +211,7 @@ def test_an_interrupted_follower_that_is_handed_the_lead_leads(
     assert told(waits) == [None] * len(waits)
     assert sorted(scene.published) == ["b", "leader", "main"]
     with pytest.raises(KeyboardInterrupt):
-        scene.barrier.deliver_interrupt()
+        scene.log.deliver_interrupt()
 
 
 def test_a_follower_that_is_interrupted_twice_fences(
@@ -226,7 +227,7 @@ def test_a_follower_that_is_interrupted_twice_fences(
             raise KeyboardInterrupt
 
     waits = scene.behind_a_leader(pool, scene.named("a"))
-    scene.asleep.put(Step(Touched, None, None))
+    scene.asleep.put(Step())
     monkeypatch.setattr(Step, "sleep", interrupted)
     waits.append(pool.submit(scene.perform, "b"))
     assert told(waits[1:]) == [ResourceFailed, KeyboardInterrupt]
@@ -237,8 +238,11 @@ def test_a_follower_that_is_interrupted_twice_fences(
         scene.perform("later")
 
 
+OF_ROUNDS = (group_commit.__file__, directory_log.__file__)
+
+
 class Interruption:
-    """Interrupts a thread at the n-th line of the barrier that it reaches, once it is armed.
+    """Interrupts a thread at the n-th line of a round that it reaches, once it is armed.
 
     Not at a ``with``: between its body and its end no signal is delivered.
     """
@@ -248,9 +252,9 @@ class Interruption:
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> Interruption | None:
-        if frame.f_code.co_filename != barrier_of.__file__:
+        if frame.f_code.co_filename not in OF_ROUNDS:
             return None
-        line = linecache.getline(barrier_of.__file__, frame.f_lineno)
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         if event == "line" and not line.lstrip().startswith("with "):
             self.left -= 1
             if self.left == 0:
@@ -261,7 +265,7 @@ class Interruption:
 
 @pytest.mark.parametrize("rounds", [1, 8])
 def test_wherever_a_leader_is_interrupted_nobody_waits_for_ever(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(barrier_of, "ROUNDS_A_LEADER", rounds)
+    monkeypatch.setattr(group_commit, "ROUNDS_A_LEADER", rounds)
     line = 0
     while True:
         line += 1
@@ -290,14 +294,14 @@ def interrupted_leader(scene: Scene, pool: ThreadPoolExecutor, interruption: Int
         frame: FrameType | None = sys._getframe()
         sys.settrace(interruption)
         while frame is not None:
-            if frame.f_code.co_filename == barrier_of.__file__:
+            if frame.f_code.co_filename in OF_ROUNDS:
                 frame.f_trace = interruption
             frame = frame.f_back
 
     def lead() -> None:
         scene.fs.during = arm
         try:
-            scene.perform("leader", ("held",), ())
+            scene.perform("leader", "held", "")
         finally:
             sys.settrace(None)
 

@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.barrier_scene import NONE, PATIENCE_S, STRICT, Scene, told, watched
+from support.group_commit_scene import NONE, PATIENCE_S, STRICT, Scene, change, log_of, told, watched
 from xaqueue.errors import RolledBack
-from xaqueue.storage import group_commit as barrier_of
-from xaqueue.storage.group_commit import Step, Touched, touched
+from xaqueue.space.model.change import Change
+from xaqueue.storage import group_commit
+from xaqueue.storage.group_commit import Step
 from xaqueue.storage.hardening import Hardening
 
 
@@ -31,7 +32,7 @@ def test_a_step_alone_leads_its_round_and_wakes_nobody(scene: Scene) -> None:
     scene.perform("a")
     assert scene.fs.paths("dsync") == ["committed", "prepared"]
     assert (scene.applied, scene.published, scene.groups) == (["a"], ["a"], [1])
-    assert (scene.barrier.rounds, scene.barrier.steps) == (1, 1)
+    assert (scene.log.rounds, scene.log.steps) == (1, 1)
     assert scene.asleep.empty()
 
 
@@ -44,7 +45,7 @@ def test_steps_that_gather_while_one_leads_share_one_round(scene: Scene, pool: T
     assert scene.fs.paths("dsync") == ["held", "committed", "prepared"]
     assert scene.published == ["leader", *names]
     assert scene.groups == [1, 9]
-    assert (scene.barrier.rounds, scene.barrier.steps) == (2, 9)
+    assert (scene.log.rounds, scene.log.steps) == (2, 9)
 
 
 def test_applying_and_publishing_are_in_the_order_of_gathering(scene: Scene, pool: ThreadPoolExecutor) -> None:
@@ -61,7 +62,7 @@ def test_one_wake_up_a_waiter(scene: Scene, pool: ThreadPoolExecutor) -> None:
     waits = scene.behind_a_leader(pool, scene.named("abcd"))
     scene.go_on()
     told(waits)
-    steps = [step for step in scene.woken if step._woken is not None]
+    steps = [step for step in scene.woken if step.baton is not None]
     assert len(steps) == len({id(step) for step in steps}) == 4
 
 
@@ -78,30 +79,31 @@ def test_no_lock_is_held_while_it_syncs(scene: Scene) -> None:
     """A dequeue or a browse goes on, and the next steps gather, however slow the disk is."""
 
     def look(path: str) -> None:
-        for lock in (scene.lock, scene.barrier._mutex):
+        for lock in (scene.lock, scene.log._mutex):
             assert lock.acquire(blocking=False), path
             lock.release()
 
     scene.fs.during = look
     scene.perform("a")
-    scene.barrier.harden_content(["block"])
+    log_of(scene).sync_contents(["block"])
     assert len(scene.fs.synced) == 3
 
 
 def test_directories_that_gain_come_before_those_that_lose(scene: Scene, pool: ThreadPoolExecutor) -> None:
     """Or a crash between the two syncs could lose a block that is on its way."""
-    change = Touched({"watermark": None}, {"committed": None}, {"prepared": None})
     moves: list[Callable[[], None]] = [
-        lambda: scene.perform("prepare", ("prepared",), ("active",)),
+        lambda: scene.perform("prepare", "prepared", "active"),
         lambda: scene.perform("commit"),
-        lambda: scene.barrier.perform(lambda: change),
+        lambda: scene.log.perform(change("new", "target", arrivals=[("q", 1)])),
     ]
     waits = scene.behind_a_leader(pool, moves)
     scene.go_on()
     assert told(waits) == [None] * 4
     assert scene.fs.synced[1:] == [
-        ("fdatasync", "watermark"),
+        ("fdatasync", "committed/queue=q/.watermark"),
         ("dsync", "committed"),
+        ("dsync", "committed/queue=q"),
+        ("dsync", "target"),
         ("dsync", "prepared"),
         ("dsync", "active"),
     ]
@@ -120,15 +122,17 @@ def test_directories_that_gain_come_before_those_that_lose(scene: Scene, pool: T
 )
 def test_the_flags_choose_the_syncs(flags: str, synced: list[str]) -> None:
     scene = Scene(Hardening.parse(flags))
-    scene.barrier.harden_content(["content"])
-    scene.barrier.perform(lambda: Touched({"file": None}, {"target": None}, {"source": None}))
-    assert [f"{call} {path}" for call, path in scene.fs.synced] == synced
+    log_of(scene).sync_contents(["content"])
+    scene.log.perform(change("file", "target", "source", arrivals=[("q", 1)]))
+    made = [f"{call} {path}".replace("committed/queue=q/.watermark", "file") for call, path in scene.fs.synced]
+    assert [sync for sync in made if "committed" not in sync] == synced
+    assert ("dsync committed" in made) == ("DSYNC" in flags)
 
 
 def test_many_files_are_each_synced_once(scene: Scene) -> None:
     paths = [f"block {number}" for number in range(100)]
-    scene.barrier.harden_content(paths)
-    scene.barrier.close()
+    log_of(scene).sync_contents(paths)
+    scene.log.close()
     assert sorted(scene.fs.paths("fdatasync")) == sorted(paths)
 
 
@@ -136,11 +140,11 @@ def test_where_nothing_is_ever_synced_there_are_no_rounds() -> None:
     scene = Scene(NONE)
     scene.perform("a")
     assert (scene.applied, scene.published, scene.groups, scene.fs.synced) == (["a"], ["a"], [1], [])
-    assert (scene.barrier.rounds, scene.barrier.steps) == (0, 1)
+    assert (scene.log.rounds, scene.log.steps) == (0, 1)
 
 
 def test_what_needs_no_sync_still_waits_for_what_came_before_it(scene: Scene, pool: ThreadPoolExecutor) -> None:
-    waits = scene.behind_a_leader(pool, [*scene.named(["behind"]), lambda: scene.perform("free", (), ())])
+    waits = scene.behind_a_leader(pool, [*scene.named(["behind"]), lambda: scene.perform("free", "")])
     assert not any(wait.done() for wait in waits)
     scene.go_on()
     assert told(waits) == [None] * 3
@@ -149,22 +153,22 @@ def test_what_needs_no_sync_still_waits_for_what_came_before_it(scene: Scene, po
 
 @pytest.mark.parametrize("hardening", [NONE, STRICT], ids=str)
 def test_an_error_of_a_step_concerns_it_alone(hardening: Hardening, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused() -> Touched:
+    def refused() -> Change:
         raise RolledBack("refused")
 
     with watched(Scene(hardening), monkeypatch) as scene:
         with pytest.raises(RolledBack, match="refused"):
-            scene.barrier.perform(refused, publish=lambda: scene.publish("refused"))
+            scene.log.perform(refused, lambda: scene.publish("refused"))
         scene.perform("a")
         assert scene.published == ["a"]
-        assert scene.barrier.failure is None
+        assert scene.log.failure is None
 
 
 def test_an_error_of_a_step_in_a_group_concerns_it_alone(scene: Scene, pool: ThreadPoolExecutor) -> None:
-    def refused() -> Touched:
+    def refused() -> Change:
         raise RolledBack("refused")
 
-    steps = [*scene.named("a"), lambda: scene.barrier.perform(refused), *scene.named("b")]
+    steps = [*scene.named("a"), lambda: scene.log.perform(refused), *scene.named("b")]
     waits = scene.behind_a_leader(pool, steps)
     scene.go_on()
     assert told(waits) == [None, None, RolledBack, None]
@@ -174,7 +178,7 @@ def test_an_error_of_a_step_in_a_group_concerns_it_alone(scene: Scene, pool: Thr
 @pytest.mark.parametrize("rounds", [1, 8])
 def test_a_step_that_is_woken_before_it_sleeps(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be handed the lead, or finished, while its thread is still on its way to sleep."""
-    monkeypatch.setattr(barrier_of, "ROUNDS_A_LEADER", rounds)
+    monkeypatch.setattr(group_commit, "ROUNDS_A_LEADER", rounds)
     ready, may_sleep, sleep = threading.Event(), threading.Event(), Step.sleep
 
     def late_sleep(step: Step) -> None:
@@ -187,7 +191,7 @@ def test_a_step_that_is_woken_before_it_sleeps(rounds: int, monkeypatch: pytest.
     scene = Scene()
     with ThreadPoolExecutor(2) as pool:
         scene.fs.gate("held")
-        leader = pool.submit(scene.perform, "leader", ("held",), ())
+        leader = pool.submit(scene.perform, "leader", "held", "")
         assert scene.fs.reached["held"].wait(PATIENCE_S)
         late = pool.submit(scene.perform, "late")
         assert ready.wait(PATIENCE_S)
@@ -201,36 +205,36 @@ def test_a_step_that_is_woken_before_it_sleeps(rounds: int, monkeypatch: pytest.
 
 @pytest.mark.parametrize("rounds", [1, 8])
 def test_many_threads_lose_no_wake_up(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(barrier_of, "ROUNDS_A_LEADER", rounds)
+    monkeypatch.setattr(group_commit, "ROUNDS_A_LEADER", rounds)
     scene = Scene()
 
     def work(thread: int) -> None:
         for number in range(100):
             name = f"{thread}.{number}"
-            scene.perform(name, (f"queue {thread % 3}",))
+            scene.perform(name, f"queue {thread % 3}")
             assert name in scene.published
 
     with ThreadPoolExecutor(8) as pool:
         assert told([pool.submit(work, thread) for thread in range(8)]) == [None] * 8
     assert scene.published == scene.applied
     assert [name for name in scene.published if name.startswith("3.")] == [f"3.{number}" for number in range(100)]
-    assert scene.barrier.rounds <= scene.barrier.steps == 800
-    assert len(scene.fs.paths("dsync")) <= 4 * scene.barrier.rounds
+    assert scene.log.rounds <= scene.log.steps == 800
+    assert len(scene.fs.paths("dsync")) <= 4 * scene.log.rounds
 
 
 def test_a_leader_that_has_led_long_enough_hands_the_lead_on(
     scene: Scene, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own step was done in the first of its rounds; whoever called it waits no longer than for a few more."""
-    monkeypatch.setattr(barrier_of, "ROUNDS_A_LEADER", 2)
+    monkeypatch.setattr(group_commit, "ROUNDS_A_LEADER", 2)
     leaders: list[int] = []
     scene.fs.during = lambda _: leaders.append(threading.get_ident())
     scene.fs.gate("second")
     scene.fs.gate("third")
-    waits = scene.behind_a_leader(pool, [lambda: scene.perform("b", ("second",), ())])
+    waits = scene.behind_a_leader(pool, [lambda: scene.perform("b", "second", "")])
     scene.go_on()
     assert scene.fs.reached["second"].wait(PATIENCE_S)
-    waits.append(pool.submit(scene.perform, "c", ("third",), ()))
+    waits.append(pool.submit(scene.perform, "c", "third", ""))
     scene.asleep.get(timeout=PATIENCE_S)
     scene.fs.gates["second"].set()
     assert scene.fs.reached["third"].wait(PATIENCE_S)
@@ -239,8 +243,3 @@ def test_a_leader_that_has_led_long_enough_hands_the_lead_on(
     scene.fs.gates["third"].set()
     assert told(waits) == [None] * 3
     assert leaders[0] == leaders[1] != leaders[2]
-
-
-def test_touched_names_each_directory_once() -> None:
-    change = touched(["a", "b", "a"], ["c"])
-    assert (list(change.files), list(change.targets), list(change.sources)) == ([], ["a", "b"], ["c"])

@@ -1,4 +1,4 @@
-"""What the tests of the barrier share: syncs that are counted, held up or fail, and a group behind a held leader."""
+"""What the tests of group commit share: syncs that are counted, held up or fail, and a group behind a held leader."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from errno import EIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from xaqueue.space.engine.directory_log import DirectoryLog
+from xaqueue.space.model.change import MOVE, PUT, Change, Kind
+from xaqueue.space.model.definitions import UNDEFINED
+from xaqueue.space.model.queue import Queue
 from xaqueue.storage.fs import DirectoryFileSystem
-from xaqueue.storage.group_commit import Barrier, Step, Touched, touched
+from xaqueue.storage.group_commit import GroupCommit, Step
 from xaqueue.storage.hardening import Hardening
 
 if TYPE_CHECKING:
@@ -25,7 +29,7 @@ PATIENCE_S = 30.0
 
 
 class CountingSyncs(DirectoryFileSystem):
-    """Only its syncs are called. Each is counted; one on a path in ``gates`` blocks, one in ``broken`` fails."""
+    """Its names are nowhere. Each sync is counted; one on a path in ``gates`` blocks, one in ``broken`` fails."""
 
     def __init__(self) -> None:
         super().__init__("/nonexistent")
@@ -44,6 +48,15 @@ class CountingSyncs(DirectoryFileSystem):
     def paths(self, call: str) -> list[str]:
         return [path for made, path in self.synced if made == call]
 
+    def rename(self, source: str, target: str) -> None:
+        pass
+
+    def unlink(self, path: str) -> None:
+        pass
+
+    def hold_dir(self, path: str) -> None:
+        pass
+
     def sync_file(self, path: str) -> None:
         self._synced("fsync", path)
 
@@ -55,6 +68,9 @@ class CountingSyncs(DirectoryFileSystem):
 
     def _synced(self, call: str, path: str) -> None:
         self.synced.append((call, path))
+        self.pass_by(path)
+
+    def pass_by(self, path: str) -> None:
         if path in self.gates:
             self.reached[path].set()
             assert self.gates[path].wait(PATIENCE_S)
@@ -63,8 +79,18 @@ class CountingSyncs(DirectoryFileSystem):
             raise self.broken[path]
 
 
+class FreshQueue(Queue):
+    """Every number begins a range."""
+
+    def make_range(self, fs: object, seq: int) -> bool:
+        return True
+
+
 class Scene:
-    """A barrier, and what happened to its steps, in the order in which it did."""
+    """A directory log, and what happened to its steps, in the order in which it did."""
+
+    held = "held"
+    """Where the leader is held up."""
 
     def __init__(self, hardening: Hardening = STRICT) -> None:
         self.fs = CountingSyncs()
@@ -73,21 +99,30 @@ class Scene:
         self.published: list[str] = []
         self.groups: list[int] = []
         """How many steps were published when each group ended."""
-        self.barrier = Barrier(self.fs, hardening, self.lock, lambda: self.groups.append(len(self.published)))
+        self.log: GroupCommit = self._log(hardening)
         self.asleep: queue.SimpleQueue[Step] = queue.SimpleQueue()
         """Steps whose threads are about to wait."""
         self.slept: list[Step] = []
         self.woken: list[Step] = []
 
-    def perform(
-        self, name: str, targets: Iterable[str] = ("committed",), sources: Iterable[str] = ("prepared",)
-    ) -> None:
-        def apply() -> Touched:
+    def _log(self, hardening: Hardening) -> GroupCommit:
+        return DirectoryLog(
+            self.fs,
+            hardening,
+            self.lock,
+            queue=lambda name: FreshQueue(name, UNDEFINED, threading.Condition(self.lock)),
+            lost=str,
+            check_owner=lambda: None,
+            published=lambda _: self.groups.append(len(self.published)),
+        )
+
+    def perform(self, name: str, target: str = "committed", source: str = "prepared") -> None:
+        def plan() -> Any:
             assert self.lock.locked(), name
             self.applied.append(name)
-            return touched(targets, sources)
+            return change(name, target, source)
 
-        self.barrier.perform(apply, publish=lambda: self.publish(name))
+        self.log.perform(plan, lambda: self.publish(name))
 
     def publish(self, name: str) -> None:
         assert self.lock.locked(), name
@@ -95,19 +130,33 @@ class Scene:
 
     def behind_a_leader(self, pool: ThreadPoolExecutor, steps: Iterable[Callable[[], None]]) -> list[Future[None]]:
         """A leader blocked in its round, and steps that gather meanwhile, in this order; ``go_on`` ends the block."""
-        self.fs.gate("held")
-        waits = [pool.submit(self.perform, "leader", ("held",), ())]
-        assert self.fs.reached["held"].wait(PATIENCE_S)
+        waits = [self.lead(pool)]
         for step in steps:
             waits.append(pool.submit(step))
             self.asleep.get(timeout=PATIENCE_S)
         return waits
 
+    def lead(self, pool: ThreadPoolExecutor) -> Future[None]:
+        self.fs.gate(self.held)
+        leader = pool.submit(self.perform, "leader", "held", "")
+        assert self.fs.reached[self.held].wait(PATIENCE_S)
+        return leader
+
     def named(self, names: Iterable[str]) -> list[Callable[[], None]]:
         return [lambda name=name: self.perform(name) for name in names]  # type: ignore[misc]
 
     def go_on(self) -> None:
-        self.fs.gates["held"].set()
+        self.fs.gates[self.held].set()
+
+
+def change(name: str, target: str = "committed", source: str = "prepared", **fields: Any) -> Change | None:
+    """A file of this name moves, or is put where it comes from nowhere."""
+    if not target:
+        return None
+    path = f"{target}/{name}"
+    return Change(
+        Kind.COMMIT, name, [(MOVE, f"{source}/{name}", path, 0) if source else (PUT, path, b"", b"", 0)], **fields
+    )
 
 
 @contextmanager
@@ -131,13 +180,18 @@ def watched(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
         try:
             yield scene
         finally:
-            scene.barrier.fail(RuntimeError("the test is over"))
+            scene.log.fail(RuntimeError("the test is over"))
             for step in scene.slept:
                 wake(step)
-    scene.barrier.close()
+    scene.log.close()
 
 
 def told(waits: Iterable[Future[None]]) -> list[type[BaseException] | None]:
     """What each of these ended with; none may hang."""
     errors = [wait.exception(PATIENCE_S) for wait in waits]
     return [None if error is None else type(error) for error in errors]
+
+
+def log_of(scene: Scene) -> DirectoryLog:
+    assert isinstance(scene.log, DirectoryLog)
+    return scene.log

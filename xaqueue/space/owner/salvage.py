@@ -21,7 +21,7 @@ from pathlib import Path
 
 from xaqueue.errors import JournalDamaged, SpaceError, SpaceInUse
 from xaqueue.space.engine import redo
-from xaqueue.space.model import layout
+from xaqueue.space.model import change, layout
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.group import find_group, open_to
 from xaqueue.space.model.layout import JOURNAL
@@ -74,7 +74,7 @@ def find_loss(path: str | os.PathLike[str]) -> Loss | None:
     damage = _damage(fs, path)
     if damage is None:
         return None
-    remains = read_remains(fs, JOURNAL, redo.sound)
+    remains = read_remains(fs, JOURNAL, change.is_valid)
     gaps = remains.gaps or ([] if damage.lost_from is None else [Gap(damage.lost_from, None, remains.files[-1])])
     first = min((gap.start for gap in gaps), default=None)
     steps = [_step(record, first is not None and record.lsn > first) for record in remains.records]
@@ -100,7 +100,7 @@ def salvage(path: str | os.PathLike[str]) -> Salvaged:
 
 def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
     """Does what can be read of the journal again, and begins a new one. Raises OSError."""
-    remains = read_remains(fs, JOURNAL, redo.sound)
+    remains = read_remains(fs, JOURNAL, change.is_valid)
     for name in (*layout.DIRECTORIES, JOURNAL):
         if not fs.is_dir(name):
             fs.make_dir(name)
@@ -121,7 +121,7 @@ def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
 def _damage(fs: FileSystem, path: str | os.PathLike[str]) -> JournalDamaged | None:
     owner = read_owner(path)
     try:
-        found = look(fs, JOURNAL, redo.sound, used=owner is not None and owner.journalled)
+        found = look(fs, JOURNAL, change.is_valid, used=owner is not None and owner.journalled)
         check_end(fs, found.records, found.position)
         redo.check_lost(fs, found.records)
     except JournalDamaged as damage:
@@ -130,8 +130,8 @@ def _damage(fs: FileSystem, path: str | os.PathLike[str]) -> JournalDamaged | No
 
 
 def _step(record: Record, behind: bool) -> StepRead:
-    kind = redo.Kind(record.kind).name.lower().replace("_", " ")
-    return StepRead(record.lsn, kind, redo.xid_of(record), redo.queues_of(record), behind)
+    kind = change.Kind(record.kind).name.lower().replace("_", " ")
+    return StepRead(record.lsn, kind, change.name_of(record), change.queues_of(record), behind)
 
 
 @contextmanager

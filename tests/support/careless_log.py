@@ -1,0 +1,130 @@
+"""A log that leaves out one kind of sync, and names every kind that it was asked for.
+
+A kind is who asks, and for what: ``prepare: target prepared``, ``harden of prepare: content block``. A step that is
+carried out in the directories asks by the name of its kind, for its point apart from what follows; the directories of
+a round are its targets and sources. All other syncs are asked for by the function that calls the log, the journal or
+the port.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import pytest
+
+from xaqueue.space.engine import directory_log
+from xaqueue.space.engine.directory_log import STAGED, DirectoryLog
+from xaqueue.space.model import layout
+from xaqueue.space.model.change import Change
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem
+
+RETRIES = layout.retries_path("").rpartition("/")[2]
+
+
+class Carelessness:
+    """Which kind is left out, if any; which kinds were asked for."""
+
+    def __init__(self, left_out: str = "") -> None:
+        self.left_out = left_out
+        self.asked: set[str] = set()
+
+    def kept(self, step: str, role: str, paths: Iterable[str]) -> list[str]:
+        kinds = {path: f"{step}: {role} {kind_of(path)}" for path in paths}
+        self.asked.update(kinds.values())
+        return [path for path, kind in kinds.items() if kind != self.left_out]
+
+
+def kind_of(path: str) -> str:
+    """What a directory, or a file whose content is synced, is for."""
+    directory, _, name = path.rpartition("/")
+    if directory == layout.ACTIVE and name.startswith(STAGED):
+        return kind_of(name.removeprefix(STAGED).replace("~", "/"))
+    if directory.endswith(f"/{RETRIES}"):
+        return "try"
+    if name == RETRIES:
+        return "tries"
+    if name == ".watermark":
+        return "watermark"
+    if layout.parse_range(name) is not None:
+        return "range"
+    if directory == layout.HEURISTIC:
+        return "decision"
+    if directory == layout.BATCHES:
+        return "batch record"
+    if directory == layout.STREAMS:
+        return "stream record"
+    if layout.parse_queue_directory(name) is not None:
+        return "queue"
+    if directory == layout.JOURNAL:
+        return "archive" if ".archive" in name else "new segment" if name.endswith(".new") else "segment"
+    if directory in (layout.ACTIVE, layout.PREPARED):
+        return "first block" if name.endswith("." + layout.FIRST) else "block"
+    return path or "root"
+
+
+@contextmanager
+def careless(monkeypatch: pytest.MonkeyPatch, left_out: str = "") -> Iterator[Carelessness]:
+    """Every space that is opened inside leaves this kind of sync out."""
+    care = Carelessness(left_out)
+    with monkeypatch.context() as patch:
+        for name in ("_carry_out", "_carry_on"):
+            patch.setattr(DirectoryLog, name, _careless_step(care, name))
+        for name, role in ROLES.items():
+            patch.setattr(ForgetfulFileSystem, name, _careless_sync(care, name, role))
+        yield care
+
+
+def _careless_step(care: Carelessness, name: str) -> Callable[..., None]:
+    """Has the round sync what the step touched, but for what is left out of it."""
+    real = getattr(DirectoryLog, name)
+
+    def carry(log: DirectoryLog, change: Change, touched: directory_log._Touched) -> None:
+        own = directory_log._Touched()
+        try:
+            real(log, change, own)
+        finally:
+            asks = change.kind.name.lower() + ("'s point" if change.point and name == "_carry_out" else "")
+            touched.files.update(dict.fromkeys(care.kept(asks, "content", own.files)))
+            targets = care.kept(asks, "target", own.targets)
+            losing = care.kept(asks, "source", [path for path in own.sources if path not in own.targets])
+            touched.targets.update(dict.fromkeys(targets))
+            touched.sources.update(dict.fromkeys([*losing, *(path for path in targets if path in own.sources)]))
+
+    return carry
+
+
+ROLES = {"sync_data": "content", "sync_file": "content", "sync_dir": "names", "sync_all": "all"}
+ROUND = "DirectoryLog._sync"
+WITHIN = frozenset(
+    {
+        *("synced", "Threads.run", "Space.put", "Space.sync_all", "Journal._sync", "_settle", "Journal._overwrite"),
+        *("Journal._write_own", "ForgetfulFileSystem.sync_data", "_careless_sync"),
+        *("harden", "stage", "sync_contents", "sync_names", "_sync_contents", "_sync_names", "_sync", "_sync_all"),
+    }
+)
+"""What syncs for others, who are the ones that ask; the last are those of both logs."""
+
+
+def _careless_sync(care: Carelessness, name: str, role: str) -> Callable[..., None]:
+    """Like the real call of the port, unless it is left out. What a round asks for, its steps have accounted for."""
+    real = getattr(ForgetfulFileSystem, name)
+
+    def sync(fs: ForgetfulFileSystem, path: str = "") -> None:
+        asker = _asker(sys._getframe(1))
+        if asker == ROUND or care.kept(asker, role, [path]):
+            real(*(fs, path) if name != "sync_all" else (fs,))
+
+    return sync
+
+
+def _asker(frame: FrameType | None) -> str:
+    while frame is not None:
+        owner = frame.f_code.co_qualname.partition(".<locals>")[0]
+        log, _, name = owner.partition(".")
+        if owner == ROUND or not (owner in WITHIN or (log in ("DirectoryLog", "JournalLog") and name in WITHIN)):
+            return owner if owner == ROUND else owner.rpartition(".")[2]
+        frame = frame.f_back
+    raise AssertionError("nobody asks")

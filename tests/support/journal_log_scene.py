@@ -1,0 +1,52 @@
+"""A journal log over directories of its own, without a space: changes go in, and the directories follow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from xaqueue.space.engine.journal_log import JournalLog
+from xaqueue.space.model.change import Change, Kind, Op
+from xaqueue.space.model.layout import Watermark
+from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.journal import Journal
+from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
+
+DIRECTORIES = ("active", "prepared", "committed", "committed/queue=q", "committed/queue=q/range=0")
+RANGE = DIRECTORIES[-1]
+MARK = "committed/queue=q/.watermark"
+
+
+def directories() -> ForgetfulFileSystem:
+    return Tree(dict.fromkeys(DIRECTORIES)).open()
+
+
+class LoggedDirectories(JournalLog):
+    """``marks``: what its next round publishes of queues. The journal stands elsewhere."""
+
+    def __init__(self, fs: FileSystem, cache_bytes: int = 0) -> None:
+        self.marks: dict[str, Watermark] = {}
+        journal = Journal(ForgetfulFileSystem(), segment_bytes=1024 * 1024)
+        journal.start()
+        super().__init__(
+            fs,
+            journal,
+            threading.Lock(),
+            lost=str,
+            check_owner=lambda: None,
+            published=self._take_marks,
+            cache_bytes=cache_bytes,
+        )
+
+    def _take_marks(self, marks: dict[str, Watermark]) -> None:
+        marks.update(self.marks)
+        self.marks = {}
+
+    def do(self, *ops: Op, rest: Sequence[Op] = ()) -> None:
+        """One step."""
+        self.perform(Change(Kind.COMMIT, "branch", ops, rest=rest))
+
+    def publish(self, published: int, *ops: Op) -> None:
+        """One step behind which the queue is published so far."""
+        self.marks["q"] = Watermark(published, published)
+        self.do(*ops)

@@ -1,0 +1,128 @@
+"""What a resource manager does, embedded or behind a server: the protocols through which rooms meet.
+
+Source: X/Open C193 (Distributed TP: The XA Specification), chapter 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, Unpack
+
+from xaqueue.batch import Batch, Decision, Plan
+from xaqueue.message import EnqueueOptions, Message, MessageId
+from xaqueue.reservation import Reservation
+from xaqueue.xa import Flag, Outcome, Vote
+from xaqueue.xid import Xid
+
+
+class ResourceManager(Protocol):
+    """One session with a queue space: the XA verbs with explicit xids, and the work between them.
+
+    A session is used by one thread at a time. It is associated with at most one branch; ``enqueue`` and ``dequeue``
+    belong to that branch. Prepare, commit, rollback and forget need no association and may come from any session.
+    Errors are exceptions that carry the XA code; ResourceFailed means that the outcome of this call is unknown.
+    """
+
+    def start(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
+        """Begins a branch, or enters one with JOIN or RESUME. ``timeout_s``: rolled back when not idle by then."""
+
+    def end(self, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
+        """Leaves the branch: SUCCESS, FAIL (now rollback-only) or SUSPEND (to RESUME, elsewhere with MIGRATE)."""
+
+    def prepare(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
+        """Makes an idle branch durable and in doubt. RDONLY: it had no blocks, is gone, and no file was touched."""
+
+    def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
+        """Commits a prepared branch, or with ONEPHASE an idle one. Returns once hardened and visible."""
+
+    def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
+        """Undoes an idle, rollback-only or prepared branch; its dequeued messages are back where they were."""
+
+    def recover(self, count: int, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
+        """Up to ``count`` prepared or heuristically finished xids: the next of this session's scan.
+
+        STARTRSCAN opens (or restarts) the scan, ENDRSCAN closes it after this call.
+        """
+
+    def forget(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
+        """Ends the memory of a heuristic outcome."""
+
+    def outcome(self, xid: Xid) -> Outcome:
+        """What became of the branch, as far as it is remembered, or becomes of it by a step that is on its way."""
+
+    def flush(self) -> None:
+        """What was not sent yet is done now. Raises what it fails with."""
+
+    def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+        """Adds a message to the associated branch."""
+
+    def dequeue(
+        self,
+        queue: str,
+        *,
+        wait_s: float | None = 0.0,
+        message_id: bytes | None = None,
+        correlation_id: bytes | str | None = None,
+    ) -> Message | None:
+        """Takes a message in the associated branch; None when there is none within ``wait_s`` seconds.
+
+        Where that is None or infinite it waits until there is one.
+        """
+
+    def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
+        """Committed messages in the order of the queue, locking nothing."""
+
+    def close(self, left: Xid | None = None) -> None:
+        """Ends the session: what it has active is rolled back, what is prepared stays.
+
+        left: a branch that the session has left, which goes with it unless it is prepared.
+        """
+
+    def drop(self) -> bool:
+        """Ends it where nobody may be kept waiting, as by the collector; in a forked child all is left as it is.
+
+        Returns whether there was anything to be ended.
+        """
+
+
+class Batches(Protocol):
+    """What a resource manager does for a query that writes in batches: many prepared branches, one decision."""
+
+    def commit_all(
+        self, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = (), plan: Plan | None = None
+    ) -> Decision:
+        """Commits prepared branches of a batch in one step and rolls back all others of it.
+
+        A batch that was decided before is finished as it was decided, what is new is rolled back, and the earlier
+        decision is returned. ``others``: branches in other spaces, by their ids, that this decision holds for. What is
+        left to do here of the query's last batch is done first, RetryLater where that finds no room.
+        Raises UnknownXid, and has done nothing, where one of ``xids`` is not prepared; InvalidArgument, likewise, for
+        a number below that of the query's last batch, and for that number with another plan.
+        """
+
+    def rollback_all(self, batch: Batch, spaces: Sequence[str] = ()) -> int:
+        """Rolls back the branches of a batch that is not decided; how many there were. ``spaces``: the ids of those
+        that were asked; branches that another one may have committed are left.
+        """
+
+    def decision(self, batch: Batch) -> Decision | None:
+        """What was decided of a batch, or of the last of its query where that is a later one; None without both."""
+
+
+class Streams(Protocol):
+    """What a resource manager does for a stream that consumes a queue from its front, in batches."""
+
+    def reserve(self, queue: str, stream: str, after: int, upto: int) -> Reservation:
+        """Keeps the queue for this stream, which is about to read (after, upto]. Idempotent.
+
+        Raises QueueReserved where another stream or a branch has messages of it, or an operator released it.
+        """
+
+    def consume(self, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
+        """Everything up to this number is consumed: removed, or moved to the archive. Cumulative and idempotent."""
+
+    def release(self, queue: str) -> Reservation | None:
+        """Ends the reservation, whoever has it; what is not consumed is there for everybody. None without one."""
+
+    def reservations(self) -> list[Reservation]:
+        """Of all queues, sorted by their names."""

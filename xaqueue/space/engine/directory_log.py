@@ -1,0 +1,376 @@
+"""Levels NONE, FSYNC and FDATASYNC, with ;DSYNC or without: the state machine of files, literally.
+
+A block is written to active/ when the work is done; a step renames it to prepared/ and on to committed/, and where it
+stands is its state. What a step does comes as a change, see ``xaqueue.space.model.change``:
+
+    content before name   ``harden`` and ``stage`` sync what active/ holds, by FSYNC or FDATASYNC, before it is given
+                          another name (rule 7)
+    its point             with DSYNC the directories are synced behind it: the step is decided (rule 2)
+    its operations        with DSYNC every directory that gained a name is synced, and then those that lost one, so
+                          that no crash loses a file between two directories (rules 1 to 3)
+    its rest              a crash may bring it back: recovery finds its work done (rule 3)
+
+With NONE nothing is synced, and no step waits for another. Steps of several threads share the syncs of a round.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+
+from xaqueue.errors import Error, RetryLater
+from xaqueue.space.engine.log import STEP_FILES, CommitPending
+from xaqueue.space.model import layout
+from xaqueue.space.model.block_files import read_block
+from xaqueue.space.model.branch import Branch, Written
+from xaqueue.space.model.change import DROP, MOVE, Change, Kind, Op
+from xaqueue.space.model.layout import ACTIVE, COMMITTED, block_path
+from xaqueue.space.model.queue import Queue
+from xaqueue.storage.fs import NO_ROOM, FileSystem, discard
+from xaqueue.storage.group_commit import GroupCommit, Plan, Step, nothing
+from xaqueue.storage.hardening import Hardening
+from xaqueue.storage.scheduling import THREADS, Threads
+
+PARALLEL_SYNCS = 8
+"""Files of one step that are synced at a time; more does not help one disk."""
+
+
+STAGED = ".put."
+"""In active/, where a name that starts with a dot is no block."""
+
+
+class _Touched:
+    """Directories that gained and that lost a name, and files that changed in place, since the last SYNC."""
+
+    __slots__ = ("files", "sources", "targets")
+
+    def __init__(self) -> None:
+        self.files: dict[str, None] = {}
+        self.targets: dict[str, None] = {}
+        self.sources: dict[str, None] = {}
+
+
+_COMMITS = frozenset({Kind.COMMIT, Kind.ONE_PHASE, Kind.BATCH})
+
+
+class DirectoryLog(GroupCommit):
+    """See ``Log``."""
+
+    is_atomic = False
+    pending = False
+    waiting_room = (0, 0)
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        hardening: Hardening,
+        lock: threading.Lock,
+        *,
+        queue: Callable[[str], Queue],
+        waiting: Threads = THREADS,
+        lost: Callable[[], str],
+        check_owner: Callable[[], None],
+        published: Callable[[dict[str, layout.Watermark]], None],
+    ) -> None:
+        """queue: the memory of a queue by its name. published: see ``JournalLog``."""
+        super().__init__(lock, waiting=waiting, lost=lost, check_owner=check_owner)
+        self.fs = fs
+        self._content = hardening.content
+        self._sync_content = fs.sync_file if hardening.content == "FSYNC" else fs.sync_data
+        self._directories = hardening.directories
+        self._never_syncs = not hardening.content and not hardening.directories
+        self._queue = queue
+        self._take_published = published
+        self._marks: dict[str, layout.Watermark] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    # Blocks of active branches
+
+    def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
+        path = block_path(ACTIVE, branch.name, written.suffix)
+        self.fs.create(path, [head, body] if body else [head])
+        written.path = path
+        branch.has_files = True
+
+    def take(self, branch: Branch, written: Written, block: Callable[[], bytes]) -> None:
+        self.add(branch, written, block(), b"")
+
+    def spill(self, branch: Branch) -> None:
+        """It has files only."""
+
+    def harden(self, branch: Branch) -> None:
+        if self._content:
+            self.sync_contents([written.path for written in branch.all_blocks])
+
+    def discard(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            with suppress(FileNotFoundError):
+                self.fs.unlink(path)
+
+    def sync_contents(self, paths: Sequence[str]) -> None:
+        self.check()
+        if self._content:
+            self._waiting.run(partial(self._sync_contents, paths))
+
+    def _sync_contents(self, paths: Sequence[str]) -> None:
+        try:
+            if len(paths) < PARALLEL_SYNCS or not threading.main_thread().is_alive():  # then no pool takes work
+                for path in paths:
+                    self._sync_content(path)
+            else:
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(PARALLEL_SYNCS, thread_name_prefix="xaqueue-sync")
+                list(self._pool.map(self._sync_content, paths))
+        except BaseException as error:
+            self.fail(error)
+            raise self._failed() from error
+
+    def stage(self, path: str, head: bytes, body: bytes) -> None:
+        staged, directory = staged_path(path), path.rpartition("/")[0]
+        if not self.fs.is_dir(directory):
+            self.fs.make_dir(directory)
+            self.sync_names((directory.rpartition("/")[0],))
+        discard(self.fs, staged)
+        self.fs.create(staged, [head, body] if body else [head])
+        self.sync_contents([staged])
+
+    # Steps
+
+    def ahead(self, branch: Branch, change: Change) -> Change:
+        early = change.ops[:-STEP_FILES]
+        self.check()
+        self._waiting.run(partial(self._move_ahead, early))
+        for written, (_, _, target, _) in zip(branch.all_blocks, early, strict=False):
+            written.path = target
+        return change._replace(ops=change.ops[-STEP_FILES:])
+
+    def _move_ahead(self, moves: Sequence[Op]) -> None:
+        try:
+            self._do(moves, _Touched())
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise RetryLater(f"no room in {layout.PREPARED}/ ({error.strerror})") from error
+            self.fail(error)
+            raise self._failed() from error
+
+    def perform(self, plan: Plan, publish: Callable[[], None] = nothing) -> None:
+        perform = self._perform_alone if self._never_syncs else super().perform
+        change = perform(plan, publish)
+        if change is not None and change.rest:
+            self._tidy(change)
+
+    def _perform_alone(self, plan: Plan, publish: Callable[[], None]) -> Change | None:
+        """Nothing is ever synced, and nobody waits for anybody."""
+        with self._lock:
+            if self.failure is not None:
+                raise self._failed()
+            self.steps += 1
+            try:
+                change: Change | None = plan() if callable(plan) else plan
+                if change is not None:
+                    touched = _Touched()
+                    self._carry_out(change, touched)
+                    if change.point:
+                        self._carry_on(change, touched)
+                if self._lost():
+                    self._check_owner()
+                publish()
+                self._published()
+            except Error:
+                raise
+            except BaseException as error:
+                self.fail(error)
+                raise self._failed() from error
+        return change
+
+    def _harden(self, group: Sequence[Step]) -> None:
+        touched = _Touched()
+        with self._lock:
+            for step in group:
+                try:
+                    step.planned = step.plan() if callable(step.plan) else step.plan
+                    if step.planned is not None:
+                        self._carry_out(step.planned, touched)
+                except Error as error:
+                    step.error = error
+        self._sync(touched)
+        decided = [step for step in group if step.error is None and step.planned is not None and step.planned.point]
+        if decided:
+            touched = _Touched()
+            with self._lock:
+                for step in decided:
+                    try:
+                        self._carry_on(step.planned, touched)
+                    except Error as error:
+                        step.error = error
+            self._sync(touched)
+        if self.failure is not None:
+            raise self._failed()  # it may have hung until somebody fenced the space, and those who waited were told
+        if self._lost():
+            self._check_owner()
+        with self._lock:
+            for step in group:
+                if step.error is None:
+                    step.publish()
+            self._published()
+
+    def _carry_out(self, change: Change, touched: _Touched) -> None:
+        """The point of a change, or where it has none its operations. Called with the lock held.
+
+        Raises RetryLater where there is no room, and then nothing was done.
+        """
+        try:
+            for name, seq in change.arrivals:
+                self._make_range(name, seq, touched)
+            self._do(change.point or change.ops, touched)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            raise RetryLater(_lack(change, error, "nothing was done, ")) from error
+
+    def _carry_on(self, change: Change, touched: _Touched) -> None:
+        """What follows the point. Called with the lock held. Raises CommitPending where there is no room."""
+        try:
+            self._do(change.ops, touched)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            raise CommitPending(_lack(change, error)) from error
+
+    def _make_range(self, name: str, seq: int, touched: _Touched) -> None:
+        """What a number needs, before the commit point."""
+        if self._queue(name).make_range(self.fs, seq):
+            touched.files[layout.watermark_path(name)] = None
+            touched.targets[layout.queue_path(name)] = None
+            touched.targets[COMMITTED] = None
+        if self._directories:
+            self.fs.hold_dir(layout.range_path(name, seq))
+
+    def _do(self, ops: Sequence[Op], touched: _Touched) -> None:
+        """All of these, or none of the renames."""
+        fs, done = self.fs, list[Op]()
+        try:
+            for op in ops:
+                code = op[0]
+                if code == MOVE:
+                    _, source, target, when_us = op
+                    if when_us:
+                        fs.set_modified_ns(source, when_us * 1000)
+                    fs.rename(source, target)
+                    done.append(op)
+                    touched.targets[target.rpartition("/")[0]] = None
+                    touched.sources[source.rpartition("/")[0]] = None
+                elif code == DROP:
+                    directory = op[1].rpartition("/")[0]
+                    with suppress(FileNotFoundError):
+                        if self._directories:
+                            fs.hold_dir(directory)  # what cannot be synced is not begun
+                        fs.unlink(op[1])
+                    touched.sources[directory] = None
+                else:  # a record of the space, whose content is staged
+                    fs.rename(staged_path(op[1]), op[1])
+                    touched.targets[op[1].rpartition("/")[0]] = None
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                self._take_back(done, error)
+            raise
+
+    def _take_back(self, done: Sequence[Op], error: OSError) -> None:
+        """All of these renames, or none: a directory that must grow on a full disk does not."""
+        for _, source, target, _ in reversed(done):
+            try:
+                self.fs.rename(target, source)  # where it stood a moment ago there is room
+            except OSError as stuck:  # half moved: never "no room, try again"
+                raise OSError(errno.EIO, f"cannot be moved back: {stuck.strerror}", target) from error
+
+    def _sync(self, touched: _Touched) -> None:
+        self.wake_finished()
+        if self._content:
+            for path in touched.files:
+                self._sync_content(path)
+        if not self._directories:
+            return
+        targets, sources = touched.targets, touched.sources
+        gaining = [path for path in targets if path not in sources]
+        both = [path for path in targets if path in sources]
+        losing = [path for path in sources if path not in targets]
+        self._sync_names((*gaining, *both, *losing))
+
+    def _tidy(self, change: Change) -> None:
+        """What may go at any time. Where that is all that the change does, it may find no room."""
+        try:
+            for op in change.rest:
+                with suppress(FileNotFoundError):
+                    self.fs.unlink(op[1])
+        except OSError as error:
+            if error.errno in NO_ROOM and not change.ops:
+                raise RetryLater(_lack(change, error)) from error
+            self.fail(error)
+            raise self._failed() from error
+
+    def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
+        self.perform(plan)
+
+    def published_late(self) -> None:
+        """What was kept back until now counts as published. Called with the lock held."""
+        self._published()
+
+    def _published(self) -> None:
+        """Readers learn of it; without room, with the next step."""
+        marks = self._marks
+        self._take_published(marks)
+        if not marks:
+            return
+        try:
+            for queue, watermark in marks.items():
+                self.fs.write_at(layout.watermark_path(queue), 0, [layout.format_watermark(watermark)])
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+        else:
+            marks.clear()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    # The directories
+
+    def read(self, path: str) -> bytes:
+        return read_block(self.fs, path)
+
+    def settle(self) -> None:
+        """They hold everything."""
+
+    def exclusively(self, call: Callable[[], None]) -> None:
+        """Calls this, beside the steps."""
+        call()
+
+    def sync_names(self, directories: Sequence[str]) -> None:
+        self.check()
+        if not self._directories:
+            return
+        try:
+            self._waiting.run(partial(self._sync_names, directories))
+        except OSError as error:
+            self.fail(error)
+            raise self._failed() from error
+
+    def _sync_names(self, directories: Iterable[str]) -> None:
+        for path in directories:
+            self.fs.sync_dir(path)
+
+
+def staged_path(path: str) -> str:
+    """Where the content of a record is written before it takes its name; recovery removes what stands there."""
+    return f"{ACTIVE}/{STAGED}{path.replace('/', '~')}"
+
+
+def _lack(change: Change, error: OSError, what: str = "") -> str:
+    step = change.kind.name.lower().replace("_", " ")
+    again = "commit" if change.kind in _COMMITS else "try"
+    return f"{step} of {change.name} found no room ({error.strerror}): {what}free some and {again} again"

@@ -1,0 +1,419 @@
+"""Level JOURNAL: a step is one redo record, and a follower brings the directories behind it.
+
+The record, once it is hardened, is the commit point. What it says is done in the directories afterwards, by nobody
+but ``follow``, which works on the changes in the order of the log: it takes all that were published, does what they
+come to, and only then counts them as followed. So a checkpoint at an LSN covers exactly what is done below it.
+
+A small block is kept in memory until its record is written, and its content until it is followed, and a while longer
+as a cache: a reader that keeps up reads no file. A branch whose blocks are large has them in active/, on disk before
+its prepare is recorded, which then says only that they move.
+
+Without room on the disk the changes wait in the journal, and what they add is served from memory; who adds beyond a
+limit is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+
+from xaqueue.space.engine import redo
+from xaqueue.space.engine.register import Register
+from xaqueue.space.model import layout
+from xaqueue.space.model.block_files import read_block
+from xaqueue.space.model.branch import Branch, Written
+from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
+from xaqueue.space.model.layout import ACTIVE, Watermark, block_path
+from xaqueue.storage.fs import NO_ROOM, FileSystem, synced
+from xaqueue.storage.group_commit import JournalCommit, Step
+from xaqueue.storage.journal import Journal, checkpoint_entry
+from xaqueue.storage.scheduling import THREADS, Threads
+
+KEPT_BYTES = 1024 * 1024
+"""How much of its blocks a branch keeps in memory, at most; the rest is written to active/."""
+BLOCK_BYTES = 1024
+"""More than a record holds of a block beside its message."""
+PENDING_BYTES = 32 * 1024 * 1024
+PENDING_CHANGES = 16 * 1024
+"""Whoever adds a block beyond either follows first."""
+LAG_S = 0.05
+"""What has been pending so long, or at most twice as long, is followed in the background."""
+RETRY_S = 1.0
+"""After there was no room. The journal has what waits."""
+
+
+class JournalLog(JournalCommit):
+    """See ``Log``. ``follow`` and ``checkpoint`` may run in other threads beside the steps."""
+
+    is_atomic = True
+    _entry_of = staticmethod(entry_of)
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        journal: Journal,
+        lock: threading.Lock,
+        *,
+        waiting: Threads = THREADS,
+        lost: Callable[[], str],
+        check_owner: Callable[[], None],
+        published: Callable[[dict[str, Watermark]], None],
+        cache_bytes: int = 0,
+    ) -> None:
+        """published: called behind each round, with the lock held: adds the queues that have changed, and how far."""
+        super().__init__(
+            lock, journal, waiting=waiting, lost=lost, check_owner=check_owner, relieve=self._relieve_journal
+        )
+        self.fs = fs
+        self.register: Register | None = None
+        """What is remembered of dequeues should this process be killed."""
+        self._take_published = published
+        self._cache_bytes = cache_bytes
+        self._kept_bytes = min(KEPT_BYTES, journal.largest_bytes)
+        self._pending: list[Sequence[Op]] = []
+        """What was published and is not followed yet, in the order of the log."""
+        self._pending_bytes = 0
+        self._upto = journal.position
+        """The LSN behind the last change that was published."""
+        self.followed = journal.position
+        """Every change below this LSN is done in the directories."""
+        self._marks: dict[str, Watermark] = {}
+        self._held: dict[str, Op] = {}
+        """By path, the PUT of what the directories lack."""
+        self._cache: OrderedDict[str, Op] = OrderedDict()
+        self._cached_bytes = 0
+        self._following = threading.Lock()
+        self.notify: Callable[[], None] = lambda: None
+        """Called when something is pending after nothing was."""
+        self.retry: Callable[[OSError, Callable[[], object]], None] = _give_up
+        """Does again what found no room, or raises."""
+        self.made = 0
+        """Files that were made so far."""
+        self.hits = 0
+        self.misses = 0
+
+    # Blocks of active branches
+
+    def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
+        if self._pending_bytes > PENDING_BYTES or len(self._pending) > PENDING_CHANGES:
+            self.settle()
+        size = len(head) + len(body) + BLOCK_BYTES
+        if branch.kept_bytes + size <= self._kept_bytes:
+            branch.kept_bytes += size
+            written.content = head, body
+            return
+        self._write(branch, written, head, body)
+
+    def _write(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
+        path = block_path(ACTIVE, branch.name, written.suffix)
+        chunks = [head, body] if body else [head]
+        try:
+            self.fs.create(path, chunks)
+        except FileExistsError:  # a block of an earlier branch of this name, which is over and has not moved yet
+            self.settle()
+            self.fs.create(path, chunks)
+        branch.has_files = True
+        written.path, written.content = path, None
+
+    def spill(self, branch: Branch) -> None:
+        self._waiting.run(partial(self._spill, branch))
+
+    def _spill(self, branch: Branch) -> None:
+        try:
+            for written in list(branch.blocks):
+                if written.content is not None and not written.path:
+                    self._write(branch, written, *written.content)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+
+    def take(self, branch: Branch, written: Written, block: Callable[[], bytes]) -> None:
+        if self.register is not None and written.entry is not None:
+            self.register.add(written.queue, written.entry)
+
+    def harden(self, branch: Branch) -> None:
+        paths = [written.path for written in branch.all_blocks if written.path.startswith(ACTIVE)]
+        if paths:
+            self.sync_contents(paths)
+            self.sync_names((ACTIVE,))
+
+    def stage(self, path: str, head: bytes, body: bytes) -> None:
+        """The record has it."""
+
+    def ahead(self, branch: Branch, change: Change) -> Change:
+        return change
+
+    def sync_contents(self, paths: Sequence[str]) -> None:
+        self.check()
+        self._waiting.run(partial(self._sync_contents, paths))
+
+    def _sync_contents(self, paths: Sequence[str]) -> None:
+        with self._fencing():
+            for path in paths:
+                self.fs.sync_data(path)
+
+    def sync_names(self, directories: Sequence[str]) -> None:
+        """All there are: the follower may just have moved a file out of one of these, and the journal has its name
+        only. Were the loss on disk and the place that it has now not, a crash would leave it nowhere."""
+        self.check()
+        self._waiting.run(self._sync_all)
+
+    def _sync_all(self) -> None:
+        with self._fencing():
+            self.fs.sync_all()
+
+    @contextmanager
+    def _fencing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise self._failed() from error
+
+    def discard(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            with suppress(FileNotFoundError):
+                self.fs.unlink(path)
+
+    # Steps
+
+    def _publish(self, group: Sequence[Step]) -> None:
+        for step in group:
+            if step.error is None:
+                step.publish()
+                if type(step.planned) is Change:
+                    self._note(step.planned)
+        self._take_published(self._marks)
+        self._upto = self.journal.position
+
+    def _note(self, change: Change) -> None:
+        """It is to be followed. What memory holds of files goes their ways with them."""
+        if not self._pending:
+            self.notify()
+        ops = change.all_ops if change.point or change.rest else change.ops
+        self._pending.append(ops)
+        held = self._held
+        for op in ops:
+            code = op[0]
+            if code == PUT:
+                path, head, body = op[1], op[2], op[3]
+                if path in self._cache:
+                    self._let_go(path)
+                held[path] = op
+                self._pending_bytes += len(head) + len(body)
+            elif code == MOVE:
+                if op[1] in held:
+                    held[op[2]] = held.pop(op[1])
+            elif op[1] in held:
+                del held[op[1]]
+            elif op[1] in self._cache:
+                self._let_go(op[1])
+
+    def _let_go(self, path: str) -> None:
+        put = self._cache.pop(path)
+        self._cached_bytes -= len(put[2]) + len(put[3])
+
+    def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
+        self.exclusively(lambda: redo.apply_ops(self.fs, plan().ops))
+
+    def published_late(self) -> None:
+        """What was kept back until now counts as published. Called with the lock held.
+
+        A round may be under way, whose changes are recorded and do not count yet.
+        """
+        self._take_published(self._marks)
+
+    # The directories
+
+    def read(self, path: str) -> bytes:
+        put = self._held.get(path) or self._cache.get(path)
+        if put is not None:
+            self.hits += 1
+            data: bytes = put[2] + put[3]
+            return data
+        self.misses += 1
+        try:
+            return read_block(self.fs, path)
+        except FileNotFoundError:
+            pass
+        try:
+            self.settle()  # it may be there under the name that it had before
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return self._read_unmoved(path)
+        return read_block(self.fs, path)
+
+    def _read_unmoved(self, path: str) -> bytes:
+        """From where it stands as long as there is no room for its move."""
+        with self._lock:
+            pending = list(self._pending)
+        want = final_states(pending).get(path)
+        for place in want.places if isinstance(want, Moved) else ():
+            with suppress(FileNotFoundError):
+                return read_block(self.fs, place)
+        return read_block(self.fs, path)
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._pending or self._marks)
+
+    @property
+    def waiting_room(self) -> tuple[int, int]:
+        """Bytes and files, about, that are going to need room on the disk."""
+        return self._pending_bytes, len(self._held)
+
+    def settle(self) -> None:
+        self._waiting.run(self.follow)
+
+    def follow(self) -> None:
+        """Does in the directories all that was published when it was called. Raises OSError, ResourceFailed.
+
+        What finds no room is pending still, before all that is newer and may free some.
+        """
+        with self._following:
+            with self._lock:
+                turn, upto = _Turn(list(self._pending), self._marks), self._upto
+                self._marks = {}
+            if turn.changes or turn.marks:
+                try:
+                    self._carry_out(turn)
+                except BaseException:
+                    self._put_back(turn)
+                    raise
+                self._unpin(turn, [])
+            self.followed = upto
+
+    def _carry_out(self, turn: _Turn) -> None:
+        self.check()
+        if self._lost():
+            self._check_owner()
+        self._do(turn)
+        for queue, watermark in turn.marks.items():
+            self._mark(queue, watermark)
+        redo.apply_removals(self.fs, turn.final, turn.left)
+
+    def _do(self, turn: _Turn) -> None:
+        """What goes makes room for what comes, and there may be a reserve. The journal has both, in their order."""
+        try:
+            self.made += redo.apply(self.fs, turn.left)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+        else:
+            return
+        redo.apply_removals(self.fs, turn.final, turn.left)
+        try:
+            self.made += redo.apply(self.fs, turn.left)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self.retry(error, lambda: redo.apply(self.fs, turn.left))
+
+    def _mark(self, queue: str, watermark: Watermark) -> None:
+        path = layout.watermark_path(queue)
+        try:
+            self.fs.write_at(path, 0, [layout.format_watermark(watermark)])
+        except FileNotFoundError:  # its messages came and went between two turns
+            redo.make_dirs(self.fs, layout.queue_path(queue))
+            self.fs.write_at(path, 0, [layout.format_watermark(watermark)])
+
+    def _put_back(self, turn: _Turn) -> None:
+        self._unpin(turn, [turn.rest()])
+        with self._lock:
+            self._marks = turn.marks | self._marks
+
+    def _unpin(self, turn: _Turn, left: Sequence[Sequence[Op]]) -> None:
+        """All but what is ``left`` of it is followed; what that put is only cached from now on, unless a later change
+        has put it again.
+        """
+        with self._lock:
+            self._pending[: len(turn.changes)] = left
+            self._pending_bytes += _put_bytes(left) - _put_bytes(turn.changes)
+            for path, want in turn.final.items():
+                put = self._held.get(path)
+                if put is None or want is None or path in turn.left:
+                    continue
+                if isinstance(want, Moved) or put[2] is want.head:
+                    del self._held[path]
+                    self._remember(path, put)
+
+    def _remember(self, path: str, put: Op) -> None:
+        size = len(put[2]) + len(put[3])
+        if size > self._cache_bytes or not path.startswith(layout.COMMITTED):
+            return
+        self._cache[path] = put
+        self._cached_bytes += size
+        while self._cached_bytes > self._cache_bytes:
+            self._let_go(next(iter(self._cache)))
+
+    def exclusively(self, call: Callable[[], None]) -> None:
+        """Follows, and calls this while nothing is being followed. Raises what either raises."""
+        self.settle()
+        with self._following:
+            call()
+
+    # Checkpoints
+
+    def checkpoint(self) -> None:
+        """What was followed is on disk, and the journal releases what that covers; traffic goes on. Raises
+        ResourceFailed, RetryLater where there is no room for the record.
+        """
+        below = self.followed
+        try:
+            self._waiting.run(partial(synced, self.fs.sync_all))
+            self.perform(lambda: checkpoint_entry(below), lambda: self._covers(below))
+            self.journal.recycle()
+        except OSError as error:
+            self.fail(error)
+            raise self._failed() from error
+
+    def _covers(self, below: int) -> None:
+        self.journal.checkpoint = max(self.journal.checkpoint, below)
+
+    def _relieve_journal(self, _: int) -> None:
+        """A checkpoint in the middle of a round, by its leader, of everything up to that round."""
+        if not self.journal.full_segments:
+            return
+        try:
+            self.follow()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return
+        below = self.followed
+        synced(self.fs.sync_all)
+        self.journal.write_checkpoint(below)
+        self.journal.recycle()
+
+
+class _Turn:
+    """Changes that are followed together, and the watermarks behind them."""
+
+    def __init__(self, changes: Sequence[Sequence[Op]], marks: dict[str, Watermark]) -> None:
+        self.changes = changes
+        self.marks = marks
+        self.final = final_states(changes)
+        self.left = {path: want for path, want in self.final.items() if want is not None}
+        """What is still to be made."""
+
+    def rest(self) -> list[Op]:
+        """One change that comes to what is not done."""
+        ops: list[Op] = []
+        for path, want in self.left.items():
+            if isinstance(want, Moved):
+                ops.append((MOVE, want.places[-1], path, want.when_us))
+            else:
+                ops.append((PUT, path, want.head, want.body, want.when_us))
+        return ops + [(DROP, path) for path, want in self.final.items() if want is None]
+
+
+def _put_bytes(changes: Iterable[Sequence[Op]]) -> int:
+    return sum(len(op[2]) + len(op[3]) for ops in changes for op in ops if op[0] == PUT)
+
+
+def _give_up(error: OSError, call: Callable[[], object]) -> None:
+    raise error
