@@ -22,7 +22,7 @@ from xaqueue.errors import DecisionLogError, HeuristicOutcome, OutcomeUnknown, R
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log import DecisionLog
-from xaqueue.tm.status import Heuristic
+from xaqueue.tm.records import Heuristic
 from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Outcome

@@ -11,10 +11,10 @@ import pytest
 
 from support.bare_space import FaultyFileSystem
 from xaqueue.errors import DecisionLogError
-from xaqueue.tm import operators
+from xaqueue.tm import log_directory
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log import DecisionLog
-from xaqueue.tm.status import Heuristic
+from xaqueue.tm.records import Heuristic
 from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Outcome
@@ -44,7 +44,7 @@ def crashes(tree: Tree) -> Iterator[ForgetfulFileSystem]:
         log = DecisionLog(fs, segment_bytes=SEGMENT_BYTES)
         fs.crash_after = crash_after
         try:
-            operators.record_forgotten(fs, [NOTED], "you@there", 7, "told")
+            log_directory.record_forgotten(fs, [NOTED], "you@there", 7, "told")
             log.forget(GTRID)
         except (Crashed, DecisionLogError):
             assert fs.crashed
@@ -61,12 +61,12 @@ def test_no_crash_loses_a_heuristic_without_a_line() -> None:
         for left in fs.trees_after_crash(1 << 8):
             opened = left.open()
             log = DecisionLog(opened, segment_bytes=SEGMENT_BYTES)
-            told = operators.read_forgotten(opened)
+            told = log_directory.read_forgotten(opened)
             if log.table.heuristics:
                 kept += 1
-                operators.record_forgotten(opened, [NOTED], "you@there", 8, "told again")
+                log_directory.record_forgotten(opened, [NOTED], "you@there", 8, "told again")
                 log.forget(GTRID)
-                assert operators.read_forgotten(opened)[-1].forgotten_reason == "told again"
+                assert log_directory.read_forgotten(opened)[-1].forgotten_reason == "told again"
             else:
                 lost += 1
                 assert [(line.participant, line.party, line.forgotten_by) for line in told] == [
@@ -78,11 +78,11 @@ def test_no_crash_loses_a_heuristic_without_a_line() -> None:
 
 def test_without_room_nothing_is_forgotten(tmp_path: Path) -> None:
     fs = FaultyFileSystem(tmp_path)
-    fs.faults["write_at", operators.OPERATOR_LOG] = errno.ENOSPC
+    fs.faults["write_at", log_directory.OPERATOR_LOG] = errno.ENOSPC
     with pytest.raises(DecisionLogError, match="nothing is forgotten, try again"):
-        operators.record_forgotten(fs, [NOTED], "me", 7, "")
+        log_directory.record_forgotten(fs, [NOTED], "me", 7, "")
     fs.faults.clear()
-    (tmp_path / operators.OPERATOR_LOG).write_bytes(b'{"gtrid": "XAQ')
-    operators.record_forgotten(fs, [NOTED, NOTED], "me", 7, "")
+    (tmp_path / log_directory.OPERATOR_LOG).write_bytes(b'{"gtrid": "XAQ')
+    log_directory.record_forgotten(fs, [NOTED, NOTED], "me", 7, "")
     fs.close()
-    assert len(operators.read_forgotten(fs)) == 2
+    assert len(log_directory.read_forgotten(fs)) == 2

@@ -23,7 +23,7 @@ from support import SUPPORT
 from support.postgres import PATIENCE_S, crash, prepared, reached, terminate
 from xaqueue.errors import RolledBack
 from xaqueue.tm.coordinator import TraceStep as Step
-from xaqueue.tm.operators import view_log
+from xaqueue.tm.log_directory import view_log
 from xaqueue.xa import Outcome
 
 CHILD = SUPPORT / "tm_postgres_child.py"

@@ -22,7 +22,7 @@ import xaqueue
 from support import SUPPORT
 from support.tm_child import SYNC, Doom, manager
 from xaqueue.tm import last_resource
-from xaqueue.tm.operators import view_log
+from xaqueue.tm.log_directory import view_log
 
 CHILD = SUPPORT / "tm_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"

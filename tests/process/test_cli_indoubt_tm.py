@@ -13,7 +13,7 @@ from support.tm_left import Left, leave
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.space.engine.heuristics import decide
 from xaqueue.space.owner.open import attach
-from xaqueue.tm.operators import OPERATOR_LOG
+from xaqueue.tm.log_directory import OPERATOR_LOG
 
 
 @pytest.fixture

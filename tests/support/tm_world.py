@@ -18,8 +18,7 @@ from xaqueue.tm.coordinator import Coordinator, OnStep
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.participant import Participant, sources
-from xaqueue.tm.recovery import RecoveryThread
-from xaqueue.tm.status import ScanReport
+from xaqueue.tm.recovery import RecoveryThread, ScanReport
 from xaqueue.tm.transaction import Transaction
 from xaqueue.tools.torture.forgetful import Crashed
 from xaqueue.xa import Code, Outcome

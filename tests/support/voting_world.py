@@ -9,7 +9,6 @@ from functools import partial
 
 from support.paths import Choices, every_path
 from xaqueue.tm import voting
-from xaqueue.tm.errors import heuristic_code
 from xaqueue.tm.voting import (
     DECISION,
     Command,
@@ -18,6 +17,7 @@ from xaqueue.tm.voting import (
     Reply,
     TransactionResult,
     Verb,
+    heuristic_code,
 )
 from xaqueue.tm.voting import ParticipantOutcome as Ended
 from xaqueue.xa import Outcome

@@ -34,7 +34,7 @@ class LogStatus(Enum):
 
 
 def log_status(gtrid: Gtrid, *, node: str, epoch: int, in_use: bool, decision: Outcome | None) -> LogStatus:
-    """What a log says, from what ``xaqueue.tm.operators`` saw of it.
+    """What a log says, from what ``view_log`` saw of it.
 
     in_use: before it was read; so where it was not, nobody who was at work then can decide any more.
     """

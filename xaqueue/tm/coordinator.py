@@ -18,7 +18,7 @@ from xaqueue.errors import InterfaceError
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.participant import ConnectionSource
-from xaqueue.tm.status import Heuristic, InDoubtTransaction, OpenDecision, in_doubt_transactions
+from xaqueue.tm.records import Heuristic, InDoubtTransaction, OpenDecision, in_doubt_transactions
 from xaqueue.tm.voting import ParticipantOutcome, RecoveryAction, Reply, recovery_action
 from xaqueue.xa import Outcome
 

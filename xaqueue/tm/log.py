@@ -32,8 +32,7 @@ from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.storage.journal_format import Entry
 from xaqueue.storage.journal_reader import look
 from xaqueue.tm import records
-from xaqueue.tm.records import NODE, DecisionTable, damaged, read_node, write_node
-from xaqueue.tm.status import Heuristic, OpenDecision
+from xaqueue.tm.records import NODE, DecisionTable, Heuristic, OpenDecision, damaged, read_node, write_node
 from xaqueue.xa import Outcome
 
 JOURNAL = "journal"

@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import wraps
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
@@ -26,8 +27,8 @@ from xaqueue.tm.coordinator import Coordinator, OnStep
 from xaqueue.tm.driver import is_unknown_xid, xid_on
 from xaqueue.tm.log_directory import OwnedLog, open_log
 from xaqueue.tm.participant import Connect, Participant, sources
-from xaqueue.tm.recovery import RecoveryThread
-from xaqueue.tm.status import Heuristic, InDoubtTransaction, RecoveryResult
+from xaqueue.tm.records import Heuristic, InDoubtTransaction
+from xaqueue.tm.recovery import RecoveryThread, ScanReport
 from xaqueue.tm.transaction import Transaction
 from xaqueue.xa import Outcome
 
@@ -40,6 +41,27 @@ log = logging.getLogger("xaqueue")
 R = TypeVar("R")
 
 _open: weakref.WeakSet[TransactionManager] = weakref.WeakSet()
+
+
+@dataclass(slots=True)
+class RecoveryResult:
+    """What ``TransactionManager.recover`` found, by participant."""
+
+    scans: dict[str, ScanReport] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return all(scan.complete for scan in self.scans.values())
+
+    @property
+    def committed(self) -> int:
+        """Branches that were committed."""
+        return sum(len(scan.committed) for scan in self.scans.values())
+
+    @property
+    def rolled_back(self) -> int:
+        """Branches that were rolled back."""
+        return sum(len(scan.rolled_back) for scan in self.scans.values())
 
 
 class TransactionManager:

@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from xaqueue.errors import DecisionLogError
@@ -22,7 +23,7 @@ from xaqueue.tm import driver, last_resource, voting
 from xaqueue.tm.coordinator import Coordinator, TraceStep
 from xaqueue.tm.gtrid import Gtrid, ListedBranch, parse_listed
 from xaqueue.tm.participant import ConnectionSource
-from xaqueue.tm.status import ScanReport
+from xaqueue.tm.records import Heuristic
 from xaqueue.tm.voting import Command, ParticipantOutcome, RecoveryAction, Replies, Reply, Verb
 from xaqueue.xa import Outcome
 
@@ -34,6 +35,26 @@ _STEPS = {
 }
 
 log = logging.getLogger("xaqueue")
+
+
+@dataclass(slots=True)
+class ScanReport:
+    """What one round of recovery did at one participant."""
+
+    participant: str
+    complete: bool = False
+    """Whether the participant told all its branches in doubt, and each one that was finished answered."""
+    committed: list[bytes] = field(default_factory=list)
+    rolled_back: list[bytes] = field(default_factory=list)
+    finished_before: list[bytes] = field(default_factory=list)
+    """Decided, and not in doubt at the participant any more."""
+    heuristics: list[Heuristic] = field(default_factory=list)
+    left: list[bytes] = field(default_factory=list)
+    """Own ones that are live, or wait for the last resource."""
+    strangers: list[str] = field(default_factory=list)
+    """Names of participants in own xids that are not configured here any more."""
+    error: str = ""
+    """Why it is not complete."""
 
 
 class RecoveryThread:

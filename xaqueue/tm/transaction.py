@@ -17,13 +17,25 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from xaqueue.errors import DecisionLogError, InvalidArgument, ProtocolError, RetryLater
-from xaqueue.tm import errors, voting
+from xaqueue.errors import (
+    DecisionLogError,
+    HeuristicHazard,
+    HeuristicMixed,
+    HeuristicOutcome,
+    InvalidArgument,
+    OutcomeUnknown,
+    ProtocolError,
+    RetryLater,
+    RolledBack,
+)
+from xaqueue.tm import voting
 from xaqueue.tm.coordinator import Coordinator, TraceStep
+from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.last_resource import LastResource, create_table
 from xaqueue.tm.participant import EnlistedBranch, enlist
 from xaqueue.tm.voting import DECISION, Command, ParticipantOutcome, Replies, Reply, TransactionResult, Verb, Voting
-from xaqueue.xa import Outcome
+from xaqueue.xa import Code, Outcome
+from xaqueue.xid import Xid
 
 _VERBS: dict[Verb, tuple[TraceStep, Callable[[EnlistedBranch], Reply], TraceStep]] = {
     Verb.PREPARE: (TraceStep.PREPARE, lambda branch: branch.prepare(), TraceStep.PREPARED),
@@ -268,27 +280,27 @@ class Transaction:
     def _raise_for(self, result: TransactionResult, wanted: Outcome, unrecorded: Exception | None) -> None:
         """Raises what the caller has to know beside, or instead of, what was wanted."""
         cause = self._log_error or self._first_error()
-        code = errors.heuristic_code(result.outcome, result.participants)
+        code = voting.heuristic_code(result.outcome, result.participants)
         if code is not None:
-            raise errors.heuristic_error(self.gtrid, code, result, unrecorded) from cause
+            raise _heuristic_error(self.gtrid, code, result, unrecorded) from cause
         if result.outcome is Outcome.IN_DOUBT:
-            raise errors.in_doubt_error(self.gtrid, cause) from cause
+            raise _in_doubt_error(self.gtrid, cause) from cause
         if result.outcome is Outcome.UNKNOWN:
             name = next(name for name, ended in self._outcomes.items() if ended is ParticipantOutcome.UNKNOWN)
-            raise errors.unanswered_error(self.gtrid, name) from cause
+            raise _unanswered_error(self.gtrid, name) from cause
         if result.outcome is wanted:
             return
         if cause is None and self._is_expired():
-            raise errors.expired_error(self.gtrid, self._timeout_s)
+            raise _expired_error(self.gtrid, self._timeout_s)
         cause = cause or self._coordinator.log.failure
         who = next((repr(name) for name, one in self._branches.items() if one.error is cause), "the decision log")
-        raise errors.rolled_back_error(self.gtrid, who, cause) from cause
+        raise _rolled_back_error(self.gtrid, who, cause) from cause
 
     def _run_out(self, error: Exception | None) -> NoReturn:
         """Rolls back because of the time, whatever else has happened."""
         result = self._run(voting.roll_back(*self._end()))
         self._conclude(result, wanted=result.outcome)
-        raise errors.expired_error(self.gtrid, self._timeout_s) from error
+        raise _expired_error(self.gtrid, self._timeout_s) from error
 
     def _first_error(self) -> Exception | None:
         """Whatever it was that the others followed from."""
@@ -297,3 +309,56 @@ class Transaction:
 
     def _is_expired(self) -> bool:
         return time.monotonic() >= self._deadline
+
+
+# What a caller is told of a transaction that did not end as it was wanted: one error, which says what to do next
+
+
+def _heuristic_error(
+    gtrid: bytes, code: Code, result: TransactionResult, unrecorded: Exception | None
+) -> HeuristicOutcome:
+    """A participant did otherwise. unrecorded: why the log does not have it yet."""
+    did = {name: ended.value for name, ended in result.participants.items()}
+    message = (
+        f"transaction {gtrid.decode()} was to be {result.outcome.value}, and a participant did not do so "
+        f"({', '.join(f'{name}: {what}' for name, what in did.items())}). Set right what it did; the record is kept "
+        "until TransactionManager.forget"
+    )
+    if unrecorded is not None:
+        message += f". It could not be recorded yet: {unrecorded}"
+    if code is Code.XA_HEURHAZ:
+        return HeuristicHazard(message, did)
+    if code is Code.XA_HEURMIX:
+        return HeuristicMixed(message, did)
+    return HeuristicOutcome(message, code)
+
+
+def _in_doubt_error(gtrid: bytes, why: Exception | None) -> OutcomeUnknown:
+    """Nobody can tell what was decided."""
+    return OutcomeUnknown(
+        f"transaction {gtrid.decode()} is in doubt until its decision can be read ({why}); recovery goes on trying, "
+        "and TransactionManager.outcome tells",
+        Xid(FORMAT_ID, gtrid, b""),
+    )
+
+
+def _unanswered_error(gtrid: bytes, participant: str) -> OutcomeUnknown:
+    """A commit in one phase got no answer."""
+    return OutcomeUnknown(
+        f"the answer of participant {participant!r} to the commit of {gtrid.decode()} was lost, and nobody else has "
+        "work in it: ask that participant what it has",
+        Xid(FORMAT_ID, gtrid, participant.encode("ascii")),
+    )
+
+
+def _rolled_back_error(gtrid: bytes, who: str, why: Exception | None) -> RolledBack:
+    """Somebody could not commit."""
+    code = why.code if isinstance(why, RolledBack) else Code.XA_RBROLLBACK
+    return RolledBack(f"transaction {gtrid.decode()} was rolled back because of {who}: {why}", code)
+
+
+def _expired_error(gtrid: bytes, timeout_s: float) -> RolledBack:
+    """The time ran out before the decision."""
+    return RolledBack(
+        f"transaction {gtrid.decode()} was rolled back: it took more than {timeout_s:g} s", Code.XA_RBTIMEOUT
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
 
-from xaqueue.xa import Outcome
+from xaqueue.xa import Code, Outcome
 
 Names = tuple[str, ...]
 
@@ -230,6 +230,21 @@ _ONE_PHASE = {
     **dict.fromkeys((Reply.REFUSED, Reply.ROLLED_BACK, Reply.HEUR_ROLLED_BACK), Outcome.ROLLED_BACK),
 }
 """The transaction's outcome after its one participant's reply; UNKNOWN after any other."""
+
+
+def heuristic_code(outcome: Outcome, participants: Mapping[str, ParticipantOutcome]) -> Code | None:
+    """What a caller has to be told beside the outcome; None where everybody did, or will do, as was decided."""
+    agreeing, opposed = ParticipantOutcome.HEUR_COMMITTED, ParticipantOutcome.HEUR_ROLLED_BACK
+    if outcome is not Outcome.COMMITTED:
+        agreeing, opposed = opposed, agreeing
+    wrong = {ended for ended in participants.values() if ended.is_heuristic and ended is not agreeing}
+    if not wrong:
+        return None
+    if wrong == {ParticipantOutcome.HEUR_HAZARD}:
+        return Code.XA_HEURHAZ
+    if {ended for ended in participants.values() if ended is not ParticipantOutcome.READ_ONLY} == {opposed}:
+        return Code.XA_HEURRB if opposed is ParticipantOutcome.HEUR_ROLLED_BACK else Code.XA_HEURCOM
+    return Code.XA_HEURMIX
 
 
 class RecoveryAction(Enum):

@@ -8,7 +8,7 @@ from support.tm_scene import Scene
 from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, OperationalError
 from xaqueue.errors import HeuristicHazard, HeuristicMixed, ProtocolError, RetryLater, RolledBack
 from xaqueue.tm.coordinator import TraceStep as Step
-from xaqueue.tm.status import Heuristic, TransactionState
+from xaqueue.tm.records import Heuristic, TransactionState
 from xaqueue.tm.voting import ParticipantOutcome as Ended
 from xaqueue.xa import Outcome
 

@@ -19,7 +19,7 @@ from xaqueue.errors import InvalidArgument, OutcomeUnknown, RolledBack
 from xaqueue.tm import last_resource
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.participant import Participant
-from xaqueue.tm.status import TransactionState
+from xaqueue.tm.records import TransactionState
 from xaqueue.tools.torture.forgetful import Crashed, Tree
 from xaqueue.xa import Outcome
 

@@ -25,9 +25,8 @@ from xaqueue.storage.journal_format import Entry
 from xaqueue.storage.owner_file import is_owned
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid, checked_name, parse_listed
 from xaqueue.tm.log import DecisionLog
-from xaqueue.tm.log_directory import open_log
-from xaqueue.tm.operators import view_log
-from xaqueue.tm.status import Heuristic, TransactionState
+from xaqueue.tm.log_directory import open_log, view_log
+from xaqueue.tm.records import Heuristic, TransactionState
 from xaqueue.tm.voting import ParticipantOutcome as Ended
 from xaqueue.xa import Outcome
 

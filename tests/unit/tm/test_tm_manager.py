@@ -28,8 +28,8 @@ from xaqueue.errors import (
 from xaqueue.space.engine import heuristics
 from xaqueue.space.owner import open
 from xaqueue.tm.coordinator import TraceStep as Step
-from xaqueue.tm.operators import view_log
-from xaqueue.tm.status import TransactionState
+from xaqueue.tm.log_directory import view_log
+from xaqueue.tm.records import TransactionState
 from xaqueue.tm.transaction import Transaction
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid

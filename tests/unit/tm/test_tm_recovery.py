@@ -29,7 +29,7 @@ from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.participant import Participant
-from xaqueue.tm.status import TransactionState
+from xaqueue.tm.records import TransactionState
 from xaqueue.xa import Outcome
 
 

@@ -23,7 +23,6 @@ from support.voting_world import (
 )
 from xaqueue.tm import voting
 from xaqueue.tm.coordinator import LogSnapshot
-from xaqueue.tm.errors import heuristic_code
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.voting import (
     DECISION,
@@ -33,6 +32,7 @@ from xaqueue.tm.voting import (
     Reply,
     TransactionResult,
     Verb,
+    heuristic_code,
 )
 from xaqueue.tm.voting import ParticipantOutcome as Ended
 from xaqueue.xa import Code, Outcome

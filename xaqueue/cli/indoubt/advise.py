@@ -30,7 +30,7 @@ from xaqueue.tm import last_resource
 from xaqueue.tm.advice import Advice, Advised, LogStatus, ParticipantStatus, advise, log_status
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.log import JOURNAL
-from xaqueue.tm.operators import view_log
+from xaqueue.tm.log_directory import view_log
 from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid

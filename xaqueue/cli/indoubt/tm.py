@@ -21,13 +21,12 @@ from xaqueue.cli.indoubt.decide import Confirm
 from xaqueue.cli.indoubt.listing import gtrid_json
 from xaqueue.errors import DecisionLogInUse, InvalidArgument, ProtocolError, UnknownXid
 from xaqueue.storage.fs import DirectoryFileSystem
-from xaqueue.tm import operators
+from xaqueue.tm import log_directory
 from xaqueue.tm.advice import LogStatus, log_status
 from xaqueue.tm.gtrid import Gtrid
-from xaqueue.tm.log_directory import open_log
-from xaqueue.tm.manager import TransactionManager
-from xaqueue.tm.operators import ForgottenHeuristic, LogView, view_log
-from xaqueue.tm.status import InDoubtTransaction, RecoveryResult
+from xaqueue.tm.log_directory import ForgottenHeuristic, LogView, open_log, view_log
+from xaqueue.tm.manager import RecoveryResult, TransactionManager
+from xaqueue.tm.records import InDoubtTransaction
 
 RECOVER_S = 60.0
 """For how long the participants are waited for."""
@@ -38,7 +37,7 @@ def print_forgotten(path: Path, json: bool) -> None:
     config = load(path)
     view_log(config.log_dir)
     with closing(DirectoryFileSystem(config.log_dir)) as fs:
-        found = operators.read_forgotten(fs)
+        found = log_directory.read_forgotten(fs)
 
     def row(f: ForgottenHeuristic) -> tuple[object, ...]:
         at = output.moment(f.forgotten_at)
@@ -127,13 +126,13 @@ def forget(path: Path, text: str, *, by: str, reason: str, confirm: Confirm) -> 
     with closing(DirectoryFileSystem(config.log_dir)) as fs:
         if config.participants:
             with _opened(config) as manager:
-                operators.record_forgotten(fs, found.heuristics, by, at_us, reason)
+                log_directory.record_forgotten(fs, found.heuristics, by, at_us, reason)
                 manager.forget(bytes(gtrid))
         else:
             with closing(open_log(config.log_dir)) as owned:
-                operators.record_forgotten(fs, found.heuristics, by, at_us, reason)
+                log_directory.record_forgotten(fs, found.heuristics, by, at_us, reason)
                 owned.log.forget(bytes(gtrid))
-    typer.echo(f"transaction {gtrid}: its heuristics are forgotten, recorded in {operators.OPERATOR_LOG}")
+    typer.echo(f"transaction {gtrid}: its heuristics are forgotten, recorded in {log_directory.OPERATOR_LOG}")
     if not config.participants:
         names = " and ".join(h.participant for h in found.heuristics)
         typer.echo(f"{names} was not told: forget it there, too; with a {FILE} this command does so")

@@ -26,7 +26,7 @@ from xaqueue.space.owner.open import create
 from xaqueue.spark import session
 from xaqueue.storage.hardening import DEFAULT
 from xaqueue.tm.coordinator import TraceStep
-from xaqueue.tm.operators import view_log
+from xaqueue.tm.log_directory import view_log
 from xaqueue.tools.demo import records
 from xaqueue.tools.demo.chart import Toll, draw
 from xaqueue.tools.demo.records import Delay

@@ -20,7 +20,7 @@ import xaqueue
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.space.offline.inspect_branches import in_doubt
 from xaqueue.space.owner.open import create
-from xaqueue.tm.operators import view_log
+from xaqueue.tm.log_directory import view_log
 from xaqueue.tools.demo.ledger_parties import (
     Deadline,
     Program,
