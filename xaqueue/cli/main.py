@@ -9,17 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from xaqueue.cli import (
-    checks,
-    ingest,
-    messages,
-    queues,
-    serve,
-    spaces,
-    tools,
-)
+from xaqueue.cli import checks, indoubt, ingest, messages, serve, spaces, tools
 from xaqueue.cli.exit_codes import EXIT_HELP, translated
-from xaqueue.cli.indoubt import verbs as indoubt
 from xaqueue.cli.location import SPACE_VARIABLE
 
 DESTRUCTIVE = frozenset({"release", "salvage-journal"})
@@ -95,7 +86,7 @@ def options(
 
 
 for verb in (
-    *(spaces.init, spaces.status, queues.define, queues.queues, queues.release),
+    *(spaces.init, spaces.status, spaces.define, spaces.queues, spaces.release),
     *(messages.put, messages.get, messages.browse, messages.tail),
     *(serve.serve, serve.drain, checks.check, checks.verify, checks.salvage_journal, ingest.ingest),
 ):

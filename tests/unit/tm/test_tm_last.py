@@ -14,7 +14,7 @@ import pytest
 from support.tm_last_scene import FILES, Scene
 from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Rig
 from xaqueue import TransactionManager
-from xaqueue.cli.indoubt.config import ParticipantConfig, opener
+from xaqueue.cli.tm_log import ParticipantConfig, opener
 from xaqueue.errors import InvalidArgument, OutcomeUnknown, RolledBack
 from xaqueue.tm import last_resource
 from xaqueue.tm.coordinator import TraceStep as Step

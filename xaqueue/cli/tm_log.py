@@ -1,36 +1,149 @@
 """The operator's verbs on a transaction manager's log: what is not over, carried out as decided, and forgotten.
 
 Looking works while the transaction manager runs. Nothing here decides: a commit or a rollback is what the log says, or
-refused, so that no outcome becomes mixed.
+refused, so that no outcome becomes mixed. A configuration for operators says where the log and its participants are:
+
+    log_dir = "."                  # as seen from this file; the file's own directory without it
+    last_resource = "files"        # the one without two-phase commit, if there is one
+
+    [participants.queue]           # names as the transaction manager has them
+    kind = "xaqueue"
+    space = "xaq+unix:///run/xaqueue.sock"          # a URL, or a directory
+
+    [participants.ledger]
+    kind = "postgres"
+    dsn = "host=db dbname=ledger"                   # passwords belong into ~/.pgpass
+
+    [participants.files]
+    kind = "sqlite"
+    path = "files.db"
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from xaqueue.cli import output, parameters
-from xaqueue.cli.indoubt.config import FILE, TmConfig, load, opener
-from xaqueue.cli.indoubt.decide import Confirm
-from xaqueue.cli.indoubt.listing import gtrid_json
+from xaqueue.cli.branches import Confirm, gtrid_json
 from xaqueue.errors import DecisionLogInUse, InvalidArgument, ProtocolError, UnknownXid
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.tm import log_directory
 from xaqueue.tm.advice import LogStatus, log_status
-from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.gtrid import Gtrid, checked_name
 from xaqueue.tm.log_directory import ForgottenHeuristic, LogView, open_log, view_log
 from xaqueue.tm.manager import RecoveryResult, TransactionManager
 from xaqueue.tm.records import InDoubtTransaction
 
+FILE = "participants.toml"
+"""Its name in a log's directory."""
+ADDRESSES = {"xaqueue": "space", "postgres": "dsn", "sqlite": "path"}
+"""By kind, the key that says where it is."""
+_KEYS = {"log_dir", "last_resource", "participants"}
 RECOVER_S = 60.0
 """For how long the participants are waited for."""
 HEADINGS = ("gtrid", "state", "age", "participants", "outstanding", "heuristics")
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantConfig:
+    """One participant; the address is what its kind's key says, and paths are absolute."""
+
+    name: str
+    kind: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class TmConfig:
+    """What an operator's command knows of a transaction manager."""
+
+    log_dir: Path
+    participants: Mapping[str, ParticipantConfig] = field(default_factory=dict)
+    last_resource: str | None = None
+    source: str = ""
+    """The file that it was read from; empty for a bare log directory."""
+
+
+def load(path: Path) -> TmConfig:
+    """Of a configuration file, or of a log's directory with or without one in it. Raises InvalidArgument."""
+    if path.is_dir():
+        if not (path / FILE).exists():
+            return TmConfig(path)
+        path = path / FILE
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path} cannot be read ({error}): name a log's directory, or a TOML file") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidArgument(f"{path} is no TOML: {error}") from error
+    return _config(path, document)
+
+
+def _config(path: Path, document: Mapping[str, Any]) -> TmConfig:
+    unknown = sorted(set(document) - _KEYS)
+    if unknown:
+        raise InvalidArgument(f"{path}: {unknown[0]!r} is no key of it: {', '.join(sorted(_KEYS))}")
+    rows = document.get("participants", {})
+    log_dir, last = document.get("log_dir", "."), document.get("last_resource")
+    if not isinstance(rows, dict) or not isinstance(log_dir, str):
+        raise InvalidArgument(f"{path}: [participants.NAME] tables and a text as log_dir are wanted")
+    participants = {name: _participant(path, name, row) for name, row in rows.items()}
+    if last is not None and last not in participants:
+        raise InvalidArgument(f"{path}: last_resource {last!r} is none of the participants {sorted(participants)}")
+    for one in participants.values():
+        if one.kind == "sqlite" and one.name != last:
+            raise InvalidArgument(f"{path}: {one.name} has no two-phase commit: make it the last_resource")
+    return TmConfig((path.parent / log_dir).resolve(), participants, last, str(path))
+
+
+def _participant(path: Path, name: str, row: Any) -> ParticipantConfig:
+    kind = row.get("kind") if isinstance(row, dict) else None
+    key = ADDRESSES.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        raise InvalidArgument(f"{path}: participant {name!r} needs kind = one of {', '.join(ADDRESSES)}")
+    address = row.get(key)
+    if set(row) != {"kind", key} or not isinstance(address, str) or not address:
+        raise InvalidArgument(f"{path}: participant {name!r} of kind {kind} takes {key} = TEXT and nothing else")
+    local = kind == "sqlite" or (kind == "xaqueue" and "://" not in address)
+    return ParticipantConfig(
+        checked_name(name), str(kind), str((path.parent / address).resolve()) if local else address
+    )
+
+
+def opener(participant: ParticipantConfig) -> Callable[[], Any]:
+    """Opens PEP 249 connections to it, as ``TransactionManager`` takes it."""
+    if participant.kind == "xaqueue":
+        import xaqueue
+
+        return lambda: xaqueue.connect(participant.address)
+    if participant.kind == "sqlite":
+        import sqlite3
+
+        place = (
+            f"{Path(participant.address).as_uri()}?mode=rw"  # a file that is not there is never made: it says nothing
+        )
+        return lambda: sqlite3.connect(place, uri=True)
+    return lambda: postgres().connect(participant.address)
+
+
+def postgres() -> Any:
+    """The driver. Raises InvalidArgument where it is not installed."""
+    try:
+        import psycopg
+    except ModuleNotFoundError:
+        raise InvalidArgument('a participant of kind postgres needs psycopg: pip install "psycopg[binary]"') from None
+    return psycopg
+
+
+# The verbs
 
 
 def print_forgotten(path: Path, json: bool) -> None:

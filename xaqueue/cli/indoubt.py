@@ -11,9 +11,8 @@ from typing import Annotated
 
 import typer
 
-from xaqueue.cli import parameters
-from xaqueue.cli.indoubt import decide, listing
-from xaqueue.cli.indoubt.decide import backend_of
+from xaqueue.cli import branches, parameters
+from xaqueue.cli.branches import backend_of
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of
 from xaqueue.errors import InvalidArgument
 from xaqueue.space.engine.heuristics import check_text
@@ -64,15 +63,15 @@ def list_branches(
     holds (-) of them, and the node id of its transaction manager.
     """
     if tm is not None:
-        from xaqueue.cli.indoubt import tm as log
+        from xaqueue.cli import tm_log as log
 
         (log.print_forgotten if forgotten_too else log.print_transactions)(tm, json)
         return
     with backend_of(location_of(ctx, space)) as backend:
         if forgotten_too:
-            listing.print_forgotten(backend.forgotten(), json)
+            branches.print_forgotten(backend.forgotten(), json)
         else:
-            listing.print_branches(backend.in_doubt(), json)
+            branches.print_branches(backend.in_doubt(), json)
 
 
 @app.command()
@@ -84,12 +83,12 @@ def show(
     Works while another process owns the space.
     """
     if tm is not None:
-        from xaqueue.cli.indoubt import tm as log
+        from xaqueue.cli import tm_log as log
 
         log.print_transaction(tm, xid, json)
         return
     with backend_of(location_of(ctx, space)) as backend:
-        listing.print_branch(decide.find(backend.in_doubt(), xid), json)
+        branches.print_branch(branches.find(backend.in_doubt(), xid), json)
 
 
 def _decision(commit: bool, help_text: str) -> None:
@@ -105,7 +104,7 @@ def _decision(commit: bool, help_text: str) -> None:
         space: SpaceOption = None,
     ) -> None:
         if tm is not None:
-            from xaqueue.cli.indoubt import tm as log
+            from xaqueue.cli import tm_log as log
 
             if reason:
                 raise InvalidArgument(
@@ -113,9 +112,9 @@ def _decision(commit: bool, help_text: str) -> None:
                 )
             log.carry_out(tm, xid, commit=commit, dry_run=dry_run, confirm=_confirm(yes))
         elif dry_run:
-            decide.dry_run(location_of(ctx, space), xid, commit)
+            branches.dry_run(location_of(ctx, space), xid, commit)
         else:
-            decide.decide(location_of(ctx, space), xid, commit, reason, _confirm(yes))
+            branches.decide(location_of(ctx, space), xid, commit, reason, _confirm(yes))
 
     app.command("commit" if commit else "rollback", help=help_text)(verb)
 
@@ -154,11 +153,11 @@ def forget(
     """
     check_text("reason", reason)
     if tm is not None:
-        from xaqueue.cli.indoubt import tm as log
+        from xaqueue.cli import tm_log as log
 
-        log.forget(tm, xid, by=decide.operator(), reason=reason, confirm=_confirm(yes))
+        log.forget(tm, xid, by=branches.operator(), reason=reason, confirm=_confirm(yes))
     else:
-        decide.forget(location_of(ctx, space), xid, reason, _confirm(yes))
+        branches.forget(location_of(ctx, space), xid, reason, _confirm(yes))
 
 
 @app.command()
@@ -179,12 +178,12 @@ def advise(
     Asks the decision log and every participant that the configuration names, and does nothing. Exit 1 where it cannot
     know, or where no answer makes the participants agree.
     """
-    from xaqueue.cli.indoubt import advise as advising
+    from xaqueue.cli import advise as advising
 
     advising.run(tm, gtrid, json)
 
 
-def _confirm(yes: bool) -> decide.Confirm:
+def _confirm(yes: bool) -> branches.Confirm:
     """Asks on a terminal; a script is taken at its word."""
 
     def confirm(question: str) -> None:

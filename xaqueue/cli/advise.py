@@ -16,8 +16,8 @@ import typer
 
 from xaqueue.cli import output, parameters
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.cli.indoubt.config import ParticipantConfig, TmConfig, load, postgres
 from xaqueue.cli.location import Location, remote, served_at
+from xaqueue.cli.tm_log import ParticipantConfig, TmConfig, load, postgres
 from xaqueue.errors import DecisionLogError, Error, InvalidArgument
 from xaqueue.rpc.methods.operators import RemoteOperator
 from xaqueue.space.engine import operator_log

@@ -1,1 +1,0 @@
-"""Branches in doubt, shown and finished without their transaction manager."""
