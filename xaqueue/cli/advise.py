@@ -27,7 +27,7 @@ from xaqueue.space.offline.redo_view import look_into
 from xaqueue.space.recovery.prepared import Verdict
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.tm import last_resource
-from xaqueue.tm.advice import Advice, Advised, LogStatus, ParticipantStatus, advise, log_status
+from xaqueue.tm.advice import Advice, Advised, LogStatus, ParticipantStatus, advise
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.log import JOURNAL
 from xaqueue.tm.log_directory import view_log
@@ -119,12 +119,10 @@ def _read_log(config: TmConfig, gtrid: Gtrid) -> _LogReport:
     name = bytes(gtrid)
     try:
         seen = view_log(config.log_dir)
-        decision = seen.decision(name)
-        if decision is not None:
+        if seen.table.decision_on(name) is not None:
             _harden(config.log_dir)
     except (DecisionLogError, OSError) as error:
         return _LogReport(LogStatus.UNREAD, str(error))
-    status = log_status(gtrid, node=seen.node, epoch=seen.epoch, in_use=seen.in_use, decision=decision)
     rows = [one for one in seen.open if one.gtrid == name]
     named = dict.fromkeys(each for one in rows for each in (*one.participants, one.last_resource) if each is not None)
     noted = {
@@ -136,7 +134,7 @@ def _read_log(config: TmConfig, gtrid: Gtrid) -> _LogReport:
         if heuristic.outcome in _PARTIES
     }
     owner = "in use" if seen.in_use else "not in use"
-    return _LogReport(status, f"node {seen.node}, boot {seen.epoch}, {owner}", tuple(named), noted)
+    return _LogReport(seen.status(gtrid), f"node {seen.node}, boot {seen.epoch}, {owner}", tuple(named), noted)
 
 
 def _harden(log_dir: Path) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import typer
 
@@ -182,27 +182,8 @@ def _origin_of(xid: Xid) -> Origin:
 # Deciding
 
 
-class OperatorBackend(Protocol):
-    """What an operator asks of a space, and does in it."""
-
-    def in_doubt(self) -> list[InDoubt]:
-        """Branches in doubt, committing or decided by an operator, the oldest first."""
-
-    def depths(self, queues: Iterable[str]) -> dict[str, int]:
-        """How many messages these queues have, with those that branches hold."""
-
-    def decide(self, xid: Xid, commit: bool, by: str, reason: str) -> Decision:
-        """Records a decision and carries it out; returns the one that holds."""
-
-    def forget(self, xid: Xid, by: str, reason: str) -> None:
-        """Ends the memory of a decision, recorded first."""
-
-    def forgotten(self) -> list[Forgotten]:
-        """The decisions that operators forgot, in their order."""
-
-
 class DirectoryOperator:
-    """Looks at the directory, whoever owns it; decides through its server, or as its owner."""
+    """As ``RemoteOperator``: looks at the directory, whoever owns it; decides through its server, or as its owner."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
@@ -231,7 +212,7 @@ class DirectoryOperator:
 
 
 @contextmanager
-def backend_of(location: Location, *, decides: bool = False) -> Iterator[OperatorBackend]:
+def backend_of(location: Location, *, decides: bool = False) -> Iterator[DirectoryOperator | RemoteOperator]:
     """decides: whether something is to be done there, for which a directory that is served is left to its server."""
     url = served_at(location) if decides else location.url
     if url:

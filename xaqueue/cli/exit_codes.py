@@ -29,9 +29,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     NOTHING = 1
-    """``check`` found damage, ``iotest`` or ``torture`` an unsafe directory, ``get`` found no message, ``demo``
-    failed its check, a question was answered with no, ``indoubt advise`` has no answer.
-    """
+    """``iotest`` and ``torture``: the directory is unsafe; ``demo``: its check failed; else see EXIT_HELP."""
     USAGE = 2
     """A word, a value or a queues.toml that cannot be taken; nothing was done."""
     SPACE = 3
@@ -41,9 +39,6 @@ class ExitCode(IntEnum):
     """``serve``: a write or sync failed, or hung, and nothing was acknowledged since; start it again."""
     INTERRUPTED = 130
     PIPE_CLOSED = 141
-
-
-ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 EXIT_HELP = (
@@ -90,7 +85,12 @@ def translated() -> Iterator[None]:
         message = getattr(error, "format_message", None)
         if message is None:
             raise
-        _complain_of_usage(error, message())
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(message(), err=True)
+        else:
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context is not None else "xaqueue"
+            complain(f"{message().rstrip('.')} (see `{command} --help`)")
         raise typer.Exit(ExitCode.USAGE) from None
 
 
@@ -100,7 +100,8 @@ def ended_in_order() -> Iterator[None]:
 
     Inside, these signals raise SystemExit, with the exit code that a shell shows for them.
     """
-    heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup asks for
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    heard = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup asks for
     before = {number: signal.signal(number, _end) for number in heard}
     try:
         yield
@@ -116,12 +117,3 @@ def _end(number: int, _: FrameType | None) -> None:
 def drop_stdout() -> None:
     """Nobody reads stdout any more: what is buffered goes nowhere, and the interpreter's exit does not stumble."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
-
-
-def _complain_of_usage(error: Exception, message: str) -> None:
-    context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError":
-        typer.echo(message, err=True)
-        return
-    command = context.command_path if context is not None else "xaqueue"
-    complain(f"{message.rstrip('.')} (see `{command} --help`)")

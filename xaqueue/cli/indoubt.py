@@ -11,7 +11,9 @@ from typing import Annotated
 
 import typer
 
+from xaqueue.cli import advise as advising
 from xaqueue.cli import branches, parameters
+from xaqueue.cli import tm_log as log
 from xaqueue.cli.branches import backend_of
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of
 from xaqueue.errors import InvalidArgument
@@ -63,8 +65,6 @@ def list_branches(
     holds (-) of them, and the node id of its transaction manager.
     """
     if tm is not None:
-        from xaqueue.cli import tm_log as log
-
         (log.print_forgotten if forgotten_too else log.print_transactions)(tm, json)
         return
     with backend_of(location_of(ctx, space)) as backend:
@@ -83,8 +83,6 @@ def show(
     Works while another process owns the space.
     """
     if tm is not None:
-        from xaqueue.cli import tm_log as log
-
         log.print_transaction(tm, xid, json)
         return
     with backend_of(location_of(ctx, space)) as backend:
@@ -104,8 +102,6 @@ def _decision(commit: bool, help_text: str) -> None:
         space: SpaceOption = None,
     ) -> None:
         if tm is not None:
-            from xaqueue.cli import tm_log as log
-
             if reason:
                 raise InvalidArgument(
                     "--reason with --tm is refused: what the log has decided is carried out; leave it out"
@@ -153,8 +149,6 @@ def forget(
     """
     check_text("reason", reason)
     if tm is not None:
-        from xaqueue.cli import tm_log as log
-
         log.forget(tm, xid, by=branches.operator(), reason=reason, confirm=_confirm(yes))
     else:
         branches.forget(location_of(ctx, space), xid, reason, _confirm(yes))
@@ -178,8 +172,6 @@ def advise(
     Asks the decision log and every participant that the configuration names, and does nothing. Exit 1 where it cannot
     know, or where no answer makes the participants agree.
     """
-    from xaqueue.cli import advise as advising
-
     advising.run(tm, gtrid, json)
 
 

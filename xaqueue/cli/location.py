@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 SPACE_VARIABLE = "XAQUEUE_SPACE"
 CONNECT_S = 1.0
 """For how long a command tries to reach a server that does not answer."""
-_NOT_GIVEN = f"no space is given: use --space DIR or URL, or set {SPACE_VARIABLE}"
 
 SpaceOption = Annotated[
     str | None,
@@ -56,7 +55,7 @@ def location_of(ctx: typer.Context, space: str | None) -> Location:
     """The space: the option behind the verb, else the one before it, else the environment's."""
     given = space or ctx.find_root().params.get("space")
     if not given:
-        raise InvalidArgument(_NOT_GIVEN)
+        raise InvalidArgument(f"no space is given: use --space DIR or URL, or set {SPACE_VARIABLE}")
     if "://" in given:
         return Location(url=given)
     directory, name = openstring.parse(given)
@@ -119,6 +118,7 @@ def remote(url: str) -> Iterator[RemoteManager]:
 def reached(location: Location, *, watch: bool = False) -> Iterator[Session | RemoteManager]:
     """A session with the space through its server, where one serves it; else this process owns it until the end."""
     url = served_at(location)
+    session: Session | None = None
     with ExitStack() as stack:
         if not url:
             try:
@@ -127,10 +127,7 @@ def reached(location: Location, *, watch: bool = False) -> Iterator[Session | Re
                 url = served_at(location)  # by a server that has just come, perhaps
                 if not url:
                     raise
-            else:
-                yield session
-                return
-        yield stack.enter_context(remote(url))
+        yield session or stack.enter_context(remote(url))
 
 
 @contextmanager

@@ -92,7 +92,8 @@ for verb in (
 ):
     app.command()(verb)
 app.add_typer(indoubt.app, name="indoubt")
-tools.add_to(app)
+for verb in (tools.demo, tools.bench, tools.iotest, tools.torture):
+    app.command()(verb)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import binascii
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
@@ -24,7 +25,6 @@ XID_FORMS = "as `indoubt list` prints it, as a file of the space is named, or as
 MANY = 5
 """Names that are shown of those among which one is to be chosen."""
 _GID = re.compile(r"(\d+)_([A-Za-z0-9+/]*={0,2})_([A-Za-z0-9+/]*={0,2})")
-_QUOTES = ("'", '"')
 _SPAN = re.compile(r"\+?(\d{1,12}(?:\.\d{1,6})?)([smhd])")
 SPAN_HELP = "like 90s, 5m, 2h or 1d"
 
@@ -80,10 +80,13 @@ def xid(text: str) -> Xid:
 
     Raises InvalidArgument.
     """
-    bare = _unquoted(text.strip())
+    bare = _bare(text)
     gid = _GID.fullmatch(bare)
     if gid is not None:
-        return _of_gid(text, gid)
+        try:
+            return Xid(int(gid[1]), b64decode(gid[2], validate=True), b64decode(gid[3], validate=True))
+        except binascii.Error as error:
+            raise InvalidArgument(f"{text!r} is no gid of PostgreSQL: {error}") from None
     name = bare.rpartition("/")[2]
     block = parse_block(name)
     if block is not None:
@@ -99,7 +102,7 @@ def named(text: str, xids: Sequence[Xid]) -> Xid:
 
     A gtrid, too, names the only branch that has it. Raises UnknownXid, InvalidArgument.
     """
-    bare = _unquoted(text.strip())
+    bare = _bare(text)
     try:
         whole: Xid | None = xid(text)
     except InvalidArgument:
@@ -122,12 +125,23 @@ def _forms(xid: Xid) -> tuple[str, ...]:
 
 
 def gtrid_of(text: str, known: Iterable[bytes]) -> Gtrid:
-    """As ``gtrid``; also the beginning of only one of those that are known."""
-    bare = _unquoted(text.strip())
+    """A global transaction of a transaction manager: the gtrid of one, or the xid of one of its branches in any form.
+
+    Also the beginning of only one of those that are known. Raises InvalidArgument.
+    """
+    bare = _bare(text)
     names = {name.decode("latin-1") for name in known}
     found = sorted(name for name in names if bare and name.startswith(bare))
     only = _only(found, f"{text!r} is the beginning of {len(found):,} transactions")
-    return (Gtrid.parse(only) if only is not None else None) or gtrid(text)
+    gtrid = Gtrid.parse(only or bare)
+    with suppress(InvalidArgument):
+        gtrid = gtrid or Gtrid.parse(xid(text).gtrid)
+    if gtrid is None:
+        raise InvalidArgument(
+            f"{text!r} names no transaction of a transaction manager: give its gtrid (XAQ1 and 40 hex digits), or the "
+            "xid of one of its branches"
+        )
+    return gtrid
 
 
 def _only(found: Sequence[T], many: str) -> T | None:
@@ -138,38 +152,13 @@ def _only(found: Sequence[T], many: str) -> T | None:
     raise InvalidArgument(f"{many}: {shown}: give more of one")
 
 
-def gtrid(text: str) -> Gtrid:
-    """A global transaction of a transaction manager: its gtrid, or the xid of one of its branches in any form.
-
-    Raises InvalidArgument.
-    """
-    found = Gtrid.parse(_unquoted(text.strip()))
-    if found is not None:
-        return found
-    try:
-        found = Gtrid.parse(xid(text).gtrid)
-    except InvalidArgument:
-        found = None
-    if found is None:
-        raise InvalidArgument(
-            f"{text!r} names no transaction of a transaction manager: give its gtrid (XAQ1 and 40 hex digits), or the "
-            "xid of one of its branches"
-        )
-    return found
-
-
 def postgres_gid(xid: Xid) -> str:
     """What ``pg_prepared_xacts`` has of a branch of this xid that psycopg or pgjdbc prepared."""
     return f"{xid.format_id}_{b64encode(xid.gtrid).decode()}_{b64encode(xid.bqual).decode()}"
 
 
-def _unquoted(text: str) -> str:
-    quoted = len(text) >= 2 and text[0] in _QUOTES and text[-1] == text[0]
+def _bare(text: str) -> str:
+    """Without white space and quotes around it."""
+    text = text.strip()
+    quoted = len(text) >= 2 and text[0] in "'\"" and text[-1] == text[0]
     return text[1:-1] if quoted else text
-
-
-def _of_gid(text: str, gid: re.Match[str]) -> Xid:
-    try:
-        return Xid(int(gid[1]), b64decode(gid[2], validate=True), b64decode(gid[3], validate=True))
-    except binascii.Error as error:
-        raise InvalidArgument(f"{text!r} is no gid of PostgreSQL: {error}") from None

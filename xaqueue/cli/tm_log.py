@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -35,15 +35,23 @@ from xaqueue.cli import output, parameters
 from xaqueue.cli.branches import Confirm, gtrid_json
 from xaqueue.errors import DecisionLogInUse, InvalidArgument, ProtocolError, UnknownXid
 from xaqueue.storage.fs import DirectoryFileSystem
-from xaqueue.tm import log_directory
-from xaqueue.tm.advice import LogStatus, log_status
+from xaqueue.tm.advice import LogStatus
 from xaqueue.tm.gtrid import Gtrid, checked_name
-from xaqueue.tm.log_directory import ForgottenHeuristic, LogView, open_log, view_log
-from xaqueue.tm.manager import RecoveryResult, TransactionManager
+from xaqueue.tm.log_directory import (
+    OPERATOR_LOG,
+    PARTICIPANTS,
+    ForgottenHeuristic,
+    LogView,
+    open_log,
+    read_forgotten,
+    record_forgotten,
+    view_log,
+)
 from xaqueue.tm.records import InDoubtTransaction
 
-FILE = "participants.toml"
-"""Its name in a log's directory."""
+if TYPE_CHECKING:
+    from xaqueue.tm.manager import RecoveryResult, TransactionManager
+
 ADDRESSES = {"xaqueue": "space", "postgres": "dsn", "sqlite": "path"}
 """By kind, the key that says where it is."""
 _KEYS = {"log_dir", "last_resource", "participants"}
@@ -75,9 +83,9 @@ class TmConfig:
 def load(path: Path) -> TmConfig:
     """Of a configuration file, or of a log's directory with or without one in it. Raises InvalidArgument."""
     if path.is_dir():
-        if not (path / FILE).exists():
+        if not (path / PARTICIPANTS).exists():
             return TmConfig(path)
-        path = path / FILE
+        path = path / PARTICIPANTS
     try:
         document = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -150,7 +158,7 @@ def print_forgotten(path: Path, json: bool) -> None:
     config = load(path)
     view_log(config.log_dir)
     with closing(DirectoryFileSystem(config.log_dir)) as fs:
-        found = log_directory.read_forgotten(fs)
+        found = read_forgotten(fs)
 
     def row(f: ForgottenHeuristic) -> tuple[object, ...]:
         at = output.moment(f.forgotten_at)
@@ -167,8 +175,7 @@ def print_transactions(path: Path, json: bool) -> None:
 
 
 def print_transaction(path: Path, text: str, json: bool) -> None:
-    log = view_log(load(path).log_dir)
-    gtrid = parameters.gtrid_of(text, [one.gtrid for one in log.open])
+    _, log, gtrid = _named(path, text)
     found = _find(log, gtrid)
     if json:
         output.as_json(_json(found))
@@ -196,9 +203,7 @@ def print_transaction(path: Path, text: str, json: bool) -> None:
 
 def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Confirm) -> None:
     """Does at every participant what the log says of a transaction, where that is what is asked for."""
-    config = load(path)
-    log = view_log(config.log_dir)
-    gtrid = parameters.gtrid_of(text, [one.gtrid for one in log.open])
+    config, log, gtrid = _named(path, text)
     verb = "commit" if commit else "rollback"
     _check_decision(log, gtrid, verb)
     waiting = " ".join(name for one in log.open if one.gtrid == bytes(gtrid) for name in one.outstanding)
@@ -220,9 +225,7 @@ def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Co
 
 def forget(path: Path, text: str, *, by: str, reason: str, confirm: Confirm) -> None:
     """Ends the memory of a transaction's heuristics: here, and at the participants that are configured."""
-    config = load(path)
-    log = view_log(config.log_dir)
-    gtrid = parameters.gtrid_of(text, [one.gtrid for one in log.open])
+    config, log, gtrid = _named(path, text)
     found = _find(log, gtrid)
     if not found.heuristics:
         raise ProtocolError(
@@ -239,25 +242,29 @@ def forget(path: Path, text: str, *, by: str, reason: str, confirm: Confirm) -> 
     with closing(DirectoryFileSystem(config.log_dir)) as fs:
         if config.participants:
             with _opened(config) as manager:
-                log_directory.record_forgotten(fs, found.heuristics, by, at_us, reason)
+                record_forgotten(fs, found.heuristics, by, at_us, reason)
                 manager.forget(bytes(gtrid))
         else:
             with closing(open_log(config.log_dir)) as owned:
-                log_directory.record_forgotten(fs, found.heuristics, by, at_us, reason)
+                record_forgotten(fs, found.heuristics, by, at_us, reason)
                 owned.log.forget(bytes(gtrid))
-    typer.echo(f"transaction {gtrid}: its heuristics are forgotten, recorded in {log_directory.OPERATOR_LOG}")
+    typer.echo(f"transaction {gtrid}: its heuristics are forgotten, recorded in {OPERATOR_LOG}")
     if not config.participants:
         names = " and ".join(h.participant for h in found.heuristics)
-        typer.echo(f"{names} was not told: forget it there, too; with a {FILE} this command does so")
+        typer.echo(f"{names} was not told: forget it there, too; with a {PARTICIPANTS} this command does so")
+
+
+def _named(path: Path, text: str) -> tuple[TmConfig, LogView, Gtrid]:
+    config = load(path)
+    log = view_log(config.log_dir)
+    return config, log, parameters.gtrid_of(text, [one.gtrid for one in log.open])
 
 
 def _check_decision(log: LogView, gtrid: Gtrid, verb: str) -> None:
     """Refuses what the log does not say. What stands in a last resource is carried out, whatever it is."""
-    decision = log.decision(bytes(gtrid))
-    status = log_status(gtrid, node=log.node, epoch=log.epoch, in_use=log.in_use, decision=decision)
-    if status not in (
-        (LogStatus.COMMIT, LogStatus.LAST) if verb == "commit" else (LogStatus.NONE, LogStatus.ROLLBACK, LogStatus.LAST)
-    ):
+    status = log.status(gtrid)
+    allowed = (LogStatus.COMMIT,) if verb == "commit" else (LogStatus.NONE, LogStatus.ROLLBACK)
+    if status not in (*allowed, LogStatus.LAST):
         raise ProtocolError(
             f"{verb} of transaction {gtrid} is refused, of which the log says: {status.value}. `xaqueue indoubt "
             f"advise {gtrid}` compares it with its participants; each of them can be decided on by itself"
@@ -267,8 +274,10 @@ def _check_decision(log: LogView, gtrid: Gtrid, verb: str) -> None:
 def _opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:
     if not config.participants:
         raise InvalidArgument(
-            f"the participants are not known: write them into {config.log_dir / FILE}, see xaqueue(5)"
+            f"the participants are not known: write them into {config.log_dir / PARTICIPANTS}, see xaqueue(5)"
         )
+    from xaqueue.tm.manager import TransactionManager
+
     openers = {name: opener(participant) for name, participant in config.participants.items()}
     return TransactionManager(config.log_dir, openers, last_resource=config.last_resource)
 

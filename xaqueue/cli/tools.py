@@ -18,13 +18,10 @@ DirectoryOption = Annotated[
     Path | None,
     typer.Option("--directory", metavar="DIR", help="Where the files go; a temporary directory without it."),
 ]
+FlagsOption = Annotated[
+    list[str] | None, typer.Option(help="Sync flags; may be repeated. All levels without it.", metavar="FLAGS")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds these verbs to an application."""
-    for verb in (demo, bench, iotest, torture):
-        app.command()(verb)
 
 
 def demo(
@@ -69,9 +66,7 @@ def bench(
     threads: Annotated[
         list[str] | None, typer.Option(help="Numbers of threads; may be repeated. 1,8 without it.", metavar="N,N")
     ] = None,
-    flags: Annotated[
-        list[str] | None, typer.Option(help="Sync flags; may be repeated. All levels without it.", metavar="FLAGS")
-    ] = None,
+    flags: FlagsOption = None,
     size: Annotated[int, typer.Option(help="Bytes of a body.", min=0)] = 1024,
     messages_per_branch: Annotated[
         int, typer.Option("--messages-per-branch", help="Messages of one branch.", metavar="N", min=1)
@@ -136,9 +131,7 @@ def iotest(
 
 def torture(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where a space is to be; must exist.")],
-    flags: Annotated[
-        list[str] | None, typer.Option(help="Sync flags; may be repeated. All levels without it.", metavar="FLAGS")
-    ] = None,
+    flags: FlagsOption = None,
     seconds: Annotated[float, typer.Option(help="For each level of flags.", min=0.01)] = 10.0,
     seed: Annotated[str | None, typer.Option(help="Of an earlier run, for the same work again.")] = None,
     json: JsonOption = False,

@@ -31,9 +31,10 @@ from xaqueue.storage import append_log
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.modes import BY_UMASK, PRIVATE, Modes
 from xaqueue.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, is_owned
+from xaqueue.tm.advice import LogStatus, log_status
+from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log import JOURNAL, DecisionLog, LogContent, read
 from xaqueue.tm.records import NEW_NODE, NODE, Heuristic, InDoubtTransaction, in_doubt_transactions
-from xaqueue.xa import Outcome
 
 PARTICIPANTS = "participants.toml"
 OPERATOR_LOG = "operators.log"
@@ -140,12 +141,10 @@ class LogView(LogContent):
     open: list[InDoubtTransaction]
     """Oldest first."""
 
-    def decision(self, gtrid: bytes) -> Outcome | None:
-        """COMMITTED; IN_DOUBT where it stands in the last resource; None where the log has no decision.
-
-        None means rollback for a branch that is still prepared somewhere, unless its transaction is live.
-        """
-        return self.table.decision_on(gtrid)
+    def status(self, gtrid: Gtrid) -> LogStatus:
+        """What it says of this transaction."""
+        decision = self.table.decision_on(bytes(gtrid))
+        return log_status(gtrid, node=self.node, epoch=self.epoch, in_use=self.in_use, decision=decision)
 
 
 def view_log(log_dir: str | os.PathLike[str]) -> LogView:

@@ -353,8 +353,8 @@ def test_a_log_is_looked_at_while_its_owner_is_at_work(tmp_path: Path) -> None:
     (shown,) = view.open
     assert (shown.gtrid, shown.state, shown.outstanding) == (gtrid, TransactionState.COMMITTING, ("a", "b"))
     assert shown.heuristics == (heuristic(gtrid),)
-    assert view.decision(gtrid) is Outcome.COMMITTED
-    assert view.decision(b"another") is None
+    assert view.table.decision_on(gtrid) is Outcome.COMMITTED
+    assert view.table.decision_on(b"another") is None
     owned.close()
     assert not view_log(tmp_path).in_use
 

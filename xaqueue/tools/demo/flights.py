@@ -180,7 +180,7 @@ def _left(place: Path) -> str:
     """What a sender that is gone has left, for the next one to finish."""
     doubtful = {branch.xid.gtrid for name in (PAGES, FLIGHTS) for branch in in_doubt(place / name)}
     log = view_log(place / "decisions")
-    decided = sum(log.decision(gtrid) is not None for gtrid in doubtful)
+    decided = sum(log.table.decision_on(gtrid) is not None for gtrid in doubtful)
     return f"transactions in doubt: {len(doubtful)}, {decided} of them decided"
 
 
