@@ -15,14 +15,14 @@ import typer
 
 from xaqueue.batch import ONE_SPACE, is_of_a_batch, parse_gtrid
 from xaqueue.cli import output, parameters
-from xaqueue.cli.location import Location, reached, remote, served_at
+from xaqueue.cli.location import Location, reached, remote
 from xaqueue.rpc.methods.operators import RemoteOperator
 from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.heuristics import Decision, check_text
 from xaqueue.space.engine.operator_log import Forgotten
 from xaqueue.space.engine.session import Session
 from xaqueue.space.offline import inspect, inspect_branches
-from xaqueue.space.offline.dry_run import Change, foresee
+from xaqueue.space.offline.dry_run import foresee
 from xaqueue.space.offline.inspect_branches import InDoubt
 from xaqueue.tm.gtrid import Gtrid, parse_listed
 from xaqueue.xid import Xid
@@ -96,17 +96,6 @@ def print_branch(branch: InDoubt, json: bool) -> None:
         contents = [("adds", content) for content in branch.added] + [("holds", content) for content in branch.held]
         rows = [(what, one.queue, one.message_id.hex(), one.size_bytes) for what, one in contents]
         output.table(("branch", "queue", "message id", "bytes"), rows, right=("bytes",))
-
-
-def print_dry_run(branch: InDoubt, found: Sequence[Change], commit: bool) -> None:
-    """What a decision would do."""
-    verb = "commit" if commit else "rollback"
-    typer.echo(f"{verb} of branch {branch.xid} would do this, and nothing is done:")
-    if branch.damage:
-        typer.echo(f"the branch is damaged, these are the numbers of what is left of it: {'; '.join(branch.damage)}")
-    headings = ("queue", "adds", "holds", "messages", "after", "held", "held after")
-    rows = [(c.queue, c.adds, c.holds, c.messages, c.messages_after, c.held, c.held_after) for c in found]
-    output.table(headings, rows, right=headings[1:])
 
 
 def branch_json(branch: InDoubt) -> dict[str, Any]:
@@ -212,11 +201,9 @@ class DirectoryOperator:
 
 
 @contextmanager
-def backend_of(location: Location, *, decides: bool = False) -> Iterator[DirectoryOperator | RemoteOperator]:
-    """decides: whether something is to be done there, for which a directory that is served is left to its server."""
-    url = served_at(location) if decides else location.url
-    if url:
-        with remote(url) as manager:
+def backend_of(location: Location) -> Iterator[DirectoryOperator | RemoteOperator]:
+    if location.url:
+        with remote(location.url) as manager:
             yield RemoteOperator(manager)
     else:
         yield DirectoryOperator(location)
@@ -234,12 +221,18 @@ def dry_run(location: Location, text: str, commit: bool) -> None:
         waiting = backend.in_doubt()
         branch = find(waiting, text)
         depths = backend.depths(sorted({content.queue for content in (*branch.added, *branch.held)}))
-    print_dry_run(branch, foresee(branch, waiting, depths, commit), commit)
+    typer.echo(f"{'commit' if commit else 'rollback'} of branch {branch.xid} would do this, and nothing is done:")
+    if branch.damage:
+        typer.echo(f"the branch is damaged, these are the numbers of what is left of it: {'; '.join(branch.damage)}")
+    headings = ("queue", "adds", "holds", "messages", "after", "held", "held after")
+    found = foresee(branch, waiting, depths, commit)
+    rows = [(c.queue, c.adds, c.holds, c.messages, c.messages_after, c.held, c.held_after) for c in found]
+    output.table(headings, rows, right=headings[1:])
 
 
 def decide(location: Location, text: str, commit: bool, reason: str, confirm: Confirm) -> None:
     check_text("reason", reason)
-    with backend_of(location, decides=True) as backend:
+    with backend_of(location) as backend:
         branch = find(backend.in_doubt(), text)
         verb = "commit" if commit else "roll back"
         adds, holds = output.counted(len(branch.added), "message"), output.counted(len(branch.held), "message")
@@ -256,7 +249,7 @@ def decide(location: Location, text: str, commit: bool, reason: str, confirm: Co
 
 
 def forget(location: Location, text: str, reason: str, confirm: Confirm) -> None:
-    with backend_of(location, decides=True) as backend:
+    with backend_of(location) as backend:
         branch = find(backend.in_doubt(), text)
         confirm(f"forget that branch {branch.xid} is {branch.state}?")
         backend.forget(branch.xid, operator(), reason)

@@ -25,6 +25,7 @@ from xaqueue.cli.location import (
 from xaqueue.errors import ConnectionLost
 from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation
+from xaqueue.rpc.methods.service import status_of
 from xaqueue.space.model import definitions, layout
 from xaqueue.space.model.index import Order
 from xaqueue.space.offline import inspect
@@ -68,30 +69,21 @@ def status(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = No
     Works while another process owns it, and of a server by its URL.
     """
     location = location_of(ctx, space)
+    server: list[tuple[str, object]] = []
     if location.url:
-        _served_status(location.url, json)
-        return
-    found = inspect.status(location.directory)
-    if json:
-        output.as_json(asdict(found))
-        return
-    output.pairs(_status_rows(found))
-    typer.echo()
-    queue_table(found.queues)
-
-
-def _served_status(url: str, json: bool) -> None:
-    from xaqueue.rpc.methods.service import status_of
-
-    with remote(url) as manager:
-        fields = manager.status()
+        with remote(location.url) as manager:
+            fields = manager.status()
+        found = status_of(fields)
+        sessions = f"{fields['sessions']:,}" + (f", {fields['waiting']:,} of them wait" if fields["waiting"] else "")
+        draining = "no new branches are taken until `xaqueue drain --resume`" if fields["draining"] else ""
+        server = [("server", location.url), ("sessions", sessions), ("draining", draining)]
+    else:
+        found = inspect.status(location.directory)
+        fields = asdict(found)
     if json:
         output.as_json(fields)
         return
-    found = status_of(fields)
-    sessions = f"{fields['sessions']:,}" + (f", {fields['waiting']:,} of them wait" if fields["waiting"] else "")
-    draining = "no new branches are taken until `xaqueue drain --resume`" if fields["draining"] else ""
-    output.pairs([("server", url), ("sessions", sessions), ("draining", draining), *_status_rows(found)])
+    output.pairs([*server, *_status_rows(found)])
     typer.echo()
     queue_table(found.queues)
 
@@ -232,8 +224,6 @@ def _print_ended(ended: Reservation) -> None:
 
 def _found(location: Location) -> list[QueueStatus]:
     if location.url:
-        from xaqueue.rpc.methods.service import status_of
-
         with remote(location.url) as manager:
             return status_of(manager.status()).queues
     found, url = inspect.queue_list(location.directory), served_at(location)
@@ -251,13 +241,11 @@ def queue_table(found: list[QueueStatus]) -> None:
         return
     rows = [(q.name, q.order, q.depth, None if q.watermark is None else str(q.watermark), q.description) for q in found]
     output.table(("queue", "order", "messages", "watermark", "description"), rows, right=("messages", "watermark"))
-    streams = [queue for queue in found if queue.stream]
+    streams: list[tuple[object, ...]] = []
+    for q in found:
+        if q.stream:
+            in_flight = f"{q.in_flight[0] + 1} to {q.in_flight[1]}" if q.in_flight else ""
+            streams.append((q.name, q.stream, str(q.consumed), in_flight, q.lag))
     if streams:
         typer.echo()
-        columns = ("queue", "stream", "consumed", "in flight", "lag")
-        output.table(columns, [_stream_row(queue) for queue in streams], right=("consumed", "lag"))
-
-
-def _stream_row(queue: QueueStatus) -> tuple[object, ...]:
-    in_flight = f"{queue.in_flight[0] + 1} to {queue.in_flight[1]}" if queue.in_flight else ""
-    return queue.name, queue.stream, str(queue.consumed), in_flight, queue.lag
+        output.table(("queue", "stream", "consumed", "in flight", "lag"), streams, right=("consumed", "lag"))
