@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -156,27 +156,32 @@ def salvage_journal(
         raise SpaceInUse(f"{directory} is in use: stop its owner first")
     loss = find_loss(directory)
     if loss is None:
-        if json:
-            output.as_json({"damage": None})
-        else:
-            typer.echo("the journal is sound: nothing was done")
+        typer.echo(output.json_text({"damage": None}) if json else "the journal is sound: nothing was done")
         return
+    lost = [{"from": gap.start, "to": gap.end, "segment": gap.name or None} for gap in loss.gaps]
+    steps = [asdict(step) for step in loss.steps]
+    document = {"damage": loss.damage, "lost": lost, "files": loss.files, "steps": steps, "done": None}
     if not json:
         _print_loss(loss)
     if not (yes or (not json and sys.stdin.isatty() and typer.confirm("go on without what is lost?", err=True))):
         if json:
-            output.as_json(_json(loss))
+            output.as_json(document)
         complain("nothing was done: with --yes it goes on without what is lost")
         raise typer.Exit(ExitCode.NOTHING)
     done = salvage(directory)
     with owned(directory) as session:
         opened = str(session.space.report)
     if json:
-        output.as_json(_json(loss) | {"done": asdict(done), "opened": opened})
+        output.as_json(document | {"done": asdict(done), "opened": opened})
         return
     kept = (f"kept: {archive}" for archive in done.archives)
-    steps = output.counted(done.steps, "step")
-    _echo("", f"{steps} done again; a new journal begins", *kept, *done.notes, f"opened: {opened}")
+    _echo(
+        "",
+        f"{output.counted(done.steps, 'step')} done again; a new journal begins",
+        *kept,
+        *done.notes,
+        f"opened: {opened}",
+    )
 
 
 def _print_loss(loss: Loss) -> None:
@@ -205,9 +210,3 @@ def _row(step: StepRead) -> tuple[object, ...]:
     xid = parse_xid(step.xid)
     branch = "of one session" if xid is not None and xid.is_local else step.xid
     return (f"{step.lsn:#x}", step.kind, branch, " ".join(step.queues))
-
-
-def _json(loss: Loss) -> dict[str, Any]:
-    lost = [{"from": gap.start, "to": gap.end, "segment": gap.name or None} for gap in loss.gaps]
-    steps = [asdict(step) for step in loss.steps]
-    return {"damage": loss.damage, "lost": lost, "files": loss.files, "steps": steps, "done": None}

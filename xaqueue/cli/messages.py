@@ -14,10 +14,11 @@ import typer
 
 from xaqueue.cli import output, parameters
 from xaqueue.cli.exit_codes import ExitCode, complain
-from xaqueue.cli.location import Location, SpaceOption, connected, directory_of, location_of, reached
+from xaqueue.cli.location import SpaceOption, connected, directory_of, location_of, reached
 from xaqueue.connection import Connection
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument
 from xaqueue.message import EnqueueOptions, Message
+from xaqueue.rpc.methods import service
 from xaqueue.space.engine.messages import message_of
 from xaqueue.space.engine.session import Session
 from xaqueue.space.offline import inspect_messages
@@ -87,7 +88,13 @@ def put(
             put_in = _put_lines(connection, queue, source, options, count_per_branch)
         typer.echo(f"{output.counted(put_in, 'message')} put into {queue}")
         return
-    content = body.encode("utf-8", "surrogateescape") if body is not None else _whole(file)
+    if body is None and file is None and sys.stdin.isatty():
+        complain("reading the body from the terminal; end it with Ctrl-D")
+    if body is None:
+        with _opened(file, "rb") as source:
+            content = source.read()
+    else:
+        content = body.encode("utf-8", "surrogateescape")
     with connected(location) as connection:
         message_id = connection.enqueue(queue, content, **options)
         connection.commit()
@@ -154,13 +161,21 @@ def browse(
     In the order in which they would be delivered, by a URL as in the directory. Works while another process owns the
     space. Messages that a branch holds, or that are not due yet, are shown too.
     """
-    most = limit if limit is not None or json else TABLE_ROWS + 1
-    with _messages(location_of(ctx, space), queue, most) as messages:
+    location, most = location_of(ctx, space), limit if limit is not None or json else TABLE_ROWS + 1
+    with ExitStack() as stack:
+        if location.url:
+            messages = stack.enter_context(connected(location)).browse(queue, most)
+        else:
+            known = check_known(location.directory, queue)
+            messages = islice(inspect_messages.browse(location.directory, known, _complain_of_damage), most)
         if json:
             for message in messages:
                 output.as_json(output.message_json(message))
             return
-        rows = [_row(message) for message in messages]
+        rows = []
+        for m in messages:
+            correlation_id, body = output.text_of(m.correlation_id), output.preview(m.body)
+            rows.append((str(m.seq), m.message_id.hex(), len(m.body), m.tries, correlation_id, body))
     if not rows:
         complain(f"queue {queue} is empty")
         return
@@ -211,18 +226,6 @@ def tail(
             typer.echo(f"{seq}  {message_id.hex()}  {output.preview(message.body)}")
 
 
-@contextmanager
-def _messages(location: Location, queue: str, limit: int | None) -> Iterator[Iterator[Message]]:
-    """The first messages of a queue in its order, from the directory or from the server."""
-    directory = location.directory
-    if directory:
-        browsed = inspect_messages.browse(directory, check_known(directory, queue), _complain_of_damage)
-        yield islice(browsed, limit)
-    else:
-        with connected(location) as connection:
-            yield connection.browse(queue, limit)
-
-
 def _complain_of_damage(seq: int, damage: str) -> None:
     complain(f"message {seq} is damaged, run `xaqueue check`: {damage}")
 
@@ -258,17 +261,8 @@ def _opened(file: Path | None, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
             yield stream
 
 
-def _whole(file: Path | None) -> bytes:
-    if file is None and sys.stdin.isatty():
-        complain("reading the body from the terminal; end it with Ctrl-D")
-    with _opened(file, "rb") as source:
-        return source.read()
-
-
 def _why_none(manager: Session | RemoteManager, queue: str, chosen: bool) -> str:
     """Why a get came to nothing: what the queue has, and why nobody is given it now."""
-    from xaqueue.rpc.methods import service
-
     found = QueueStatus(queue, "", "", 0, None)
     with suppress(Error):  # who may not ask learns the rest
         if isinstance(manager, Session):
@@ -313,14 +307,3 @@ def _write_out(sink: BinaryIO, message: Message, content: bytes) -> None:
         raise
     if sink is not sys.stdout.buffer:
         os.fsync(sink.fileno())
-
-
-def _row(message: Message) -> tuple[object, ...]:
-    return (
-        str(message.seq),
-        message.message_id.hex(),
-        len(message.body),
-        message.tries,
-        output.text_of(message.correlation_id),
-        output.preview(message.body),
-    )

@@ -50,7 +50,7 @@ from xaqueue.tm.log_directory import (
 from xaqueue.tm.records import InDoubtTransaction
 
 if TYPE_CHECKING:
-    from xaqueue.tm.manager import RecoveryResult, TransactionManager
+    from xaqueue.tm.manager import TransactionManager
 
 ADDRESSES = {"xaqueue": "space", "postgres": "dsn", "sqlite": "path"}
 """By kind, the key that says where it is."""
@@ -76,8 +76,6 @@ class TmConfig:
     log_dir: Path
     participants: Mapping[str, ParticipantConfig] = field(default_factory=dict)
     last_resource: str | None = None
-    source: str = ""
-    """The file that it was read from; empty for a bare log directory."""
 
 
 def load(path: Path) -> TmConfig:
@@ -109,7 +107,7 @@ def _config(path: Path, document: Mapping[str, Any]) -> TmConfig:
     for one in participants.values():
         if one.kind == "sqlite" and one.name != last:
             raise InvalidArgument(f"{path}: {one.name} has no two-phase commit: make it the last_resource")
-    return TmConfig((path.parent / log_dir).resolve(), participants, last, str(path))
+    return TmConfig((path.parent / log_dir).resolve(), participants, last)
 
 
 def _participant(path: Path, name: str, row: Any) -> ParticipantConfig:
@@ -121,9 +119,8 @@ def _participant(path: Path, name: str, row: Any) -> ParticipantConfig:
     if set(row) != {"kind", key} or not isinstance(address, str) or not address:
         raise InvalidArgument(f"{path}: participant {name!r} of kind {kind} takes {key} = TEXT and nothing else")
     local = kind == "sqlite" or (kind == "xaqueue" and "://" not in address)
-    return ParticipantConfig(
-        checked_name(name), str(kind), str((path.parent / address).resolve()) if local else address
-    )
+    place = str((path.parent / address).resolve()) if local else address
+    return ParticipantConfig(checked_name(name), str(kind), place)
 
 
 def opener(participant: ParticipantConfig) -> Callable[[], Any]:
@@ -135,9 +132,7 @@ def opener(participant: ParticipantConfig) -> Callable[[], Any]:
     if participant.kind == "sqlite":
         import sqlite3
 
-        place = (
-            f"{Path(participant.address).as_uri()}?mode=rw"  # a file that is not there is never made: it says nothing
-        )
+        place = f"{Path(participant.address).as_uri()}?mode=rw"  # a file that is not there is never made
         return lambda: sqlite3.connect(place, uri=True)
     return lambda: postgres().connect(participant.address)
 
@@ -205,11 +200,17 @@ def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Co
     """Does at every participant what the log says of a transaction, where that is what is asked for."""
     config, log, gtrid = _named(path, text)
     verb = "commit" if commit else "rollback"
-    _check_decision(log, gtrid, verb)
-    waiting = " ".join(name for one in log.open if one.gtrid == bytes(gtrid) for name in one.outstanding)
+    status = log.status(gtrid)
+    allowed = (LogStatus.COMMIT,) if commit else (LogStatus.NONE, LogStatus.ROLLBACK)
+    if status not in (*allowed, LogStatus.LAST):  # what stands in a last resource is carried out, whatever it is
+        raise ProtocolError(
+            f"{verb} of transaction {gtrid} is refused, of which the log says: {status.value}. `xaqueue indoubt "
+            f"advise {gtrid}` compares it with its participants; each of them can be decided on by itself"
+        )
+    waiting = [name for one in log.open if one.gtrid == bytes(gtrid) for name in one.outstanding]
     if dry_run:
         typer.echo(f"{verb} of transaction {gtrid} is what the log says; nothing is done")
-        typer.echo(f"outstanding: {waiting or 'whoever has a branch of it in doubt'}")
+        typer.echo(f"outstanding: {' '.join(waiting) or 'whoever has a branch of it in doubt'}")
         return
     if log.in_use:
         raise DecisionLogInUse(
@@ -220,7 +221,17 @@ def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Co
     with _opened(config) as manager:
         report = manager.recover(RECOVER_S)
         left = [one for one in manager.in_doubt() if one.gtrid == bytes(gtrid)]
-    _print_report(gtrid, report, left, dict.fromkeys(waiting.split(), "committed" if commit else "rolled back"))
+    noted = {heuristic.participant: heuristic for one in left for heuristic in one.heuristics}
+    done = set(waiting).difference(*(one.outstanding for one in left))
+    for name, scan in report.scans.items():
+        otherwise = f"was {noted[name].outcome.value}" if name in noted else ""
+        told = ("committed" if commit else "rolled back") if name in done else "nothing of it is in doubt"
+        typer.echo(f"{name}: {scan.error or otherwise or told}")
+    if not left:
+        typer.echo(f"transaction {gtrid} is over")
+    for one in left:
+        outstanding = f", outstanding: {' '.join(one.outstanding)}" if one.outstanding else ""
+        typer.echo(f"transaction {gtrid} is {one.state.value}{outstanding}")
 
 
 def forget(path: Path, text: str, *, by: str, reason: str, confirm: Confirm) -> None:
@@ -260,17 +271,6 @@ def _named(path: Path, text: str) -> tuple[TmConfig, LogView, Gtrid]:
     return config, log, parameters.gtrid_of(text, [one.gtrid for one in log.open])
 
 
-def _check_decision(log: LogView, gtrid: Gtrid, verb: str) -> None:
-    """Refuses what the log does not say. What stands in a last resource is carried out, whatever it is."""
-    status = log.status(gtrid)
-    allowed = (LogStatus.COMMIT,) if verb == "commit" else (LogStatus.NONE, LogStatus.ROLLBACK)
-    if status not in (*allowed, LogStatus.LAST):
-        raise ProtocolError(
-            f"{verb} of transaction {gtrid} is refused, of which the log says: {status.value}. `xaqueue indoubt "
-            f"advise {gtrid}` compares it with its participants; each of them can be decided on by itself"
-        )
-
-
 def _opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:
     if not config.participants:
         raise InvalidArgument(
@@ -280,25 +280,6 @@ def _opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:
 
     openers = {name: opener(participant) for name, participant in config.participants.items()}
     return TransactionManager(config.log_dir, openers, last_resource=config.last_resource)
-
-
-def _print_report(
-    gtrid: Gtrid, report: RecoveryResult, left: list[InDoubtTransaction], waited: Mapping[str, str]
-) -> None:
-    """waited: what was outstanding at a participant before."""
-    still = {name for one in left for name in one.outstanding}
-    done = {name: outcome for name, outcome in waited.items() if name not in still}
-    noted = {heuristic.participant: heuristic for one in left for heuristic in one.heuristics}
-    for name, scan in report.scans.items():
-        otherwise = f"was {noted[name].outcome.value}" if name in noted else ""
-        typer.echo(f"{name}: {scan.error or otherwise or done.get(name, 'nothing of it is in doubt')}")
-    if not left:
-        typer.echo(f"transaction {gtrid} is over")
-    for one in left:
-        outstanding = " ".join(one.outstanding)
-        typer.echo(
-            f"transaction {gtrid} is {one.state.value}" + (f", outstanding: {outstanding}" if outstanding else "")
-        )
 
 
 def _find(log: LogView, gtrid: Gtrid) -> InDoubtTransaction:
