@@ -21,7 +21,6 @@ refused, so that no outcome becomes mixed. A configuration for operators says wh
 
 from __future__ import annotations
 
-import time
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
@@ -37,6 +36,7 @@ from xaqueue.errors import DecisionLogInUse, InvalidArgument, ProtocolError, Unk
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.tm.advice import LogStatus
 from xaqueue.tm.gtrid import Gtrid, checked_name
+from xaqueue.tm.log import wall_clock
 from xaqueue.tm.log_directory import (
     OPERATOR_LOG,
     PARTICIPANTS,
@@ -249,7 +249,7 @@ def forget(path: Path, text: str, *, by: str, reason: str, confirm: Confirm) -> 
         )
     outcomes = ", ".join(f"{h.participant} was {h.outcome.value}" for h in found.heuristics)
     confirm(f"forget of transaction {gtrid} that {outcomes}?")
-    at_us = time.time_ns() // 1000
+    at_us = wall_clock()
     with closing(DirectoryFileSystem(config.log_dir)) as fs:
         if config.participants:
             with _opened(config) as manager:

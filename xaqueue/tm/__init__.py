@@ -2,7 +2,3 @@
 
 It knows its participants by PEP 249's two-phase extension only. ``xaqueue.TransactionManager`` is the way in.
 """
-
-from xaqueue.tm.gtrid import FORMAT_ID
-
-__all__ = ["FORMAT_ID"]

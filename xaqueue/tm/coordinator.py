@@ -150,7 +150,6 @@ class Coordinator:
 
     def lend(self, call: Callable[[str], Reply], name: str) -> Future[Reply] | None:
         """Makes the call in another thread; None where none is free, or the end is near: then the caller makes it."""
-
         with self._mutex:
             can_lend = not self.is_closing and threading.main_thread().is_alive()
             if not can_lend or not self._parallel[name].acquire(blocking=False):

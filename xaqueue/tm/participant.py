@@ -195,10 +195,14 @@ class EnlistedBranch:
         except Exception as error:
             self._failed(error)
             return Reply.REFUSED if isinstance(error, RolledBack) and not self._in_failed() else Reply.LOST
-        if prepared is False:
-            self._leave_read_only()
-            return Reply.READ_ONLY
-        return Reply.PREPARED
+        if prepared is not False:
+            return Reply.PREPARED
+        try:
+            self.connection.tpc_commit()  # nothing is left of the branch: this ends the transaction of the session
+        except Exception as error:
+            self._failed(error)
+            self.error = None
+        return Reply.READ_ONLY
 
     def commit(self) -> Reply:
         return self._second_phase(self.connection.tpc_commit)
@@ -285,13 +289,6 @@ class EnlistedBranch:
 
     def _commit_at_once(self) -> None:
         self.connection.tpc_commit()
-
-    def _leave_read_only(self) -> None:
-        try:
-            self.connection.tpc_commit()  # nothing is left of the branch: this ends the transaction of the session
-        except Exception as error:
-            self._failed(error)
-            self.error = None
 
     def _second_phase(self, verb: Any) -> Reply:
         try:

@@ -278,29 +278,58 @@ class Transaction:
     # Errors
 
     def _raise_for(self, result: TransactionResult, wanted: Outcome, unrecorded: Exception | None) -> None:
-        """Raises what the caller has to know beside, or instead of, what was wanted."""
-        cause = self._log_error or self._first_error()
+        """Raises what the caller has to know beside, or instead of, what was wanted: one error, which says what to do.
+
+        unrecorded: why the log does not have a heuristic yet.
+        """
+        cause, name = self._log_error or self._first_error(), self.gtrid.decode()
         code = voting.heuristic_code(result.outcome, result.participants)
         if code is not None:
-            raise _heuristic_error(self.gtrid, code, result, unrecorded) from cause
+            raise self._heuristic(result, code, unrecorded) from cause
         if result.outcome is Outcome.IN_DOUBT:
-            raise _in_doubt_error(self.gtrid, cause) from cause
+            raise OutcomeUnknown(
+                f"transaction {name} is in doubt until its decision can be read ({cause}); recovery goes on trying, "
+                "and TransactionManager.outcome tells",
+                Xid(FORMAT_ID, self.gtrid, b""),
+            ) from cause
         if result.outcome is Outcome.UNKNOWN:
-            name = next(name for name, ended in self._outcomes.items() if ended is ParticipantOutcome.UNKNOWN)
-            raise _unanswered_error(self.gtrid, name) from cause
+            who = next(name for name, ended in self._outcomes.items() if ended is ParticipantOutcome.UNKNOWN)
+            raise OutcomeUnknown(
+                f"the answer of participant {who!r} to the commit of {name} was lost, and nobody else has work in it: "
+                "ask that participant what it has",
+                Xid(FORMAT_ID, self.gtrid, who.encode("ascii")),
+            ) from cause
         if result.outcome is wanted:
             return
         if cause is None and self._is_expired():
-            raise _expired_error(self.gtrid, self._timeout_s)
+            raise self._expired()
         cause = cause or self._coordinator.log.failure
+        code = cause.code if isinstance(cause, RolledBack) else Code.XA_RBROLLBACK
         who = next((repr(name) for name, one in self._branches.items() if one.error is cause), "the decision log")
-        raise _rolled_back_error(self.gtrid, who, cause) from cause
+        raise RolledBack(f"transaction {name} was rolled back because of {who}: {cause}", code) from cause
+
+    def _heuristic(self, result: TransactionResult, code: Code, unrecorded: Exception | None) -> HeuristicOutcome:
+        did = {name: ended.value for name, ended in result.participants.items()}
+        message = (
+            f"transaction {self.gtrid.decode()} was to be {result.outcome.value}, and a participant did not do so "
+            f"({', '.join(f'{name}: {what}' for name, what in did.items())}). Set right what it did; the record is "
+            "kept until TransactionManager.forget"
+        )
+        if unrecorded is not None:
+            message += f". It could not be recorded yet: {unrecorded}"
+        if code is Code.XA_HEURHAZ:
+            return HeuristicHazard(message, did)
+        return HeuristicMixed(message, did) if code is Code.XA_HEURMIX else HeuristicOutcome(message, code)
+
+    def _expired(self) -> RolledBack:
+        text = f"transaction {self.gtrid.decode()} was rolled back: it took more than {self._timeout_s:g} s"
+        return RolledBack(text, Code.XA_RBTIMEOUT)
 
     def _run_out(self, error: Exception | None) -> NoReturn:
         """Rolls back because of the time, whatever else has happened."""
         result = self._run(voting.roll_back(*self._end()))
         self._conclude(result, wanted=result.outcome)
-        raise _expired_error(self.gtrid, self._timeout_s) from error
+        raise self._expired() from error
 
     def _first_error(self) -> Exception | None:
         """Whatever it was that the others followed from."""
@@ -309,56 +338,3 @@ class Transaction:
 
     def _is_expired(self) -> bool:
         return time.monotonic() >= self._deadline
-
-
-# What a caller is told of a transaction that did not end as it was wanted: one error, which says what to do next
-
-
-def _heuristic_error(
-    gtrid: bytes, code: Code, result: TransactionResult, unrecorded: Exception | None
-) -> HeuristicOutcome:
-    """A participant did otherwise. unrecorded: why the log does not have it yet."""
-    did = {name: ended.value for name, ended in result.participants.items()}
-    message = (
-        f"transaction {gtrid.decode()} was to be {result.outcome.value}, and a participant did not do so "
-        f"({', '.join(f'{name}: {what}' for name, what in did.items())}). Set right what it did; the record is kept "
-        "until TransactionManager.forget"
-    )
-    if unrecorded is not None:
-        message += f". It could not be recorded yet: {unrecorded}"
-    if code is Code.XA_HEURHAZ:
-        return HeuristicHazard(message, did)
-    if code is Code.XA_HEURMIX:
-        return HeuristicMixed(message, did)
-    return HeuristicOutcome(message, code)
-
-
-def _in_doubt_error(gtrid: bytes, why: Exception | None) -> OutcomeUnknown:
-    """Nobody can tell what was decided."""
-    return OutcomeUnknown(
-        f"transaction {gtrid.decode()} is in doubt until its decision can be read ({why}); recovery goes on trying, "
-        "and TransactionManager.outcome tells",
-        Xid(FORMAT_ID, gtrid, b""),
-    )
-
-
-def _unanswered_error(gtrid: bytes, participant: str) -> OutcomeUnknown:
-    """A commit in one phase got no answer."""
-    return OutcomeUnknown(
-        f"the answer of participant {participant!r} to the commit of {gtrid.decode()} was lost, and nobody else has "
-        "work in it: ask that participant what it has",
-        Xid(FORMAT_ID, gtrid, participant.encode("ascii")),
-    )
-
-
-def _rolled_back_error(gtrid: bytes, who: str, why: Exception | None) -> RolledBack:
-    """Somebody could not commit."""
-    code = why.code if isinstance(why, RolledBack) else Code.XA_RBROLLBACK
-    return RolledBack(f"transaction {gtrid.decode()} was rolled back because of {who}: {why}", code)
-
-
-def _expired_error(gtrid: bytes, timeout_s: float) -> RolledBack:
-    """The time ran out before the decision."""
-    return RolledBack(
-        f"transaction {gtrid.decode()} was rolled back: it took more than {timeout_s:g} s", Code.XA_RBTIMEOUT
-    )
