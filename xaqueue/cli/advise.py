@@ -18,7 +18,7 @@ from xaqueue.cli import output, parameters
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import Location, remote, served_at
 from xaqueue.cli.tm_log import ParticipantConfig, TmConfig, load, postgres
-from xaqueue.errors import DecisionLogError, Error, InvalidArgument
+from xaqueue.errors import DecisionLogError, InvalidArgument
 from xaqueue.rpc.methods.operators import RemoteOperator
 from xaqueue.space.engine import operator_log
 from xaqueue.space.engine.operator_log import Forgotten
@@ -28,6 +28,7 @@ from xaqueue.space.recovery.prepared import Verdict
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.tm import last_resource
 from xaqueue.tm.advice import Advice, Advised, LogStatus, ParticipantStatus, advise
+from xaqueue.tm.driver import is_a
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.log import JOURNAL
 from xaqueue.tm.log_directory import view_log
@@ -203,8 +204,11 @@ def ask_all(config: TmConfig, gtrid: Gtrid) -> list[ParticipantReport]:
     for participant in config.participants.values():
         try:
             found += list(askers[participant.kind](participant, gtrid, config))
-        except (Error, OSError) as error:
-            found.append(ParticipantReport(participant.name, ParticipantStatus.UNREACHABLE, str(error)))
+        except Exception as error:  # of ours, or of a driver that is not loaded here
+            if not isinstance(error, OSError) and not is_a(error, "Error"):
+                raise
+            why = " ".join(str(error).split())
+            found.append(ParticipantReport(participant.name, ParticipantStatus.UNREACHABLE, why))
     return found
 
 
@@ -269,18 +273,13 @@ def _of_waiting(name: str, branch: InDoubt, note: str = "") -> ParticipantReport
 def _ask_postgres(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -> Iterator[ParticipantReport]:
     psycopg = postgres()
     timeout = {} if "connect_timeout" in participant.address else {"connect_timeout": CONNECT_S}
-    try:
-        with closing(psycopg.connect(participant.address, autocommit=True, **timeout)) as connection:
-            if participant.name == config.last_resource:
-                there = connection.execute(f"SELECT to_regclass('{last_resource.TABLE}')").fetchone()
-                yield _of_row(participant.name, connection, gtrid, bool(there and there[0]))
-                return
-            rows = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
-            branches = list(_branches(gid for (gid,) in rows.fetchall()))
-    except psycopg.Error as error:
-        yield ParticipantReport(participant.name, ParticipantStatus.UNREACHABLE, " ".join(str(error).split()))
-        return
-    mine = [xid for xid in branches if xid.gtrid == bytes(gtrid)]
+    with closing(psycopg.connect(participant.address, autocommit=True, **timeout)) as connection:
+        if participant.name == config.last_resource:
+            there = connection.execute(f"SELECT to_regclass('{last_resource.TABLE}')").fetchone()
+            yield _of_row(participant.name, connection, gtrid, bool(there and there[0]))
+            return
+        rows = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall()
+    mine = [xid for xid in _branches(gid for (gid,) in rows) if xid.gtrid == bytes(gtrid)]
     own = Xid(FORMAT_ID, bytes(gtrid), participant.name.encode())
     if own in mine:
         yield ParticipantReport(participant.name, ParticipantStatus.IN_DOUBT, parameters.postgres_gid(own), own)
@@ -305,12 +304,9 @@ def _branches(gids: Iterable[str]) -> Iterator[Xid]:
 def _ask_sqlite(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -> Iterator[ParticipantReport]:
     import sqlite3
 
-    try:
-        with closing(sqlite3.connect(f"{Path(participant.address).as_uri()}?mode=ro", uri=True)) as connection:
-            there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (last_resource.TABLE,)).fetchone()
-            yield _of_row(participant.name, connection, gtrid, there is not None)
-    except sqlite3.Error as error:
-        yield ParticipantReport(participant.name, ParticipantStatus.UNREACHABLE, str(error))
+    with closing(sqlite3.connect(f"{Path(participant.address).as_uri()}?mode=ro", uri=True)) as connection:
+        there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (last_resource.TABLE,)).fetchone()
+        yield _of_row(participant.name, connection, gtrid, there is not None)
 
 
 def _of_row(name: str, connection: Any, gtrid: Gtrid, has_table: bool) -> ParticipantReport:

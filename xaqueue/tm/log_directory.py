@@ -66,19 +66,19 @@ def open_log(path: str | os.PathLike[str]) -> OwnedLog:
 
     Raises DecisionLogInUse, DecisionLogDamaged, DecisionLogError.
     """
-    root = Path(path)
+    root, lock = Path(path), None
     try:
         _make(root)
         _check_own(root)
         lock = OwnerFile(root)
-    except OSError as error:
-        raise DecisionLogError(f"{root} cannot be a decision log ({error}): mend that, or choose another") from error
-    try:
         return OwnedLog(_open(lock), lock)
     except BaseException as error:
-        lock.release()
+        if lock is not None:
+            lock.release()
         if isinstance(error, OSError):
-            raise DecisionLogError(f"{root} cannot be a decision log ({error}): mend that") from error
+            raise DecisionLogError(
+                f"{root} cannot be a decision log ({error}): mend that, or choose another"
+            ) from error
         raise
 
 
