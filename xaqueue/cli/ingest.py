@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -109,10 +109,7 @@ def _run(job: IngestJob, cores: int, memory: str) -> IngestProgress:
     from xaqueue.spark import session
     from xaqueue.spark.ingest import job as engine
 
-    asked = _EndRequest()
-    with ExitStack() as stack:
-        show = stack.enter_context(_progress())
-        stack.callback(asked.stop_listening)
+    with _progress() as show, closing(_EndRequest()) as asked:
 
         def start() -> Any:
             started = session("xaqueue ingest", cores=cores, **{"spark.driver.memory": memory})
@@ -157,7 +154,7 @@ class _EndRequest:
     def listen(self) -> None:
         self._before = {number: signal.signal(number, self._ask) for number in ENDING}
 
-    def stop_listening(self) -> None:
+    def close(self) -> None:
         for number, action in self._before.items():
             signal.signal(number, action)
 

@@ -8,21 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from xaqueue.cli.output import progress_bar
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
+from xaqueue.rpc.client import reach
+from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import openstring
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner.open import attach
 from xaqueue.storage.ids import fresh_id
-
-if TYPE_CHECKING:
-    from xaqueue.rpc.client.manager import RemoteManager
 
 SPACE_VARIABLE = "XAQUEUE_SPACE"
 CONNECT_S = 1.0
@@ -86,8 +86,6 @@ def paths_of(ctx: typer.Context, space: str | None) -> str:
 
 def served_at(location: Location) -> str:
     """The URL under which the space is served now; empty where no server owns it."""
-    from xaqueue.rpc.client import reach
-
     return location.url or reach.served_at(location.directory)
 
 
@@ -105,8 +103,6 @@ def owned(directory: str, *, watch: bool = False) -> Iterator[Session]:
 @contextmanager
 def remote(url: str) -> Iterator[RemoteManager]:
     """A session with a server. Raises ConnectionLost, InvalidArgument."""
-    from xaqueue.rpc.client.connect import remote_manager
-
     manager = remote_manager(url, connect_s=CONNECT_S)
     try:
         yield manager

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+from typing import Annotated, BinaryIO, Literal
 
 import typer
 
@@ -18,6 +18,7 @@ from xaqueue.cli.location import SpaceOption, connected, directory_of, location_
 from xaqueue.connection import Connection
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument
 from xaqueue.message import EnqueueOptions, Message
+from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods import service
 from xaqueue.space.engine.messages import message_of
 from xaqueue.space.engine.session import Session
@@ -26,9 +27,6 @@ from xaqueue.space.offline.follow import EARLIEST, LATEST, follow, start_after
 from xaqueue.space.offline.inspect import QueueStatus, check_known
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.storage.ids import fresh_id
-
-if TYPE_CHECKING:
-    from xaqueue.rpc.client.manager import RemoteManager
 
 LINES_A_BRANCH = 200
 TABLE_ROWS = 100

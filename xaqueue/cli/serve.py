@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,11 +14,9 @@ from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import JsonOption, SpaceOption, directory_of, location_of, remote, served_at
 from xaqueue.errors import InvalidArgument, ResourceFailed
+from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.server.limits import NEVER_S, Limits
 from xaqueue.xid import Xid
-
-if TYPE_CHECKING:
-    from xaqueue.rpc.client.manager import RemoteManager
 
 LOOK_S = 0.2
 SAY_S = 10.0

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -47,10 +47,8 @@ from xaqueue.tm.log_directory import (
     record_forgotten,
     view_log,
 )
+from xaqueue.tm.manager import TransactionManager
 from xaqueue.tm.records import InDoubtTransaction
-
-if TYPE_CHECKING:
-    from xaqueue.tm.manager import TransactionManager
 
 ADDRESSES = {"xaqueue": "space", "postgres": "dsn", "sqlite": "path"}
 """By kind, the key that says where it is."""
@@ -276,8 +274,6 @@ def _opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:
         raise InvalidArgument(
             f"the participants are not known: write them into {config.log_dir / PARTICIPANTS}, see xaqueue(5)"
         )
-    from xaqueue.tm.manager import TransactionManager
-
     openers = {name: opener(participant) for name, participant in config.participants.items()}
     return TransactionManager(config.log_dir, openers, last_resource=config.last_resource)
 
