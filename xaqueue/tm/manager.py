@@ -225,25 +225,20 @@ class TransactionManager:
 
         Without it everything is just as durable: a crash then makes recovery look again at more that is done.
         """
-        failed = False
+        decisions, has_failed = self._owned.log, False
         while not self._stopped.wait(HOUSEKEEPING_S):
             for transaction in self._coordinator.live():
                 transaction.interrupt_if_expired()
-            if not failed and not self._stopped.is_set():
-                failed = not self._look_after_log()
-
-    def _look_after_log(self) -> bool:
-        """Whether it can go on."""
-        decisions = self._coordinator.log
-        try:
-            decisions.flush()
-            if decisions.wants_checkpoint:
-                decisions.checkpoint()
-        except RetryLater as full:
-            log.warning("decision log: no checkpoint yet: %s", full)
-        except DecisionLogError:
-            return False  # which is logged
-        return True
+            if has_failed or self._stopped.is_set():
+                continue
+            try:
+                decisions.flush()
+                if decisions.wants_checkpoint:
+                    decisions.checkpoint()
+            except RetryLater as full:
+                log.warning("decision log: no checkpoint yet: %s", full)
+            except DecisionLogError:
+                has_failed = True  # which is logged
 
     # The end
 
