@@ -146,10 +146,10 @@ def test_a_decision_log_likewise(
     def broken(path: str) -> None:
         raise OSError(errno.EIO, "Input/output error", path)
 
-    monkeypatch.setattr(owned.log._fs, "sync_data", broken)
+    monkeypatch.setattr(owned._fs, "sync_data", broken)
     for _ in range(2):
         with pytest.raises(DecisionLogError):
-            owned.log.decide(b"1", ["a", "b"])
+            owned.decide(b"1", ["a", "b"])
     owned.close()
     (line,) = critical(caplog)
     assert line.startswith("the decision log is fenced: OSError")

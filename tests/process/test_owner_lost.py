@@ -357,12 +357,12 @@ def test_a_decision_log_that_was_taken_over_decides_nothing(
     tmp_path: Path, lose: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     owned = open_log(tmp_path / "tm")
-    owned.log.decide(b"one", ["queue"])
+    owned.decide(b"one", ["queue"])
     lose(tmp_path / "tm")
     with caplog.at_level(logging.CRITICAL, "xaqueue"):
         for name in (b"two", b"three"):
             with pytest.raises(DecisionLogError, match="owns the decision log no more"):
-                owned.log.decide(name, ["queue"])
+                owned.decide(name, ["queue"])
     assert len(caplog.records) == 1
     owned.close()
 

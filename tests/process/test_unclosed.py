@@ -118,15 +118,15 @@ def test_a_decision_log_likewise(tmp_path: Path, closed: bool) -> None:
     """However it was left: every owner begins a journal of its own."""
     root = tmp_path / "log"
     owned = open_log(root)
-    owned.log.decide(b"1", ["a", "b"])
+    owned.decide(b"1", ["a", "b"])
     seen = kept(tmp_path, list(root.glob("journal/*")))
     if closed:
         owned.close()
     else:
-        owned.lock.release()  # as the kernel does, of a process that dies
+        owned.owner.release()  # as the kernel does, of a process that dies
     owned = open_log(root)
     assert not any(path.exists() and path.samefile(old) for path, old in seen.items())
-    assert set(owned.log.table.open) == {b"1"}
+    assert set(owned.table.open) == {b"1"}
     owned.close()
 
 

@@ -256,7 +256,7 @@ def forget(path: Path, text: str, *, by: str, reason: str, confirm: Confirm) -> 
         else:
             with closing(open_log(config.log_dir)) as owned:
                 record_forgotten(fs, found.heuristics, by, at_us, reason)
-                owned.log.forget(bytes(gtrid))
+                owned.forget(bytes(gtrid))
     typer.echo(f"transaction {gtrid}: its heuristics are forgotten, recorded in {OPERATOR_LOG}")
     if not config.participants:
         names = " and ".join(h.participant for h in found.heuristics)

@@ -31,6 +31,7 @@ from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.storage.journal_format import Entry
 from xaqueue.storage.journal_reader import look
+from xaqueue.storage.owner_file import OwnerFile
 from xaqueue.tm import records
 from xaqueue.tm.records import NODE, DecisionTable, Heuristic, OpenDecision, damaged, read_node, write_node
 from xaqueue.xa import Outcome
@@ -78,14 +79,15 @@ class DecisionLog:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         now_us: Callable[[], int] = wall_clock,
-        lost: Callable[[], str] = lambda: "",
+        owner: OwnerFile | None = None,
     ) -> None:
         """Opens the log behind ``fs``, which this process owns, and makes one where there is none.
 
-        lost: why this process owns it no more, where it does not. Raises DecisionLogDamaged, DecisionLogError.
+        owner: what makes it this process's; released at the end. Raises DecisionLogDamaged, DecisionLogError.
         """
         self._fs = fs
-        self._lost = lost
+        self.owner = owner
+        self._lost = owner.lost if owner is not None else lambda: ""
         self.now_us = now_us
         self.lock = threading.Lock()
         self._over: list[bytes] = []
@@ -104,7 +106,7 @@ class DecisionLog:
         self._commit = JournalCommit(
             self.lock,
             self._journal,
-            lost=lost,
+            lost=self._lost,
             check_owner=self._check_owner,
             relieve=self._relieve,
             name="the decision log",
@@ -243,20 +245,26 @@ class DecisionLog:
 
     def close(self) -> None:
         """Flushes, and ends the use of the directory; a second call does nothing."""
-        if self._commit.failure is None:
-            try:
-                self.flush()
-            except RetryLater as full:
-                log.warning("decision log: %s; recovery will look again at what is done", full)
-        self._commit.end(DecisionLogError("the decision log is closed: open its transaction manager again"))
-        self._commit.close()
-        self._fs.close()
+        try:
+            if self._commit.failure is None:
+                try:
+                    self.flush()
+                except RetryLater as full:
+                    log.warning("decision log: %s; recovery will look again at what is done", full)
+            self._commit.end(DecisionLogError("the decision log is closed: open its transaction manager again"))
+            self._commit.close()
+            self._fs.close()
+        finally:
+            if self.owner is not None:
+                self.owner.release()
 
     def abandon(self) -> None:
         """In a forked child: nothing here may write any more."""
         self.lock = threading.Lock()
         self._commit.abandon(DecisionLogError("the decision log belongs to the parent of this forked process"))
         self._fs.close()
+        if self.owner is not None:
+            self.owner.abandon()
 
     # Within
 

@@ -43,25 +43,7 @@ READS = 10
 _OWN = {LOCK, OWNER, NEW_OWNER, JOURNAL, NODE, NEW_NODE, PARTICIPANTS, OPERATOR_LOG}
 
 
-@dataclass(slots=True)
-class OwnedLog:
-    """A log, and the lock that makes it this process's."""
-
-    log: DecisionLog
-    lock: OwnerFile
-
-    def close(self) -> None:
-        try:
-            self.log.close()
-        finally:
-            self.lock.release()
-
-    def abandon(self) -> None:
-        self.log.abandon()
-        self.lock.abandon()
-
-
-def open_log(path: str | os.PathLike[str]) -> OwnedLog:
+def open_log(path: str | os.PathLike[str]) -> DecisionLog:
     """Makes the directory where it is missing, takes its lock, and opens the log.
 
     Raises DecisionLogInUse, DecisionLogDamaged, DecisionLogError.
@@ -71,7 +53,7 @@ def open_log(path: str | os.PathLike[str]) -> OwnedLog:
         _make(root)
         _check_own(root)
         lock = OwnerFile(root)
-        return OwnedLog(_open(lock), lock)
+        return _open(lock)
     except BaseException as error:
         if lock is not None:
             lock.release()
@@ -91,7 +73,7 @@ def _open(lock: OwnerFile) -> DecisionLog:
     fs = DirectoryFileSystem(root)
     try:
         lock.write(fs, _owner("", 0))
-        log = DecisionLog(fs, lost=lock.lost)
+        log = DecisionLog(fs, owner=lock)
         lock.write(fs, _owner(log.node, log.epoch))
     except BaseException:
         fs.close()

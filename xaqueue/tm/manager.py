@@ -25,7 +25,7 @@ from typing import Any, Self, TypeVar, overload
 from xaqueue.errors import DecisionLogError, InterfaceError, InvalidArgument, RetryLater, UnknownXid
 from xaqueue.tm.coordinator import Coordinator, OnStep
 from xaqueue.tm.driver import is_unknown_xid, xid_on
-from xaqueue.tm.log_directory import OwnedLog, open_log
+from xaqueue.tm.log_directory import open_log
 from xaqueue.tm.participant import Connect, Participant, sources
 from xaqueue.tm.records import Heuristic, InDoubtTransaction
 from xaqueue.tm.recovery import RecoveryThread, ScanReport
@@ -91,8 +91,8 @@ class TransactionManager:
         self._timeout_s = timeout_s
         self._closing = threading.Lock()
         self._closed = False
-        self._owned: OwnedLog = open_log(log_dir)
-        self._coordinator = Coordinator(self._owned.log, self._sources, last_resource, on_step)
+        self._log = open_log(log_dir)
+        self._coordinator = Coordinator(self._log, self._sources, last_resource, on_step)
         self._recoveries = {
             name: RecoveryThread(self._coordinator, source, recovery_interval_s)
             for name, source in self._sources.items()
@@ -108,12 +108,12 @@ class TransactionManager:
     @property
     def node(self) -> str:
         """16 hex digits, in the name of every transaction: who decides on it."""
-        return self._owned.log.node
+        return self._log.node
 
     @property
     def epoch(self) -> int:
         """How often the log was opened."""
-        return self._owned.log.epoch
+        return self._log.epoch
 
     # Transactions
 
@@ -201,11 +201,11 @@ class TransactionManager:
         forgotten = [noted for one in self.in_doubt() if one.gtrid == name for noted in one.heuristics]
         if not forgotten:
             raise UnknownXid(f"transaction {name.decode()} has no heuristics: in_doubt() lists those that have")
-        self._owned.log.check_over(name)
+        self._log.check_over(name)
         for noted in forgotten:
             if noted.participant in self._sources:
                 self._forget_at(noted.participant, name)
-        self._owned.log.forget(name)
+        self._log.forget(name)
         return forgotten
 
     def _forget_at(self, participant: str, gtrid: bytes) -> None:
@@ -225,7 +225,7 @@ class TransactionManager:
 
         Without it everything is just as durable: a crash then makes recovery look again at more that is done.
         """
-        decisions, has_failed = self._owned.log, False
+        decisions, has_failed = self._log, False
         while not self._stopped.wait(HOUSEKEEPING_S):
             for transaction in self._coordinator.live():
                 transaction.interrupt_if_expired()
@@ -258,7 +258,7 @@ class TransactionManager:
             recovery.stop(max(0.0, deadline - time.monotonic()))
         self._stopped.set()
         self._housekeeping.join(max(0.0, deadline - time.monotonic()))  # unless it hangs in a call to the disk
-        self._owned.close()
+        self._log.close()
         for source in self._sources.values():  # last, since a driver may hang in it
             source.close()
 
@@ -284,7 +284,7 @@ class TransactionManager:
         """In a forked child: the log and the transactions are the parent's."""
         self._closed = True
         self._coordinator.abandon()
-        self._owned.abandon()
+        self._log.abandon()
 
 
 def _after_fork() -> None:

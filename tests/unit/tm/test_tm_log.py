@@ -345,11 +345,11 @@ def test_two_logs_have_two_node_ids(tmp_path: Path) -> None:
 
 def test_a_log_is_looked_at_while_its_owner_is_at_work(tmp_path: Path) -> None:
     owned = open_log(tmp_path)
-    gtrid = gtrid_of(owned.log, 1)
-    owned.log.decide(gtrid, ["a", "b"])
-    owned.log.note(heuristic(gtrid))
+    gtrid = gtrid_of(owned, 1)
+    owned.decide(gtrid, ["a", "b"])
+    owned.note(heuristic(gtrid))
     view = view_log(tmp_path)
-    assert (view.node, view.epoch, view.in_use) == (owned.log.node, 1, True)
+    assert (view.node, view.epoch, view.in_use) == (owned.node, 1, True)
     (shown,) = view.open
     assert (shown.gtrid, shown.state, shown.outstanding) == (gtrid, TransactionState.COMMITTING, ("a", "b"))
     assert shown.heuristics == (heuristic(gtrid),)
