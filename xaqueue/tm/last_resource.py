@@ -119,7 +119,7 @@ class LastResource(EnlistedBranch):
         """A local transaction begins by itself, and nobody is asked for its outcome: its row tells."""
         self._tells = False
 
-    def commit_last(self, check: Callable[[], None] = lambda: None) -> Reply:
+    def commit_last(self, check: Callable[[], None]) -> Reply:
         """Commits it together with the row. LOST: nobody knows, not even the database just now.
 
         check: raises where the log is not ours any more. Asked with the row in place, which keeps out a successor's.
