@@ -123,6 +123,7 @@ def test_a_decision_log_likewise(tmp_path: Path, closed: bool) -> None:
     if closed:
         owned.close()
     else:
+        assert owned.owner is not None
         owned.owner.release()  # as the kernel does, of a process that dies
     owned = open_log(root)
     assert not any(path.exists() and path.samefile(old) for path, old in seen.items())

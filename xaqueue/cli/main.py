@@ -89,11 +89,10 @@ for verb in (
     *(spaces.init, spaces.status, spaces.define, spaces.queues, spaces.release),
     *(messages.put, messages.get, messages.browse, messages.tail),
     *(serve.serve, serve.drain, checks.check, checks.verify, checks.salvage_journal, ingest.ingest),
+    *(tools.demo, tools.bench, tools.iotest, tools.torture),
 ):
     app.command()(verb)
 app.add_typer(indoubt.app, name="indoubt")
-for verb in (tools.demo, tools.bench, tools.iotest, tools.torture):
-    app.command()(verb)
 
 
 def main() -> None:
