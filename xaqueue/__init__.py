@@ -89,7 +89,7 @@ def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None
         return Connection(reach.session(directory, name, create=create, sync=sync), fresh_id)
     if create or sync is not None:
         raise InvalidArgument("create= and sync= are for a directory: whoever serves a space opens it, and says how")
-    from xaqueue.rpc.client.connect import remote_manager
+    from xaqueue.rpc.client.manager import remote_manager
 
     return Connection(remote_manager(given), fresh_id)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from bench.peers.peer import Client
 from xaqueue.connection import Connection
 from xaqueue.errors import OperationalError
-from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.server import Server
 from xaqueue.space.owner.open import create

@@ -9,7 +9,7 @@ import pytest
 
 from support.contract_batches import BatchesContract, Manager
 from support.served import ServerThread
-from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.space.engine import heuristics
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space

@@ -18,8 +18,8 @@ from support.cutting_proxy import Cut, CuttingProxy
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, ProtocolError, RolledBack, UnknownXid
+from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.client.socket import ClientSocket
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 

@@ -16,9 +16,9 @@ from support.served import ServerThread
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import PLAIN_OPTIONS
 from xaqueue.rpc import wire
-from xaqueue.rpc.methods import messages, service, table
+from xaqueue.rpc.methods import branches, service
 from xaqueue.rpc.server import session
-from xaqueue.rpc.server.limits import Limits
+from xaqueue.rpc.server.peer import Limits
 from xaqueue.xa import Flag, Outcome, Vote
 
 MARKER = '.\\" tests/docs/test_man_protocol.py holds this section against the code.\n'
@@ -39,14 +39,14 @@ def test_every_method_is_there_with_its_parameters(section: str) -> None:
         optional = [part for part in given if part.endswith("?")]
         assert given[len(given) - len(optional) :] == optional, name
         documented[name] = (len(given) - len(optional), len(given))
-    assert documented == {name: (method.least, method.most) for name, method in table.METHODS.items()}
+    assert documented == {name: (method.least, method.most) for name, method in session.METHODS.items()}
 
 
 def test_every_method_is_explained(section: str) -> None:
     text = section.partition(".It Sy method")[2].partition(".Ss Errors")[0].partition("\n.El\n")[2]
     explained = {name for line in re.findall(r"^\.It Li (.*)$", text, re.MULTILINE) for name in line.split(" , ")}
     explained |= {"browse_next", "browse_end"} if ".Li browse_next" in text and ".Li browse_end" in text else set()
-    assert explained == set(table.METHODS)
+    assert explained == set(session.METHODS)
 
 
 def test_every_option_of_enqueue_is_there(section: str) -> None:
@@ -75,8 +75,8 @@ def test_numbers_and_words(section: str) -> None:
         f"at most {wire.LONGEST_MESSAGE} characters",
         f"at most, and by default, {wire.PAGE}.",
         f"has at most {wire.PAGE} messages",
-        f"pass {messages.PAGE_BYTES} bytes",
-        f"at most {messages.CURSORS} browses open",
+        f"pass {branches.PAGE_BYTES} bytes",
+        f"at most {branches.CURSORS} browses open",
         f"more than {session.CALLS_AHEAD} requests or {session.BYTES_AHEAD} bytes of them waiting",
         f"at most {service.LISTED} maps",
         *(f".Dq {word.value}" for word in (*Outcome, *Vote)),

@@ -22,7 +22,7 @@ from support.served import ServerThread
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, RolledBack
 from xaqueue.rpc import wire
-from xaqueue.rpc.server.limits import Limits
+from xaqueue.rpc.server.peer import Limits
 from xaqueue.space.owner import open as attach_room
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.xa import Code, Outcome

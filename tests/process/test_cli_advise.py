@@ -17,7 +17,7 @@ from support.doubtful import run
 from support.served import ServerThread
 from support.tm_left import CONFIG, Left, leave
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.space.engine.heuristics import decide
 from xaqueue.space.engine.operator_log import forget
 from xaqueue.space.owner.open import attach

@@ -20,7 +20,7 @@ from support.served import ServerThread
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.errors import DecisionLogError, Error, ProtocolError, ResourceFailed
 from xaqueue.rpc.server import server as server_room
-from xaqueue.rpc.server.limits import Limits
+from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.server import Server
 from xaqueue.space.offline import inspect
 from xaqueue.space.owner.io_watchdog import Watchdog

@@ -18,7 +18,7 @@ from support.raw_client import RawClient
 from support.served import ServerThread
 from xaqueue.errors import ConnectionLost, RolledBack, UnknownXid
 from xaqueue.rpc import wire
-from xaqueue.rpc.server.limits import Limits
+from xaqueue.rpc.server.peer import Limits
 from xaqueue.space.owner import open as attach_room
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid

@@ -15,9 +15,9 @@ from typing import Any
 import xaqueue
 from support.contract_connection import QUEUES
 from xaqueue.connection import Connection
-from xaqueue.rpc.client.connect import remote_manager
-from xaqueue.rpc.server.limits import Limits
+from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server.listeners import ListenConfig
+from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.server import Server
 from xaqueue.space.engine import heuristics
 from xaqueue.space.engine.state import Space

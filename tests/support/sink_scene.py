@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from support.served import ServerThread
-from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.space.owner import open as attach_room
 from xaqueue.spark.sink import sink
 from xaqueue.spark.sink.sink import BatchWriter, Prepared, StreamWriter

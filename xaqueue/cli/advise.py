@@ -19,7 +19,7 @@ from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import Location, remote, served_at
 from xaqueue.cli.tm_log import ParticipantConfig, TmConfig, load, postgres
 from xaqueue.errors import DecisionLogError, InvalidArgument
-from xaqueue.rpc.methods.operators import RemoteOperator
+from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.space.engine import operator_log
 from xaqueue.space.engine.operator_log import Forgotten
 from xaqueue.space.offline.inspect_branches import InDoubt, in_doubt_in

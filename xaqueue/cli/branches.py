@@ -16,7 +16,7 @@ import typer
 from xaqueue.batch import ONE_SPACE, is_of_a_batch, parse_gtrid
 from xaqueue.cli import output, parameters
 from xaqueue.cli.location import Location, reached, remote
-from xaqueue.rpc.methods.operators import RemoteOperator
+from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.heuristics import Decision, check_text
 from xaqueue.space.engine.operator_log import Forgotten

@@ -16,8 +16,7 @@ from xaqueue.cli.output import progress_bar
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
 from xaqueue.rpc.client import reach
-from xaqueue.rpc.client.connect import remote_manager
-from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import openstring
 from xaqueue.space.model.format import read_format

@@ -15,7 +15,7 @@ from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import JsonOption, SpaceOption, directory_of, location_of, remote, served_at
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.server.limits import NEVER_S, Limits
+from xaqueue.rpc.server.peer import NEVER_S, Limits
 from xaqueue.xid import Xid
 
 LOOK_S = 0.2

@@ -102,23 +102,21 @@ _REASONS = {
 
 
 def _load_own(context: ssl.SSLContext, cert: str, key: str | None) -> None:
+    key_file = key or cert
     _check_content("certificate file", cert, _read("certificate file", cert), CERTIFICATE)
-    found = read_secret("key file", key or cert)
-    _check_content("key file", key or cert, found, KEY)
+    found = read_secret("key file", key_file)
+    _check_content("key file", key_file, found, KEY)
     if any(mark in found for mark in ENCRYPTED):
         raise InvalidArgument(
-            f"key file {key or cert} is encrypted: use a key without a passphrase, in a file that only you can read"
+            f"key file {key_file} is encrypted: use a key without a passphrase, in a file that only you can read"
         )
     try:
         context.load_cert_chain(cert, key)
-    except ssl.SSLError as error:
-        if "KEY_VALUES_MISMATCH" in (error.reason or ""):
-            why = f"the key in {key or cert} does not belong to the first certificate in {cert}"
-        else:
-            why = f"{cert} and {key or cert} cannot be used: {(error.reason or str(error)).replace('_', ' ').lower()}"
-        raise InvalidArgument(why) from None
     except OSError as error:
-        raise InvalidArgument(f"{cert} and {key or cert} cannot be used: {error.strerror}") from None
+        why = f"{cert} and {key_file} cannot be used: {_reason_of(error)}"
+        if "key values mismatch" in _reason_of(error):
+            why = f"the key in {key_file} does not belong to the first certificate in {cert}"
+        raise InvalidArgument(why) from None
 
 
 def _load_authority(context: ssl.SSLContext, what: str, path: str) -> None:
@@ -127,13 +125,22 @@ def _load_authority(context: ssl.SSLContext, what: str, path: str) -> None:
     try:
         context.load_verify_locations(cadata=content.decode("ascii", errors="ignore"))
     except ssl.SSLError as error:
-        reason = (error.reason or str(error)).replace("_", " ").lower()
-        raise InvalidArgument(f"{what} {path} has a certificate that cannot be read: {reason}") from None
+        raise InvalidArgument(f"{what} {path} has a certificate that cannot be read: {_reason_of(error)}") from None
 
 
-def _read(what: str, path: str) -> bytes:
+def _reason_of(error: OSError) -> str:
+    if not isinstance(error, ssl.SSLError):
+        return str(error.strerror)
+    return (error.reason or str(error)).replace("_", " ").lower()
+
+
+def _read(what: str, path: str | os.PathLike[str], *, private: bool = False) -> bytes:
+    """private: it is a secret, which is not large. Raises InvalidArgument."""
     try:
-        return Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            if private:
+                _check_private(what, path, os.fstat(file.fileno()))
+            return file.read(SECRET_LIMIT_BYTES + 1 if private else -1)
     except OSError as error:
         raise InvalidArgument(f"{what} {os.fspath(path)} cannot be read: {error.strerror}") from None
 
@@ -149,13 +156,7 @@ def _check_content(what: str, path: str, content: bytes, wanted: bytes) -> None:
 
 def read_secret(what: str, path: str | os.PathLike[str]) -> bytes:
     """The content of a file that only its owner can read, or only root and one group. Raises InvalidArgument."""
-    try:
-        with Path(path).open("rb") as file:
-            found = os.fstat(file.fileno())
-            _check_private(what, path, found)
-            content = file.read(SECRET_LIMIT_BYTES + 1)
-    except OSError as error:
-        raise InvalidArgument(f"{what} {os.fspath(path)} cannot be read: {error.strerror}") from None
+    content = _read(what, path, private=True)
     if len(content) > SECRET_LIMIT_BYTES:
         raise InvalidArgument(
             f"{what} {os.fspath(path)} is larger than {SECRET_LIMIT_BYTES:,} bytes: name another file"
@@ -165,8 +166,7 @@ def read_secret(what: str, path: str | os.PathLike[str]) -> bytes:
 
 def read_token(path: str | os.PathLike[str]) -> str:
     """The token in a file, alone in its first line. Raises InvalidArgument."""
-    content = read_secret("token file", path)
-    token = content.decode("ascii", errors="replace").strip()
+    token = read_secret("token file", path).decode("ascii", errors="replace").strip()
     try:
         token_name(token)
     except InvalidArgument as error:

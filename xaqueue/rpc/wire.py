@@ -18,6 +18,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -74,7 +75,7 @@ class AnswerFrame(NamedTuple):
 
 
 def response(number: int, error: Mapping[str, Any] | None, result: Any) -> bytes:
-    packed: bytes = msgpack.packb((RESPONSE, number, error, result))
+    packed: bytes = msgpack.packb((RESPONSE, number, error, result), default=plain)
     return packed
 
 
@@ -155,6 +156,8 @@ def call_of(frame: Any) -> CallFrame:
         wanted = "[0, id, method, params] or [2, method, params] is wanted"
         raise MalformedFrame(f"{_short(frame)} is no request: {wanted}")
     for value in params:
+        if type(value) is list and _NESTED.isdisjoint(map(type, value)):
+            continue  # an xid, mostly
         if type(value) in _NESTED and _is_deeper(value, DEEPEST - 1):
             raise MalformedFrame(f"parameters of {method[:60]!r} are nested more than {DEEPEST} deep")
     return CallFrame(number, method, params)
@@ -162,9 +165,7 @@ def call_of(frame: Any) -> CallFrame:
 
 _REQUESTED, _NOTIFIED = (int, int, str, list), (int, str, list)
 """By type: patterns take twice as long, and a transaction has five frames."""
-
-
-_NESTED = (list, dict)
+_NESTED = {list, dict}
 
 
 def _is_deeper(nested: list[Any] | dict[Any, Any], levels: int) -> bool:
@@ -214,31 +215,27 @@ def flags_of(value: Any) -> Flag:
     return Flag(value)
 
 
-def text_of(name: str, value: Any) -> str:
+def queue_of(value: Any) -> str:
     """Raises InvalidArgument."""
     if not isinstance(value, str):
-        raise InvalidArgument(f"{name} {value!r} is refused: a string is wanted")
+        raise InvalidArgument(f"queue {value!r} is refused: a string is wanted")
     return value
 
 
-def seconds_of(name: str, value: Any) -> float | None:
+def timeout_of(value: Any) -> float | None:
     """Raises InvalidArgument."""
     if value is None:
         return None
     if type(value) not in (int, float) or not 0 <= value < float("inf"):
-        raise InvalidArgument(f"{name} {value!r} is refused: seconds from 0 are wanted")
+        raise InvalidArgument(f"timeout_s {value!r} is refused: seconds from 0 are wanted")
     return float(value)
 
 
 def options_of(value: Any, method: str, names: tuple[str, ...]) -> dict[str, Any]:
     """Raises InvalidArgument."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or set(map(type, value)) - {str}:
         raise InvalidArgument(f"options of {method} are refused: a map with names as keys is wanted")
     for name in value:
-        if not isinstance(name, str):
-            raise InvalidArgument(f"options of {method} are refused: a map with names as keys is wanted")
         if name not in names:
             raise InvalidArgument(f"{name!r} is not an option of {method}: {', '.join(names)}")
     return value
@@ -260,13 +257,11 @@ def message_of(value: Any) -> Message:
 # Dataclasses: a map of their fields, each in its own wire form
 
 
-def encode(value: Any) -> Any:
-    """The wire form of a dataclass, a list of them, or a plain value."""
-    if is_dataclass(value):
-        return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, list | tuple):
-        return [encode(inner) for inner in value]
-    return value
+def plain(value: Any) -> Any:
+    """For msgpack, the form of what it does not know itself: of an enum its value, of a dataclass a map."""
+    if isinstance(value, Enum):
+        return value.value
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def decode(kind: type[D], value: Any) -> D:

@@ -27,8 +27,8 @@ from xaqueue.errors import (
     ProtocolError,
     UnknownXid,
 )
-from xaqueue.rpc.client.connect import remote_manager
-from xaqueue.rpc.methods.operators import RemoteOperator
+from xaqueue.rpc.client.manager import remote_manager
+from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.space.engine.operator_log import forgotten
 from xaqueue.space.model import layout
 from xaqueue.xid import Xid

@@ -19,7 +19,7 @@ from support.doubtful import XID, fails, leave_in_doubt, listed, run
 from support.served import ServerThread
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.rpc.methods.operators import RemoteOperator
+from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.space.offline import inspect_branches
 from xaqueue.space.owner.open import create, write_definitions
 from xaqueue.xid import Xid
@@ -143,7 +143,7 @@ def test_a_branch_is_known_by_its_beginning_and_its_gtrid(tmp_path: Path) -> Non
 def test_a_long_list_of_branches_comes_in_pages(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for all of it: between two pages others have their turn."""
     monkeypatch.setattr(inspect_branches, "PAGE", 7)
-    from xaqueue.rpc.client.connect import remote_manager
+    from xaqueue.rpc.client.manager import remote_manager
 
     xids = {Xid(7, f"{number}".encode(), b"b") for number in range(20)}
     for xid in xids:

@@ -27,10 +27,9 @@ from xaqueue.access import Identity
 from xaqueue.connection import Connection
 from xaqueue.endpoint import parse
 from xaqueue.errors import AccessDenied, ConnectionLost, Error, InvalidArgument, RolledBack
-from xaqueue.rpc.client.connect import context_of, dial
-from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.server.limits import Limits
+from xaqueue.rpc.client.manager import RemoteManager, context_of, dial
 from xaqueue.rpc.server.listeners import ListenConfig
+from xaqueue.rpc.server.peer import Limits
 from xaqueue.space.owner import open as attach_room
 from xaqueue.xid import Xid
 

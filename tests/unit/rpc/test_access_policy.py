@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from xaqueue.access import NEEDS, NO_TABLE, ON_QUEUES, Identity, Policy, Right, Role, check_exposure, token_name
 from xaqueue.errors import AccessDenied, InvalidArgument
-from xaqueue.rpc.methods.table import METHODS
+from xaqueue.rpc.server.session import METHODS
 from xaqueue.space.model.definitions import parse
 from xaqueue.xid import LOCAL_FORMAT_ID
 

@@ -19,8 +19,7 @@ from xaqueue.cli.main import app
 from xaqueue.connection import Connection
 from xaqueue.errors import DuplicateXid, InvalidArgument, RolledBack
 from xaqueue.message import Message
-from xaqueue.rpc.client.connect import remote_manager
-from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.space.owner import open as attach_room
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid

@@ -19,9 +19,8 @@ from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.endpoint import parse
 from xaqueue.errors import ConnectionLost, InvalidArgument, ResourceFailed, RolledBack
-from xaqueue.rpc.client.connect import dial
-from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.server.limits import FRAME_OVERHEAD_BYTES, LEAST, Limits, PeerTimeouts
+from xaqueue.rpc.client.manager import RemoteManager, dial
+from xaqueue.rpc.server.peer import FRAME_OVERHEAD_BYTES, LEAST, Limits, PeerTimeouts
 from xaqueue.space.owner import open as attach_room
 from xaqueue.xa import Flag
 

@@ -21,13 +21,12 @@ from xaqueue.access import Identity
 from xaqueue.connection import Connection
 from xaqueue.endpoint import parse
 from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, RolledBack
-from xaqueue.rpc.client.connect import dial
-from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.client.socket import ClientSocket
+from xaqueue.rpc.client.link import ClientSocket
+from xaqueue.rpc.client.manager import RemoteManager, dial
 from xaqueue.rpc.credentials import server_context
-from xaqueue.rpc.methods.messages import CURSORS
-from xaqueue.rpc.server.limits import Limits
+from xaqueue.rpc.methods.branches import CURSORS
 from xaqueue.rpc.server.listeners import ListenConfig
+from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.tls import TlsLayer
 from xaqueue.space.engine import state as space_room
 from xaqueue.space.engine.session import Session

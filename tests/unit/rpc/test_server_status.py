@@ -17,7 +17,7 @@ from support.contract_connection import PATIENCE_S, QUEUES, put
 from support.served import ServerThread
 from xaqueue.cli.main import app
 from xaqueue.connection import Connection
-from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.methods.service import status_of
 from xaqueue.rpc.wire import MalformedFrame
 from xaqueue.space.engine import heuristics

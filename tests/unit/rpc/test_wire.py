@@ -36,7 +36,7 @@ from support.raw_client import (
     UnknownXid,
 )
 from support.served import ServerThread
-from xaqueue.rpc.server.limits import Limits
+from xaqueue.rpc.server.peer import Limits
 
 X = (1, b"gtrid", b"bqual")
 REQUEST_BYTES = 200_000

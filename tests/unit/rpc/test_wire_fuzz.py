@@ -27,8 +27,8 @@ from support.raw_client import JOIN, ONEPHASE, STARTRSCAN, SUCCESS, SUSPEND, Hun
 from support.served import PATIENCE_S, ServerThread
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES
 from xaqueue.rpc import wire
-from xaqueue.rpc.methods.table import METHODS
-from xaqueue.rpc.server.limits import Limits
+from xaqueue.rpc.server.peer import Limits
+from xaqueue.rpc.server.session import METHODS
 
 FRAMES = 100
 """Of one session."""

@@ -32,8 +32,7 @@ from xaqueue.errors import (
     UnknownQueue,
     UnknownXid,
 )
-from xaqueue.rpc.client.connect import remote_manager
-from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.space.owner import open as attach_room
 from xaqueue.spark.sink import batch_commit, sink
 from xaqueue.spark.sink import task as branches

@@ -34,9 +34,8 @@ from xaqueue.connection import Connection
 from xaqueue.endpoint import EXAMPLES, Endpoint, Scheme, is_url, parse
 from xaqueue.errors import ConnectionLost, InterfaceError, InvalidArgument, OutcomeUnknown
 from xaqueue.message import Message
-from xaqueue.rpc.client.connect import DIAL_S, answer_s, context_of, hello_of, unreached
-from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.client.socket import ClientSocket, keep_alive
+from xaqueue.rpc.client.link import keep_alive
+from xaqueue.rpc.client.manager import DIAL_S, RemoteManager, dial, hello_of
 from xaqueue.storage.ids import fresh_id
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -171,21 +170,12 @@ async def connect(url: str) -> AsyncConnection:
 
 
 def _connection(endpoint: Endpoint) -> Connection:
-    dialled = partial(_dial, endpoint)
-    return Connection(RemoteManager(dialled, hello=partial(hello_of, endpoint), pause=_pause), fresh_id)
-
-
-def _pause(pause_s: float) -> None:
-    awaited(asyncio.sleep(pause_s))
-
-
-def _dial(endpoint: Endpoint) -> ClientSocket:
-    """As ``xaqueue.rpc.client.connect.dial``."""
-    context = context_of(endpoint)
-    try:
-        return ClientSocket(awaited(_connected(endpoint, context)), answer_s(endpoint))
-    except OSError as error:
-        raise unreached(endpoint, error) from error
+    manager = RemoteManager(
+        partial(dial, endpoint, lambda *wanted: awaited(_connected(*wanted))),
+        hello=partial(hello_of, endpoint),
+        pause=lambda pause_s: awaited(asyncio.sleep(pause_s)),
+    )
+    return Connection(manager, fresh_id)
 
 
 async def _connected(endpoint: Endpoint, context: ssl.SSLContext | None) -> AwaitedSocket:

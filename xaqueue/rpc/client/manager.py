@@ -3,24 +3,37 @@
 So a two-phase transaction of any number of enqueues is two round trips. What can be checked without the server is
 checked at once; a pipelined call that the server refuses fails the next call of its branch, which can only be rolled
 back then.
+
+A URL names the server: see ``xaqueue.endpoint``. Files that it names are read anew at each connect, so that tokens and
+certificates may be replaced meanwhile.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
-from xaqueue.errors import ConnectionLost, ProtocolError, ResourceFailed, RolledBack, UnknownXid
+from xaqueue.endpoint import Endpoint, Scheme, parse
+from xaqueue.errors import AccessDenied, ConnectionLost, ProtocolError, ResourceFailed, RolledBack, UnknownXid
 from xaqueue.rpc.client.branch import BranchProgress
-from xaqueue.rpc.methods.batches import BatchCalls
+from xaqueue.rpc.client.link import CONNECT_S, ClientSocket, Connected, keep_alive
+from xaqueue.rpc.credentials import client_context, explain, is_refusal, read_token
+from xaqueue.rpc.methods.batches import QueryCalls
 from xaqueue.rpc.methods.branches import BranchCalls
-from xaqueue.rpc.methods.messages import MessageCalls
-from xaqueue.rpc.methods.streams import StreamCalls
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
+ANSWER_S = 120.0
+"""How long an answer may take, beside what its request itself may wait: as long as the server may take for a sync."""
+DIAL_S = 10.0
+"""How long one try to connect may take."""
 
-class RemoteManager(BranchCalls, MessageCalls, BatchCalls, StreamCalls):
+
+class RemoteManager(BranchCalls, QueryCalls):
     """A ResourceManager over a socket; used by one thread at a time."""
 
     def status(self) -> dict[str, Any]:
@@ -61,3 +74,64 @@ class RemoteManager(BranchCalls, MessageCalls, BatchCalls, StreamCalls):
             self._ask("close")
             return
         self._ask("close")  # a pipelined call of the branch had failed, which its next call tells
+
+
+def remote_manager(url: str, *, connect_s: float = CONNECT_S) -> RemoteManager:
+    """A session with the server that the URL names. Raises InvalidArgument, ConnectionLost, AccessDenied.
+
+    connect_s: for how long it is tried again, now and between transactions, while no server answers.
+    """
+    endpoint = parse(url)
+    return RemoteManager(partial(dial, endpoint), connect_s=connect_s, hello=partial(hello_of, endpoint))
+
+
+def hello_of(endpoint: Endpoint) -> dict[str, Any]:
+    """What a client says of itself. Raises InvalidArgument where it has no token to show."""
+    return {} if endpoint.token_file is None else {"token": read_token(endpoint.token_file)}
+
+
+def context_of(endpoint: Endpoint) -> ssl.SSLContext | None:
+    """For TLS, where it is wanted. Raises InvalidArgument for files that cannot be used."""
+    if endpoint.scheme is not Scheme.TLS:
+        return None
+    return client_context(endpoint.ca, endpoint.cert, endpoint.key)
+
+
+def _connected(endpoint: Endpoint, context: ssl.SSLContext | None) -> socket.socket:
+    with ExitStack() as failed:
+        if endpoint.scheme is Scheme.UNIX:
+            made = failed.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            made.settimeout(DIAL_S)
+            made.connect(endpoint.path)
+        else:
+            made = failed.enter_context(socket.create_connection((endpoint.host, endpoint.port), DIAL_S))
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(made)
+        whole = made if context is None else context.wrap_socket(made, server_hostname=endpoint.host)
+        failed.pop_all()
+    return whole
+
+
+def dial(
+    endpoint: Endpoint, connect: Callable[[Endpoint, ssl.SSLContext | None], Connected] = _connected
+) -> ClientSocket:
+    """Connects. Raises ConnectionLost, AccessDenied, InvalidArgument."""
+    context = context_of(endpoint)
+    try:
+        made = connect(endpoint, context)
+    except OSError as error:
+        raise _unreached(endpoint, error) from error
+    return ClientSocket(made, ANSWER_S if endpoint.timeout_s is None else endpoint.timeout_s)
+
+
+def _unreached(endpoint: Endpoint, error: OSError) -> ConnectionLost | AccessDenied:
+    """Why there is no connection, and what to do. AccessDenied, which is not tried again, where TLS refuses."""
+    place = str(endpoint).partition("?")[0]
+    if isinstance(error, ssl.SSLError):
+        kind = AccessDenied if is_refusal(error) else ConnectionLost
+        return kind(f"no connection to {place}: {explain(error, 'server')}")
+    why = error.strerror or str(error) or type(error).__name__
+    return ConnectionLost(
+        f"no server answers at {place} ({why}): start it with `xaqueue serve`, or check the "
+        + ("path" if endpoint.scheme is Scheme.UNIX else "host and port")
+    )

@@ -41,7 +41,7 @@ def session(directory: str, name: str | None, *, create: bool, sync: str | None)
 
 
 def _served(directory: str, url: str, name: str | None, sync: str | None) -> RemoteManager:
-    from xaqueue.rpc.client.connect import remote_manager  # who opens a directory needs no sockets
+    from xaqueue.rpc.client.manager import remote_manager  # who opens a directory needs no sockets
 
     found = read_format(directory).name
     if name not in (None, found):

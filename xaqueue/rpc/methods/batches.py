@@ -1,4 +1,4 @@
-"""The methods for queries that write in batches: one decision for many prepared branches.
+"""The methods for queries: one decision for the many branches of a batch, and streams that consume queues.
 
     branches   [[format id, [bqual, ...]], ...]             of one batch, whose gtrid is known; at most 1,000 in a group
     others     [[space id, format id, [bqual, ...]], ...]   its branches in other spaces, in the same way
@@ -6,7 +6,7 @@
     decision   {"query": text, "number": number, "branches": branches, "others": others, "messages": count,
                 "decided_at": int microseconds UTC, "plan": plan}
 
-Groups, because the lists of a request are short and its values are counted.
+Groups, because the lists of a request are short and its values are counted. A reservation is a map of its fields.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from xaqueue.batch import OFFSETS_LIMIT, Batch, Decision, Plan
 from xaqueue.errors import ConnectionLost, InvalidArgument, OutcomeUnknown
+from xaqueue.reservation import Reservation
 from xaqueue.rpc.client.link import Link
-from xaqueue.rpc.wire import MalformedFrame
+from xaqueue.rpc.wire import MalformedFrame, decode
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
-    from xaqueue.rpc.server.authorizer import Caller
+    from xaqueue.rpc.server.peer import Caller
 
 DIGEST_LIMIT = 200
 GROUP = 1000
 """Branches of one group, at most."""
 
-# On the server
+# On the server: what is more than the same call of a session
 
 
 def commit_all(
@@ -50,13 +51,13 @@ def decision(caller: Caller, query: Any, number: Any) -> dict[str, Any] | None:
     return None if found is None else _decision_to(found)
 
 
-BATCH_METHODS = (commit_all, rollback_all, decision)
+QUERY_METHODS = (commit_all, rollback_all, decision)
 
 # On the client
 
 
-class BatchCalls(Link):
-    """The part of a RemoteManager that is ``Batches``. Each call may be made twice."""
+class QueryCalls(Link):
+    """The part of a RemoteManager that is ``Batches`` and ``Streams``. Each call may be made twice, but release not."""
 
     def commit_all(
         self, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = (), plan: Plan | None = None
@@ -74,6 +75,20 @@ class BatchCalls(Link):
         answer = self._decided("decision", batch)
         return None if answer is None else _decision_of(answer)
 
+    def reserve(self, queue: str, stream: str, after: int, upto: int) -> Reservation:
+        return decode(Reservation, self.call_with_retry("reserve", queue, stream, after, upto))
+
+    def consume(self, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
+        return decode(Reservation, self.call_with_retry("consume", queue, stream, upto, archive))
+
+    def release(self, queue: str) -> Reservation | None:
+        """Raises ConnectionLost where the answer is lost: then ``reservations`` tells."""
+        answer = self.call("release", queue)
+        return None if answer is None else decode(Reservation, answer)
+
+    def reservations(self) -> list[Reservation]:
+        return [decode(Reservation, value) for value in self.call_with_retry("reservations")]
+
     def _decided(self, method: str, batch: Batch, *params: Any) -> Any:
         try:
             return self.call_with_retry(method, batch.query, batch.number, *params)
@@ -87,12 +102,7 @@ class BatchCalls(Link):
 
 
 def _branches_to(xids: Iterable[Xid]) -> list[tuple[int, list[bytes]]]:
-    return [
-        (format_id, bquals[first : first + GROUP])
-        for format_id, group in groupby(xids, key=lambda xid: xid.format_id)
-        for bquals in [[xid.bqual for xid in group]]
-        for first in range(0, len(bquals), GROUP)
-    ]
+    return [group[1:] for group in _others_to(("", xid) for xid in xids)]
 
 
 def _branches_of(value: Any, batch: Batch) -> list[Xid]:
@@ -102,9 +112,10 @@ def _branches_of(value: Any, batch: Batch) -> list[Xid]:
 
 def _others_to(others: Iterable[tuple[str, Xid]]) -> list[tuple[str, int, list[bytes]]]:
     return [
-        (space, format_id, bquals)
-        for space, group in groupby(others, key=lambda other: other[0])
-        for format_id, bquals in _branches_to(xid for _, xid in group)
+        (space, format_id, bquals[first : first + GROUP])
+        for (space, format_id), group in groupby(others, key=lambda other: (other[0], other[1].format_id))
+        for bquals in [[xid.bqual for _, xid in group]]
+        for first in range(0, len(bquals), GROUP)
     ]
 
 

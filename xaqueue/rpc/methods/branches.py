@@ -1,67 +1,110 @@
-"""The methods of a branch's life: the XA verbs, and what became of a branch.
+"""The methods of a branch's life and of its messages: the XA verbs, what became of a branch, enqueue, dequeue, browse.
 
 On the client ``start``, ``end`` and the work between them are pipelined; ``prepare`` or ``commit`` brings the answer
 for all of them. What each does in which state of the branch is the table in ``xaqueue.rpc.client.branch``.
+
+Options are a map; a browse is answered in pages, under a cursor as long as there are more.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Unpack
 
-from xaqueue.errors import ConnectionLost, Error, InvalidArgument, OutcomeUnknown, ProtocolError, RolledBack, UnknownXid
+from xaqueue.errors import (
+    ConnectionLost,
+    Error,
+    InvalidArgument,
+    MessageTooLarge,
+    OutcomeUnknown,
+    ProtocolError,
+    RolledBack,
+    UnknownXid,
+)
+from xaqueue.message import PLAIN_OPTIONS, EnqueueOptions, Message, MessageId, id_of, properties_of
+from xaqueue.rpc import wire
 from xaqueue.rpc.client.branch import TRANSITIONS, Action, BranchProgress, RemoteBranch, Verb, unknown
 from xaqueue.rpc.client.link import Link
-from xaqueue.rpc.wire import PAGE, flags_of, seconds_of, xid_of
+from xaqueue.rpc.wire import PAGE, xid_of
+from xaqueue.space.model.block import pack_properties
+from xaqueue.storage.ids import fresh_id
+from xaqueue.times import check_seconds
 from xaqueue.xa import Flag, Outcome, Vote
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
-    from xaqueue.rpc.server.authorizer import Caller
+    from xaqueue.rpc.server.peer import Caller
 
-# On the server
+DEQUEUE_OPTIONS = ("wait_s", "message_id", "correlation_id")
+CURSORS = 16
+"""Open browses of one session, at most."""
+PAGE_BYTES = 1024 * 1024
+"""Of bodies in one answer, after which it ends."""
 
-
-def start(caller: Caller, xid: Any, flags: Any = 0, timeout_s: Any = None) -> None:
-    caller.session.start(xid_of(xid), flags_of(flags), seconds_of("timeout_s", timeout_s))
-
-
-def end(caller: Caller, xid: Any, flags: Any = int(Flag.SUCCESS)) -> None:
-    caller.session.end(xid_of(xid), flags_of(flags))
+# On the server: what is more than the same call of a session
 
 
-def prepare(caller: Caller, xid: Any, flags: Any = 0) -> str:
-    return caller.session.prepare(xid_of(xid), flags_of(flags)).value
-
-
-def commit(caller: Caller, xid: Any, flags: Any = 0) -> None:
-    caller.session.commit(xid_of(xid), flags_of(flags))
-
-
-def rollback(caller: Caller, xid: Any, flags: Any = 0) -> None:
-    caller.session.rollback(xid_of(xid), flags_of(flags))
-
-
-def recover(caller: Caller, count: Any = PAGE, flags: Any = 0) -> list[Xid]:
+def recover(caller: Caller, count: Any = PAGE, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
     if type(count) is not int or count > PAGE:
         raise InvalidArgument(f"recover of {count!r} xids: a number from 0 to {PAGE} is wanted")
-    return caller.session.recover(count, flags_of(flags))
+    return caller.session.recover(count, flags)
 
 
-def forget(caller: Caller, xid: Any, flags: Any = 0) -> None:
-    caller.session.forget(xid_of(xid), flags_of(flags))
+def enqueue(caller: Caller, queue: str, body: Any, options: Any = None) -> bytes:
+    given = {} if options is None else wire.options_of(options, "enqueue", PLAIN_OPTIONS)
+    return caller.session.enqueue(queue, body, **given)
 
 
-def outcome(caller: Caller, xid: Any) -> str:
-    return caller.session.outcome(xid_of(xid)).value
+def dequeue(caller: Caller, queue: str, options: Any = None) -> Any:
+    given = {} if options is None else wire.options_of(options, "dequeue", DEQUEUE_OPTIONS)
+    message = caller.session.dequeue(queue, **given)
+    return None if message is None else wire.message_to(message)
 
 
-BRANCH_METHODS = (start, end, prepare, commit, rollback, recover, forget, outcome)
+def browse(caller: Caller, queue: str, limit: Any = None) -> tuple[int | None, list[Any]]:
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise InvalidArgument(f"limit {limit!r} is refused: a number from 0, or nil, is wanted")
+    found = caller.session.browse(queue, limit)
+    if len(caller.browses) >= CURSORS:
+        raise InvalidArgument(f"a session has {CURSORS} browses open at most: read one to its end")
+    caller.last_cursor += 1
+    caller.browses[caller.last_cursor] = found
+    return _page(caller, caller.last_cursor)
+
+
+def browse_next(caller: Caller, cursor: Any) -> tuple[int | None, list[Any]]:
+    if type(cursor) is not int or cursor not in caller.browses:
+        raise InvalidArgument(f"browse {cursor!r} is not open: it ended, or was never begun in this session")
+    return _page(caller, cursor)
+
+
+def browse_end(caller: Caller, cursor: Any) -> None:
+    caller.browses.pop(cursor if type(cursor) is int else 0, None)
+
+
+def _page(caller: Caller, cursor: int) -> tuple[int | None, list[Any]]:
+    """The next messages of a browse; without a cursor they are the last."""
+    found, size = [], 0
+    browse = caller.browses.pop(cursor)  # and not put back where it is over, or cannot go on
+    for message in islice(browse, PAGE):
+        found.append(wire.message_to(message))
+        size += len(message.body)
+        if size >= PAGE_BYTES:
+            break
+    if len(found) < PAGE and size < PAGE_BYTES:
+        return None, found
+    caller.browses[cursor] = browse
+    return cursor, found
+
+
+BRANCH_METHODS = (recover, enqueue, dequeue, browse, browse_next, browse_end)
 
 # On the client
 
 
 class BranchCalls(Link):
-    """The part of a RemoteManager that is about branches."""
+    """The part of a RemoteManager that is about branches and messages."""
 
     def start(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
         """Pipelined; with flags it is asked, since there is something to find."""
@@ -70,17 +113,18 @@ class BranchCalls(Link):
         self._branch = RemoteBranch(xid, BranchProgress.OPEN)
         if flags:
             self._ask("start", xid, flags, timeout_s)
+        elif timeout_s is None:
+            self._pipeline("start", xid)
         else:
             self._pipeline("start", xid, 0, timeout_s)
 
     def end(self, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
         branch = self._branch
-        if xid != branch.xid:
-            self._ask("end", xid, flags)
-        elif TRANSITIONS[branch.progress, Verb.END][0] is Action.REFUSE:
+        own = xid == branch.xid
+        if own and TRANSITIONS[branch.progress, Verb.END][0] is Action.REFUSE:
             raise branch.refusal()
-        elif flags == Flag.SUCCESS:
-            self._pipeline("end", xid, flags)
+        if own and flags == Flag.SUCCESS:
+            self._pipeline("end", xid)
         else:
             self._ask("end", xid, flags)
 
@@ -108,6 +152,65 @@ class BranchCalls(Link):
     def outcome(self, xid: Xid) -> Outcome:
         return Outcome(self.call("outcome", xid))
 
+    def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+        if self._closed or self._branch.why is not None:
+            self._check_working()
+        checked = properties_of(queue, 0, options)
+        space = self.space
+        if not isinstance(body, bytes) or not (space["any_queue"] or queue in space["queues"]):
+            return MessageId(self._ask("enqueue", queue, body, options))  # the server says what is wrong
+        if options:
+            pack_properties(checked)  # raises MessageTooLarge
+        if len(body) > space["max_body_bytes"]:
+            raise MessageTooLarge(
+                f"body of {len(body):,} bytes is over the limit of {space['max_body_bytes']:,}: "
+                "raise [space] max_body_bytes in queues.toml, or send a reference to the content"
+            )
+        given = options.get("message_id")
+        if given is not None:
+            return MessageId(self._ask("enqueue", queue, body, {**options, "message_id": id_of(given)}))
+        message_id = MessageId(fresh_id())
+        self._pipeline("enqueue", queue, body, {**options, "message_id": message_id})
+        return message_id
+
+    def dequeue(
+        self,
+        queue: str,
+        *,
+        wait_s: float | None = 0.0,
+        message_id: bytes | None = None,
+        correlation_id: bytes | str | None = None,
+    ) -> Message | None:
+        if self._closed or self._branch.why is not None:
+            self._check_working()
+        limit_s = check_seconds("wait_s", wait_s)
+        if limit_s or message_id is not None or correlation_id is not None:
+            options = {"wait_s": limit_s, "message_id": message_id, "correlation_id": correlation_id}
+            given = {name: value for name, value in options.items() if value is not None and value != 0}
+            answer = self._ask("dequeue", queue, given, waits_s=limit_s)
+        else:
+            answer = self._ask("dequeue", queue)
+        return None if answer is None else wire.message_of(answer)
+
+    def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
+        return self._pages(*self.call("browse", queue, limit))
+
+    # Within
+
+    def _pages(self, cursor: int | None, page: list[Any]) -> Iterator[Message]:
+        socket = self._socket
+        try:
+            while True:
+                yield from map(wire.message_of, page)
+                if cursor is None:
+                    return
+                if self._socket is not socket:
+                    raise ConnectionLost("the connection was lost while browsing: browse again")
+                cursor, page = self._ask("browse_next", cursor)
+        finally:
+            if cursor is not None and socket is not None:  # broken off; perhaps by the collector, anywhere
+                socket.pipeline("browse_end", (cursor,), later=True)
+
     def _decide(self, verb: Verb, xid: Xid, flags: Flag, *, undone: bool = False) -> Any:
         """Prepares or commits, for which it connects again where it must. A lost answer leaves the outcome unknown.
 
@@ -130,7 +233,7 @@ class BranchCalls(Link):
                 raise branch.refusal()
             branch.progress = asked
         try:
-            answer = self._ask(verb.value, xid, flags)
+            answer = self._ask(verb.value, xid, flags) if flags else self._ask(verb.value, xid)
         except ConnectionLost as lost:
             raise unknown(verb.value, xid, lost) from lost
         except Error:
@@ -187,8 +290,9 @@ class BranchCalls(Link):
                 action, _ = TRANSITIONS[branch.progress, Verb.ROLLBACK]
                 if action not in (Action.ASK_WHERE_LEFT, Action.ASK_UNTIL_LEFT):
                     raise
-                if action is Action.ASK_UNTIL_LEFT and not isinstance(error, UnknownXid):
-                    refused = error
-                    continue
-            return
+                if action is Action.ASK_WHERE_LEFT or isinstance(error, UnknownXid):
+                    return
+                refused = error
+            else:
+                return
         raise unknown("rollback", xid, refused) from refused

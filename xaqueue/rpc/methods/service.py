@@ -1,4 +1,4 @@
-"""The methods that concern the server as a whole: who is there, what it holds, and how it is drained.
+"""The methods that concern the server as a whole, who is there and what it holds, and those of operators.
 
     branch     {"xid": xid, "state": "active", "in doubt" or "committing", "since": int microseconds UTC}
     drained    {"draining": bool, "active": count, "in_doubt": count, "left": [branch], the oldest first}
@@ -6,40 +6,59 @@
       sessions      how many are open
       waiting       how many of them wait for a message
       draining      whether new branches are refused
+    content    [queue, message id, size of its file in bytes, or nil]
+    decision   {"outcome": "commit" | "rollback" | "mixed", "by": text, "at": int microseconds UTC, "reason": text}
+    in doubt   {"xid": xid, "state": text, "since": int microseconds UTC, "added": [content], "held": [content],
+                "damage": [text], "decision": decision or nil}
+    forgotten  {"xid", "outcome", "by", "at", "reason", "forgotten_by", "forgotten_at", "forgotten_reason"}, as a line
+               of operators.log; its xid is text
 
-``since`` is when a branch was begun, or prepared; 0 where nobody knows. Not counted: what is decided or rolled back
-already, and only waits for somebody to be told so. What only files tell of a space (room, journal, quarantine,
-queues.toml) is read from them, beside the loop.
+``since`` is when a branch was begun, or prepared; 0 where nobody knows. Not counted as left: what is decided or rolled
+back already, and only waits for somebody to be told so. What only files tell of a space (room, journal, quarantine,
+queues.toml) is read from them, beside the loop. Operators do what ``xaqueue indoubt`` does on the directory.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from xaqueue.errors import InvalidArgument
+from xaqueue.errors import ConnectionLost, InvalidArgument, OutcomeUnknown, RetryLater
+from xaqueue.message import check_queue_name
 from xaqueue.rpc import wire
+from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.wire import decode
 from xaqueue.space.engine import disk_space as room
+from xaqueue.space.engine import heuristics, operator_log
+from xaqueue.space.engine.heuristics import Decision
+from xaqueue.space.engine.operator_log import Forgotten
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import HEURISTICS, Branch, State
-from xaqueue.space.model.format import Format, read_format
+from xaqueue.space.model.format import read_format
 from xaqueue.space.offline import inspect
-from xaqueue.space.offline.inspect import QueueStatus, Status
-from xaqueue.space.offline.inspect_journal import JournalStatus, journal_status
-from xaqueue.space.owner.open import READ_ONLY, READY, Owner, read_definitions, read_owner
+from xaqueue.space.offline.inspect import QueueStatus, Status, depths_in
+from xaqueue.space.offline.inspect_branches import InDoubt, by_age, pages
+from xaqueue.space.offline.inspect_journal import journal_status
+from xaqueue.space.owner.open import READ_ONLY, READY, read_definitions, read_owner
 from xaqueue.space.recovery import prepared
 from xaqueue.space.recovery.prepared import Verdict
-from xaqueue.storage.fs import DirectoryFileSystem, Room
+from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
+from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
-    from xaqueue.rpc.server.authorizer import Caller
+    from xaqueue.rpc.server.peer import Caller
 
+T = TypeVar("T")
+
+Page = tuple[bool, list[dict[str, Any]]]
+"""Whether ``indoubt_next`` has more, and some branches."""
 KEY_BYTES = 16
 """Of a session's key, at least."""
 LISTED = 1000
@@ -88,24 +107,16 @@ def status(caller: Caller) -> dict[str, Any]:
     return caller.status()
 
 
-class OpenBranches(NamedTuple):
+def _left(space: Space) -> tuple[list[Branch], list[Branch]]:
     """Branches that are neither prepared nor over, and those that are prepared and not finished."""
-
-    active: list[Branch]
-    in_doubt: list[Branch]
-
-
-def left(space: Space) -> OpenBranches:
-    found = OpenBranches([], [])
     with space.lock:
-        for branch in space.branches.values():
-            if branch.decided is not None:
-                continue
-            if branch.base in (State.PREPARED, State.COMMITTING):
-                found.in_doubt.append(branch)
-            elif branch.base in _UNPREPARED:
-                found.active.append(branch)
-    return found
+        branches = [branch for branch in space.branches.values() if branch.decided is None]
+        active = [branch for branch in branches if branch.base in (State.ACTIVE, State.IDLE, State.ROLLBACK_ONLY)]
+        return active, [branch for branch in branches if branch.base in _UNFINISHED]
+
+
+_UNFINISHED = {State.PREPARED: Verdict.IN_DOUBT.value, State.COMMITTING: Verdict.COMMITTING.value}
+"""States of prepared branches, and how they are told."""
 
 
 def drain(caller: Caller, on: Any = None) -> dict[str, Any]:
@@ -115,77 +126,44 @@ def drain(caller: Caller, on: Any = None) -> dict[str, Any]:
     space = caller.session.space
     if on is not None:
         space.draining = on
-    found = left(space)
-    listed = sorted(
-        (_branch_to(space, branch) for branch in (*found.active, *found.in_doubt)), key=lambda b: b["since"]
-    )
-    counts = {"active": len(found.active), "in_doubt": len(found.in_doubt)}
+    active, unfinished = _left(space)
+    listed = sorted((_branch_to(space, branch) for branch in (*active, *unfinished)), key=lambda told: told["since"])
+    counts = {"active": len(active), "in_doubt": len(unfinished)}
     return {"draining": space.draining, **counts, "left": listed[:LISTED]}
 
 
 def _branch_to(space: Space, branch: Branch) -> dict[str, Any]:
-    if branch.base is State.COMMITTING:
-        state = Verdict.COMMITTING.value
-    elif branch.base is State.PREPARED:
-        state = Verdict.IN_DOUBT.value
-    else:
-        state = ACTIVE
-    return {"xid": branch.xid, "state": state, "since": _since(space, branch)}
-
-
-def _since(space: Space, branch: Branch) -> int:
-    if branch.prepared_at or not branch.begun:
-        return branch.prepared_at
-    return space.now_us() - int((time.monotonic() - branch.begun) * 1_000_000)
-
-
-_UNPREPARED = (State.ACTIVE, State.IDLE, State.ROLLBACK_ONLY)
-
-
-SERVICE_METHODS = (hello, echo, close, status, drain)
-
-
-class _Files(NamedTuple):
-    """What is read from the directory."""
-
-    format: Format
-    owner: Owner | None
-    complaint: str
-    room: Room
-    quarantined: int
-    journal: JournalStatus | None
+    since = branch.prepared_at
+    if not since and branch.begun:
+        since = space.now_us() - int((time.monotonic() - branch.begun) * 1_000_000)
+    return {"xid": branch.xid, "state": _UNFINISHED.get(branch.base, ACTIVE), "since": since}
 
 
 def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
     """Waits until recovery is done. Raises SpaceError, ResourceFailed."""
     space.wait_until_loaded()
-    found = space.waiting.run(partial(_files, root))
-    branches, decided = left(space), [b for b in space.branches.values() if b.base in HEURISTICS or b.decided]
+    files = space.waiting.run(partial(_status_of_files, space, root))
+    active, unfinished = _left(space)
+    decided = [branch for branch in space.branches.values() if branch.base in HEURISTICS or branch.decided]
+    in_doubt = [branch for branch in unfinished if branch.base is State.PREPARED]
     made = Status(
+        **files,
         directory=str(root),
-        format=found.format,
-        owner=found.owner,
         owned=True,
         sync=str(space.hardening),
         promise=space.hardening.promise,
         queues=queue_list(space),
-        active=len(branches.active),
-        in_doubt=sum(1 for branch in branches.in_doubt if branch.base is not State.COMMITTING),
-        damaged=sum(1 for branch in branches.in_doubt if branch.damage and branch.base is not State.COMMITTING),
-        committing=sum(1 for branch in branches.in_doubt if branch.base is State.COMMITTING),
+        active=len(active),
+        in_doubt=len(in_doubt),
+        damaged=sum(1 for branch in in_doubt if branch.damage),
+        committing=len(unfinished) - len(in_doubt),
         heuristic=len(decided),
-        quarantined=found.quarantined,
-        free_bytes=found.room.free_bytes,
-        free_inodes=found.room.free_inodes if found.room.total_inodes else None,
-        low=room.refusal(space.definitions, found.room),
-        complaint=found.complaint,
-        journal=found.journal,
         cache=(log.hits, log.misses) if (log := space.journal_log) is not None else None,
         state=READY if space.read_only is None else READ_ONLY,
     )
     with space.lock:
         waiting = len({number for branch in space.branches.values() for number in branch.working})
-    return {**wire.encode(made), "sessions": sessions, "waiting": waiting, "draining": space.draining}
+    return {**wire.plain(made), "sessions": sessions, "waiting": waiting, "draining": space.draining}
 
 
 def queue_list(space: Space) -> list[QueueStatus]:
@@ -220,18 +198,143 @@ def _queue(space: Space, name: str, in_doubt: int) -> QueueStatus:
     return QueueStatus(name, order, description, depth, published, stream, consumed, in_flight, held, in_doubt)
 
 
-def _files(root: Path) -> _Files:
-    fs, owner = DirectoryFileSystem(root, keep_unsynced=False), read_owner(root)
+def _status_of_files(space: Space, root: Path) -> dict[str, Any]:
+    """The fields that are read from the directory."""
+    fs, owner, complaint = DirectoryFileSystem(root, keep_unsynced=False), read_owner(root), ""
     try:
         read_definitions(root)
     except InvalidArgument as error:
         complaint = str(error)
-    else:
-        complaint = ""
-    aside = sum(1 for name in prepared.listed(fs, layout.QUARANTINE) if not name.endswith(".reason"))
-    return _Files(read_format(root), owner, complaint, fs.room(), aside, journal_status(fs, owner, True))
+    free = fs.room()
+    return {
+        "format": read_format(root),
+        "owner": owner,
+        "complaint": complaint,
+        "quarantined": sum(1 for name in prepared.listed(fs, layout.QUARANTINE) if not name.endswith(".reason")),
+        "free_bytes": free.free_bytes,
+        "free_inodes": free.free_inodes if free.total_inodes else None,
+        "low": room.refusal(space.definitions, free),
+        "journal": journal_status(fs, owner, True),
+    }
 
 
 def status_of(answer: Mapping[str, Any]) -> Status:
     """What ``status`` of the directory would show, of a server's answer. Raises MalformedFrame."""
     return wire.decode(Status, answer)
+
+
+# What operators ask
+
+
+def indoubt_list(caller: Caller) -> Page:
+    """The first branches in doubt, committing or decided by an operator, in no order: there may be very many."""
+    caller.session.space.settle()
+    caller.listing = pages(caller.session.space.fs)
+    return indoubt_next(caller)
+
+
+def indoubt_next(caller: Caller) -> Page:
+    """The next ones of the list that this session began last."""
+    listing = caller.listing
+    if listing is None:
+        raise InvalidArgument("no list is open: it ended, or was never begun in this session")
+    page = _read(caller, lambda _: next(listing, None))
+    if page is None:
+        caller.listing = None
+    return page is not None, [_in_doubt_to(branch) for branch in page or ()]
+
+
+def indoubt_decide(caller: Caller, xid: Xid, commit: Any, by: Any, reason: Any = "") -> Decision:
+    """Records an operator's decision and carries it out; the answer is the decision that holds."""
+    if not isinstance(commit, bool):
+        raise InvalidArgument(f"commit {commit!r} is refused: true (commit) or false (roll back) is wanted")
+    return heuristics.decide(caller.session.space, xid, commit, _signed(caller, by), reason)
+
+
+def indoubt_forget(caller: Caller, xid: Xid, by: Any, reason: Any = "") -> None:
+    """Ends the memory of a decision, by hand."""
+    operator_log.forget(caller.session, xid, _signed(caller, by), reason)
+
+
+def indoubt_forgotten(caller: Caller) -> list[Forgotten]:
+    """The decisions that operators forgot, in their order."""
+    return _read(caller, operator_log.forgotten_in)
+
+
+def depths(caller: Caller, names: Any) -> dict[str, int]:
+    """How many messages these queues have, with those that branches hold."""
+    if not isinstance(names, list):
+        raise InvalidArgument(f"queues {names!r} are refused: a list of names is wanted")
+    wanted = [check_queue_name(name) for name in names]
+    caller.session.space.settle()
+    return _read(caller, lambda fs: depths_in(fs, wanted))
+
+
+SERVICE_METHODS = (
+    *(hello, echo, close, status, drain),
+    *(indoubt_list, indoubt_next, indoubt_decide, indoubt_forget, indoubt_forgotten, depths),
+)
+
+
+def _in_doubt_to(branch: InDoubt) -> dict[str, Any]:
+    added, held = ([astuple(content) for content in contents] for contents in (branch.added, branch.held))
+    return {**wire.plain(branch), "added": added, "held": held}
+
+
+def _signed(caller: Caller, by: Any) -> Any:
+    """Who somebody says to be, and who they were seen to be."""
+    identity = caller.identity
+    return f"{by} ({identity})" if isinstance(by, str) and not identity.owner else by
+
+
+def _read(caller: Caller, read: Callable[[FileSystem], T]) -> T:
+    """What is seen in the directories, which may take a while. Raises RetryLater where they cannot be read now."""
+    space = caller.session.space
+    space.check_readable()
+    try:
+        return space.waiting.run(partial(read, space.fs))
+    except OSError as error:
+        raise RetryLater(f"the directories cannot be read now ({error.strerror}): try again") from error
+
+
+# On the client
+
+
+class RemoteOperator:
+    """Each call raises ConnectionLost where the server does not answer, and what it refuses with."""
+
+    def __init__(self, manager: RemoteManager) -> None:
+        self._manager = manager
+
+    def in_doubt(self) -> list[InDoubt]:
+        return by_age(decode(InDoubt, value) for value in self._pages())
+
+    def _pages(self) -> Iterator[Any]:
+        more, page = self._manager.call("indoubt_list")
+        yield from page
+        while more:
+            more, page = self._manager.call("indoubt_next")
+            yield from page
+
+    def depths(self, queues: Iterable[str]) -> dict[str, int]:
+        answer: dict[str, Any] = self._manager.call("depths", list(queues))
+        return {str(name): int(count) for name, count in answer.items()}
+
+    def decide(self, xid: Xid, commit: bool, by: str, reason: str) -> Decision:
+        """Raises OutcomeUnknown where the answer is lost."""
+        return decode(Decision, self._change("indoubt_decide", "decided", xid, commit, by, reason))
+
+    def forget(self, xid: Xid, by: str, reason: str) -> None:
+        """Raises OutcomeUnknown where the answer is lost."""
+        self._change("indoubt_forget", "forgotten", xid, by, reason)
+
+    def forgotten(self) -> list[Forgotten]:
+        return [decode(Forgotten, value) for value in self._manager.call("indoubt_forgotten")]
+
+    def _change(self, method: str, done: str, xid: Xid, *params: Any) -> Any:
+        try:
+            return self._manager.call(method, xid, *params)
+        except ConnectionLost as lost:
+            raise OutcomeUnknown(
+                f"{lost}. Whether branch {xid} was {done} is unknown: `xaqueue indoubt show {xid}` tells", xid
+            ) from lost

@@ -28,10 +28,9 @@ from pathlib import Path
 from xaqueue.access import Identity, check_exposure, token_name
 from xaqueue.endpoint import Endpoint, Scheme, host_and_port, is_loopback
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.rpc.client.socket import keep_alive
+from xaqueue.rpc.client.link import keep_alive
 from xaqueue.rpc.credentials import names_in, read_token, server_context
-from xaqueue.rpc.server.authorizer import NOBODY, Trust
-from xaqueue.rpc.server.limits import Limits
+from xaqueue.rpc.server.peer import NOBODY, Limits, Trust
 from xaqueue.rpc.server.tls import TlsLayer
 from xaqueue.space.model.layout import SOCKET
 from xaqueue.storage.lock import FileLock
@@ -96,20 +95,15 @@ class Listeners:
         """
         self.trust = listen.trust
         context = server_context(listen.cert, listen.key, listen.client_ca) if listen.cert is not None else None
-        for path in listen.unix:
-            await self._open_unix(path, listen.unix_mode)
+        for path in map(Path.absolute, listen.unix):
+            made = listen_unix(path, listen.unix_mode)
+            self._made.append((path, path.lstat()))
+            self._closing.append(await self._loop.create_unix_server(self._session, sock=made))
+            self.urls.append(str(Endpoint(Scheme.UNIX, path=str(path))))
         for place in listen.tcp:
             await self._open_tcp(place, None, knows_tokens)
         for place in listen.tls:
             await self._open_tcp(place, context, knows_tokens)
-
-    async def _open_unix(self, path: Path, mode: int = UNIX_MODE) -> None:
-        """A socket for this machine. Raises OperationalError where another server listens there."""
-        path = path.absolute()
-        made = listen_unix(path, mode)
-        self._made.append((path, path.lstat()))
-        self._closing.append(await self._loop.create_unix_server(self._session, sock=made))
-        self.urls.append(str(Endpoint(Scheme.UNIX, path=str(path))))
 
     async def _open_tcp(self, place: str, context: ssl.SSLContext | None, knows_tokens: bool) -> None:
         """host:port; with a context, TLS. Raises OperationalError, and InvalidArgument where it would be too open."""

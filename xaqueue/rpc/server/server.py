@@ -20,13 +20,11 @@ from typing import Any
 from xaqueue.errors import ResourceFailed, SpaceInUse
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods import service
-from xaqueue.rpc.server.authorizer import Authorizer
-from xaqueue.rpc.server.housekeeping import Housekeeping
-from xaqueue.rpc.server.limits import Limits
+from xaqueue.rpc.server.housekeeping import READY, STOPPING, Housekeeping, Notifier
 from xaqueue.rpc.server.listeners import ListenConfig, Listeners
+from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.server.session import ServerSession
-from xaqueue.rpc.server.systemd import READY, STOPPING, Notifier
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.owner.open import announce, attach
@@ -68,9 +66,6 @@ class Server:
             return f"{len(self.sessions)} sessions are open, which is the limit: try again later"
         return None
 
-    def authorizer(self, transport: asyncio.BaseTransport) -> Authorizer:
-        return Authorizer(self.space, self.listeners.identify(transport), self.listeners.trust)
-
     def check_memory(self) -> None:
         """One of the largest has room, with what was read behind it."""
         limit = max(self.limits.request_memory_bytes, self.limits.request_bytes + wire.CHUNK_BYTES)
@@ -111,18 +106,16 @@ class Server:
 
         opened = partial(attach, self.root, sync=self._sync, waiting=self.scheduler, on_branches=answer)
         self._opening = self.loop.run_in_executor(None, opened)
-        found = self.loop.create_task(branches.wait())
-        both: list[asyncio.Future[Any]] = [self._opening, found]
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if not branches.is_set():
-            found.cancel()
+        self._opening.add_done_callback(lambda _: branches.set())
+        await branches.wait()
+        if self._opening.done():
             self.space = (await self._opening).space
         if self.space.waiting is not self.scheduler:
             (await self._opening).close()
             raise SpaceInUse(f"{self.root} is open in this process already: close it there before it is served")
         self.space.remembers_local = True
         self.limits = self.limits.for_bodies(self.space.definitions.max_body_bytes)
-        self._housekeeping = Housekeeping(self.space, self.scheduler, self.limits, self.sessions, self.stop)
+        self._housekeeping = Housekeeping(self, self.stop)
 
     async def listen(self, config: ListenConfig) -> None:
         """Raises InvalidArgument and OperationalError, and then some may be open already."""

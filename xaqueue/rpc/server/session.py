@@ -3,22 +3,27 @@
 Bytes that are no frame, a frame over the limit, or a peer that closes either half ends the session, and only it: what
 it has active is rolled back, what is prepared stays. A peer that sends faster than it is served, or does not read its
 answers, is not read from meanwhile. One that may do nothing at all is told so once, and its session is over.
+Every method of the protocol is in ``METHODS``, by its name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections import deque
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, cast
 
 import msgpack
 
-from xaqueue.errors import AccessDenied, Error, ResourceFailed, RolledBack
+from xaqueue.errors import AccessDenied, Error, InvalidArgument, ResourceFailed, RolledBack
 from xaqueue.rpc import wire
-from xaqueue.rpc.methods import table
-from xaqueue.rpc.server.authorizer import Authorizer, Caller
-from xaqueue.rpc.server.limits import UNAUTHENTICATED_BYTES, Limits, PeerTimeouts
+from xaqueue.rpc.methods.batches import QUERY_METHODS
+from xaqueue.rpc.methods.branches import BRANCH_METHODS
+from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
+from xaqueue.rpc.server.listeners import Listeners
+from xaqueue.rpc.server.peer import UNAUTHENTICATED_BYTES, Caller, Limits, PeerTimeouts
 from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.wire import CallFrame, MalformedFrame
 from xaqueue.space.engine.session import Session
@@ -33,20 +38,69 @@ BYTES_AHEAD = 1024 * 1024
 log = logging.getLogger("xaqueue.server")
 
 
+class Method(NamedTuple):
+    """One method, with how many parameters it takes at least and at most."""
+
+    call: Callable[..., Any]
+    is_verb: bool
+    """It is one of the engine's session, and not of the caller."""
+    least: int
+    most: int
+    forms: tuple[tuple[int, Callable[[Any], Any]], ...]
+    """Of parameters that have another form on the wire: where one stands, and what makes its value."""
+
+
+VERBS = (
+    *(Session.start, Session.end, Session.prepare, Session.commit, Session.rollback, Session.forget, Session.outcome),
+    *(Session.reserve, Session.consume, Session.release, Session.reservations),
+)
+"""Methods that only hand on what they are given."""
+FORMS = {"xid": wire.xid_of, "flags": wire.flags_of, "timeout_s": wire.timeout_of, "queue": wire.queue_of}
+"""By the name of the parameter."""
+
+
+def _method(call: Callable[..., Any]) -> Method:
+    """The first parameter is the caller, or the session; those that have a default may be left out at the end."""
+    _, *params = inspect.signature(call).parameters.values()
+    forms = tuple((at, FORMS[param.name]) for at, param in enumerate(params) if param.name in FORMS)
+    return Method(call, call in VERBS, sum(param.default is param.empty for param in params), len(params), forms)
+
+
+METHODS = {call.__name__: _method(call) for call in (*VERBS, *BRANCH_METHODS, *QUERY_METHODS, *SERVICE_METHODS)}
+
+
+def perform(caller: Caller, name: str, params: list[Any]) -> Any:
+    """What is answered. Raises InvalidArgument for a method or parameters that are none, AccessDenied for a right that
+    is missing, and what the method raises."""
+    method = METHODS.get(name)
+    if method is None:
+        raise InvalidArgument(f"method {name[:60]!r} is unknown: see xaqueue(5)")
+    verb, is_verb, least, most, forms = method
+    if not least <= len(params) <= most:
+        wanted = str(least) if least == most else f"{least} to {most}"
+        raise InvalidArgument(f"{name} takes {wanted} parameters, not {len(params)}")
+    if verb is hello and params and isinstance(params[0], Mapping) and params[0].get("token") is not None:
+        caller.show(params[0]["token"])
+    if not caller.identity.owner:  # who may do everything, whatever the policy
+        caller.check(name, params)
+    for at, value_of in forms:
+        if at < len(params):
+            params[at] = value_of(params[at])
+    return verb(caller.session if is_verb else caller, *params)
+
+
 class Host(Protocol):
-    """What a session needs of its server."""
+    """What a session, and who keeps house, needs of the server."""
 
     limits: Limits
     scheduler: Scheduler
     space: Space
+    listeners: Listeners
     sessions: set[ServerSession]
     """Those that were taken, until they are over."""
 
     def refusal(self) -> str | None:
         """Why a new session is not taken."""
-
-    def authorizer(self, transport: asyncio.BaseTransport) -> Authorizer:
-        """Knows who is at the other end, as far as that is known without its saying anything."""
 
     def status(self) -> dict[str, Any]: ...
 
@@ -101,12 +155,13 @@ class ServerSession(asyncio.Protocol):
             log.warning("%s is refused: %s", self.name, refused)
             self._transport.write(wire.response(0, wire.error_to(ResourceFailed(refused)), None))
             self._ending = True
-            self.end()
+            self._transport.close()
             return
         host.sessions.add(self)
         session = Session(host.space)
         session.branch_limit = host.limits.branches
-        self.caller = Caller(session, host.status, host.authorizer(transport), host.cut)
+        listeners = host.listeners
+        self.caller = Caller(session, host.status, host.cut, listeners.identify(transport), listeners.trust)
 
     def data_received(self, data: bytes) -> None:
         if self._lost or self._ending:
@@ -122,13 +177,13 @@ class ServerSession(asyncio.Protocol):
         except (ValueError, MalformedFrame, msgpack.UnpackException) as error:
             log.warning("%s is ended: it sent what is no frame: %s", self.name, error or type(error).__name__)
             calls.clear()
-            self.end()
+            self._transport.close()
         self._timeouts.hear(self._loop.time(), whole=len(calls) > waiting)
+        if self._idle:
+            self._task.switch()
         if calls and not self._paused and not self._few(CALLS_AHEAD):
             self._paused = True
             self._transport.pause_reading()
-        if self._idle:
-            self._task.switch()
         if self._received_bytes - self._begun_bytes > UNAUTHENTICATED_BYTES:
             self._host.check_memory()
 
@@ -140,7 +195,7 @@ class ServerSession(asyncio.Protocol):
         return 0 if self._transport.is_closing() else self._received_bytes - self._begun_bytes
 
     def _few(self, calls: int) -> bool:
-        return len(self._calls) <= calls and self.waiting_bytes <= BYTES_AHEAD
+        return len(self._calls) <= calls and self._received_bytes - self._begun_bytes <= BYTES_AHEAD
 
     def refuse_memory(self, limit_bytes: int) -> None:
         """There is no room for the rest of its request: the client is told, and the session is over."""
@@ -154,17 +209,14 @@ class ServerSession(asyncio.Protocol):
         self._unpacker = wire.CallUnpacker(self._host.limits.request_bytes)
         self._begun_bytes = self._received_bytes
         self._transport.write(wire.response(0, wire.error_to(refused), None))
-        self.end()
+        self._transport.close()
 
     def _check_unauthenticated(self, size: int) -> None:
         """Raises MalformedFrame: who has not shown who it is has no use for large requests."""
-        admitted = self.caller.authorizer.is_admitted
+        admitted = self.caller.is_admitted
         self._unauthenticated_bytes = -1 if admitted else self._unauthenticated_bytes + size
         if self._unauthenticated_bytes > UNAUTHENTICATED_BYTES:
             raise MalformedFrame(f"more than {UNAUTHENTICATED_BYTES:,} bytes before it was let in")
-
-    def eof_received(self) -> bool:
-        return False
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost = True
@@ -186,10 +238,6 @@ class ServerSession(asyncio.Protocol):
         if self._stuck:
             self._task.switch()
 
-    def end(self) -> None:
-        """Ends the session from the server's side, once what was answered has been sent."""
-        self._transport.close()
-
     def stop(self) -> None:
         """The server stops: the call that is being carried out is answered, those behind it are not begun."""
         self._ending = True
@@ -200,7 +248,7 @@ class ServerSession(asyncio.Protocol):
 
     def check_timeouts(self, now: float) -> None:
         """Cuts it off where the peer was waited for long enough."""
-        admitted, unread = self.caller.authorizer.is_admitted, self._transport.get_write_buffer_size()
+        admitted, unread = self.caller.is_admitted, self._transport.get_write_buffer_size()
         why = self._timeouts.exceeded(now, self._host.limits, admitted=admitted, idle=self._idle, unread=unread)
         if why is not None:
             log.warning("%s is ended: %s", self._who, why)
@@ -214,6 +262,7 @@ class ServerSession(asyncio.Protocol):
     # The calls
 
     def _run(self) -> None:
+        """An error of a pipelined call is remembered, and answers the next request in place of what it would do."""
         loop = self._host.scheduler.greenlet
         self._idle = False  # its first call may wait already, and nothing but what that waits for may resume it
         try:
@@ -223,8 +272,16 @@ class ServerSession(asyncio.Protocol):
                     loop.switch()
                     self._idle = False
                     continue
-                call, self._begun_bytes = self._calls.popleft()
-                self._carry_out(call)
+                (number, method, params), self._begun_bytes = self._calls.popleft()
+                failed, result = self._pipelined_error, None
+                if failed is None:
+                    try:
+                        result = perform(self.caller, method, params)
+                    except Error as error:
+                        failed = self._refuse(error, number, method)
+                self._pipelined_error = failed if number is None else None
+                if number is not None and not self._lost:
+                    self._transport.write(wire.response(number, failed, result))
                 if self._paused and (not self._calls or self._few(CALLS_AHEAD // 2)):
                     self._paused = False
                     if not self._lost:
@@ -238,51 +295,29 @@ class ServerSession(asyncio.Protocol):
             self._transport.abort()
         finally:
             self._idle = self._stuck = False
-            self._close()
+            try:
+                self.caller.session.close()
+            except Error as error:
+                log.error("%s: its branches are rolled back by the next start: %s", self.name, error)  # noqa: TRY400
+            finally:
+                self._over = True
+                if self._lost:
+                    self._host.ended(self)
+                else:
+                    self._transport.close()  # once what was answered has been sent
 
-    def _close(self) -> None:
-        try:
-            self.caller.session.close()
-        except Error as error:
-            log.error("%s: its branches are rolled back by the next start: %s", self.name, error)  # noqa: TRY400
-        finally:
-            self._over = True
-            if self._lost:
-                self._host.ended(self)
-            else:
-                self.end()
-
-    def _carry_out(self, call: CallFrame) -> None:
-        """An error of a pipelined call is remembered, and answers the next request in place of what it would do."""
-        if self._pipelined_error is not None:
-            if call.id is not None:
-                self._answer(call.id, self._pipelined_error, None)
-                self._pipelined_error = None
-            return
-        failed, result = None, None
-        try:
-            result = table.perform(self.caller, call)
-        except Error as error:
-            failed = wire.error_to(error, call.method if call.id is None else None)
-            self._note(error)
-            if call.id is None:
-                self._pipelined_error = failed
-                self.caller.session.fail(error)
-        if call.id is not None:
-            self._answer(call.id, failed, result)
-
-    def _answer(self, number: int, error: dict[str, Any] | None, result: Any) -> None:
-        if not self._lost:
-            self._transport.write(wire.response(number, error, result))
-
-    def _note(self, error: Error) -> None:
-        """What is refused for want of a right is logged, and who may do nothing at all goes."""
+    def _refuse(self, error: Error, number: int | None, method: str) -> dict[str, Any]:
+        """What is answered. Who lacks a right is logged, and who may do nothing at all goes."""
         if isinstance(error, AccessDenied):
-            self.caller.authorizer.log_refusal(self._who, error)
-        if not self.caller.authorizer.is_admitted:
+            self.caller.log_refusal(self._who, error)
+        if not self.caller.is_admitted:
             self._ending = True
             self._calls.clear()
+        if number is not None:
+            return wire.error_to(error)
+        self.caller.session.fail(error)
+        return wire.error_to(error, method)
 
     @property
     def _who(self) -> str:
-        return f"{self.name} ({self.caller.authorizer.identity})"
+        return f"{self.name} ({self.caller.identity})"

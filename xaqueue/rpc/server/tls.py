@@ -82,9 +82,6 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
                 log.warning("%s is ended: %s", self._name, explain(error, "client"))
                 self._plain.close()
 
-    def eof_received(self) -> bool:
-        return False
-
     def connection_lost(self, error: Exception | None) -> None:
         if self._session is not None:
             self._session.connection_lost(error)

@@ -27,9 +27,8 @@ from typing import Any, BinaryIO
 
 from xaqueue.endpoint import UNIX_PATH_LIMIT_BYTES, Scheme, parse
 from xaqueue.errors import ConnectionLost, InvalidArgument, OperationalError, SpaceError, SpaceInUse
-from xaqueue.rpc.client.connect import dial, hello_of, remote_manager
-from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.client.socket import ClientSocket
+from xaqueue.rpc.client.link import ClientSocket
+from xaqueue.rpc.client.manager import RemoteManager, dial, hello_of, remote_manager
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import SOCKET
 from xaqueue.space.owner.open import RECOVERING, Owner, is_owned, read_owner

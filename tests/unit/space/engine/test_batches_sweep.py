@@ -16,7 +16,7 @@ from support.contract_batches import PATIENCE_S, SCAN, batch, prepared
 from support.served import ServerThread
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Plan
 from xaqueue.errors import InvalidArgument, RetryLater
-from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server import housekeeping
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import wall_clock

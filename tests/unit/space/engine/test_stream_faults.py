@@ -15,7 +15,7 @@ from support.bare_space import DURABLE, BareSpace
 from support.served import PATIENCE_S, ServerThread
 from xaqueue import connect
 from xaqueue.errors import InvalidArgument, QueueReserved, ResourceFailed, RetryLater
-from xaqueue.rpc.client.connect import remote_manager
+from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server import scheduler
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session

@@ -14,8 +14,7 @@ from support.bare_space import ANY_QUEUE
 from support.served import ServerThread
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, QueueReserved, UnknownQueue
-from xaqueue.rpc.client.connect import remote_manager
-from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout, stream_records
