@@ -73,7 +73,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     pytest.importorskip("pyspark", reason="pyspark is not installed")
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from xaqueue.spark import session
-    from xaqueue.spark.runtime.java import java_home
+    from xaqueue.spark.java import java_home
 
     try:
         java_home()

@@ -27,7 +27,7 @@ WAIT_S = 0.05
 def served(space: Path) -> Iterator[None]:
     """A server has it, so that nobody waits for one later; it ends with the block."""
     from xaqueue.space.owner.open import is_owned, read_owner
-    from xaqueue.spark.runtime.server_launcher import reach
+    from xaqueue.spark.server_launcher import reach
 
     with closing(reach(space)) as manager:
         manager.reservations()

@@ -70,8 +70,8 @@ def apart() -> Iterator[Measure]:
 
 def session() -> Any:
     """The JVM compiles and collects as it does by default: ``session``'s quick start would hold binaryFile back."""
+    from xaqueue.spark import QUIET_LOGS
     from xaqueue.spark import session as started
-    from xaqueue.spark.runtime.session import QUIET_LOGS
 
     java_options = f'"-Dlog4j2.configurationFile={QUIET_LOGS}"'
     settings = {"spark.driver.memory": DRIVER_MEMORY, "spark.driver.extraJavaOptions": java_options}

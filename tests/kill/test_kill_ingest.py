@@ -82,7 +82,7 @@ def first() -> dict[str, str]:
 
 
 def test_the_parquet_files_are_the_csv_whatever_is_killed(space: Path, tmp_path: Path) -> None:
-    from xaqueue.spark.runtime.java import java_home
+    from xaqueue.spark.java import java_home
 
     try:
         java_home()

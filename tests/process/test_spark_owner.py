@@ -23,8 +23,8 @@ from xaqueue.errors import SpaceError, SpaceInUse
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.owner import open as attach_room
 from xaqueue.space.owner.open import Owner, is_owned, read_owner
-from xaqueue.spark.runtime import server_launcher
-from xaqueue.spark.runtime.server_launcher import reach
+from xaqueue.spark import server_launcher
+from xaqueue.spark.server_launcher import reach
 from xaqueue.storage.ids import fresh_id
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -118,7 +118,7 @@ def test_a_session_survives_its_server_between_transactions(root: Path) -> None:
 
 def test_many_that_come_at_once_start_one_server(root: Path, cache: Path) -> None:
     program = (
-        "import sys; from xaqueue.spark.runtime.server_launcher import reach; "
+        "import sys; from xaqueue.spark.server_launcher import reach; "
         "m = reach(sys.argv[1]); print(m.space['epoch']); m.close()"
     )
     starters = [

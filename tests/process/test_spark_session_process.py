@@ -10,7 +10,7 @@ from shlex import quote
 import pytest
 
 from xaqueue.errors import OperationalError
-from xaqueue.spark.runtime import java
+from xaqueue.spark import java
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

@@ -14,8 +14,7 @@ import pytest
 from support.sink_scene import Scene, as_bytes, texts
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.owner.open import read_owner
-from xaqueue.spark.runtime import server_launcher
-from xaqueue.spark.sink import task
+from xaqueue.spark import server_launcher, sink_task
 from xaqueue.xa import Flag, Vote
 from xaqueue.xid import Xid
 
@@ -61,7 +60,7 @@ def test_a_server_that_dies_after_a_prepare(alone: Scene) -> None:
 
 
 def test_a_server_that_dies_while_a_task_writes(alone: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "BRANCH_ROWS", 1)
+    monkeypatch.setattr(sink_task, "BRANCH_ROWS", 1)
     prepare, calls = RemoteManager.prepare, count()
 
     def dying(self: RemoteManager, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:

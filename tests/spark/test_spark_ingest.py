@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,8 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 import pyarrow.dataset as ds
 from pyspark.sql.types import IntegerType, StructType
 
-from xaqueue.spark.ingest import schema as ingest_schema
-from xaqueue.spark.ingest.job import IngestJob, IngestProgress, check_source, lag_of, run, total, translation
+from xaqueue.spark import ingest_schema
+from xaqueue.spark.ingest import IngestJob, IngestProgress, lag_of, run, total, translation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,7 +94,7 @@ def test_what_is_wrong_is_told_before_spark_starts(space: FabricatedSpace, tmp_p
     with pytest.raises(InvalidArgument, match="not empty"):
         run(job(space, tmp_path), no_session)
     with pytest.raises(InvalidArgument, match="consume"):
-        check_source(job(space, tmp_path / "out", options=(("consume", "burn"),)))
+        run(job(space, tmp_path / "out", options=(("consume", "burn"),)), no_session)
 
 
 def test_a_lag_is_a_difference_of_all_numbers() -> None:
@@ -317,7 +316,7 @@ def test_without_java_the_verb_says_what_to_install(
     def none() -> Path:
         raise OperationalError('Spark needs Java 17 or later and none was found: pip install "xaqueue[java]"')
 
-    monkeypatch.setattr(sys.modules["xaqueue.spark.runtime.session"], "java_home", none)
+    monkeypatch.setattr("xaqueue.spark.java_home", none)
     monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
     words = ["ingest", "flights", str(tmp_path / "out"), "--space", str(space.root), "--once", "--consume", "keep"]
     done = CliRunner().invoke(app, words, env=dict(os.environ))

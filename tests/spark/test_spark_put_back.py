@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from xaqueue.cli.main import app
 from xaqueue.space.owner.open import create, is_owned, read_owner
-from xaqueue.spark.runtime.server_launcher import reach
+from xaqueue.spark.server_launcher import reach
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

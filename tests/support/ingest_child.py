@@ -15,8 +15,8 @@ from typing import Any
 
 from xaqueue.errors import OperationalError
 from xaqueue.spark import session
-from xaqueue.spark.ingest.job import IngestJob, run
-from xaqueue.spark.ingest.target import Target
+from xaqueue.spark.ingest import IngestJob, run
+from xaqueue.spark.ingest_target import Target
 
 POINTS = ("staged", "dead", "placed", "jvm")
 QUEUE = "flights"

@@ -15,8 +15,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from support.served import ServerThread
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.space.owner import open as attach_room
-from xaqueue.spark.sink import sink
-from xaqueue.spark.sink.sink import BatchWriter, Prepared, StreamWriter
+from xaqueue.spark import sink
+from xaqueue.spark.sink import BatchWriter, StreamWriter
+from xaqueue.spark.sink_task import Prepared
 from xaqueue.xa import Flag
 
 QUERY = "11111111-2222-3333-4444-555555555555"
@@ -62,11 +63,11 @@ class Scene:
 
     def stream(self, table: pa.Table, **options: str) -> StreamWriter:
         given = {"path": self.path, "queue": "orders"} | options
-        return sink.stream_writer(given, from_arrow_schema(table.schema), False)
+        return sink.StreamWriter(given, from_arrow_schema(table.schema), False)
 
     def batch(self, table: pa.Table, **options: str) -> BatchWriter:
         given = {"path": self.path, "queue": "orders"} | options
-        return sink.batch_writer(given, from_arrow_schema(table.schema), False)
+        return sink.BatchWriter(given, from_arrow_schema(table.schema), False)
 
     def task(self, writer: Any, table: pa.Table, *, number: int = 0, partition: int = 0) -> Prepared:
         """One attempt at a partition, as its task sees it."""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pyspark import SparkConf, SparkContext
 
-from xaqueue.spark.runtime.java import java_home
-from xaqueue.spark.runtime.session import QUICK_START, QUIET_LOGS
+from xaqueue.spark import QUICK_START, QUIET_LOGS
+from xaqueue.spark.java import java_home
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
 MEMORY_MB = 512

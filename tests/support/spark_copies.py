@@ -112,7 +112,7 @@ class Scene:
         assert seqs >= set(range(self.spark_committed() + 1, self.messages + 1))
 
     def check_whole(self) -> None:
-        from xaqueue.spark.runtime.server_launcher import reach
+        from xaqueue.spark.server_launcher import reach
 
         found: Counter[bytes] = Counter()
         for sink in self.sinks:
@@ -141,7 +141,7 @@ def end_session(leader: int) -> None:
 @contextmanager
 def scene(root: Path, sinks: int, messages: int, most: int) -> Iterator[Scene]:
     """Skips where Java is missing."""
-    from xaqueue.spark.runtime.java import java_home
+    from xaqueue.spark.java import java_home
 
     try:
         java_home()

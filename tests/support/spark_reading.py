@@ -9,8 +9,7 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from xaqueue.spark.source.reader import Reader
-from xaqueue.spark.source.source import QueueSource
-from xaqueue.spark.source.stream import StreamReader
+from xaqueue.spark.source.source import QueueSource, StreamReader
 
 Offset = dict[str, Any]
 ALL = ReadAllAvailable()

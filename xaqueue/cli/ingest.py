@@ -22,7 +22,7 @@ from xaqueue.cli.location import JsonOption, SpaceOption, paths_of
 from xaqueue.errors import OperationalError
 
 if TYPE_CHECKING:
-    from xaqueue.spark.ingest.job import IngestJob, IngestProgress
+    from xaqueue.spark.ingest import IngestJob, IngestProgress
 
 SAY_S = 10.0
 """Between two lines where stderr is no terminal."""
@@ -81,7 +81,7 @@ def ingest(
     options = {"consume": consume.value, "failOnDataLoss": str(fail_on_data_loss).lower()}
     options |= {"server": server} if server else {}
     with spark_there():
-        from xaqueue.spark.ingest import job as engine
+        from xaqueue.spark import ingest as engine
 
     job = engine.IngestJob(
         space=paths_of(ctx, space),
@@ -106,8 +106,8 @@ def ingest(
 
 
 def _run(job: IngestJob, cores: int, memory: str) -> IngestProgress:
+    from xaqueue.spark import ingest as engine
     from xaqueue.spark import session
-    from xaqueue.spark.ingest import job as engine
 
     with _progress() as show, closing(_EndRequest()) as asked:
 

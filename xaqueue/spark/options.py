@@ -13,10 +13,10 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import field, fields
 from datetime import datetime
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from xaqueue.errors import InvalidArgument
@@ -51,27 +51,23 @@ Parser = Callable[..., Any]
 """Reads the text of the option with this name, given as (name, text, ...). Raises InvalidArgument."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A row of the table. ``names``: the first is the option's own, the others mean the same."""
+class Option(NamedTuple):
+    """A row of the table. ``names``: all mean the same. ``accepted``: more arguments of the kind."""
 
     names: tuple[str, ...]
     kind: Parser
-    default: Any
     doc: str
     accepted: tuple[Any, ...]
-    """More arguments of the kind."""
 
 
 def option(names: str, kind: Parser, default: Any, doc: str, *accepted: Any) -> Any:
     """A field that is read from the option with one of these names, with a blank between them."""
-    return field(default=default, metadata={"option": Option(tuple(names.split()), kind, default, doc, accepted)})
+    return field(default=default, metadata={"option": Option(tuple(names.split()), kind, doc, accepted)})
 
 
 def table(options: type) -> dict[str, Option]:
     """The rows of a dataclass, by their field."""
-    every: tuple[Field[Any], ...] = fields(options)
-    return {one.name: one.metadata["option"] for one in every if "option" in one.metadata}
+    return {one.name: one.metadata["option"] for one in fields(options) if "option" in one.metadata}
 
 
 class Given:
@@ -168,13 +164,11 @@ def moment_ms(name: str, value: object) -> int:
     text = str(value).strip()
     if text.isascii() and text.isdigit() and int(text) <= LAST_SEQ:
         return int(text)
-    moment = None
     with suppress(ValueError):
         moment = datetime.fromisoformat(text)
-    if moment is None or moment.tzinfo is None or moment.timestamp() < 0:
-        accepted = "milliseconds since 1970 are accepted, or a time with its zone, 2026-11-22T00:00:00Z"
-        raise refused(name, text, accepted)
-    return round(moment.timestamp() * 1000)
+        if moment.tzinfo is not None and moment.timestamp() >= 0:
+            return round(moment.timestamp() * 1000)
+    raise refused(name, text, "milliseconds since 1970 are accepted, or a time with its zone, 2026-11-22T00:00:00Z")
 
 
 def json_object(name: str, text: str, example: str) -> dict[str, Any]:
@@ -204,13 +198,8 @@ def space_path(name: str, text: str) -> str:
     """The absolute path of a queue space. Raises InvalidArgument for what is in no file system of the machine."""
     path = local_path(text)
     if path is None:
-        scheme = text.partition(":")[0]
-        raise refused(
-            name,
-            text,
-            f"a queue space is a directory that the machine sees under a path, and {scheme}: is none. "
-            "Give the path, /data/space or file:///data/space",
-        )
+        wanted = "a queue space is a directory that the machine sees under a path, and {}: is none. Give the path, "
+        raise refused(name, text, f"{wanted.format(text.partition(':')[0])}/data/space or file:///data/space")
     return os.path.abspath(path)  # noqa: PTH100
 
 

@@ -15,33 +15,22 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import ArrayType
 
 from xaqueue.errors import InvalidArgument
+from xaqueue.space.offline import verify as spaces_room
 from xaqueue.space.offline.findings import Finding, Severity
-from xaqueue.space.offline.verify import (
-    FIRST,
-    Place,
-    Share,
-    Summary,
-    check_numbers,
-    duplicates,
-    examine,
-    queues_of,
-    shares,
-)
-from xaqueue.spark.runtime.session import no_pandas_warning
+from xaqueue.space.offline.verify import Place, Share, Summary
+from xaqueue.spark import no_pandas_warning
 
 SHARES_A_TASK = 8
 CSV, PARQUET = ".csv", ".parquet"
 
 _SHARE = "space string, live boolean, queue string, range string, whole boolean"
 _COLUMNS = ("space", "severity", "path", "problem")
-_FINDING = "space string, severity string, path string, problem string"
-_EXAMINED = f"{_FINDING}, queue string, seq bigint, message_id binary"
-_FINDING_TYPE = pa.struct([(name, pa.string()) for name in _COLUMNS])
-_EXAMINED_TYPE = pa.struct(
-    [*_FINDING_TYPE, ("queue", pa.string()), ("seq", pa.int64()), ("message_id", pa.binary())],
-)
+_FINDING = pa.struct([(name, pa.string()) for name in _COLUMNS])
+_EXAMINED = pa.struct([*_FINDING, ("queue", pa.string()), ("seq", pa.int64()), ("message_id", pa.binary())])
 
 
 def verify(spark: SparkSession, spaces: list[str], report: Path | None = None) -> Summary:
@@ -50,16 +39,16 @@ def verify(spark: SparkSession, spaces: list[str], report: Path | None = None) -
     Raises InvalidArgument for a report that is there already or has another ending.
     """
     check_report(report)
-    todo = [share for space in spaces for share in shares(space)]
+    todo = [share for space in spaces for share in spaces_room.shares(space)]
     tasks = max(spark.sparkContext.defaultParallelism, len(todo) // SHARES_A_TASK)
     given = _table(spark, todo, _SHARE).repartition(min(tasks, len(todo)))
     examined = given.select(f.inline(_rows_of(_examine, _EXAMINED)(*Share._fields)))
     examined.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         messages = examined.where("severity IS NULL")
-        summary = Summary(len(spaces), queues_of(spaces), messages.count())
+        summary = Summary(len(spaces), spaces_room.queues_of(spaces), messages.count())
         findings = examined.where("severity IS NOT NULL").select(*_COLUMNS).unionAll(_repeated(messages))
-        findings = findings.unionAll(_table(spark, _numbers(messages, todo), _FINDING)).persist()
+        findings = findings.unionAll(_table(spark, _numbers(messages, todo), from_arrow_type(_FINDING))).persist()
         try:
             return _summed_up(summary, findings, report)
         finally:
@@ -78,26 +67,23 @@ def check_report(report: Path | None) -> None:
         raise InvalidArgument(f"report {str(report)!r} is there already: name another, or remove it")
 
 
-def _rows_of(function: Callable[..., pa.Array], row: str) -> Any:
+def _rows_of(function: Callable[..., Iterator[list[tuple[Any, ...]]]], row: pa.StructType) -> Any:
     """A UDF whose answer to every row is a list of rows. Not ``mapInArrow``, which wants pandas to be installed."""
+
+    def answers(*columns: pa.Array) -> pa.Array:
+        return pa.array(function(*(column.to_pylist() for column in columns)), pa.list_(row))
+
     udf: Any = arrow_udf  # its overloads leave out the plain form
-    return udf(function, f"array<struct<{row}>>")
+    return udf(answers, ArrayType(from_arrow_type(row)))
 
 
-def _examine(space: pa.Array, live: pa.Array, queue: pa.Array, range_: pa.Array, whole: pa.Array) -> pa.Array:
-    columns = (column.to_pylist() for column in (space, live, queue, range_, whole))
-    shares_here = (Share(*values) for values in zip(*columns, strict=True))
-    found = [[dict(zip(_EXAMINED_TYPE.names, row, strict=True)) for row in _rows(share)] for share in shares_here]
-    return pa.array(found, pa.list_(_EXAMINED_TYPE))
-
-
-def _rows(share: Share) -> Iterator[tuple[Any, ...]]:
-    examined = examine(share)
-    for finding in examined.findings:
-        yield (*_columns(finding), None, None, None)
-    for queue, found in examined.messages.items():
-        for seq, message_id in found:
-            yield share.space, None, None, None, queue, seq, message_id
+def _examine(*columns: list[Any]) -> Iterator[list[tuple[Any, ...]]]:
+    for share in map(Share, *columns):
+        examined = spaces_room.examine(share)
+        messages = ((queue, *one) for queue, found in examined.messages.items() for one in found)
+        yield [(*_columns(finding), None, None, None) for finding in examined.findings] + [
+            (share.space, None, None, None, *message) for message in messages
+        ]
 
 
 def _repeated(messages: DataFrame) -> DataFrame:
@@ -107,16 +93,10 @@ def _repeated(messages: DataFrame) -> DataFrame:
     return repeated.select(f.inline(_rows_of(_duplicates, _FINDING)("message_id", "places")))
 
 
-def _duplicates(message_ids: pa.Array, places: pa.Array) -> pa.Array:
-    found = [
-        [dict(zip(_COLUMNS, _columns(found), strict=True)) for found in duplicates(message_id, map(_place, there))]
-        for message_id, there in zip(message_ids.to_pylist(), places.to_pylist(), strict=True)
-    ]
-    return pa.array(found, pa.list_(_FINDING_TYPE))
-
-
-def _place(row: dict[str, Any]) -> Place:
-    return Place(**row)
+def _duplicates(message_ids: list[bytes], places: list[list[dict[str, Any]]]) -> Iterator[list[tuple[Any, ...]]]:
+    for message_id, there in zip(message_ids, places, strict=True):
+        found = spaces_room.duplicates(message_id, (Place(**place) for place in there))
+        yield list(map(_columns, found))
 
 
 def _columns(finding: Finding) -> tuple[str, ...]:
@@ -128,7 +108,7 @@ def _numbers(messages: DataFrame, todo: list[Share]) -> list[tuple[str, ...]]:
     highest: dict[str, dict[str, int]] = {}
     for row in messages.groupBy("space", "queue").agg(f.max("seq").alias("seq")).collect():
         highest.setdefault(row["space"], {})[row["queue"]] = row["seq"]
-    return [_columns(finding) for finding in check_numbers(todo, highest)]
+    return list(map(_columns, spaces_room.check_numbers(todo, highest)))
 
 
 def _summed_up(summary: Summary, findings: DataFrame, report: Path | None) -> Summary:
@@ -137,7 +117,7 @@ def _summed_up(summary: Summary, findings: DataFrame, report: Path | None) -> Su
     ordered = findings.orderBy(worst, "space", "path", "problem")
     summary.first = [
         Finding(Severity(row["severity"]), row["path"], row["problem"], space=row["space"])
-        for row in ordered.limit(FIRST).collect()
+        for row in ordered.limit(spaces_room.FIRST).collect()
     ]
     if report is not None:
         writer = ordered.coalesce(1).write
@@ -145,6 +125,6 @@ def _summed_up(summary: Summary, findings: DataFrame, report: Path | None) -> Su
     return summary
 
 
-def _table(spark: SparkSession, rows: Sequence[tuple[Any, ...]], schema: str) -> DataFrame:
+def _table(spark: SparkSession, rows: Sequence[tuple[Any, ...]], schema: Any) -> DataFrame:
     with no_pandas_warning():
         return spark.createDataFrame(list(rows), schema)

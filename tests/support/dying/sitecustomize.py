@@ -89,7 +89,7 @@ def at_writing(module: Any) -> None:
     """A branch of the task is prepared, and the task has not ended."""
 
     def written(_: object, branches: Any, part: object) -> None:
-        if branches._task.batch.number >= NUMBER:
+        if branches._prepared.batch.number >= NUMBER:
             die()
 
     around(module.Branches, "_write", None, written)
@@ -102,15 +102,15 @@ def at_slow_writing(module: Any) -> None:
 
 
 def at_commit(module: Any) -> None:
-    def before(spaces: object, batch: Any, *more: object) -> None:
-        if POINT == "written" and batch.number >= NUMBER:
+    def before(deciding: Any, *more: object) -> None:
+        if POINT == "written" and deciding._batch.number >= NUMBER:
             die()
 
-    def after(_: object, spaces: object, batch: Any, *more: object) -> None:
-        if POINT == "committed" and batch.number >= NUMBER:
+    def after(_: object, deciding: Any, *more: object) -> None:
+        if POINT == "committed" and deciding._batch.number >= NUMBER:
             die()
 
-    around(module, "commit", before, after)
+    around(module.BatchCommit, "commit", before, after)
 
 
 def at_half_of_the_spaces(module: Any) -> None:
@@ -120,7 +120,7 @@ def at_half_of_the_spaces(module: Any) -> None:
         if deciding._batch.number >= NUMBER:
             die()
 
-    around(module._BatchCommit, "_finish", before, None)
+    around(module.BatchCommit, "_finish", before, None)
 
 
 def at_consuming(module: Any) -> None:
@@ -161,18 +161,18 @@ def at_decision(module: Any) -> None:
 
 
 PLACES: dict[str, tuple[str, Callable[[Any], None]]] = {
-    "planning": ("xaqueue.spark.source.stream", at_planning),
+    "planning": ("xaqueue.spark.source.source", at_planning),
     "reading": ("xaqueue.spark.source.reader", at_reading),
     "worker": ("xaqueue.spark.source.reader", at_reading),
     "fails once": ("xaqueue.spark.source.reader", at_reading),
     "fails for good": ("xaqueue.spark.source.reader", at_reading),
-    "writing": ("xaqueue.spark.sink.task", at_writing),
-    "slow": ("xaqueue.spark.sink.task", at_slow_writing),
-    "written": ("xaqueue.spark.sink.batch_commit", at_commit),
+    "writing": ("xaqueue.spark.sink_task", at_writing),
+    "slow": ("xaqueue.spark.sink_task", at_slow_writing),
+    "written": ("xaqueue.spark.batch_commit", at_commit),
     "decided": ("xaqueue.space.engine.batch_steps", at_decision),
     "half": ("xaqueue.space.engine.batch_steps", at_decision),
-    "half of the spaces": ("xaqueue.spark.sink.batch_commit", at_half_of_the_spaces),
-    "committed": ("xaqueue.spark.sink.batch_commit", at_commit),
+    "half of the spaces": ("xaqueue.spark.batch_commit", at_half_of_the_spaces),
+    "committed": ("xaqueue.spark.batch_commit", at_commit),
     "consuming": ("xaqueue.spark.source.consumer", at_consuming),
     "consumed": ("xaqueue.spark.source.consumer", at_consuming),
 }

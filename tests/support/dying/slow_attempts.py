@@ -64,9 +64,9 @@ class Slow:
     def prepare(self, xid: Any) -> Any:
         self._prepared += 1
         if self._prepared == 2:
-            self._manager.decision(self._branches._task.batch)  # with it goes what is not sent yet
+            self._manager.decision(self._branches._prepared.batch)  # with it goes what is not sent yet
             self._attempt.tell("held up")
-            while self._hangs or self._manager.decision(self._branches._task.batch) is None:
+            while self._hangs or self._manager.decision(self._branches._prepared.batch) is None:
                 time.sleep(0.02)
         return self._manager.prepare(xid)
 
@@ -98,7 +98,7 @@ def arm(module: Any, last: int) -> None:
 
         context = TaskContext.get()
         assert context is not None
-        batch = branches._task.batch.number
+        batch = branches._prepared.batch.number
         if context.partitionId() == slow_partition(batch):
             story = "hangs" if batch == last else together_or_late(batch)
             write(original, branches, rows, Attempt(batch, context.attemptNumber()), story)

@@ -28,11 +28,10 @@ from pyspark.sql.types import StructType
 
 from support.spark_reading import Query, rows, stream
 from xaqueue.spark import default_source
-from xaqueue.spark.decode import MESSAGE, decode_array
 from xaqueue.spark.source import columns
-from xaqueue.spark.source import rows as rows_room
-from xaqueue.spark.source import stream as stream_room
-from xaqueue.spark.source.columns import Columns
+from xaqueue.spark.source import reader as reading
+from xaqueue.spark.source import source as stream_room
+from xaqueue.spark.source.columns import MESSAGE, Columns, decode_array
 from xaqueue.spark.source.offsets import EARLIEST, LATEST, parse_bounds
 from xaqueue.spark.source.options import parse
 from xaqueue.spark.source.source import QueueSource
@@ -138,7 +137,7 @@ def test_what_is_not_asked_for_is_not_built(space: FabricatedSpace, monkeypatch:
     def unpack(_: bytes) -> dict[str, Any]:
         raise AssertionError("properties were unpacked")
 
-    monkeypatch.setattr(rows_room, "stored_in", unpack)
+    monkeypatch.setattr(reading, "stored_in", unpack)
     assert batch(space, picked("body", "seq", "offset")) == [
         {"body": b"body", "seq": 1, "offset": 1},
         {"body": b"message 2", "seq": 2, "offset": 2},

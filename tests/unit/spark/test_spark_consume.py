@@ -29,8 +29,7 @@ from support import spark_reading
 from support.spark_reading import ALL, Query, places, rows
 from xaqueue.cli import ingest
 from xaqueue.spark.source import consumer
-from xaqueue.spark.source.source import QueueSource
-from xaqueue.spark.source.stream import StreamReader
+from xaqueue.spark.source.source import QueueSource, StreamReader
 
 
 def stream(path: object, consume: str = "delete", **options: object) -> StreamReader:

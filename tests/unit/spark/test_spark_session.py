@@ -22,7 +22,7 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkAttributeError
 
 from xaqueue import spark as spark_room
-from xaqueue.spark.runtime import java
+from xaqueue.spark import java
 from xaqueue.spark.source.plan import MOST_ON_ALL_CORES, Tasks
 
 FAKE = """#!/bin/sh

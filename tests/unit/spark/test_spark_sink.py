@@ -34,9 +34,9 @@ from xaqueue.errors import (
 )
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.space.owner import open as attach_room
-from xaqueue.spark.sink import batch_commit, sink
-from xaqueue.spark.sink import task as branches
-from xaqueue.spark.sink.batch_commit import way_on
+from xaqueue.spark import batch_commit, sink
+from xaqueue.spark import sink_task as branches
+from xaqueue.spark.batch_commit import way_on
 from xaqueue.xa import Flag, Vote
 from xaqueue.xid import Xid
 
@@ -88,7 +88,7 @@ def test_a_batch_that_is_written_again_is_not_written_twice(scene: Scene) -> Non
     writer = scene.stream(texts(1))
     writer.commit(scene.tasks(writer, [texts(1, 2)]), 0)
     again = scene.tasks(writer, [texts(1), texts(2)])
-    assert [message.xids for message in again] == [(), ()]
+    assert [message.xids for message in again] == [[], []]
     writer.commit(again, 0)
     assert (scene.bodies(), scene.in_doubt()) == (as_bytes([1, 2]), 0)
 
@@ -124,7 +124,7 @@ def test_a_task_that_fails_leaves_nothing(scene: Scene, monkeypatch: pytest.Monk
     table = pa.table({"body": ["1", "2", None]})
     with pytest.raises(InvalidArgument, match="a body is null"):
         scene.task(scene.stream(table), table)
-    monkeypatch.setattr("xaqueue.spark.sink.columns.SLICE_ROWS", 1)
+    monkeypatch.setattr("xaqueue.spark.sink_task.SLICE_ROWS", 1)
     with pytest.raises(InvalidArgument, match="a body is null"):
         scene.task(scene.stream(table), table)
     assert scene.in_doubt() == 0
@@ -262,7 +262,7 @@ def test_what_has_expired_stops_no_copy(scene: Scene, caplog: pytest.LogCaptureF
 def test_a_queue_that_is_not_defined_is_told_before_anything_is_written(tmp_path: Path) -> None:
     attach_room.create(tmp_path / "space", any_queue=False)
     schema = StructType([StructField("body", StringType())])
-    for make in (sink.batch_writer, sink.stream_writer):
+    for make in (sink.BatchWriter, sink.StreamWriter):
         with pytest.raises(UnknownQueue, match=r"queue 'orders' is not defined.*xaqueue define orders"):
             make({"path": str(tmp_path / "space"), "queue": "orders"}, schema, False)
 
@@ -305,7 +305,7 @@ def test_the_range_of_a_batch_is_on_disk_before_its_decision(
         (tmp_path / name).write_text(f'{{"id": "{QUERY}"}}')
     steps: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda fd: steps.append(str(Path(f"/proc/self/fd/{fd}").readlink())))
-    monkeypatch.setattr(batch_commit, "commit", lambda *_, **__: steps.append("decided"))
+    monkeypatch.setattr(batch_commit.BatchCommit, "commit", lambda *_: steps.append("decided"))
     for location in (str(tmp_path), f"file://{tmp_path}"):
         writer = scene.stream(texts(1), checkpointLocation=location, txnAppId="app")
         steps.clear()
@@ -400,20 +400,20 @@ def test_a_batch_query_with_a_name_and_number_writes_once(scene: Scene, caplog: 
 def test_nothing_is_overwritten() -> None:
     schema = StructType([StructField("body", StringType())])
     with pytest.raises(InvalidArgument, match=r'use .mode\("append"\)'):
-        sink.batch_writer({"path": "/a", "queue": "orders"}, schema, True)
+        sink.BatchWriter({"path": "/a", "queue": "orders"}, schema, True)
     with pytest.raises(InvalidArgument, match='use "append"'):
-        sink.stream_writer({"path": "/a", "queue": "orders"}, schema, True)
+        sink.StreamWriter({"path": "/a", "queue": "orders"}, schema, True)
 
 
 def test_a_path_that_is_no_space_is_told_before_anything_is_written(tmp_path: Path) -> None:
     schema = StructType([StructField("body", StringType())])
-    for make, told in ((sink.batch_writer, "make it one with"), (sink.stream_writer, "or bring back the disk")):
+    for make, told in ((sink.BatchWriter, "make it one with"), (sink.StreamWriter, "or bring back the disk")):
         with pytest.raises(SpaceError, match=f"none is no queue space: .*{told}"):
             make({"path": str(tmp_path / "none"), "queue": "orders"}, schema, False)
 
 
 def test_by_url_alone(scene: Scene) -> None:
     schema = StructType([StructField("body", StringType())])
-    writer = sink.stream_writer({"server": scene.servers[0].url, "topic": "orders"}, schema, False)
+    writer = sink.StreamWriter({"server": scene.servers[0].url, "topic": "orders"}, schema, False)
     writer.commit(scene.tasks(writer, [texts(1)]), 0)
     assert scene.bodies() == [b"1"]

@@ -29,11 +29,12 @@ from pyspark.sql.types import (
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import PLAIN_OPTIONS, Properties
-from xaqueue.spark.sink import columns as sink_columns
-from xaqueue.spark.sink.columns import KINDS, SinkColumns
-from xaqueue.spark.sink.options import SinkOptions, SinkSpace, parse
+from xaqueue.spark import sink_task as sink_columns
+from xaqueue.spark.batch_commit import SinkSpace
+from xaqueue.spark.checkpoint import query_in
+from xaqueue.spark.sink import SinkOptions, parse
+from xaqueue.spark.sink_task import KINDS, SinkColumns
 from xaqueue.spark.source import columns
-from xaqueue.spark.source.checkpoint import query_in
 from xaqueue.spark.source.source import QueueSource
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)

@@ -27,10 +27,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructField, StructType
 
 from xaqueue.space.model.block import HEAD_READ_BYTES
-from xaqueue.spark.source import columns, plan, rows
+from xaqueue.spark.source import columns, plan
+from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source.reader import QueueKey, ReadTask
-from xaqueue.spark.source.source import BatchReader, QueueSource
-from xaqueue.spark.source.stream import StreamReader
+from xaqueue.spark.source.source import BatchReader, QueueSource, StreamReader
 
 ALL = ReadAllAvailable()
 SCHEMA = columns.schema()
@@ -271,9 +271,9 @@ def test_many_messages_are_a_partition_a_core_and_none_too_large(monkeypatch: py
 
 def test_record_batches_close_at_rows_and_at_bytes(space: FabricatedSpace, monkeypatch: pytest.MonkeyPatch) -> None:
     space.fill("orders", range(1, 8), content=b"x" * 100)
-    monkeypatch.setattr(rows, "BATCH_ROWS", 3)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 3)
     assert [found.num_rows for found in stream(space).read(share(space, 0, 7))] == [3, 3, 1]
-    monkeypatch.setattr(rows, "BATCH_BYTES", 200)
+    monkeypatch.setattr(reading, "BATCH_BYTES", 200)
     assert [found.num_rows for found in stream(space).read(share(space, 0, 7))] == [2, 2, 2, 1]
 
 
@@ -510,10 +510,10 @@ def test_spans_are_clipped_to_what_is_asked() -> None:
 
 def test_a_limit_that_ends_with_a_range_leaves_the_gap_to_the_next_batch() -> None:
     held = [plan.Span(0, 10), plan.Span(100, 110)]
-    assert plan.limited(held, 120, 10) == 100
-    assert plan.limited(held, 120, 15) == 105
-    assert plan.limited(held, 120, 20) == 120
-    assert plan.limited([], 120, 1) == 120
+    assert plan.QueueSpan("queue", 0, 120, held).end(10) == 100
+    assert plan.QueueSpan("queue", 0, 120, held).end(15) == 105
+    assert plan.QueueSpan("queue", 0, 120, held).end(20) == 120
+    assert plan.QueueSpan("queue", 0, 120, []).end(1) == 120
 
 
 def test_cutting_shares_evenly_and_never_makes_an_empty_piece() -> None:

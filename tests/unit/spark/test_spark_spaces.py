@@ -27,9 +27,9 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from support.spark_reading import ALL, Query, places, rows, stream
 from xaqueue.spark.source import plan
 from xaqueue.spark.source.consumer import Consumer
-from xaqueue.spark.source.deadline import THREADS, call_with_deadline
 from xaqueue.spark.source.options import parse
 from xaqueue.spark.source.reader import ReadTask
+from xaqueue.spark.source.snapshot import THREADS, call_with_deadline
 from xaqueue.spark.source.source import QueueSource
 
 
@@ -338,9 +338,11 @@ def test_what_a_question_raises_is_the_failure() -> None:
     def question(place: str) -> str:
         raise KeyError(place)
 
-    answers, failures = call_with_deadline(question, ["one", "other"], 60, {})
+    answers, failures = call_with_deadline(question, ["one", "other"], 60, {}, (KeyError,))
     assert answers == {}
     assert {place: type(failure) for place, failure in failures.items()} == {"one": KeyError, "other": KeyError}
+    with pytest.raises(KeyError):
+        call_with_deadline(question, ["one"], 60, {})
 
 
 def test_a_limit_is_shared_fairly_and_the_largest_lag_starves_nobody(spaces: Path) -> None:

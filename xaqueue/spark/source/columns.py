@@ -2,29 +2,43 @@
 
 Spark tells a Python source nothing of what a query selects. So whoever needs little names it: ``.schema("seq LONG,
 body BINARY")`` takes any known columns in any order, and what is not in it is not even unpacked.
+
+``decode(content)`` makes columns of a message file's bytes, for those who read the files with Spark's own source.
+
+    files = spark.read.format("binaryFile").load("data/space/committed")     # gives content, and queue and range
+    files.select("queue", decode("content").alias("message")).select("queue", "message.*")
+
+It checks every bit, as the format ``xaqueue`` does. What only the file's name and times say (the sequence number, the
+commit time) the built-in source gives itself, in ``path`` and ``modificationTime``. Tries stand beside the file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import types as t
+from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from xaqueue.errors import InvalidArgument
+from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.message import DEFAULT_PRIORITY
+from xaqueue.space.model.block import decode_message
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+
 
 LOG_APPEND_TIME = 1
 """Kafka's ``timestampType``: the time is that of the commit."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Rows:
-    """What was read of one queue, as parallel lists; those that no column needs stay empty."""
+    """What was read of one queue, as parallel lists; ``stored`` stays empty where no column needs it."""
 
     queue: str
     space: str = ""
@@ -38,18 +52,15 @@ class Rows:
     stored: list[dict[str, Any]] = field(default_factory=list)
     """Properties, what is absent or default left out."""
     times_ns: list[int] = field(default_factory=list)
-    _held: frozenset[str] | None = field(default=None, init=False)
 
     @property
     def size(self) -> int:
         return len(self.seqs)
 
-    @property
+    @cached_property
     def held(self) -> frozenset[str]:
         """The properties that any of them has, looked at once, when all are there: a column of none costs nothing."""
-        if self._held is None:
-            self._held = frozenset().union(*self.stored)
-        return self._held
+        return frozenset().union(*self.stored)
 
 
 Builder = Callable[[Rows, pa.DataType], pa.Array]
@@ -57,12 +68,12 @@ Builder = Callable[[Rows, pa.DataType], pa.Array]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What it is to Spark, where it comes from, and which of the lists that takes."""
+    """What it is to Spark, where it comes from, and whether properties are unpacked for it."""
 
     kind: t.DataType
     build: Builder
     nullable: bool = True
-    needs: frozenset[str] = frozenset()
+    is_stored: bool = False
 
 
 def _list(name: str) -> Builder:
@@ -73,13 +84,13 @@ def _same(name: str) -> Builder:
     return lambda rows, kind: pa.repeat(pa.scalar(getattr(rows, name), kind), rows.size)
 
 
-def _property(name: str, default: Any = None) -> Builder:
-    def build(rows: Rows, kind: pa.DataType) -> pa.Array:
+def _property(name: str, kind: t.DataType, default: Any = None) -> Column:
+    def build(rows: Rows, arrow: pa.DataType) -> pa.Array:
         if name not in rows.held:
-            return pa.repeat(pa.scalar(default, kind), rows.size)
-        return pa.array([stored.get(name, default) for stored in rows.stored], kind)
+            return pa.repeat(pa.scalar(default, arrow), rows.size)
+        return pa.array([stored.get(name, default) for stored in rows.stored], arrow)
 
-    return build
+    return Column(kind, build, nullable=default is None, is_stored=True)
 
 
 def _commit_time(rows: Rows, kind: pa.DataType) -> pa.Array:
@@ -103,7 +114,6 @@ def _header_array(rows: Rows, kind: pa.DataType) -> pa.Array:
     return pa.array(pairs, kind)
 
 
-_STORED, _BODY, _TIMES = frozenset({"stored"}), frozenset({"bodies"}), frozenset({"times_ns"})
 _HEADER_MAP = t.MapType(t.StringType(), t.StringType(), valueContainsNull=False)
 _HEADER_ARRAY = t.ArrayType(
     t.StructType([t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())])
@@ -113,39 +123,39 @@ HOUSE = {
     "seq": Column(t.LongType(), _list("seqs"), nullable=False),
     "message_id": Column(t.BinaryType(), _list("ids"), nullable=False),
     "queue": Column(t.StringType(), _same("queue"), nullable=False),
-    "body": Column(t.BinaryType(), _list("bodies"), nullable=False, needs=_BODY),
-    "correlation_id": Column(t.BinaryType(), _property("correlation_id"), needs=_STORED),
-    "priority": Column(t.IntegerType(), _property("priority", DEFAULT_PRIORITY), nullable=False, needs=_STORED),
-    "enqueued_at": Column(t.TimestampType(), _property("enqueued_at", 0), nullable=False, needs=_STORED),
-    "headers": Column(_HEADER_MAP, _header_map, nullable=False, needs=_STORED),
-    "content_type": Column(t.StringType(), _property("content_type"), needs=_STORED),
-    "tries": Column(t.IntegerType(), _property("tries", 0), nullable=False, needs=_STORED),
+    "body": Column(t.BinaryType(), _list("bodies"), nullable=False),
+    "correlation_id": _property("correlation_id", t.BinaryType()),
+    "priority": _property("priority", t.IntegerType(), DEFAULT_PRIORITY),
+    "enqueued_at": _property("enqueued_at", t.TimestampType(), 0),
+    "headers": Column(_HEADER_MAP, _header_map, nullable=False, is_stored=True),
+    "content_type": _property("content_type", t.StringType()),
+    "tries": _property("tries", t.IntegerType(), 0),
     "space": Column(t.StringType(), _same("space"), nullable=False),
-    "committed_at": Column(t.TimestampType(), _commit_time, nullable=False, needs=_TIMES),
+    "committed_at": Column(t.TimestampType(), _commit_time, nullable=False),
 }
 """What comes without ``.schema(...)``."""
 
 MORE = {
-    "group": Column(t.StringType(), _property("group"), needs=_STORED),
-    "not_before": Column(t.TimestampType(), _property("not_before"), needs=_STORED),
-    "expires_at": Column(t.TimestampType(), _property("expires_at"), needs=_STORED),
-    "reply_queue": Column(t.StringType(), _property("reply_queue"), needs=_STORED),
-    "failure_queue": Column(t.StringType(), _property("failure_queue"), needs=_STORED),
-    "dedup_key": Column(t.BinaryType(), _property("dedup_key"), needs=_STORED),
-    "traceparent": Column(t.StringType(), _property("traceparent"), needs=_STORED),
-    "origin": Column(t.StringType(), _property("origin"), needs=_STORED),
+    "group": _property("group", t.StringType()),
+    "not_before": _property("not_before", t.TimestampType()),
+    "expires_at": _property("expires_at", t.TimestampType()),
+    "reply_queue": _property("reply_queue", t.StringType()),
+    "failure_queue": _property("failure_queue", t.StringType()),
+    "dedup_key": _property("dedup_key", t.BinaryType()),
+    "traceparent": _property("traceparent", t.StringType()),
+    "origin": _property("origin", t.StringType()),
 }
 """What ``.schema(...)`` may name beside, and ``includeAll`` brings."""
 
 KAFKA = {
-    "key": Column(t.BinaryType(), _property("correlation_id"), needs=_STORED),
-    "value": Column(t.BinaryType(), _list("bodies"), needs=_BODY),
+    "key": _property("correlation_id", t.BinaryType()),
+    "value": Column(t.BinaryType(), _list("bodies")),
     "topic": Column(t.StringType(), _same("queue")),
     "partition": Column(t.IntegerType(), _same("number")),
     "offset": Column(t.LongType(), _list("seqs")),
-    "timestamp": Column(t.TimestampType(), _commit_time, needs=_TIMES),
+    "timestamp": Column(t.TimestampType(), _commit_time),
     "timestampType": Column(t.IntegerType(), lambda rows, kind: pa.repeat(pa.scalar(LOG_APPEND_TIME, kind), rows.size)),
-    "headers": Column(_HEADER_ARRAY, _header_array, needs=_STORED),
+    "headers": Column(_HEADER_ARRAY, _header_array, is_stored=True),
 }
 """Kafka's names and types: the correlation id is the key, the queue the topic, the commit sequence the offset."""
 SAME_AS_KAFKAS = frozenset({"correlation_id", "body", "queue", "seq", "committed_at", "headers"})
@@ -170,22 +180,36 @@ def schema(*, kafka: bool = False, headers: bool = True, everything: bool = Fals
 class Columns:
     """Those that a query asked for: their Arrow schema, with its nullability, and how each is built."""
 
-    def __init__(self, asked: t.StructType, *, kafka: bool = False) -> None:
+    def __init__(self, asked: t.StructType, kafka: bool = False) -> None:
         """Raises InvalidArgument for a column that no message has, or that is of another type."""
         self._asked, self._kafka = asked, kafka
         known = known_columns(kafka=kafka)
-        for asked_field in asked:
-            _check(asked_field, known)
+        for one in asked:
+            if one.name not in known:
+                raise InvalidArgument(f"a message has no column {one.name!r}: .schema(...) may name {', '.join(known)}")
+            wanted, given = known[one.name].kind.simpleString(), one.dataType.simpleString()
+            if wanted != given:
+                raise InvalidArgument(
+                    f"column {one.name!r} is {wanted.upper()}, not {given.upper()}: say so in .schema(...), "
+                    "and cast in the query"
+                )
         self.schema = to_arrow_schema(asked, timezone="UTC")
-        self._columns = [known[asked_field.name] for asked_field in asked]
-        self.needs = frozenset().union(*(column.needs for column in self._columns))
+        self._columns = [known[one.name] for one in asked]
+        self.unpacks = any(column.is_stored for column in self._columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Columns, kafka=self._kafka), (self._asked,)
+        return Columns, (self._asked, self._kafka)
 
-    def arrays(self, rows: Rows) -> list[pa.Array]:
-        """Raises what Arrow raises for a property that is not of its type."""
-        return [column.build(rows, kind) for column, kind in zip(self._columns, self.schema.types, strict=True)]
+    def batch(self, rows: Rows) -> pa.RecordBatch:
+        """Raises DamagedBlock for a property that is not of its type."""
+        try:
+            arrays = [column.build(rows, kind) for column, kind in zip(self._columns, self.schema.types, strict=True)]
+            return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        except (pa.ArrowException, TypeError, AttributeError) as error:
+            raise DamagedBlock(
+                f"queue {rows.queue}, messages {rows.seqs[0]} to {rows.seqs[-1]}: a property is not of its type: "
+                f"{error}"
+            ) from error
 
 
 def known_columns(*, kafka: bool = False) -> dict[str, Column]:
@@ -193,13 +217,49 @@ def known_columns(*, kafka: bool = False) -> dict[str, Column]:
     return {**HOUSE, **MORE, **KAFKA} if kafka else {**KAFKA, **HOUSE, **MORE}
 
 
-def _check(asked: t.StructField, known: dict[str, Column]) -> None:
-    column = known.get(asked.name)
-    if column is None:
-        raise InvalidArgument(f"a message has no column {asked.name!r}: .schema(...) may name {', '.join(known)}")
-    wanted, given = column.kind.simpleString(), asked.dataType.simpleString()
-    if wanted != given:
-        raise InvalidArgument(
-            f"column {asked.name!r} is {wanted.upper()}, not {given.upper()}: say so in .schema(...), "
-            "and cast in the query"
-        )
+_OF_THE_FILE = ("seq", "space", "committed_at", "tries")
+"""What is not in its content."""
+_COLUMNS = {name: column for name, column in {**HOUSE, **MORE}.items() if name not in (*_OF_THE_FILE, "queue")}
+
+MESSAGE = t.StructType([t.StructField(name, column.kind) for name, column in _COLUMNS.items()])
+"""The struct that ``decode`` gives."""
+
+
+def decode(content: SparkColumn | str, *, damaged_as_null: bool = False) -> SparkColumn:
+    """A struct of the message's columns, null for null. ``damaged_as_null``: also for what is no whole message.
+
+    Otherwise the query fails with the first thing that is wrong.
+    """
+
+    def decoded(contents: pa.Array) -> pa.Array:
+        return decode_array(contents, damaged_as_null=damaged_as_null)
+
+    decoded.__annotations__ = {"contents": pa.Array, "return": pa.Array}  # the kind of UDF is told by the types
+    udf: Any = arrow_udf  # its overloads leave out the plain form
+    column: SparkColumn = udf(decoded, MESSAGE)(content)
+    return column
+
+
+def decode_array(contents: pa.Array, *, damaged_as_null: bool = False) -> pa.Array:
+    """What ``decode`` does with a batch. Raises DamagedBlock."""
+    rows, absent = Rows(""), []
+    for data in contents.to_pylist():
+        message_id, body = b"", b""
+        stored: dict[str, Any] = {}
+        if data is not None:
+            try:
+                message_id, stored, body = decode_message(data)
+            except DamagedBlock as damage:
+                if not damaged_as_null:
+                    raise DamagedBlock(
+                        f"{damage}: filter such files by path, or decode with damaged_as_null=True"
+                    ) from None
+                data = None
+        absent.append(data is None)
+        rows.seqs.append(0)
+        rows.ids.append(message_id)
+        rows.stored.append(stored)
+        rows.bodies.append(body)
+    fields = list(to_arrow_schema(MESSAGE, timezone="UTC"))
+    arrays = [column.build(rows, field.type) for column, field in zip(_COLUMNS.values(), fields, strict=True)]
+    return pa.StructArray.from_arrays(arrays, fields=fields, mask=pa.array(absent, pa.bool_()))

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
 from xaqueue.space.model.format import why_behind
-from xaqueue.spark.source.checkpoint import harden_done
-from xaqueue.spark.source.deadline import call_with_deadline
+from xaqueue.spark.checkpoint import harden_done
 from xaqueue.spark.source.offsets import Numbers
 from xaqueue.spark.source.options import ARCHIVE, SourceOptions
+from xaqueue.spark.source.snapshot import call_with_deadline
 
 if TYPE_CHECKING:
     from xaqueue.rpc.client.manager import RemoteManager
@@ -34,7 +34,7 @@ _log = logging.getLogger("xaqueue.spark")
 
 def reach_owner(path: str, server: str | None) -> RemoteManager:
     """A session with the owner of the space, who is started where there is none."""
-    from xaqueue.spark.runtime import server_launcher  # executors, who consume nothing, do without RPC
+    from xaqueue.spark import server_launcher  # executors, who consume nothing, do without RPC
 
     return server_launcher.reach(path, server)
 
@@ -56,7 +56,6 @@ class Consumer:
         """Sessions with these spaces; why others have none, so that nothing is planned there."""
         new = [path for path in paths if path not in self._sessions]
         _, failures = call_with_deadline(self._session, new, self._timeout_s, self._stuck)
-        _raise_unless_missing(failures)
         return {path: f"{path}: its owner cannot be reached: {failure}" for path, failure in failures.items()}
 
     def opened(self, path: str) -> None:
@@ -113,27 +112,18 @@ class Consumer:
             self._hardened = through
         _, failures = call_with_deadline(take, wanted, self._timeout_s, self._stuck)
         if self._options.skips_missing:
-            _raise_unless_missing(failures)
             if failures and self._logged != frozenset(failures):
                 _log.warning("consumed later, once they can be reached: %s", "; ".join(map(str, failures.values())))
             self._logged, failures = frozenset(failures), {}
         _raise(failures, "consumed")
 
     def _session(self, path: str) -> RemoteManager:
-        session = self._sessions.get(path)
-        if session is None:
-            session = self._sessions[path] = reach_owner(path, self._options.server_of(path))
-        return session
-
-
-def _raise_unless_missing(failures: Mapping[str, BaseException]) -> None:
-    for failure in failures.values():
-        if not isinstance(failure, (OperationalError, OSError)):
-            raise failure
+        if path not in self._sessions:
+            self._sessions[path] = reach_owner(path, self._options.server_of(path))
+        return self._sessions[path]
 
 
 def _raise(failures: Mapping[str, BaseException], done: str) -> None:
-    _raise_unless_missing(failures)
     if failures:
         reasons = "; ".join(f"{path}: {failure}" for path, failure in list(failures.items())[:NAMED])
         raise SpaceError(

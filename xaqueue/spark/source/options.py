@@ -9,25 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from socket import gethostname
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import QUEUE_NAME, check_queue_name
 from xaqueue.space.model.layout import LAST_SEQ
-from xaqueue.spark.options import (
-    Given,
-    count,
-    json_object,
-    option,
-    refused,
-    seconds,
-    size_bytes,
-    space_path,
-    switch,
-    table,
-    word,
-)
+from xaqueue.spark import options as kinds
+from xaqueue.spark.options import Given, json_object, option, refused, space_path, table
 from xaqueue.spark.source.offsets import EARLIEST, LATEST, Bounds, bounds
 from xaqueue.spark.source.plan import Tasks
 
@@ -67,32 +56,38 @@ class SourceOptions:
 
     paths: tuple[str, ...]
     queues: tuple[str, ...]
-    expression: str | None = None
+    expression: str | None
     """A regular expression for queues, instead of ``queues``."""
-    kafka: bool = False
+    kafka: bool
     """Columns and offsets are Kafka's."""
-    start: Bounds = field(default_factory=lambda: Bounds(EARLIEST))
-    end: Bounds = field(default_factory=lambda: Bounds(LATEST))
-    assigned: Mapping[str, frozenset[str]] | None = None
+    start: Bounds
+    end: Bounds
+    assigned: Mapping[str, frozenset[str]] | None
     """In which spaces a queue is read, where it isn't all of them."""
-    tasks: Tasks = field(default_factory=Tasks)
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[str, ...]
     """Options of a Kafka connection."""
+    tasks: Tasks
 
-    without_message: str = option("startingOffsetsByTimestampStrategy", word, "", "no message since", ERROR, LATEST)
-    most_messages: int | None = option("maxMessagesPerTrigger maxOffsetsPerTrigger", count, None, "of a batch")
-    most_bytes: int | None = option("maxBytesPerTrigger", size_bytes, None, "of a batch")
-    least_messages: int | None = option("minMessagesPerTrigger minOffsetsPerTrigger", count, None, "a batch waits for")
-    most_delay_s: float = option("maxTriggerDelay", seconds, MOST_DELAY_S, "a batch waits no longer", 0.001)
-    least_partitions: int | None = option("minPartitions", count, None, "tasks of a batch")
-    most_of_partition: int | None = option("maxRecordsPerPartition", count, None, "messages of a task")
-    consume: str = option("consume", word, KEEP, "what becomes of messages that were read", DELETE, ARCHIVE, KEEP)
+    without_message: str = option(
+        "startingOffsetsByTimestampStrategy", kinds.word, "", "no message since", ERROR, LATEST
+    )
+    most_messages: int | None = option("maxMessagesPerTrigger maxOffsetsPerTrigger", kinds.count, None, "of a batch")
+    most_bytes: int | None = option("maxBytesPerTrigger", kinds.size_bytes, None, "of a batch")
+    least_messages: int | None = option(
+        "minMessagesPerTrigger minOffsetsPerTrigger", kinds.count, None, "a batch waits for"
+    )
+    most_delay_s: float = option("maxTriggerDelay", kinds.seconds, MOST_DELAY_S, "a batch waits no longer", 0.001)
+    least_partitions: int | None = option("minPartitions", kinds.count, None, "tasks of a batch")
+    most_of_partition: int | None = option("maxRecordsPerPartition", kinds.count, None, "messages of a task")
+    consume: str = option("consume", kinds.word, KEEP, "what becomes of messages that were read", DELETE, ARCHIVE, KEEP)
     server: str | Mapping[str, str] | None = option("server", server, None, "a URL, or several by the spaces' paths")
-    fails_on_loss: bool = option("failOnDataLoss", switch, True, "an error where messages may be missing")
-    skips_missing: bool = option("skipMissingSpaces", switch, False, "goes on without spaces that are not there")
-    space_timeout_s: float = option("spaceTimeout", seconds, SPACE_TIMEOUT_S, "a space answers within", 1.0, 86_400.0)
-    headers: bool = option("includeHeaders", switch, True, "a column of headers; not by default among Kafka's")
-    everything: bool = option("includeAll", switch, False, "a column for each property")
+    fails_on_loss: bool = option("failOnDataLoss", kinds.switch, True, "an error where messages may be missing")
+    skips_missing: bool = option("skipMissingSpaces", kinds.switch, False, "goes on without spaces that are not there")
+    space_timeout_s: float = option(
+        "spaceTimeout", kinds.seconds, SPACE_TIMEOUT_S, "a space answers within", 1.0, 86_400.0
+    )
+    headers: bool = option("includeHeaders", kinds.switch, True, "a column of headers; not by default among Kafka's")
+    everything: bool = option("includeAll", kinds.switch, False, "a column for each property")
     stream_name: str = option("streamName", stream_name, "", "who consumes, to those who ask a queue")
     checkpoint: str = option("checkpointLocation", stripped, "", "as the query's writer has it")
 
@@ -147,7 +142,7 @@ def is_pattern(text: str) -> bool:
     return not PATTERN.isdisjoint(text)
 
 
-def parse(written: Mapping[str, str], *, stream: bool = False) -> SourceOptions:
+def parse(written: Mapping[str, str], *, stream: bool = False, tasks: Tasks | None = None) -> SourceOptions:
     """The options by their names in any case. Raises InvalidArgument for one that is missing, wrong or unknown."""
     given = Given(written, NAMES, "a reader")
     kafka, queues, expression = _queues(given)
@@ -169,6 +164,7 @@ def parse(written: Mapping[str, str], *, stream: bool = False) -> SourceOptions:
         end=bounds(given, "ending", LATEST, kafka=kafka),
         assigned=_assigned(given, paths) if "assign" in given else None,
         ignored=given.ignored,
+        tasks=tasks or Tasks(),
         **found,
     )
 
@@ -203,7 +199,8 @@ def _queues(given: Given) -> tuple[bool, tuple[str, ...], str | None]:
         text = ",".join(json_object(name, text, ASSIGN))
     queues = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for queue in queues:
-        check_queue_name(queue if name != "queue" or not is_pattern(queue) else _without_pattern(queue))
+        letters = re.sub(r"[*?\[\]!]", "x", queue) if name == "queue" and is_pattern(queue) else queue
+        check_queue_name(letters if QUEUE_NAME.fullmatch(letters) else queue)
     return name != "queue", queues, None
 
 
@@ -221,9 +218,3 @@ def _assigned(given: Given, paths: tuple[str, ...]) -> dict[str, frozenset[str]]
             )
         found[queue] = frozenset(ordered[number] for number in numbers)
     return found
-
-
-def _without_pattern(pattern: str) -> str:
-    """A name that the pattern could stand for, as far as its other letters go."""
-    name = re.sub(r"[*?\[\]!]", "x", pattern)
-    return name if QUEUE_NAME.fullmatch(name) else pattern

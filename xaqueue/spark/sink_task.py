@@ -1,21 +1,34 @@
-"""The columns of a data frame become messages, in the house's names or Kafka's, and none is dropped by mistake.
+"""A task makes its rows messages, writes them in branches and prepares each; the driver decides them with the batch.
 
-What the source adds of its own (the number, the time of the commit...) is passed over by name, so that a copy from
-queue to queue needs no ``select``; the message id is among that, since a copy is another message, and a task that is
-tried again writes it again. Any other column that says nothing of a message is refused.
+Columns have the house's names or Kafka's, and none is dropped by mistake: what the source adds of its own (the number,
+the time of the commit...) is passed over by name, so that a copy from queue to queue needs no ``select``; the message
+id is among that, since a copy is another message, and a task that is tried again writes it again. Any other column that
+says nothing of a message is refused.
+
+A branch is begun once its rows are there, so that it is at work for moments, however slowly they come. One that was
+lost with its server is written again under another xid; the first, if it was prepared after all, is in no list of
+branches and is rolled back with the batch's decision. A task that fails rolls back what it prepared, as far as it can.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import types as t
+from pyspark.sql.datasource import WriterCommitMessage
 
-from xaqueue.errors import InvalidArgument
+from xaqueue.batch import HOME_DIGITS, ONE_SPACE, SEVERAL_SPACES, Batch
+from xaqueue.errors import ConnectionLost, Error, InvalidArgument, OutcomeUnknown, RolledBack
+from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.xa import Code, Vote
+from xaqueue.xid import Xid
 
 SLICE_ROWS = 2_000
 """Rows that are Python objects at a time."""
@@ -107,14 +120,12 @@ class SinkColumns:
         """queue: that of every message, whatever a column says. Raises InvalidArgument."""
         self._queue = queue
         self._columns: dict[str, str] = {}
-        for field in schema:
-            if field.name in OF_THE_SOURCE:
-                continue
-            name = SYNONYMS.get(field.name, field.name)
-            _check(field.name, name, field.dataType)
+        for written, kind in ((column.name, column.dataType) for column in schema if column.name not in OF_THE_SOURCE):
+            name = SYNONYMS.get(written, written)
+            _check(written, name, kind)
             if name in self._columns:
-                raise InvalidArgument(f"columns {self._columns[name]!r} and {field.name!r} mean the same: drop one")
-            self._columns[name] = field.name
+                raise InvalidArgument(f"columns {self._columns[name]!r} and {written!r} mean the same: drop one")
+            self._columns[name] = written
         if BODY not in self._columns:
             raise InvalidArgument(
                 'a column "body" (or "value") is missing: it holds the messages, as to_json(struct("*")) makes it'
@@ -171,3 +182,115 @@ def _is_headers(kind: t.DataType) -> bool:
         and isinstance(pair[0].dataType, t.StringType)
         and isinstance(pair[1].dataType, t.BinaryType | t.StringType)
     )
+
+
+BRANCH_ROWS = 2_000
+BRANCH_BYTES = 4 * 1024 * 1024
+TRIES = 3
+"""To write a branch whose server was lost."""
+UNREACHED = (ConnectionLost, OutcomeUnknown)
+LOST = (Code.XA_RBCOMMFAIL, Code.XA_RBTRANSIENT)
+"""Codes of a branch that is rolled back for no fault of its own."""
+
+
+@dataclass(slots=True)
+class Prepared(WriterCommitMessage):
+    """What a task tells the driver: its branches, in the space of this number."""
+
+    batch: Batch
+    space: int
+    checkpoint: str = ""
+    """Of the query, where the session's settings say."""
+    xids: list[Xid] = field(default_factory=list)
+    messages: int = 0
+    passed_over: int = 0
+    """Rows that were not written, since the batch or a later one is decided."""
+    expired: int = 0
+    """The same, since nobody would ever be given them: a copy of a queue would never get behind one."""
+    queues: set[str] = field(default_factory=set)
+    """To which it wrote."""
+
+
+class Branches:
+    """What one task writes into one space."""
+
+    def __init__(self, manager: RemoteManager, prepared: Prepared, attempt: str, home: str = "") -> None:
+        """attempt: its name among those at this batch. home: the id of the space that decides, where it is several."""
+        self._manager = manager
+        self._prepared = prepared
+        self._format_id = SEVERAL_SPACES if home else ONE_SPACE
+        self._home = f"@{home[:HOME_DIGITS]}" if home else ""
+        self._attempt = f"{attempt}.{secrets.token_hex(4)}"  # they are counted anew after a restart
+        self._begun = 0
+
+    def write(self, rows: Iterable[Row]) -> None:
+        """All of them, or none: when it raises, what was prepared is rolled back as far as the server can be asked."""
+        try:
+            for part in self._parts(rows):
+                xid = self._write_again(part)
+                if xid is not None:
+                    self._prepared.xids.append(xid)
+                self._prepared.messages += len(part)
+                self._prepared.queues.update(row.queue for row in part)
+        except UNREACHED:
+            raise
+        except BaseException:
+            self._undo()
+            raise
+
+    def _parts(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
+        """What goes into one branch each: never nothing."""
+        part: list[Row] = []
+        size = 0
+        for row in rows:
+            expires_at = row.options.get("expires_at")
+            if expires_at is not None and expires_at <= max(time.time_ns() // 1000, row.options.get("not_before", 0)):
+                self._prepared.expired += 1
+                continue
+            if part and (len(part) >= BRANCH_ROWS or size + len(row.body) > BRANCH_BYTES):
+                yield part
+                part, size = [], 0
+            part.append(row)
+            size += len(row.body)
+        if part:
+            yield part
+
+    def _undo(self) -> None:
+        """Best effort: what is left is rolled back with the batch's decision, over several spaces all of it."""
+        for xid in self._prepared.xids if self._format_id == ONE_SPACE else ():
+            try:
+                self._manager.rollback(xid)
+            except UNREACHED:
+                return
+            except Error:
+                continue
+
+    def _write_again(self, part: list[Row]) -> Xid | None:
+        for _ in range(TRIES - 1):
+            try:
+                return self._write(part)
+            except UNREACHED:
+                continue
+            except RolledBack as lost:
+                if lost.code not in LOST:
+                    raise
+        return self._write(part)
+
+    def _write(self, part: list[Row]) -> Xid | None:
+        """None where nothing was to be prepared."""
+        manager = self._manager
+        xid = Xid(self._format_id, self._prepared.batch.gtrid, f"{self._attempt}.{self._begun}{self._home}".encode())
+        self._begun += 1
+        manager.start(xid)
+        try:
+            for queue, body, options in part:
+                manager.enqueue(queue, body, **options)
+            manager.end(xid)
+            vote = manager.prepare(xid)
+        except UNREACHED:
+            raise
+        except Error:
+            with suppress(Error):
+                manager.rollback(xid)
+            raise
+        return xid if vote is Vote.OK else None

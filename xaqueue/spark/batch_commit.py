@@ -18,41 +18,25 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from xaqueue.batch import Batch, Decision, Plan
 from xaqueue.errors import InvalidArgument, OperationalError, UnknownXid
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.model.format import read_format
-from xaqueue.spark.runtime import server_launcher
-from xaqueue.spark.sink.options import SinkSpace
+from xaqueue.spark import server_launcher
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
 
-def commit(
-    spaces: Sequence[SinkSpace],
-    batch: Batch,
-    plan: Plan,
-    branches: Mapping[int, Sequence[Xid]],
-    *,
-    queues: Collection[str] = (),
-    is_numbered_by_user: bool = False,
-) -> Decision | None:
-    """branches: by the number of their space; queues: to which it goes. Idempotent: a batch that is decided is finished
-    as it was decided.
+class SinkSpace(NamedTuple):
+    """One that is written to. At least one of the two is there."""
 
-    Returns the decision that was there before; None where this is the first. is_numbered_by_user: one below the last
-    is passed over, and nothing is done but to roll back what was prepared for it.
-    """
-    with _reached(spaces, batch, plan) as reached:
-        return reached.commit(branches, queues, is_numbered_by_user)
+    path: str = ""
+    server: str = ""
 
-
-def roll_back(spaces: Sequence[SinkSpace], batch: Batch) -> None:
-    """What is prepared of a batch that is not decided; one that is decided is left to whoever writes it again."""
-    with _reached(spaces, batch, Plan()) as reached:
-        reached.roll_back()
+    def __str__(self) -> str:
+        return self.path or self.server
 
 
 def id_of(space: SinkSpace, session: RemoteManager) -> str:
@@ -63,14 +47,16 @@ def id_of(space: SinkSpace, session: RemoteManager) -> str:
 
 
 @contextmanager
-def _reached(spaces: Sequence[SinkSpace], batch: Batch, plan: Plan) -> Iterator[_BatchCommit]:
+def reached(spaces: Sequence[SinkSpace], batch: Batch, plan: Plan) -> Iterator[BatchCommit]:
+    """With a session in each of the spaces."""
     with ExitStack() as stack:
-        yield _BatchCommit(
-            spaces, [stack.enter_context(closing(server_launcher.reach(*space))) for space in spaces], batch, plan
-        )
+        sessions = [stack.enter_context(closing(server_launcher.reach(*space))) for space in spaces]
+        yield BatchCommit(spaces, sessions, batch, plan)
 
 
-class _BatchCommit:
+class BatchCommit:
+    """One batch in all of its spaces."""
+
     def __init__(
         self, spaces: Sequence[SinkSpace], sessions: Sequence[RemoteManager], batch: Batch, plan: Plan
     ) -> None:
@@ -85,7 +71,15 @@ class _BatchCommit:
     def commit(
         self, branches: Mapping[int, Sequence[Xid]], queues: Collection[str], is_numbered_by_user: bool
     ) -> Decision | None:
-        last = self._last_decided()
+        """branches: by the number of their space; queues: to which it goes. Idempotent: a batch that is decided is
+        finished as it was decided.
+
+        Returns the decision that was there before; None where this is the first. is_numbered_by_user: one below the
+        last is passed over, and nothing is done but to roll back what was prepared for it.
+        """
+        # one space alone sees to it by itself that its last batch is finished
+        asked = self._batch if len(self._sessions) == 1 else replace(self._batch, number=0)
+        last = [session.decision(asked) for session in self._sessions]
         known = [one if one is not None and one.batch.number >= self._batch.number else None for one in last]
         later = [one for one in known if one is not None and one.batch != self._batch]
         if later and is_numbered_by_user:
@@ -104,11 +98,6 @@ class _BatchCommit:
         self._finish(0, decision, range(1, len(self._sessions)))
         return None
 
-    def _last_decided(self) -> list[Decision | None]:
-        """Of each space. One alone sees to it by itself that its last batch is finished."""
-        asked = self._batch if len(self._sessions) == 1 else replace(self._batch, number=0)
-        return [session.decision(asked) for session in self._sessions]
-
     def _finish_last(self, last: Sequence[Decision | None]) -> None:
         """In each space that has not heard of the last batch. What is not in doubt there, others have ended."""
         for home, decision in enumerate(last):
@@ -123,6 +112,7 @@ class _BatchCommit:
                     session.commit_all(decision.batch, xids, (), decision.plan)
 
     def roll_back(self) -> None:
+        """What is prepared of a batch that is not decided; one that is decided is left to whoever writes it again."""
         known = [session.decision(self._batch) for session in self._sessions]
         decided = {space for one in known if one and one.batch == self._batch for space in one.plan.spaces}
         for space, session in zip(self._ids, self._sessions, strict=True):

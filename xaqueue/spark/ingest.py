@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -27,25 +27,24 @@ from pyspark.sql.types import BinaryType, StructType
 
 from xaqueue import errors
 from xaqueue.errors import Error, InvalidArgument, OperationalError
-from xaqueue.spark.ingest import schema as ingest_schema
-from xaqueue.spark.ingest.target import (
+from xaqueue.spark import ingest_schema
+from xaqueue.spark.checkpoint import Checkpoint
+from xaqueue.spark.ingest_target import (
     CHECKPOINT,
     DEAD,
     ROWS,
     PlacedBatch,
     Target,
     TargetRecord,
+    check_checkpoint,
     open_target,
     written,
 )
-from xaqueue.spark.source.checkpoint import Checkpoint, check
 from xaqueue.spark.source.source import QueueSource
 
-SAMPLE = 1_000
 LOOK_S = 1
 """How often the query is looked at."""
 _RAISED = re.compile(r"xaqueue\.errors\.(\w+): (.+)")
-FILE_OPTIONS = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false", "compression": "zstd"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class IngestJob:
     target: Path
     schema: str | None = None
     """DDL, or a file; None takes it from the target, or from a sample."""
-    sample: int = SAMPLE
+    sample: int = 1_000
     keep_body: bool | None = None
     """None: as the target has it, or not."""
     once: bool = False
@@ -90,12 +89,6 @@ class IngestProgress:
         return self.rows + self.dead_letters
 
 
-def check_source(job: IngestJob) -> None:
-    """Without Spark's session: raises what is wrong with space, queue or options."""
-    source = QueueSource(dict(_options(job)))
-    source.streamReader(source.schema())
-
-
 def run(
     job: IngestJob,
     spark: Callable[[], SparkSession],
@@ -107,73 +100,104 @@ def run(
 
     Raises InvalidArgument for a target, checkpoint or schema that do not fit, and what the source raises.
     """
-    check_source(job)
+    source = QueueSource(_options(job))
+    source.streamReader(source.schema())
     with (
         open_target(job.target) as (root, target),
         closing(Checkpoint((job.checkpoint or root / CHECKPOINT).resolve())) as checkpoint,
-        translated(),
     ):
         known = target.record()
-        check(checkpoint, known.query if known else None, root)
-        return _Ingest(job, spark(), root, target, checkpoint, known).run(notify, stopping)
+        check_checkpoint(checkpoint, known.query if known else None, root)
+        try:
+            session = spark()
+            record = _settled(job, session, root, known)
+            if record != known:
+                target.write_record(record)
+            return _Ingest(job, session, root, target, checkpoint, record).run(notify, stopping)
+        except (PySparkException, Py4JError, ConnectionError) as error:
+            raise translation(error) from error
+
+
+def _settled(job: IngestJob, spark: SparkSession, root: Path, known: TargetRecord | None) -> TargetRecord:
+    """What goes into the target, from what was asked for and what is in it. Raises InvalidArgument."""
+    if known is None:
+        if job.schema is not None:
+            schema = ingest_schema.given(job.schema)
+        else:
+            schema = ingest_schema.sampled(spark, islice(_bodies(job), job.sample))
+        return TargetRecord(job.space, job.queue, schema.jsonValue(), bool(job.keep_body))
+    for what, now, then in (
+        ("--space", job.space, known.space),
+        ("QUEUE", job.queue, known.queue),
+        ("--keep-body", known.keep_body if job.keep_body is None else job.keep_body, known.keep_body),
+    ):
+        if now != then:
+            raise InvalidArgument(
+                f"{root} was begun with {what} {then}, not {now}: go on with the same, or ingest into another target"
+            )
+    if job.schema is None:
+        return known
+    schema, before = ingest_schema.given(job.schema), StructType.fromJson(known.schema)
+    types = {column.name: column.dataType for column in schema}
+    if any(types.get(column.name) != column.dataType for column in before):  # old and new rows are read together
+        raise InvalidArgument(
+            f"{root} was begun with the schema {before.simpleString()}: columns may be added, and not "
+            "changed or left out. Leave out --schema to go on with it, or ingest into another target"
+        )
+    return replace(known, schema=schema.jsonValue())
 
 
 class _Ending(Exception):
     """Raised into Spark for a batch that it began while the query was ending: it must not count as done."""
 
 
+@dataclass(slots=True)
 class _Ingest:
-    def __init__(
-        self,
-        job: IngestJob,
-        spark: SparkSession,
-        root: Path,
-        target: Target,
-        checkpoint: Checkpoint,
-        known: TargetRecord | None,
-    ) -> None:
-        self._job = job
-        self._spark = spark
-        self._root = root
-        self._target = target
-        self._checkpoint = checkpoint
-        self._progress = IngestProgress()
-        self._at_work = threading.Lock()
-        self._ending = False
-        self._failure: BaseException | None = None
-        self._record = self._settled(known)
-        if self._record != known:
-            self._target.write_record(self._record)
-        self._schema = StructType.fromJson(self._record.schema)
+    _job: IngestJob
+    _spark: SparkSession
+    _root: Path
+    _target: Target
+    _checkpoint: Checkpoint
+    _record: TargetRecord
+    _progress: IngestProgress = field(default_factory=IngestProgress)
+    _at_work: Lock = field(default_factory=Lock)
+    _ending: bool = False
+    _failure: BaseException | None = None
 
     def run(self, notify: Callable[[IngestProgress], None], stopping: Callable[[], bool]) -> IngestProgress:
         started = time.monotonic()
         query = self._start()
+
+        def told() -> IngestProgress:
+            self._progress.seconds = time.monotonic() - started
+            self._progress.lag = lag_of(query.lastProgress)
+            return self._progress
+
         try:
             while not query.awaitTermination(LOOK_S):
-                self._progress.seconds = time.monotonic() - started
-                self._progress.lag = lag_of(query.lastProgress)
-                notify(self._progress)
+                notify(told())
                 if stopping():
-                    self._end(query)
+                    self._ending = self._progress.stopped = True
+                    with self._at_work:  # the batch at work comes to its end; one that begins now will not
+                        pass
+                    query.stop()
         except (StreamingQueryException, Py4JError, ConnectionError):
             if self._failure is not None:
                 raise self._failure from None
             if not self._ending:
                 raise
-        finally:
-            _stop(query)
-        self._progress.seconds = time.monotonic() - started
-        self._progress.lag = lag_of(query.lastProgress)
-        return self._progress
+        finally:  # nothing is written any more, whatever ended the work; Spark may be gone
+            with suppress(Py4JError, ConnectionError):
+                if query.isActive:
+                    query.stop()
+        return told()
 
     def _start(self) -> StreamingQuery:
-        trigger: dict[str, Any] = {"processingTime": f"{self._job.every_s} seconds"}
-        if self._job.once:
-            trigger = {"availableNow": True}
+        job = self._job
+        trigger: dict[str, Any] = {"availableNow": True} if job.once else {"processingTime": f"{job.every_s} seconds"}
         return (
             self._spark.readStream.format("xaqueue")
-            .options(**_options(self._job), maxMessagesPerTrigger=str(self._job.most_per_trigger))
+            .options(**_options(job), maxMessagesPerTrigger=str(job.most_per_trigger))
             .option("checkpointLocation", str(self._checkpoint.path))
             .load()
             .writeStream.queryName(f"ingest into {self._root}")
@@ -182,13 +206,6 @@ class _Ingest:
             .trigger(**trigger)
             .start()
         )
-
-    def _end(self, query: StreamingQuery) -> None:
-        """The batch at work comes to its end; one that begins now will not."""
-        self._ending = self._progress.stopped = True
-        with self._at_work:
-            pass
-        query.stop()
 
     def _batch(self, messages: DataFrame, number: int) -> None:
         with self._at_work:
@@ -215,55 +232,17 @@ class _Ingest:
             self._record = replace(self._record, query=self._checkpoint.query())
             self._target.write_record(self._record)
         staged = self._root.parent / self._target.stage(number)
-        parsed = ingest_schema.parsed(messages, self._schema).persist(StorageLevel.MEMORY_AND_DISK)
+        schema = StructType.fromJson(self._record.schema)
+        parsed = ingest_schema.parsed(messages, schema).persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            _write(ingest_schema.rows(parsed, self._schema, keep_body=self._record.keep_body), staged / ROWS)
+            _write(ingest_schema.rows(parsed, schema, keep_body=self._record.keep_body), staged / ROWS)
             _write(ingest_schema.dead_letters(parsed), staged / DEAD)
         finally:
             parsed.unpersist()
         placed = PlacedBatch(written(staged / ROWS), written(staged / DEAD))
-        if placed == PlacedBatch(0, 0):
-            self._target.drop(number)
-        else:
-            self._checkpoint.harden(number)
-            self._target.place(number, offsets, placed)
+        self._checkpoint.harden(number)
+        self._target.place(number, offsets, placed)
         return placed
-
-    def _settled(self, known: TargetRecord | None) -> TargetRecord:
-        """What goes into the target, from what was asked for and what is in it. Raises InvalidArgument."""
-        job = self._job
-        if known is None:
-            if job.schema is not None:
-                schema = ingest_schema.given(job.schema)
-            else:
-                schema = ingest_schema.sampled(self._spark, islice(_bodies(job), job.sample))
-            return TargetRecord(job.space, job.queue, schema.jsonValue(), bool(job.keep_body))
-        for what, now, then in (
-            ("--space", job.space, known.space),
-            ("QUEUE", job.queue, known.queue),
-            ("--keep-body", known.keep_body if job.keep_body is None else job.keep_body, known.keep_body),
-        ):
-            if now != then:
-                raise InvalidArgument(
-                    f"{self._root} was begun with {what} {then}, not {now}: "
-                    "go on with the same, or ingest into another target"
-                )
-        if job.schema is None:
-            return known
-        schema, before = ingest_schema.given(job.schema), StructType.fromJson(known.schema)
-        if not ingest_schema.grown(before, schema):
-            raise InvalidArgument(
-                f"{self._root} was begun with the schema {before.simpleString()}: columns may be added, and not "
-                "changed or left out. Leave out --schema to go on with it, or ingest into another target"
-            )
-        return replace(known, schema=schema.jsonValue())
-
-
-def _stop(query: StreamingQuery) -> None:
-    """Nothing is written any more, whatever ended the work. Spark may be gone."""
-    with suppress(Py4JError, ConnectionError):
-        if query.isActive:
-            query.stop()
 
 
 def _options(job: IngestJob) -> dict[str, str]:
@@ -281,8 +260,8 @@ def _bodies(job: IngestJob) -> Iterator[bytes]:
 
 
 def _write(table: DataFrame, directory: Path) -> None:
-    partitions = table.write.mode("append").partitionBy(*ingest_schema.PARTITION)
-    partitions.options(**FILE_OPTIONS).parquet(str(directory))
+    writer = table.write.mode("append").partitionBy(*ingest_schema.PARTITION).option("compression", "zstd")
+    writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(str(directory))
 
 
 def lag_of(progress: Any) -> int | None:
@@ -301,15 +280,6 @@ def total(offset: Any) -> int:
     if isinstance(offset, Mapping):
         return sum(total(value) for value in offset.values())
     return offset if isinstance(offset, int) and not isinstance(offset, bool) else 0
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """What fails inside Spark is raised as what it is: ours by its own class, all else in a sentence."""
-    try:
-        yield
-    except (PySparkException, Py4JError, ConnectionError) as error:
-        raise translation(error) from error
 
 
 def translation(error: BaseException) -> Error:

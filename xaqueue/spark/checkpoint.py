@@ -87,41 +87,18 @@ class Checkpoint:
         self._fs.close()
 
 
-def check(checkpoint: Checkpoint, query: str | None, target: Path) -> None:
-    """InvalidArgument unless checkpoint and target are of one stream. ``query``: the id that the target remembers."""
-    found = checkpoint.query()
-    if query is None and checkpoint.latest() is None:
-        return  # the first batch is not in place yet
-    if query is None:
-        raise InvalidArgument(
-            f"{checkpoint.path} is the checkpoint of a stream whose rows are not in {target}: "
-            "name another checkpoint, or the target that it belongs to"
-        )
-    if found is None:
-        raise InvalidArgument(
-            f"{target} was written by a stream whose checkpoint is not in {checkpoint.path}: name it with "
-            "--checkpoint; if it is lost, ingest into another target"
-        )
-    if found != query:
-        raise InvalidArgument(
-            f"{target} was written by another stream than that of {checkpoint.path}: "
-            "name its checkpoint with --checkpoint, or another target"
-        )
-
-
-def local_directory(location: str) -> Path | None:
-    """Of a checkpoint; None for one that is no directory of a file system."""
-    path = local_path(location)
-    return None if path is None else Path(path)
+def _checkpoint_at(location: str) -> Checkpoint | None:
+    """None for one that is no directory of this machine, or is not begun."""
+    path = local_path(location) if location else None
+    return Checkpoint(Path(path)) if path is not None and Path(path).is_dir() else None
 
 
 def query_in(location: str) -> str | None:
     """The query's id, from its checkpoint; None for one that is not on this machine, or not begun."""
-    directory = local_directory(location)
-    if directory is None:
-        return None
-    with closing(Checkpoint(directory)) as checkpoint, suppress(InvalidArgument, OSError):
-        return checkpoint.query()
+    found = _checkpoint_at(location)
+    if found is not None:
+        with closing(found), suppress(InvalidArgument, OSError):
+            return found.query()
     return None
 
 
@@ -130,12 +107,12 @@ def hardened_plan(location: str, number: int) -> Plan:
     batch anew, with more messages. Where the checkpoint is on no disk of this machine that is its own, and nothing is
     known of the batch but its number.
     """
-    directory = local_directory(location) if location else None
-    if directory is None or not (directory / OFFSETS / str(number)).is_file():
+    found = _checkpoint_at(location)
+    if found is None or not (found.path / OFFSETS / str(number)).is_file():
         return Plan()
-    with closing(Checkpoint(directory)) as checkpoint:
-        checkpoint.harden(number)
-        return checkpoint.plan_of(number)
+    with closing(found):
+        found.harden(number)
+        return found.plan_of(number)
 
 
 def harden_done(location: str, stream: str) -> None:
@@ -143,14 +120,14 @@ def harden_done(location: str, stream: str) -> None:
 
     Raises InvalidArgument for the checkpoint of another query.
     """
-    directory = local_directory(location)
-    if directory is None or not directory.is_dir():
+    found = _checkpoint_at(location)
+    if found is None:
         return
-    with closing(Checkpoint(directory)) as checkpoint:
-        number = checkpoint.latest()
-        if number is None or not checkpoint.is_of(stream, number):
+    with closing(found):
+        number = found.latest()
+        if number is None or not found.is_of(stream, number):
             raise InvalidArgument(
                 f'{location} is not the checkpoint of stream {stream}: give the source the option "checkpointLocation" '
                 "that the query has, or leave it out there"
             )
-        checkpoint.harden_done(number)
+        found.harden_done(number)

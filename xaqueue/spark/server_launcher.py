@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,7 +33,7 @@ from xaqueue.rpc.client.manager import RemoteManager, dial, hello_of, remote_man
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import SOCKET
 from xaqueue.space.owner.open import RECOVERING, Owner, is_owned, read_owner
-from xaqueue.spark.runtime.java import cache_directory
+from xaqueue.spark.java import cache_directory
 from xaqueue.storage.lock import FileLock
 
 IDLE_EXIT_S = 30.0
@@ -166,9 +167,8 @@ def _spawn(root: Path, log: Path) -> subprocess.Popen[bytes]:
 
 def log_of(root: Path) -> Path:
     """The server's log; its lock is held by whoever starts one. Raises OperationalError."""
-    for directory in _private_directories():
-        with suppress(OSError):
-            return _make(directory) / f"serve-{_digest(root)}.log"
+    for log in _private_paths(root, "serve-{}.log"):
+        return log
     raise OperationalError("no directory can be made for a server's log: set XDG_CACHE_HOME to one of yours")
 
 
@@ -179,35 +179,22 @@ def open_log(log: Path) -> BinaryIO:
 
 def socket_of(root: Path) -> Path:
     """A path that is short enough for a socket: in the space, or else in a directory of this user's."""
-    if _is_short(root / SOCKET):
-        return root / SOCKET
-    for directory in _private_directories():
-        path = directory / f"{_digest(root)}.sock"
-        if _is_short(path):
-            with suppress(OSError):
-                return _make(directory) / path.name
+    for path in chain([root / SOCKET], _private_paths(root, "{}.sock")):
+        if len(os.fsencode(path)) <= UNIX_PATH_LIMIT_BYTES:
+            return path
     raise InvalidArgument(f"no socket can be made for {root}: set TMPDIR to a directory with a short path")
 
 
-def _is_short(path: Path) -> bool:
-    return len(os.fsencode(path)) <= UNIX_PATH_LIMIT_BYTES
-
-
-def _digest(root: Path) -> str:
-    return sha256(os.fsencode(root.resolve())).hexdigest()[:12]
-
-
-def _private_directories() -> Iterator[Path]:
-    """The user's cache, or a directory for temporary files where the user has no home."""
-    with suppress(RuntimeError):
-        yield cache_directory(os.environ)
-    yield Path(tempfile.gettempdir()) / f"xaqueue-{os.getuid()}"
-
-
-def _make(directory: Path) -> Path:
-    """Raises OSError where others could replace what is in it."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & OTHERS_WRITE:
-        raise PermissionError(f"{directory} is not this user's alone")
-    return directory
+def _private_paths(root: Path, name: str) -> Iterator[Path]:
+    """For a file of this name, with the space in it, in the user's cache, or else among temporary files; the directory
+    is made. None where others could replace what is in it.
+    """
+    directories = [Path(tempfile.gettempdir()) / f"xaqueue-{os.getuid()}"]
+    with suppress(RuntimeError):  # the user has no home
+        directories.insert(0, cache_directory(os.environ))
+    for directory in directories:
+        with suppress(OSError):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = directory.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & OTHERS_WRITE:
+                yield directory / name.format(sha256(os.fsencode(root.resolve())).hexdigest()[:12])

@@ -31,6 +31,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from xaqueue.errors import InvalidArgument, OperationalError
+from xaqueue.spark.checkpoint import Checkpoint
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.lock import FileLock
@@ -132,8 +133,13 @@ class Target:
         return PlacedBatch(document["rows"], document["dead_letters"])
 
     def place(self, number: int, offsets: str, placed: PlacedBatch) -> None:
-        """What is staged for this batch becomes visible. Rows come last, with them the batch is there."""
+        """What is staged for this batch becomes visible. Rows come last, with them the batch is there; not one without
+        a message.
+        """
         staged = f"{self._run}/{number:010d}"
+        if not placed.rows and not placed.dead_letters:
+            self._remove(staged)
+            return
         document = {"offsets": offsets, **asdict(placed)}
         self._fs.create(f"{staged}/{ROWS}/{BATCH}", [json.dumps(document, indent=1).encode()])
         for part in (ROWS, DEAD):
@@ -142,10 +148,6 @@ class Target:
         self._fs.rename(f"{staged}/{ROWS}", self._batch(number))
         self._fs.sync_dir(self._name)
         self._remove(staged)
-
-    def drop(self, number: int) -> None:
-        """What is staged for this batch is not wanted."""
-        self._remove(f"{self._run}/{number:010d}")
 
     def end(self) -> None:
         """Removes what this run has staged."""
@@ -171,27 +173,26 @@ class Target:
         self._fs.sync_dir(directory)
 
     def _harden(self, path: str) -> None:
-        for name in self._fs.list(path):
-            below = f"{path}/{name}"
-            if self._fs.is_dir(below):
-                self._harden(below)
-            else:
-                self._fs.sync_file(below)
-        self._fs.sync_dir(path)
+        for found, is_dir in self._walk(path):
+            (self._fs.sync_dir if is_dir else self._fs.sync_file)(found)
 
     def _remove(self, path: str) -> None:
         """As far as it can be: a Spark that outlives its driver may still be at work in it, and the next run tries."""
         try:
-            for name in self._fs.list(path):
-                below = f"{path}/{name}"
-                if self._fs.is_dir(below):
-                    self._remove(below)
-                else:
-                    self._fs.unlink(below)
-            self._fs.remove_dir(path)
+            for found, is_dir in self._walk(path):
+                (self._fs.remove_dir if is_dir else self._fs.unlink)(found)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise
+
+    def _walk(self, path: str) -> Iterator[tuple[str, bool]]:
+        """All files and directories and whether it is one, each directory behind what is in it."""
+        for name in self._fs.list(path):
+            if self._fs.is_dir(f"{path}/{name}"):
+                yield from self._walk(f"{path}/{name}")
+            else:
+                yield f"{path}/{name}", False
+        yield path, True
 
 
 @contextmanager
@@ -227,6 +228,28 @@ def _check_ours(root: Path) -> None:
                 f"{root} is not empty and was not made by `xaqueue ingest` (it has {foreign[0]}): "
                 "name a directory that is new or empty"
             )
+
+
+def check_checkpoint(checkpoint: Checkpoint, query: str | None, target: Path) -> None:
+    """InvalidArgument unless checkpoint and target are of one stream. ``query``: the id that the target remembers."""
+    found = checkpoint.query()
+    if query is None and checkpoint.latest() is None:
+        return  # the first batch is not in place yet
+    if query is None:
+        raise InvalidArgument(
+            f"{checkpoint.path} is the checkpoint of a stream whose rows are not in {target}: "
+            "name another checkpoint, or the target that it belongs to"
+        )
+    if found is None:
+        raise InvalidArgument(
+            f"{target} was written by a stream whose checkpoint is not in {checkpoint.path}: name it with "
+            "--checkpoint; if it is lost, ingest into another target"
+        )
+    if found != query:
+        raise InvalidArgument(
+            f"{target} was written by another stream than that of {checkpoint.path}: "
+            "name its checkpoint with --checkpoint, or another target"
+        )
 
 
 def written(directory: Path) -> int:

@@ -1,1 +1,0 @@
-"""``xaqueue ingest``: queues flow into a directory of Parquet files."""

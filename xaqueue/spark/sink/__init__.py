@@ -1,1 +1,0 @@
-"""Queues as a sink: tasks prepare branches, and the driver commits a batch by one decision."""
