@@ -40,11 +40,11 @@ from support.crash_level import (
     ready,
 )
 from support.crash_story import Put, Take, do, look
+from support.forgetful import ForgetfulFileSystem
 from xaqueue.errors import ResourceError
 from xaqueue.space.engine import batch_steps
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
-from xaqueue.tools.torture.forgetful import ForgetfulFileSystem
 from xaqueue.xa import Flag
 
 pytestmark = pytest.mark.usefixtures("quiet")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from support.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.tools.torture.content import EVERY, PAGE_SECTORS, SECTOR_BYTES, FileContent, fingerprint
-from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 
 SEGMENT_BYTES = 64 * 1024
 PAGE_BYTES = PAGE_SECTORS * SECTOR_BYTES

@@ -14,10 +14,10 @@ from support.crash_cases import EXTREMES, FULL, STORIES, TREES, sample, trees_of
 from support.crash_jury import Jury
 from support.crash_level import JOURNAL, LAGGING, MOVING, PREPARED_BEFORE, STRICT, Level, open_space
 from support.crash_story import Act, Became, End, Record, call, crashes, look, play
+from support.forgetful import Crashed, ForgetfulFileSystem
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
-from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
-from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 START = Tree({"a": None, "b": None, "a/old": b"old!"})
 

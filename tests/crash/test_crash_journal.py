@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import pytest
 
+from support.forgetful import Crashed
 from support.journal_story import Story, cut, judge_every_crash
 from support.journals import found
-from xaqueue.tools.torture.forgetful import Crashed
 
 
 @pytest.mark.parametrize("first", range(4))

@@ -10,10 +10,10 @@ import pytest
 from support.careless_log import careless
 from support.crash_cases import EXTREMES, FULL, KILL, POWER_LOSS, TREES, trees_of
 from support.crash_level import CHECKPOINTS, CYCLING, JOURNAL, LAGGING, MOVING, NONE, STRICT, Level, open_space
+from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from support.stream_story import BEFORE, FIVE, FOUR, NEVER_KEPT, ONE, THREE, TWO, Acts, Promised, crashes, judge, play
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine import cleanup
-from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

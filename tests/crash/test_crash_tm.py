@@ -16,6 +16,7 @@ from itertools import count
 
 import pytest
 
+from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from support.paths import Choices, every_path
 from support.tm_world import COMMITTED, PREPARED, READ_ONLY, ROLLED_BACK, Bank, Rig, World, rig_of
 from xaqueue.errors import DecisionLogError, HeuristicOutcome, OutcomeUnknown, RolledBack
@@ -24,7 +25,6 @@ from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.records import Heuristic
 from xaqueue.tm.voting import ParticipantOutcome
-from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Outcome
 
 NAMES = ("a", "b", "c")

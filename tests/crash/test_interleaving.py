@@ -18,11 +18,11 @@ from support.crash_cases import FULL
 from support.crash_jury import Jury
 from support.crash_level import CYCLING, FILLING, LAGGING, MOVING, NONE, STRICT, Level, ready
 from support.crash_story import Act, End, Put, Record, Take
+from support.forgetful import ForgetfulFileSystem, Tree
 from support.interleaving import BatchPlay, BatchScene, Interrupted, Play, Promises, Scene, StreamPlay, StreamScene
 from support.stream_story import BEFORE as BEFORE_ALL
 from support.stream_story import FOUR, NEVER_KEPT, ONE, THREE, TWO, Acts, Promised
 from support.stream_story import judge as judge_stream
-from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

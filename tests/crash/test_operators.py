@@ -12,11 +12,11 @@ import pytest
 from support.bare_space import BareSpace, bare_space
 from support.crash_level import Level, level_of, open_space
 from support.crash_story import EMPTY
+from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.errors import InvalidArgument, ProtocolError, ResourceFailed, RetryLater, UnknownXid
 from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
-from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from support.redo_story import (
     EMPTY,
     QUEUE,
@@ -29,7 +30,6 @@ from xaqueue.space.engine.redo import replay
 from xaqueue.space.model import change, layout
 from xaqueue.space.model.layout import Watermark
 from xaqueue.storage.journal_format import Record
-from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 ACTS = st.lists(
     st.tuples(

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from support.bare_space import FaultyFileSystem
+from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.errors import DecisionLogError
 from xaqueue.tm import log_directory
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.records import Heuristic
 from xaqueue.tm.voting import ParticipantOutcome
-from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Outcome
 
 GTRID = bytes(Gtrid("0123456789abcdef", 1, 1))

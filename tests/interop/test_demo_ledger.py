@@ -17,11 +17,11 @@ pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 import xaqueue
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.tools.demo import ledger, ledger_parties, postgres
-from xaqueue.tools.demo.ledger import Books, ServiceLog
-from xaqueue.tools.demo.ledger_parties import Program, QueueServer
+from xaqueue.tools.demo import ledger, postgres
+from xaqueue.tools.demo.ledger import Books, QueueServer, ServiceLog
+from xaqueue.tools.demo.stage import Deadline, Program
 
-SAID = ServiceLog(taken={"1", "2", "3"}, sent={"3"}, refused={"4"}, early={"3"})
+SAID = ServiceLog(taken=Counter("123"), sent=Counter("3"), refused=Counter("4"))
 BOOKS = Books(Counter(["1", "2"]), Counter(["3"]), Counter(["1", "2"]), 0, 0, 0)
 
 
@@ -59,7 +59,7 @@ def test_a_disagreement_is_found(books: Books, claim: str) -> None:
     ],
 )
 def test_what_was_said_and_is_not_so_is_found(said: str, claim: str) -> None:
-    heard = ServiceLog(set(SAID.taken), set(SAID.sent), set(SAID.refused))
+    heard = ServiceLog(Counter(SAID.taken), Counter(SAID.sent), Counter(SAID.refused))
     heard.hear([said.split()])
     assert wrong(heard, BOOKS) == [claim]
 
@@ -67,7 +67,7 @@ def test_what_was_said_and_is_not_so_is_found(said: str, claim: str) -> None:
 def test_only_what_is_about_orders_is_heard() -> None:
     heard = ServiceLog()
     heard.hear([["ready", "01"], ["refused", "-"], ["hear", "x"], ["a", "line", "more"], ["taken", "1"]])
-    assert heard == ServiceLog(taken={"1"})
+    assert heard == ServiceLog(taken=Counter("1"))
 
 
 # The parties
@@ -105,17 +105,16 @@ def test_a_killed_queue_server_is_started_again(server: QueueServer) -> None:
     before = server.pid
     assert not server.revive()
     server.kill()
-    deadline = ledger_parties.Deadline("it is not started again")
+    deadline = Deadline("it is not started again")
     while not server.revive():
         deadline.look()
-    assert server.deaths == 1
     assert server.pid != before
     xaqueue.connect(server.url).close()
 
 
 def test_a_queue_server_that_fails_is_not(server: QueueServer) -> None:
     os.kill(server.pid, signal.SIGQUIT)
-    server._program._process.wait(60)
+    server._process.wait(60)
     with pytest.raises(OperationalError, match="the queue server ended with code -3"):
         server.revive()
 

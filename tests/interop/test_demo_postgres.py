@@ -13,11 +13,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from support.postgres import PATIENCE_S, reached
+from support.postgres import HASTY, PATIENCE_S, reached
 from xaqueue.errors import OperationalError
 from xaqueue.tools.demo import postgres
-from xaqueue.tools.demo.ledger_parties import Deadline, kill_a_backend
-from xaqueue.tools.demo.postgres import HASTY, PostgresServer, running
+from xaqueue.tools.demo.ledger import kill_a_backend
+from xaqueue.tools.demo.postgres import PostgresServer, running
+from xaqueue.tools.demo.stage import Deadline
 
 if not any(postgres.directories()):
     pytest.skip(postgres.MISSING, allow_module_level=True)
@@ -92,7 +93,7 @@ def test_a_server_alone_has_no_backend_to_kill(place: Path) -> None:
 
 
 def test_a_deadline_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xaqueue.tools.demo.ledger_parties.LONGEST_S", 0.0)
+    monkeypatch.setattr("xaqueue.tools.demo.stage.LONGEST_S", 0.0)
     deadline = Deadline("nothing happens")
     time.sleep(0.001)
     with pytest.raises(OperationalError, match="nothing happens for 0 s"):

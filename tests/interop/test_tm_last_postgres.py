@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from support.postgres import HASTY
 from xaqueue.tm import last_resource
 from xaqueue.tools.demo import postgres
 
@@ -63,7 +64,7 @@ def test_a_server_whose_last_one_was_killed_is_waited_for() -> None:
     with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
         Path(name).chmod(0o711)
         for _ in range(2):
-            server = postgres.PostgresServer(Path(name), keep=True, settings=postgres.HASTY)
+            server = postgres.PostgresServer(Path(name), keep=True, settings=HASTY)
             try:
                 server.wait()
                 psycopg.connect(server.dsn).close()

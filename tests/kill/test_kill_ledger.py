@@ -25,8 +25,8 @@ from support.ledger_child import Strike
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 from xaqueue.tools.demo import postgres
-from xaqueue.tools.demo.ledger import Scene, messages, rows, scene_of
-from xaqueue.tools.demo.ledger_parties import Deadline, Program, kill_a_backend, tally
+from xaqueue.tools.demo.ledger import Scene, kill_a_backend, messages, rows, scene_of
+from xaqueue.tools.demo.stage import Deadline, Program
 
 CHILD = SUPPORT / "ledger_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
@@ -107,8 +107,8 @@ class Campaign:
             program.kill()
             self.sudden["service"] += 1
             return
-        deadline, before = Deadline("no order is taken"), tally(program)["taken"]
-        while program.ended() is None and tally(program)["taken"] <= before:
+        deadline, before = Deadline("no order is taken"), program.tally()["taken"]
+        while program.ended() is None and program.tally()["taken"] <= before:
             self.scene.server.revive()
             deadline.look()
         time.sleep(self._rng.uniform(0, 0.3))
@@ -122,7 +122,7 @@ class Campaign:
 
     @staticmethod
     def _said(program: Program) -> int:
-        return tally(program)["struck"]
+        return program.tally()["struck"]
 
 
 @pytest.fixture

@@ -17,18 +17,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from support.forgetful import Survivors
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.errors import DiskFull
 from xaqueue.space.engine.session import Session
 from xaqueue.space.owner import open
 from xaqueue.storage.fs import FileSystem
-from xaqueue.tools.torture import power, run, verdict
+from xaqueue.tools.torture import power, run
 from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
-from xaqueue.tools.torture.ledger import Ledger
+from xaqueue.tools.torture.ledger import CrashTally, Ledger
 from xaqueue.tools.torture.power import PowerLost, RecordingFileSystem, laid_out, tree_in
-from xaqueue.tools.torture.run import Child, Life, LifeFailed
-from xaqueue.tools.torture.verdict import CrashTally, Result
+from xaqueue.tools.torture.run import Child, Life, LifeFailed, Result
 from xaqueue.tools.torture.work import reopened
 
 DURABLE = ("JOURNAL", "FSYNC;DSYNC", "FDATASYNC;DSYNC")
@@ -116,7 +116,7 @@ def test_after_so_many_calls_the_power_is_gone(tmp_path: Path) -> None:
             call()
         assert gone.value.errno == errno.EIO
     assert recording.agrees()
-    left = [tree.nodes for tree in recording.model.trees_after_crash()]
+    left = [tree.nodes for tree in Survivors(recording.model).trees(1 << 10, 0)]
     assert {"kept": b"content"} in left
     assert {"moved": b"content", "lost": b"content"} in left
     assert not any("kept" not in nodes and "moved" not in nodes for nodes in left)
@@ -184,22 +184,22 @@ def test_what_is_promised_and_what_is_not() -> None:
     lossy = CrashTally(10, 100, 4, ["lost: message 1 of red"] * 7)
     sound = CrashTally(10, 100)
     kept = [Result("JOURNAL", sound, sound), Result("NONE", sound, lossy), Result("FSYNC", sound, sound)]
-    assert verdict.is_safe(kept)
-    assert list(verdict.rows(kept)) == [
+    assert run.is_safe(kept)
+    assert list(run.rows(kept)) == [
         ("JOURNAL", "safe (10 kills, 100 branches)", "safe (10 outcomes)"),
         ("NONE", "safe (10 kills, 100 branches)", "loses, as it says (in 4 of 10 outcomes)"),
         ("FSYNC", "safe (10 kills, 100 branches)", "not promised (lost in 0 of 10 outcomes)"),
     ]
-    said = "\n".join(verdict.lines(kept))
+    said = "\n".join(run.lines(kept))
     assert "safe here against a kill: JOURNAL, NONE, FSYNC\n" in said
     assert "safe here against power loss, by the rules: JOURNAL\n" in said
     assert "NONE, by the rules of a power loss: for example lost: message 1 of red\n" in said
     broken = [Result("JOURNAL", sound, lossy), Result("NONE", lossy, lossy)]
-    assert not verdict.is_safe(broken)
-    journal, none = verdict.rows(broken)
+    assert not run.is_safe(broken)
+    journal, none = run.rows(broken)
     assert journal[1:] == ("safe (10 kills, 100 branches)", "LOSES (in 4 of 10 outcomes)")
     assert none[1:] == ("LOSES (10 kills, 100 branches)", "loses, as it says (in 4 of 10 outcomes)")
-    said = "\n".join(verdict.lines(broken))
+    said = "\n".join(run.lines(broken))
     assert "JOURNAL breaks its promise after a power loss:\n  lost: message 1 of red\n" in said
     assert "  and 2 more\n" in said
     assert "NONE breaks its promise after a kill:\n" in said

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from xaqueue.cli.main import app
 from xaqueue.errors import InvalidArgument
 from xaqueue.storage.hardening import Hardening
 from xaqueue.tools import bare, bench, environment
-from xaqueue.tools.bare import bare_protocol
+from xaqueue.tools.bare import BareProtocol
 from xaqueue.tools.bench import OPERATIONS, BenchPlan
 from xaqueue.tools.rates import Rate, aligned, latency_us, percentile, rate_of
 
@@ -158,7 +159,7 @@ def test_a_percentile_is_one_of_the_values(count: int, percent: float, expected:
 
 
 def test_bare_calls_move_a_message_in_and_out(tmp_path: Path) -> None:
-    with bare_protocol(tmp_path, Hardening.parse("FDATASYNC;DSYNC"), 100) as calls:
+    with closing(BareProtocol(tmp_path, Hardening.parse("FDATASYNC;DSYNC"), 100)) as calls:
         calls.enqueue("a")
         assert (tmp_path / "committed/range/a").stat().st_size == 100
         calls.dequeue("a")
@@ -167,7 +168,7 @@ def test_bare_calls_move_a_message_in_and_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", ["NONE", "FSYNC;DSYNC", "JOURNAL"])
 def test_bare_calls_move_a_branch_of_several_messages_in_and_out(tmp_path: Path, flags: str) -> None:
-    with bare_protocol(tmp_path, Hardening.parse(flags), 100, messages=3) as calls:
+    with closing(BareProtocol(tmp_path, Hardening.parse(flags), 100, messages=3)) as calls:
         calls.enqueue("a")
         messages = tmp_path / "committed/range"
         assert [(path.name, path.stat().st_size) for path in sorted(messages.iterdir())] == [
@@ -189,10 +190,9 @@ def test_bare_calls_sync_what_the_flags_ask_for(
     syncs: list[str] = []
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, name, lambda _, name=name: syncs.append(name))
-    with bare_protocol(tmp_path, Hardening.parse(flags), 100) as calls:
-        step = calls.enqueuer(0, [])
+    with closing(BareProtocol(tmp_path, Hardening.parse(flags), 100)) as calls:
         syncs.clear()
-        step()
+        calls.enqueue_next()
     assert len(syncs) == synced
 
 

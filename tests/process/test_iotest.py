@@ -24,9 +24,8 @@ from xaqueue.errors import InvalidArgument
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.lock import FileLock
 from xaqueue.tools import iotest, verdict
-from xaqueue.tools.environment import Environment
-from xaqueue.tools.iotest import device_of
-from xaqueue.tools.verdict import Device, DeviceKind, Facts, Level, Timing, doubt, judge
+from xaqueue.tools.environment import Device, DeviceKind, Environment, device_of
+from xaqueue.tools.verdict import Facts, Level, Timing, doubt, judge
 
 PLACE = Environment("/d", "/", "ext4", "/dev/sda", True, 2, "3.11", "6.1")
 FLASH = Device("sda", DeviceKind.FLASH, volatile_cache=True)

@@ -14,11 +14,11 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from support.crash_cases import FULL
 from support.crash_level import LAGGING
+from support.forgetful import Crashed
 from support.sim_space import CALLS, PICK, QUEUES, SEED_VARIABLE, JournalMachine, Model, SpaceMachine
 from xaqueue.errors import QueueReserved, ResourceFailed
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
-from xaqueue.tools.torture.forgetful import Crashed
 
 VERBS = st.sampled_from(("reserve", "consume", "archive", "release", "clear"))
 

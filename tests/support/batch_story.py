@@ -15,12 +15,12 @@ import pytest
 from support.crash_cases import GIVEN
 from support.crash_level import Level, follow, open_space, ready
 from support.crash_story import FRESH, Became, Contents, Put, Take, do, look, message_id, shown, xid_of
+from support.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.batch import ONE_SPACE, Batch, Decision, Plan
 from xaqueue.errors import InvalidArgument, RolledBack
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
-from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -15,11 +15,11 @@ from types import FrameType
 
 import pytest
 
+from support.forgetful import ForgetfulFileSystem
 from xaqueue.space.engine import directory_log
 from xaqueue.space.engine.directory_log import STAGED, DirectoryLog
 from xaqueue.space.model import layout
 from xaqueue.space.model.change import Change
-from xaqueue.tools.torture.forgetful import ForgetfulFileSystem
 
 RETRIES = layout.retries_path("").rpartition("/")[2]
 
@@ -101,7 +101,7 @@ ROUND = "DirectoryLog._sync"
 WITHIN = frozenset(
     {
         *("synced", "Threads.run", "Space.put", "Space.sync_all", "Journal._sync", "_settle", "Journal._overwrite"),
-        *("Journal._write_own", "ForgetfulFileSystem.sync_data", "_careless_sync"),
+        *("Journal._write_own", "_careless_sync"),
         *("harden", "stage", "sync_contents", "sync_names", "_sync_contents", "_sync_names", "_sync", "_sync_all"),
     }
 )

@@ -23,9 +23,9 @@ from support.crash_level import (
     level_of,
 )
 from support.crash_story import EMPTY, Act, End, Put, Sample, Story, Take, play
+from support.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.space.model import layout
 from xaqueue.space.model.layout import RANGE_SIZE, Watermark
-from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 TREES = 1 << 14 if FULL else 1 << 7

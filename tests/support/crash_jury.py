@@ -26,10 +26,10 @@ from support.crash_story import (
     watermark,
     xid_of,
 )
+from support.forgetful import Tree
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout, retries
-from xaqueue.tools.torture.forgetful import Tree
 from xaqueue.xa import Flag
 
 

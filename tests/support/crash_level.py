@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from unittest import mock
 
+from support.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.message import MessageId, Properties
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
@@ -25,7 +26,6 @@ from xaqueue.storage import journal as journal_of
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.storage.journal_format import SECTOR_BYTES, Entry
-from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 
 NOON_US = 1_700_000_000_000_000
 NEVER: frozenset[str] = frozenset()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from support.crash_level import NOON_US, STRICT, Level, follow, open_space, ready
+from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.errors import ResourceFailed
 from xaqueue.message import EnqueueOptions, MessageId, properties_of
 from xaqueue.space.engine import heuristics
@@ -22,7 +23,6 @@ from xaqueue.space.engine.timeouts import expire
 from xaqueue.space.model import layout
 from xaqueue.space.model.branch import State
 from xaqueue.space.model.message_name import tags_of
-from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -24,9 +24,9 @@ from support.crash_story import (
     shown,
     xid_of,
 )
+from support.forgetful import ForgetfulFileSystem
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
-from xaqueue.tools.torture.forgetful import ForgetfulFileSystem
 
 NESTED = TREES if FULL else EXTREMES
 

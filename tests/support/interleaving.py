@@ -34,6 +34,7 @@ from support.crash_story import (
     message_id,
     shown,
 )
+from support.forgetful import ForgetfulFileSystem, Tree
 from support.lockstep import Lockstep
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine import cleanup
@@ -42,7 +43,6 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.timeouts import expire
 from xaqueue.space.model import layout
 from xaqueue.space.model.layout import RANGE_SIZE, Watermark
-from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from support.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.space.engine.journal_log import JournalLog
 from xaqueue.space.model.change import Change, Kind, Op
 from xaqueue.space.model.layout import Watermark
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.journal import Journal
-from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 
 DIRECTORIES = ("active", "prepared", "committed", "committed/queue=q", "committed/queue=q/range=0")
 RANGE = DIRECTORIES[-1]

@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
+from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from support.journals import entry, found, journal_of, numbers, started, write
 from xaqueue.storage.journal import Journal
-from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 EMPTY = Tree({"journal": None})
 

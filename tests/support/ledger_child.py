@@ -21,7 +21,7 @@ import xaqueue
 from support.careless_manager import CarelessManager
 from xaqueue.space.owner.open import read_owner
 from xaqueue.tools.demo import ledger_service
-from xaqueue.tools.demo.ledger_parties import kill_a_backend
+from xaqueue.tools.demo.ledger import kill_a_backend
 from xaqueue.tools.demo.ledger_service import Service, say
 
 CALM = 4

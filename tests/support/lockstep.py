@@ -15,7 +15,7 @@ from functools import partial
 from types import TracebackType
 from unittest import mock
 
-from xaqueue.tools.torture.forgetful import Crashed
+from support.forgetful import Crashed
 
 PATIENCE_S = 60.0
 """For a turn to come back. No test waits so long, but for one that fails."""

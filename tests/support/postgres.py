@@ -21,10 +21,12 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from xaqueue.tools.demo import postgres
-from xaqueue.tools.demo.postgres import HASTY, PostgresServer
+from xaqueue.tools.demo.postgres import PostgresServer
 
 PATIENCE_S = 60.0
 CLIENTS = 80
+HASTY = {"fsync": "off"}
+"""Settings that a process's death cannot tell from durable ones; a power loss could."""
 _databases = count(1)
 
 

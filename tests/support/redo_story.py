@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.message import MessageId, Properties
 from xaqueue.space.model import change, layout
 from xaqueue.space.model.block import Block, Kind, decode, encode_with_checksum
 from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Op, entry_of, paths_of
 from xaqueue.storage.journal_format import Entry, Record
-from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem, Tree
 
 QUEUE = "orders"
 EMPTY = Tree(dict.fromkeys(layout.DIRECTORIES))

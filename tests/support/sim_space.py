@@ -12,11 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from support.crash_level import LAGGING, STRICT, Level, open_space, ready
 from support.crash_story import EMPTY, Became, body_of, call, look
+from support.forgetful import Crashed, ForgetfulFileSystem
 from xaqueue.errors import ResourceFailed
 from xaqueue.message import MessageId
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
-from xaqueue.tools.torture.forgetful import Crashed, ForgetfulFileSystem
 from xaqueue.xid import Xid
 
 SEED_VARIABLE = "XAQUEUE_SIM_SEED"

@@ -13,6 +13,7 @@ from functools import cache
 
 from support.crash_level import STRICT, Level, follow, open_space, ready
 from support.crash_story import EMPTY, body_of, message_id
+from support.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.errors import QueueReserved
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
@@ -20,7 +21,6 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import decode
 from xaqueue.space.model.layout import RANGE_SIZE, Watermark
-from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

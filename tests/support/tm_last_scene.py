@@ -7,10 +7,10 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from support.forgetful import Crashed, Tree
 from support.tm_world import Bank, Rig, World
 from xaqueue.tm import last_resource
 from xaqueue.tm.coordinator import TraceStep as Step
-from xaqueue.tools.torture.forgetful import Crashed, Tree
 from xaqueue.xa import Outcome
 
 FILES = "files"

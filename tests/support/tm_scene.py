@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
+from support.forgetful import Crashed, Tree
 from support.tm_world import Bank, Rig, World
 from xaqueue.tm.coordinator import TraceStep as Step
-from xaqueue.tools.torture.forgetful import Crashed, Tree
 
 
 class Scene:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.forgetful import Crashed
 from xaqueue.errors import HeuristicOutcome
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
@@ -20,7 +21,6 @@ from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.participant import Participant, sources
 from xaqueue.tm.recovery import RecoveryThread, ScanReport
 from xaqueue.tm.transaction import Transaction
-from xaqueue.tools.torture.forgetful import Crashed
 from xaqueue.xa import Code, Outcome
 
 Xid = tuple[int, str, str]

@@ -142,7 +142,7 @@ def torture(
     what was synced is there, of the rest any part. Each time the space is opened again, and must have lost nothing
     that was acknowledged, nothing twice, nothing in part. Leaves nothing behind. Exit 1 where flags broke a promise.
     """
-    from xaqueue.tools.torture import run, verdict
+    from xaqueue.tools.torture import run
 
     def say(text: str) -> None:
         if not json:
@@ -151,13 +151,13 @@ def torture(
     with ended_in_order():
         results, used = run.run(directory, flags or (), seconds, say, seed)
     if json:
-        as_json(verdict.as_dict(results, used))
+        as_json(run.as_dict(results, used))
     else:
-        table(("flags", "killed", "power lost, by the rules"), verdict.rows(results))
-        for line in verdict.lines(results):
+        table(("flags", "killed", "power lost, by the rules"), run.rows(results))
+        for line in run.lines(results):
             typer.echo(line)
         typer.echo(f"seed {used}")
-    if not verdict.is_safe(results):
+    if not run.is_safe(results):
         raise typer.Exit(ExitCode.NOTHING)
 
 

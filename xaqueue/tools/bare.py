@@ -7,18 +7,19 @@ such records alone, for prepare and for commit, are the floor of every two-phase
 """
 
 # It speaks in system calls, as the file port does.
-# ruff: noqa: PTH102, PTH104, PTH108
+# ruff: noqa: PTH103, PTH104, PTH108
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 from xaqueue.storage.hardening import Hardening
-from xaqueue.tools.rates import Rate, Step, rate_of
+from xaqueue.tools.rates import Rate, rate_of
 
 SEGMENT_BYTES = 4 * 1024 * 1024
 """How much is preallocated for a thread; overwritten from the start again once it is full."""
@@ -57,33 +58,30 @@ def floor(root: Path, threads: int, branch_bytes: int, seconds: float) -> Rate:
     logs = [Preallocated(root / f"log.{thread}", branch_bytes + DECISION_BYTES) for thread in range(threads)]
     branch, decision = os.urandom(branch_bytes), bytes(DECISION_BYTES)
 
-    def step_of(log: Preallocated) -> Step:
-        def step() -> bool:
-            log.write(branch)
-            log.write(decision)
-            return True
-
-        return step
+    def step(log: Preallocated) -> bool:
+        log.write(branch)
+        log.write(decision)
+        return True
 
     try:
-        return rate_of([step_of(log) for log in logs], seconds)
+        return rate_of([partial(step, log) for log in logs], seconds)
     finally:
         for log in logs:
             os.close(log.fd)
 
 
 class BareProtocol:
-    """Two-phase enqueue and dequeue of branches, with the syncs that the flags ask for."""
+    """One thread's two-phase enqueue and dequeue of branches, with the syncs that the flags ask for."""
 
-    def __init__(self, root: Path, hardening: Hardening, size_bytes: int, messages: int = 1) -> None:
-        """``root`` is an empty directory; a branch has so many ``messages``. ``close`` ends the use of it."""
+    def __init__(self, root: Path, hardening: Hardening, size_bytes: int, messages: int = 1, thread: int = 0) -> None:
+        """``root``: all threads share it; a branch has so many ``messages``. ``close`` ends the use of it."""
         self._root = os.fspath(root)
-        for name in (ACTIVE, PREPARED, "committed", MESSAGES):
-            os.mkdir(f"{root}/{name}")
-        self._fds = {name: _open_directory(f"{root}/{name}") for name in (ACTIVE, PREPARED, MESSAGES)}
+        self._thread = thread
+        for name in (ACTIVE, PREPARED, MESSAGES):
+            os.makedirs(f"{root}/{name}", exist_ok=True)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self._fds = {name: os.open(f"{root}/{name}", flags) for name in (ACTIVE, PREPARED, MESSAGES)}
         self._watermark = os.open(f"{root}/committed/.watermark", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._journalled = hardening.journal
-        self._logs: dict[int, Preallocated] = {}
         content = "" if hardening.journal else hardening.content
         self._sync: Callable[[int], None] | None = {"FSYNC": os.fsync, "FDATASYNC": os.fdatasync}.get(content)
         self._directories = hardening.directories and not hardening.journal
@@ -91,29 +89,44 @@ class BareProtocol:
         self._body = os.urandom(size_bytes)
         self._removal = os.urandom(DEQUEUE_BLOCK_BYTES)
         self._list = os.urandom(LISTED_BYTES * messages) if messages > 1 else b""
+        largest_bytes = messages * max(size_bytes, DEQUEUE_BLOCK_BYTES) + len(self._list)
+        self._log = Preallocated(f"{root}/log.{thread}", largest_bytes) if hardening.journal else None
+        self._numbers = count()
+        self._enqueued: deque[str] = deque()
 
-    def enqueue(self, branch: str, thread: int = 0) -> None:
+    def enqueue_next(self) -> bool:
+        branch = f"{self._thread}.{next(self._numbers)}"
+        self.enqueue(branch)
+        self._enqueued.append(branch)
+        return True
+
+    def dequeue_next(self) -> bool:
+        """What it enqueued, in that order; False where nothing of it is left."""
+        if self._enqueued:
+            self.dequeue(self._enqueued.popleft())
+            return True
+        return False
+
+    def enqueue(self, branch: str) -> None:
         names = self._names(branch)
-        self._write_blocks(branch, names, self._body)
-        self._prepare(branch, names, self._body, thread)
-        self._decide(branch, thread)
+        self._prepare(branch, dict.fromkeys(names, self._body))
+        self._decide(branch)
         for name in names:
             os.utime(f"{self._root}/{PREPARED}/{name}")
             self._move(name, PREPARED, MESSAGES)
         self._harden(MESSAGES, PREPARED)
         self._finish(branch)
-        if not self._journalled:  # its records have it
+        if self._log is None:  # its records have it
             os.pwrite(self._watermark, WATERMARK, 0)
 
-    def dequeue(self, branch: str, thread: int = 0) -> None:
+    def dequeue(self, branch: str) -> None:
         names = self._names(branch)
         for name in names:
             fd = os.open(f"{self._root}/{MESSAGES}/{name}", os.O_RDONLY | os.O_CLOEXEC)
             os.read(fd, len(self._body) + 1)
             os.close(fd)
-        self._write_blocks(branch, names, self._removal)
-        self._prepare(branch, names, self._removal, thread)
-        self._decide(branch, thread)
+        self._prepare(branch, dict.fromkeys(names, self._removal))
+        self._decide(branch)
         for name in names:
             os.unlink(f"{self._root}/{MESSAGES}/{name}")
         self._harden(MESSAGES)
@@ -121,64 +134,36 @@ class BareProtocol:
             os.unlink(f"{self._root}/{PREPARED}/{name}")
         self._finish(branch)
 
-    def enqueuer(self, thread: int, branches: list[str]) -> Step:
-        """The step of one thread; the branches that it enqueued are noted in ``branches``."""
-        numbers = count()
-        self._open_log(thread)
-
-        def step() -> bool:
-            branch = f"{thread}.{next(numbers)}"
-            self.enqueue(branch, thread)
-            branches.append(branch)
-            return True
-
-        return step
-
-    def dequeuer(self, thread: int, branches: list[str]) -> Step:
-        """The step of one thread that takes what it had enqueued, in that order."""
-        left = iter(branches)
-        self._open_log(thread)
-
-        def step() -> bool:
-            branch = next(left, None)
-            if branch is not None:
-                self.dequeue(branch, thread)
-            return branch is not None
-
-        return step
-
     def close(self) -> None:
-        for fd in (*self._fds.values(), self._watermark, *(log.fd for log in self._logs.values())):
+        for fd in (*self._fds.values(), self._watermark, *(() if self._log is None else (self._log.fd,))):
             os.close(fd)
 
     def _names(self, branch: str) -> list[str]:
         return [branch] if not self._list else [f"{branch}.{number}" for number in range(1, self._messages + 1)]
 
-    def _write_blocks(self, branch: str, names: Sequence[str], block: bytes) -> None:
-        for name in names:
+    def _prepare(self, branch: str, blocks: dict[str, bytes]) -> None:
+        if self._list:
+            blocks[f"{branch}.000"] = self._list
+        for name, block in blocks.items():
             self._write(f"{self._root}/{ACTIVE}/{name}", block)
-        if self._list:
-            self._write(f"{self._root}/{ACTIVE}/{branch}.000", self._list)
-
-    def _prepare(self, branch: str, names: Sequence[str], block: bytes, thread: int) -> None:
-        self._record([block] * len(names) + [self._list], thread)
-        for name in names:
+        if self._log is not None:
+            self._log.write(b"".join(blocks.values()))
+        for name in blocks:
             self._move(name, ACTIVE, PREPARED)
-        if self._list:
-            self._move(f"{branch}.000", ACTIVE, PREPARED)
         self._harden(PREPARED, ACTIVE)
 
-    def _decide(self, branch: str, thread: int) -> None:
+    def _decide(self, branch: str) -> None:
         """The commit point, where it is no move of the one block."""
-        self._record([bytes(DECISION_BYTES)] * self._messages, thread)
-        if self._list and not self._journalled:
+        if self._log is not None:
+            self._log.write(bytes(DECISION_BYTES * self._messages))
+        elif self._list:
             prepared = f"{self._root}/{PREPARED}/{branch}"
             os.rename(f"{prepared}.000", f"{prepared}.commit")
             self._harden(PREPARED)
 
     def _finish(self, branch: str) -> None:
         if self._list:
-            os.unlink(f"{self._root}/{PREPARED}/{branch}.{'000' if self._journalled else 'commit'}")
+            os.unlink(f"{self._root}/{PREPARED}/{branch}.{'commit' if self._log is None else '000'}")
 
     def _move(self, name: str, source: str, target: str) -> None:
         os.rename(f"{self._root}/{source}/{name}", f"{self._root}/{target}/{name}")
@@ -188,33 +173,9 @@ class BareProtocol:
             for name in directories:
                 os.fsync(self._fds[name])
 
-    def _record(self, chunks: Sequence[bytes], thread: int) -> None:
-        if self._journalled:
-            self._open_log(thread).write(b"".join(chunks))
-
-    def _open_log(self, thread: int) -> Preallocated:
-        log = self._logs.get(thread)
-        if log is None:
-            largest_bytes = self._messages * max(len(self._body), DEQUEUE_BLOCK_BYTES) + len(self._list)
-            log = self._logs[thread] = Preallocated(f"{self._root}/log.{thread}", largest_bytes)
-        return log
-
     def _write(self, path: str, data: bytes) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         os.write(fd, data)
         if self._sync is not None:
             self._sync(fd)
         os.close(fd)
-
-
-@contextmanager
-def bare_protocol(root: Path, hardening: Hardening, size_bytes: int, messages: int = 1) -> Iterator[BareProtocol]:
-    protocol = BareProtocol(root, hardening, size_bytes, messages)
-    try:
-        yield protocol
-    finally:
-        protocol.close()
-
-
-def _open_directory(path: str) -> int:
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

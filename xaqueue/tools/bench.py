@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument
@@ -24,7 +24,7 @@ from xaqueue.space.owner.open import attach, create
 from xaqueue.storage.group_commit import GroupCommit
 from xaqueue.storage.hardening import Hardening
 from xaqueue.tools import environment
-from xaqueue.tools.bare import bare_protocol, floor
+from xaqueue.tools.bare import BareProtocol, floor
 from xaqueue.tools.rates import Rate, Step, aligned, latency_us, rate_of
 
 QUEUE = "bench"
@@ -33,6 +33,7 @@ HEADINGS = (
     *("flags", "threads", "two-phase", "xaqueue/s", "messages/s", "bare/s", "of bare", "of floor"),
     *("CPU us", "bare CPU us", "p50 us", "p99 us", "p99.9 us", "rounds/tx", "steps/round"),
 )
+RATIOS = ("ratio", "of_floor", "rounds_per_transaction", "steps_per_round")
 FLOOR_HEADINGS = ("floor: two overwrites, fdatasync each", "threads", "per second", "CPU us", "p99 us", "p99.9 us")
 
 Report = Callable[[str], None]
@@ -64,14 +65,6 @@ class BenchPlan:
             raise InvalidArgument("bench: messages per branch from 1 are wanted")
 
 
-class Measured(NamedTuple):
-    """One rate, and where it was the engine's, its rounds of syncs and the steps that shared them."""
-
-    rate: Rate
-    rounds: int = 0
-    steps: int = 0
-
-
 def run(plan: BenchPlan, report: Report, more: Sequence[Round] = ()) -> Figures:
     """Measures and reports in lines of text; returns the same as a JSON-able dict.
 
@@ -82,7 +75,8 @@ def run(plan: BenchPlan, report: Report, more: Sequence[Round] = ()) -> Figures:
     for line in found.lines():
         report(line)
     floors: dict[int, list[Rate]] = {threads: [] for threads in plan.threads}
-    taken: dict[Key, list[tuple[Measured, Rate]]] = {}
+    taken: dict[Key, list[tuple[Rate, Rate]]] = {}
+    """Of the engine, and of the bare calls, in each round."""
     busy = []
     with tempfile.TemporaryDirectory(prefix="xaqueue-bench-", dir=directory) as name:
         scratch = Path(name)
@@ -100,9 +94,13 @@ def run(plan: BenchPlan, report: Report, more: Sequence[Round] = ()) -> Figures:
                 say(f"floor, {threads} threads: {rate.per_s:,.0f}/s")
             for flags in plan.flags:
                 for threads in plan.threads:
-                    for operation, engine, bare in _round(scratch, flags, threads, plan):
+                    with fresh(scratch) as root:
+                        engines = _engine(root, flags, threads, plan)
+                    with fresh(scratch) as root:
+                        bares = _bare(root, flags, threads, plan)
+                    for operation, engine, bare in zip(OPERATIONS, engines, bares, strict=True):
                         taken.setdefault((flags, threads, operation), []).append((engine, bare))
-                        per_s = f"{engine.rate.per_s:,.0f}/s, bare calls {bare.per_s:,.0f}/s"
+                        per_s = f"{engine.per_s:,.0f}/s, bare calls {bare.per_s:,.0f}/s"
                         say(f"{flags}, {threads} threads, {operation}: {per_s}")
             for measure in more:
                 with fresh(scratch) as root:
@@ -153,16 +151,7 @@ def fresh(scratch: Path) -> Iterator[Path]:
         os.close(fd)
 
 
-def _round(scratch: Path, flags: str, threads: int, plan: BenchPlan) -> Iterator[tuple[str, Measured, Rate]]:
-    """Each operation, by the engine and by the bare calls."""
-    with fresh(scratch) as root:
-        engine = _engine(root, flags, threads, plan)
-    with fresh(scratch) as root:
-        bare = _bare(root, flags, threads, plan)
-    yield from zip(OPERATIONS, engine, bare, strict=True)
-
-
-def _engine(root: Path, flags: str, threads: int, plan: BenchPlan) -> list[Measured]:
+def _engine(root: Path, flags: str, threads: int, plan: BenchPlan) -> list[Rate]:
     """A fresh space in an empty directory, a connection for each thread. Dequeues take what the enqueues left."""
     create(root, name=QUEUE, any_queue=True)
     with ExitStack() as stack:
@@ -176,11 +165,14 @@ def _engine(root: Path, flags: str, threads: int, plan: BenchPlan) -> list[Measu
 
 def _bare(root: Path, flags: str, threads: int, plan: BenchPlan) -> list[Rate]:
     """The bare calls in an empty directory, each thread with its own names in the same directories."""
-    with bare_protocol(root, Hardening.parse(flags), plan.size_bytes, plan.messages_per_branch) as protocol:
-        names: list[list[str]] = [[] for _ in range(threads)]
+    with ExitStack() as stack:
+        hardening, sizes = Hardening.parse(flags), (plan.size_bytes, plan.messages_per_branch)
+        calls = [
+            stack.enter_context(closing(BareProtocol(root, hardening, *sizes, thread))) for thread in range(threads)
+        ]
         return [
-            rate_of([made(thread, mine) for thread, mine in enumerate(names)], plan.seconds)
-            for made in (protocol.enqueuer, protocol.dequeuer)
+            rate_of([one.enqueue_next for one in calls], plan.seconds),
+            rate_of([one.dequeue_next for one in calls], plan.seconds),
         ]
 
 
@@ -216,17 +208,17 @@ def _dequeuer(connection: Connection, thread: int, messages: int) -> Step:
     return step
 
 
-def _counted(commits: GroupCommit, steps: list[Step], seconds: float) -> Measured:
+def _counted(commits: GroupCommit, steps: list[Step], seconds: float) -> Rate:
     rounds, shared = commits.rounds, commits.steps
     rate = rate_of(steps, seconds)
-    return Measured(rate, commits.rounds - rounds, commits.steps - shared)
+    return replace(rate, rounds=commits.rounds - rounds, steps=commits.steps - shared)
 
 
-def _row(key: Key, taken: list[tuple[Measured, Rate]], floors: list[Rate], messages: int) -> Figures:
+def _row(key: Key, taken: list[tuple[Rate, Rate]], floors: list[Rate], messages: int) -> Figures:
     flags, threads, operation = key
     engine = [one for one, _ in taken]
-    own, beside = figures([one.rate for one in engine]), figures([bare for _, bare in taken], "bare_")
-    branches = sum(one.rate.operations for one in engine)
+    own, beside = figures(engine), figures([bare for _, bare in taken], "bare_")
+    branches = sum(one.operations for one in engine)
     rounds, steps = sum(one.rounds for one in engine), sum(one.steps for one in engine)
     return {
         **{"flags": flags, "threads": threads, "operation": operation, "messages_per_s": own["per_s"] * messages},
@@ -240,22 +232,22 @@ def _row(key: Key, taken: list[tuple[Measured, Rate]], floors: list[Rate], messa
 
 
 def _table(result: Figures) -> list[str]:
-    costs = ("per_s", "cpu_us", "p99_us", "p999_us")
-    floors = [["", str(row["threads"]), *(f"{row[name]:,.0f}" for name in costs)] for row in result["floor"]]
+    floors = [["", *_cells(row, "threads per_s cpu_us p99_us p999_us")] for row in result["floor"]]
+    measured = (
+        "flags threads operation per_s messages_per_s bare_per_s ratio of_floor cpu_us bare_cpu_us p50_us p99_us "
+        "p999_us rounds_per_transaction steps_per_round"
+    )
     return [
         *aligned(FLOOR_HEADINGS, floors),
         "",
-        *aligned(HEADINGS, [_cells(row) for row in result["results"]]),
+        *aligned(HEADINGS, [_cells(row, measured) for row in result["results"]]),
         *(f"WARNING: {warning}" for warning in result["environment"]["warnings"]),
     ]
 
 
-def _cells(row: Figures) -> list[str]:
-    whole = ("cpu_us", "bare_cpu_us", "p50_us", "p99_us", "p999_us")
+def _cells(row: Figures, names: str) -> list[str]:
+    """A float as a whole number, but for what is a ratio."""
     return [
-        *(row["flags"], str(row["threads"]), row["operation"]),
-        *(f"{row[name]:,.0f}" for name in ("per_s", "messages_per_s", "bare_per_s")),
-        *(f"{row['ratio']:.2f}", f"{row['of_floor']:.2f}"),
-        *(f"{row[name]:,.0f}" for name in whole),
-        *(f"{row['rounds_per_transaction']:.2f}", f"{row['steps_per_round']:.2f}"),
+        str(row[name]) if not isinstance(row[name], float) else f"{row[name]:,.{2 if name in RATIOS else 0}f}"
+        for name in names.split()
     ]

@@ -1,4 +1,4 @@
-"""A figure means nothing without the machine it is from: file system, journal, processors, versions.
+"""A figure means nothing without the machine it is from: file system, journal, device, processors, versions.
 
 Finds the mount that a directory stands on in ``mountinfo``, and whether an ext4 has a journal, which decides whether
 a file-per-message figure can be trusted at all. Reads, never writes; what cannot be told is None, not guessed.
@@ -11,6 +11,7 @@ import platform
 import re
 import time
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ BUSY = (
 BUSY_SHARE = 0.1
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 EXT = frozenset({"ext2", "ext3", "ext4"})
+VIRTUAL = ("vd", "xvd", "loop", "nbd", "dm-", "md", "rbd", "drbd")
+MEMORY = ("ram", "zram")
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
@@ -79,6 +82,24 @@ class Environment:
         return {**asdict(self), "warnings": self.warnings}
 
 
+class DeviceKind(StrEnum):
+    MEMORY = "memory"
+    VIRTUAL = "virtual"
+    """Of a virtual machine, or of other devices: what it says of itself is nobody's word."""
+    ROTATING = "rotating"
+    FLASH = "flash"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """``volatile_cache``: whether it has one, as it says; None where it does not say."""
+
+    name: str
+    kind: DeviceKind
+    volatile_cache: bool | None = None
+
+
 def look(directory: str | os.PathLike[str], root: str | os.PathLike[str] = "/") -> Environment:
     """The environment of a directory. ``root``: where ``proc`` and ``sys`` are, for tests."""
     place = os.path.realpath(directory)
@@ -89,7 +110,7 @@ def look(directory: str | os.PathLike[str], root: str | os.PathLike[str] = "/") 
         file_system=mount.file_system,
         device=mount.source,
         journal=has_journal(mount, Path(root)),
-        processors=_processors(),
+        processors=len(os.sched_getaffinity(0)),
         python=platform.python_version(),
         kernel=platform.release(),
     )
@@ -134,15 +155,44 @@ def has_journal(mount: Mount, root: Path) -> bool | None:
     device = (root / "sys/dev/block" / mount.device).resolve().name
     if device == mount.device:
         device = Path(mount.source).name
+    task = _word(root / "sys/fs/ext4" / device / "journal_task")
+    return task != "<none>" if task else None  # None: it is mounted elsewhere
+
+
+def device_of(place: Environment, root: str | os.PathLike[str] = "/") -> Device:
+    """The device below a directory. ``root``: where ``proc`` and ``sys`` are, for tests."""
+    if place.file_system in IN_MEMORY:
+        return Device(place.file_system, DeviceKind.MEMORY)
+    queue = _queue(place, Path(root))
+    name = Path(place.device).name if queue is None else queue.parent.name
+    if name.startswith(MEMORY):
+        return Device(name, DeviceKind.MEMORY)
+    if queue is None:
+        return Device(name, DeviceKind.UNKNOWN)
+    cache = _word(queue / "write_cache")
+    volatile = None if not cache else cache == "write back"
+    if name.startswith(VIRTUAL):
+        return Device(name, DeviceKind.VIRTUAL, volatile)
+    rotating = _word(queue / "rotational") == "1"
+    return Device(name, DeviceKind.ROTATING if rotating else DeviceKind.FLASH, volatile)
+
+
+def _queue(place: Environment, root: Path) -> Path | None:
+    """The directory of the device's queue, which of a partition is the whole device's."""
+    mount = mount_of(place.directory, (root / "proc/self/mountinfo").read_text("utf-8", "surrogateescape"))
+    named = (root / "sys/class/block" / Path(place.device).name).resolve()
+    for device in ((root / "sys/dev/block" / mount.device).resolve(), named):
+        for whole in (device, device.parent):
+            if (whole / "queue").is_dir():
+                return whole / "queue"
+    return None
+
+
+def _word(path: Path) -> str:
     try:
-        return (root / "sys/fs/ext4" / device / "journal_task").read_text().strip() != "<none>"
+        return path.read_text().strip()
     except OSError:
-        return None  # it is mounted elsewhere
-
-
-def _processors() -> int:
-    """Those that this process may use, where the system can say so."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return ""
 
 
 def _unescaped(field: str) -> str:

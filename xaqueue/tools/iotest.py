@@ -17,20 +17,20 @@ import tempfile
 import threading
 import time
 from array import array
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import asdict
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.storage.fs import NO_ROOM, DirectoryFileSystem
 from xaqueue.storage.lock import FileLock
 from xaqueue.tools import environment, verdict
 from xaqueue.tools.bare import Preallocated
-from xaqueue.tools.rates import aligned, percentile
-from xaqueue.tools.verdict import Device, DeviceKind, Facts, Fitness, Timing
+from xaqueue.tools.rates import Rate, aligned, latency_us
+from xaqueue.tools.verdict import Facts, Fitness, Timing
 
 RECORD = os.urandom(1024)
 MOST = 20_000
@@ -48,13 +48,9 @@ else:
 """
 HEADINGS = ("call", "per second", "p50 us", "p90 us", "p99 us", "p99.9 us", "most us")
 
-VIRTUAL = ("vd", "xvd", "loop", "nbd", "dm-", "md", "rbd", "drbd")
-MEMORY = ("ram", "zram")
-
 Report = Callable[[str], None]
-Calls = Generator[float, None, None]
-"""One call after the other, and how long each took, in seconds; closed when it is enough."""
-Probe = Callable[[Path], Calls]
+Call = Callable[[int], object]
+"""Takes its own number."""
 
 
 def run(directory: Path, seconds: float, report: Report = lambda _: None) -> tuple[Facts, Fitness]:
@@ -79,7 +75,7 @@ def run(directory: Path, seconds: float, report: Report = lambda _: None) -> tup
     state = os.statvfs(directory)
     facts = Facts(
         environment=place,
-        device=device_of(place),
+        device=environment.device_of(place),
         free_bytes=state.f_bavail * state.f_frsize,
         free_inodes=state.f_favail if state.f_files else None,
         locks=locks,
@@ -153,9 +149,9 @@ def replaces_atomically(root: Path, seconds: float) -> bool:
     reader.start()
     try:
         until = time.perf_counter() + seconds
-        for number in count():
+        for content in cycle(contents):
             new = root / "new"
-            new.write_bytes(contents[number % 2])
+            new.write_bytes(content)
             os.rename(new, target)
             if time.perf_counter() > until:
                 break
@@ -165,98 +161,83 @@ def replaces_atomically(root: Path, seconds: float) -> bool:
     return not strange
 
 
-def _append(root: Path) -> Calls:
-    with _opened(root / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND) as fd:
-        while True:
-            began = time.perf_counter()
-            os.write(fd, RECORD)
-            os.fdatasync(fd)
-            yield time.perf_counter() - began
+def _append(root: Path, stack: ExitStack) -> Call:
+    fd = _opened(root / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, stack)
+
+    def append(_: int) -> None:
+        os.write(fd, RECORD)
+        os.fdatasync(fd)
+
+    return append
 
 
-def _overwrite(root: Path) -> Calls:
+def _overwrite(root: Path, stack: ExitStack) -> Call:
     log = Preallocated(root / "log", len(RECORD))
-    try:
-        while True:
-            began = time.perf_counter()
-            log.write(RECORD)
-            yield time.perf_counter() - began
-    finally:
-        os.close(log.fd)
+    stack.callback(os.close, log.fd)
+    return lambda _: log.write(RECORD)
 
 
-def _create(root: Path, sync: Callable[[int], None] = lambda _: None) -> Calls:
-    for number in range(MOST):
-        began = time.perf_counter()
+def _create(root: Path, sync: Callable[[int], None] = lambda _: None) -> Call:
+    def create(number: int) -> None:
         fd = os.open(root / str(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         os.write(fd, RECORD)
         sync(fd)
         os.close(fd)
-        yield time.perf_counter() - began
+
+    return create
 
 
-def _create_sync(root: Path) -> Calls:
-    yield from _create(root, os.fsync)
+def _rename(root: Path) -> Call:
+    (root / "0").write_bytes(RECORD)
+    return lambda number: os.rename(root / f"{number}", root / f"{number + 1}")
 
 
-def _rename(root: Path) -> Calls:
-    here, there = root / "here", root / "there"
-    here.write_bytes(RECORD)
-    while True:
-        began = time.perf_counter()
-        os.rename(here, there)
-        yield time.perf_counter() - began
-        here, there = there, here
+def _sync_directory(root: Path, stack: ExitStack) -> Call:
+    fd = _opened(root, os.O_RDONLY | os.O_DIRECTORY, stack)
+    return lambda _: os.fsync(fd)
 
 
-def _sync_directory(root: Path) -> Calls:
-    """A name was made in it just before; that is not timed."""
-    with _opened(root, os.O_RDONLY | os.O_DIRECTORY) as fd:
-        for number in range(MOST):
-            (root / str(number)).touch()
-            began = time.perf_counter()
-            os.fsync(fd)
-            yield time.perf_counter() - began
+def _sync_all(root: Path, stack: ExitStack) -> Call:
+    fs = stack.enter_context(closing(DirectoryFileSystem(root, keep_unsynced=False)))
+    return lambda _: fs.sync_all()
 
 
-def _sync_all(root: Path) -> Calls:
-    """A file was written just before, and whatever else there was to write goes with it."""
-    fs = DirectoryFileSystem(root, keep_unsynced=False)
-    try:
-        for number in range(MOST):
-            fs.create(str(number), [RECORD])
-            began = time.perf_counter()
-            fs.sync_all()
-            yield time.perf_counter() - began
-    finally:
-        fs.close()
+class Probe(NamedTuple):
+    """``begin``: makes of an empty directory the call that is timed over and over. The stack closes what it opened."""
+
+    begin: Callable[[Path, ExitStack], Call]
+    makes_files: bool = False
+    before: bytes | None = None
+    """What a new file gets just before each call, which is not timed."""
 
 
-PROBES: dict[str, Probe] = {
-    verdict.APPEND: _append,
-    verdict.OVERWRITE: _overwrite,
-    verdict.CREATE_SYNC: _create_sync,
-    verdict.SYNC_DIRECTORY: _sync_directory,
-    verdict.SYNC_ALL: _sync_all,
-    verdict.CREATE: _create,
-    verdict.RENAME: _rename,
+PROBES = {
+    verdict.APPEND: Probe(_append),
+    verdict.OVERWRITE: Probe(_overwrite),
+    verdict.CREATE_SYNC: Probe(lambda root, _: _create(root, os.fsync), makes_files=True),
+    verdict.SYNC_DIRECTORY: Probe(_sync_directory, makes_files=True, before=b""),
+    verdict.SYNC_ALL: Probe(_sync_all, makes_files=True, before=RECORD),
+    verdict.CREATE: Probe(lambda root, _: _create(root), makes_files=True),
+    verdict.RENAME: Probe(lambda root, _: _rename(root)),
 }
 
 
 def _timing(probe: Probe, root: Path, seconds: float) -> Timing:
-    taken = array("d")
-    calls = probe(root)
-    until = time.perf_counter() + seconds
-    try:
-        for took_s in calls:
-            taken.append(took_s)
-            if time.perf_counter() > until:
+    taken, clock = array("d"), time.perf_counter
+    with ExitStack() as stack:
+        call = probe.begin(root, stack)
+        until = clock() + seconds
+        for number in range(MOST) if probe.makes_files else count():
+            if probe.before is not None:
+                (root / f"{number}").write_bytes(probe.before)
+            began = clock()
+            call(number)
+            ended = clock()
+            taken.append(ended - began)
+            if ended > until:
                 break
-    finally:
-        calls.close()
-    ordered = sorted(taken)
-    percentiles = [percentile(ordered, percent) * 1e6 for percent in (50, 90, 99, 99.9, 100)]
-    return Timing(len(taken) / sum(taken), *percentiles)
+    rate = Rate(len(taken), sum(taken), 0.0, taken)
+    return Timing(rate.per_s, *latency_us([rate], 50, 90, 99, 99.9, 100))
 
 
 def _lock_from_another_process(path: Path) -> str:
@@ -264,46 +245,7 @@ def _lock_from_another_process(path: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-@contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
+def _opened(path: Path, flags: int, stack: ExitStack) -> int:
     fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def device_of(place: environment.Environment, root: str | os.PathLike[str] = "/") -> Device:
-    """The device below a directory. ``root``: where ``proc`` and ``sys`` are, for tests."""
-    if place.file_system in environment.IN_MEMORY:
-        return Device(place.file_system, DeviceKind.MEMORY)
-    queue = _queue(place, Path(root))
-    name = Path(place.device).name if queue is None else queue.parent.name
-    if name.startswith(MEMORY):
-        return Device(name, DeviceKind.MEMORY)
-    if queue is None:
-        return Device(name, DeviceKind.UNKNOWN)
-    cache = _word(queue / "write_cache")
-    volatile = None if not cache else cache == "write back"
-    if name.startswith(VIRTUAL):
-        return Device(name, DeviceKind.VIRTUAL, volatile)
-    rotating = _word(queue / "rotational") == "1"
-    return Device(name, DeviceKind.ROTATING if rotating else DeviceKind.FLASH, volatile)
-
-
-def _queue(place: environment.Environment, root: Path) -> Path | None:
-    """The directory of the device's queue, which of a partition is the whole device's."""
-    mount = environment.mount_of(place.directory, (root / "proc/self/mountinfo").read_text("utf-8", "surrogateescape"))
-    named = (root / "sys/class/block" / Path(place.device).name).resolve()
-    for device in ((root / "sys/dev/block" / mount.device).resolve(), named):
-        for whole in (device, device.parent):
-            if (whole / "queue").is_dir():
-                return whole / "queue"
-    return None
-
-
-def _word(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    stack.callback(os.close, fd)
+    return fd

@@ -19,10 +19,6 @@ Step = Callable[[], bool]
 """One operation; False when there is nothing left to do."""
 
 
-def _no_latencies() -> array[float]:
-    return array("d")
-
-
 @dataclass(frozen=True, slots=True)
 class Rate:
     """What was measured: operations of all clients, wall time from the common start to the last end, CPU time."""
@@ -30,8 +26,11 @@ class Rate:
     operations: int
     seconds: float
     cpu_seconds: float
-    latencies_s: array[float] = field(default_factory=_no_latencies, repr=False)
+    latencies_s: array[float] = field(default_factory=lambda: array("d"), repr=False)
     """How long each operation took, in no order."""
+    rounds: int = 0
+    """Of syncs, where they were the engine's operations; and the steps that shared them."""
+    steps: int = 0
 
     @property
     def per_s(self) -> float:
@@ -85,7 +84,7 @@ def rate_of(steps: Sequence[Step], seconds: float) -> Rate:
 
     def work(step: Step) -> tuple[array[float], float]:
         """How long each operation took, and when the last one ended."""
-        latencies, clock = _no_latencies(), time.perf_counter
+        latencies, clock = array("d"), time.perf_counter
         try:
             start.wait()
             now, deadline = clock(), began + seconds

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from xaqueue.tools.environment import IN_MEMORY, Environment
+from xaqueue.tools.environment import IN_MEMORY, Device, DeviceKind, Environment
 
 JOURNAL, FILES = "JOURNAL", "FDATASYNC;DSYNC"
 APPEND = "append + fdatasync"
@@ -30,24 +30,6 @@ LITTLE_INODES = 10_000
 NETWORK = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "gluster", "lustre", "afs")
 PREFERENCE = 0.9
 """JOURNAL is recommended until it is slower than this part of the other: its syncs are shared better, too."""
-
-
-class DeviceKind(StrEnum):
-    MEMORY = "memory"
-    VIRTUAL = "virtual"
-    """Of a virtual machine, or of other devices: what it says of itself is nobody's word."""
-    ROTATING = "rotating"
-    FLASH = "flash"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """``volatile_cache``: whether it has one, as it says; None where it does not say."""
-
-    name: str
-    kind: DeviceKind
-    volatile_cache: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,31 +92,23 @@ def judge(facts: Facts) -> Fitness:
     findings = tuple(_findings(facts))
     if any(finding.level is Level.UNSAFE for finding in findings):
         return Fitness(findings, "", "no flags make a space safe in this directory: use another")
-    return Fitness(findings, *recommend(facts))
+    return Fitness(findings, *_recommended(facts))
 
 
-def recommend(facts: Facts) -> tuple[str, str]:
+def _recommended(facts: Facts) -> tuple[str, str]:
     """The flags for a directory that is safe, and why these."""
     if facts.device.kind is DeviceKind.MEMORY:
         return "NONE", "nothing here survives the machine, so that syncs would be for nothing"
-    journal, files = journal_per_s(facts.timings), files_per_s(facts.timings)
-    if journal and files and journal < files * PREFERENCE:
-        beside = f"about {journal:,.0f} with {JOURNAL}, whose overwrites are slow here"
-        return FILES, f"survives power loss at about {files:,.0f} transactions a second in one thread, {beside}"
+    # Two-phase, by the syncs alone: a record for prepare and one for commit; or content, and a directory for each.
+    journal = _per_s(facts, OVERWRITE, OVERWRITE)
+    files = _per_s(facts, CREATE_SYNC, SYNC_DIRECTORY, SYNC_DIRECTORY)
     if not journal:
         return JOURNAL, "survives power loss with the fewest syncs"
-    beside = f", about {files:,.0f} with {FILES}" if files else ""
-    return JOURNAL, f"survives power loss at about {journal:,.0f} transactions a second in one thread{beside}"
-
-
-def journal_per_s(timings: Mapping[str, Timing]) -> float:
-    """Two-phase transactions of one thread, by the syncs alone: a record for prepare and one for commit."""
-    return _per_s(timings, OVERWRITE, OVERWRITE)
-
-
-def files_per_s(timings: Mapping[str, Timing]) -> float:
-    """The same with a file a message: its content, and a directory for prepare and for commit."""
-    return _per_s(timings, CREATE_SYNC, SYNC_DIRECTORY, SYNC_DIRECTORY)
+    flags, per_s, beside = JOURNAL, journal, f", about {files:,.0f} with {FILES}" if files else ""
+    if journal < files * PREFERENCE:
+        flags, per_s = FILES, files
+        beside = f", about {journal:,.0f} with {JOURNAL}, whose overwrites are slow here"
+    return flags, f"survives power loss at about {per_s:,.0f} transactions a second in one thread{beside}"
 
 
 def doubt(per_s: float, device: Device) -> str:
@@ -204,9 +178,7 @@ def _of_room(facts: Facts) -> Iterator[Remark]:
     yield Remark(Level.WARNING if little else Level.OK, "room", text + (": that is little" if little else ""))
 
 
-def _per_s(timings: Mapping[str, Timing], *names: str) -> float:
+def _per_s(facts: Facts, *names: str) -> float:
     """How often these calls go one after the other in a second, by their medians; 0.0 where one was not measured."""
-    if any(name not in timings for name in names):
-        return 0.0
-    total_us = sum(timings[name].p50_us for name in names)
+    total_us = sum(facts.timings[name].p50_us for name in names) if facts.timings.keys() >= {*names} else 0.0
     return 1e6 / total_us if total_us else 0.0

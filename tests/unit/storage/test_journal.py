@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.forgetful import Tree
 from support.journals import (
     PLACE,
     archives,
@@ -24,7 +25,6 @@ from support.journals import (
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, checkpoint_entry
 from xaqueue.storage.journal_format import PREFIX_BYTES, SECTOR_BYTES, name_of
-from xaqueue.tools.torture.forgetful import Tree
 
 
 @pytest.fixture(params=["real", "forgetful"])

@@ -9,13 +9,13 @@ from errno import EIO, ENOSPC
 
 import pytest
 
+from support.forgetful import ForgetfulFileSystem
 from support.group_commit_scene import CountingSyncs, Scene, told, watched
 from xaqueue.errors import ResourceFailed, RetryLater, RolledBack
 from xaqueue.storage.group_commit import GroupCommit, JournalCommit
 from xaqueue.storage.hardening import JOURNAL, Hardening
 from xaqueue.storage.journal import Journal
 from xaqueue.storage.journal_format import Entry
-from xaqueue.tools.torture.forgetful import ForgetfulFileSystem
 
 
 class NotedJournal(Journal):

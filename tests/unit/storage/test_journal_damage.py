@@ -10,6 +10,7 @@ from zlib import crc32
 
 import pytest
 
+from support.forgetful import Crashed, Tree
 from support.journals import (
     PLACE,
     content,
@@ -29,7 +30,6 @@ from xaqueue.storage import journal_format
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.journal_format import CRC, HEADER, MAGIC, PREFIX_BYTES, SECTOR_BYTES, name_of
-from xaqueue.tools.torture.forgetful import Crashed, Tree
 
 FIRST = name_of(0)
 SECOND = name_of(SMALLEST_SEGMENT_BYTES)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import xaqueue
+from support.forgetful import Crashed, Tree
 from support.journals import (
     PLACE,
     archives,
@@ -30,7 +31,6 @@ from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import Journal
 from xaqueue.storage.journal_format import Entry, Record, parse_name
 from xaqueue.storage.journal_reader import look
-from xaqueue.tools.torture.forgetful import Crashed, Tree
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.forgetful import Tree
 from support.journals import (
     PLACE,
     FullFileSystem,
@@ -26,7 +27,6 @@ from xaqueue.storage import journal_format
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SEGMENT_BYTES, SMALLEST_SEGMENT_BYTES, checkpoint_entry, whole_sectors
 from xaqueue.storage.journal_format import SECTOR_BYTES, name_of, record_of
-from xaqueue.tools.torture.forgetful import Tree
 
 
 @pytest.fixture(params=["real", "forgetful"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.forgetful import Crashed, Tree
 from support.journals import (
     PLACE,
     FullFileSystem,
@@ -29,7 +30,6 @@ from xaqueue.space.owner.open import attach, create
 from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, make_segment
 from xaqueue.storage.journal_format import PREFIX_BYTES, SECTOR_BYTES, Segment, header_of, name_of
-from xaqueue.tools.torture.forgetful import Crashed, Tree
 
 FIRST = name_of(0)
 SECOND = name_of(SMALLEST_SEGMENT_BYTES)

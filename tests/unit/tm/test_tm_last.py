@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.forgetful import Crashed, Tree
 from support.tm_last_scene import FILES, Scene
 from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Rig
 from xaqueue import TransactionManager
@@ -20,7 +21,6 @@ from xaqueue.tm import last_resource
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.participant import Participant
 from xaqueue.tm.records import TransactionState
-from xaqueue.tools.torture.forgetful import Crashed, Tree
 from xaqueue.xa import Outcome
 
 

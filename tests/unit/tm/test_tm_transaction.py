@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support.forgetful import Tree
 from support.tm_world import (
     COMMITTED,
     PREPARED,
@@ -26,7 +27,6 @@ from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.driver import is_unknown_xid
 from xaqueue.tm.participant import Participant, sources
 from xaqueue.tm.transaction import Transaction
-from xaqueue.tools.torture.forgetful import Tree
 from xaqueue.xa import Code, Outcome
 
 

@@ -12,12 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import count as numbers
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import xaqueue
 from xaqueue.errors import InvalidArgument, OperationalError
@@ -28,10 +31,9 @@ from xaqueue.storage.hardening import DEFAULT
 from xaqueue.tm.coordinator import TraceStep
 from xaqueue.tm.log_directory import view_log
 from xaqueue.tools.demo import records
-from xaqueue.tools.demo.chart import Toll, draw
-from xaqueue.tools.demo.records import Delay
+from xaqueue.tools.demo.records import Delay, ranked
 from xaqueue.tools.demo.sender import FLIGHTS, PAGES
-from xaqueue.tools.demo.stage import Expectation, Report, judge, place_for, tenths
+from xaqueue.tools.demo.stage import Expectation, Report, judge, last_words, place_for, tenths
 
 PAGE = 200
 """Flights of one transaction."""
@@ -45,12 +47,12 @@ KILLS = (
 )
 """After which share of the pages, at which step of a transaction, and that in words."""
 CHART = "xaqueue-demo.png"
+COMMITTED, KILLED, RECOVERED = "#33658a", "#b8352f", "#5f8f5a"
 BYTES_PER_FLIGHT = 4_500
 """Of disk: a file's block, its inode, and its share of the directories and of the Parquet files."""
 MESSAGES_PER_TRIGGER = 50_000
 STUCK_S = 180.0
 """A stream that reads nothing for so long is stuck."""
-TAIL = 12
 
 FLIGHT = (
     "year int, month int, day int, dep_time int, sched_dep_time int, dep_delay int, arr_time int, sched_arr_time int, "
@@ -72,6 +74,21 @@ class Tally(NamedTuple):
     """Distinct numbers of flights."""
     first: int
     last: int
+
+
+@dataclass(slots=True)
+class Toll:
+    """What happened on the way. Times are seconds since the start."""
+
+    began: float = field(default_factory=time.monotonic)
+    kills: list[float] = field(default_factory=list)
+    recoveries: list[float] = field(default_factory=list)
+    """When a sender that was started after a kill had finished what that one left."""
+    committed: list[tuple[float, int]] = field(default_factory=list)
+    """How many flights were committed at some times."""
+
+    def now(self) -> float:
+        return time.monotonic() - self.began
 
 
 def run(
@@ -128,12 +145,11 @@ def lay_out(place: Path, flights: int, size: int) -> int:
     create(place / PAGES, name=PAGES, any_queue=True)
     with xaqueue.connect(place / PAGES) as connection:
         lines = records.lines(flights)
-        head = next(lines)
-        for page in numbers():
-            if not (text := "".join(islice(lines, size))):
-                return page
-            connection.enqueue(PAGES, (head + text).encode(), correlation_id=str(page * size))
-    raise AssertionError
+        head, pages = next(lines), 0
+        while text := "".join(islice(lines, size)):
+            connection.enqueue(PAGES, (head + text).encode(), correlation_id=str(pages * size))
+            pages += 1
+    return pages
 
 
 def send_under_fire(place: Path, flights: int, size: int, report: Report) -> Toll:
@@ -142,9 +158,14 @@ def send_under_fire(place: Path, flights: int, size: int, report: Report) -> Tol
     advance = tenths(report, "sent", flights)
     before = 0.0
     for share, step, when in (*KILLS, (0.0, "", "")):
-        arguments = [str(place), step, str(max(1, round((share - before) * pages)))]
+        number = str(max(1, round((share - before) * pages)))
+        command = [sys.executable, "-m", "xaqueue.tools.demo.sender", str(place), step, number]
         before = share
-        with (place / "sender.log").open("ab") as log, _sender(arguments, log) as child:
+        with ExitStack() as stack:
+            log = stack.enter_context((place / "sender.log").open("ab"))
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
+            stack.enter_context(child)
+            stack.callback(child.kill)  # it does not outlive the block
             assert child.stdout is not None
             for line in child.stdout:
                 word, number = line.split()
@@ -158,22 +179,10 @@ def send_under_fire(place: Path, flights: int, size: int, report: Report) -> Tol
         if code == 0:
             break
         if code != -signal.SIGKILL:
-            last = (place / "sender.log").read_text("utf-8", "replace").splitlines()[-TAIL:]
-            raise OperationalError(f"the sender ended with code {code}:\n" + "\n".join(last))
+            raise OperationalError(f"the sender ended with code {code}:\n{last_words(place / 'sender.log')}")
         toll.kills.append(toll.now())
         report(f"kill {len(toll.kills)}: SIGKILL {when}; {_left(place)}")
     return toll
-
-
-@contextmanager
-def _sender(arguments: list[str], log: Any) -> Iterator[subprocess.Popen[str]]:
-    """It does not outlive the block."""
-    command = [sys.executable, "-m", "xaqueue.tools.demo.sender", *arguments]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
 
 
 def _left(place: Path) -> str:
@@ -226,6 +235,44 @@ def check(
         Expectation(f"the answer for {len(answer)} carriers equals the one from the CSV", answer == expected),
         Expectation(f"the sender was killed in the middle of a commit {kills} times", kills == len(KILLS)),
     ]
+
+
+def draw(answer: Mapping[str, Delay], names: Mapping[str, str], toll: Toll, path: Path) -> None:
+    """Writes the chart to ``path``: the run above, below it one bar a carrier, the longest delay at the top."""
+    figure = Figure(figsize=(9, 3.2 + 0.34 * len(answer) + 1.4), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=[3.2, 0.34 * len(answer) + 1.0])
+    _draw_run(above, toll)
+    _draw_answer(below, answer, names)
+    for axes in (above, below):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
+def _draw_run(axes: Axes, toll: Toll) -> None:
+    times, flights = [when for when, _ in toll.committed], [count for _, count in toll.committed]
+    axes.plot(times, flights, color=COMMITTED, drawstyle="steps-post", label="messages committed")
+    for number, when in enumerate(toll.kills):
+        axes.axvline(when, color=KILLED, linewidth=1, label="" if number else "killed in the middle of a commit")
+    for number, when in enumerate(toll.recoveries):
+        axes.axvline(when, color=RECOVERED, linewidth=1, linestyle="--", label="" if number else "recovered, goes on")
+    axes.set_xlabel("seconds")
+    axes.set_ylim(0)
+    axes.set_xlim(0)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.legend(loc="upper left", framealpha=1.0, edgecolor="none", fontsize=8)
+    axes.set_title("Flights committed to the queue, while their producer is killed", loc="left")
+
+
+def _draw_answer(axes: Axes, answer: Mapping[str, Delay], names: Mapping[str, str]) -> None:
+    carriers = list(reversed(ranked(answer)))
+    means = [delay.mean for _, delay in carriers]
+    axes.barh([names.get(code, code) for code, _ in carriers], means, color=COMMITTED)
+    for row, (mean, (_, delay)) in enumerate(zip(means, carriers, strict=True)):
+        label = f"{mean:.1f}  ({delay.flights:,} flights)"  # right of zero, clear of the names
+        axes.annotate(label, (max(mean, 0.0), row), (4, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_xlim(min(0.0, *means) * 1.1, max(1.0, *means) * 1.3)
+    axes.set_xlabel("mean departure delay, minutes")
+    axes.set_title("What Spark read from it, each message once: delays by carrier", loc="left")
 
 
 def _check_room(place: Path, flights: int) -> None:

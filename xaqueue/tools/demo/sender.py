@@ -11,15 +11,16 @@ for each transaction, how many it had.
 
 from __future__ import annotations
 
+import csv
 import faulthandler
 import os
 import signal
 import sys
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import xaqueue
@@ -34,20 +35,15 @@ STUCK_S = 180.0
 """Without a transaction for so long it ends, and says where each of its threads is."""
 
 
-class Fate:
-    """Kills this process at one step of one transaction."""
+def fate(step: str, number: int) -> Callable[[str, bytes, str], None]:
+    """What kills this process at one step of one transaction."""
+    numbers = count(1)
 
-    def __init__(self, step: str, number: int) -> None:
-        self._step = step
-        self._left = number
-        self._mutex = threading.Lock()
+    def on_step(now: str, _: bytes, participant: str) -> None:
+        if now == step and participant in ("", PAGES) and next(numbers) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    def on_step(self, step: str, gtrid: bytes, participant: str) -> None:
-        if step == self._step and participant in ("", PAGES):
-            with self._mutex:
-                self._left -= 1
-                if self._left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
+    return on_step
 
 
 def send(manager: xaqueue.TransactionManager) -> int:
@@ -58,7 +54,8 @@ def send(manager: xaqueue.TransactionManager) -> int:
             return 0
         columns, *lines = page.body.decode().splitlines()
         first = int(page.correlation_id)
-        for number, flight in enumerate(records.parsed(lines, columns.split(",")), first):
+        for number, row in enumerate(csv.DictReader(lines, columns.split(",")), first):
+            flight = records.body(row)
             tx[FLIGHTS].enqueue(FLIGHTS, flight, correlation_id=str(number), content_type="application/json")
     return len(lines)
 
@@ -81,8 +78,8 @@ def main(arguments: Sequence[str]) -> None:
     spaces = {name: partial(xaqueue.connect, Path(directory, name), sync=str(DEFAULT)) for name in (PAGES, FLIGHTS)}
     with ExitStack() as stack:
         pages, _ = [stack.enter_context(connect()) for connect in spaces.values()]
-        fate = Fate(step, int(number))
-        manager = xaqueue.TransactionManager(Path(directory, "decisions"), spaces, on_step=fate.on_step)
+        on_step = fate(step, int(number))
+        manager = xaqueue.TransactionManager(Path(directory, "decisions"), spaces, on_step=on_step)
         stack.enter_context(manager).recover()
         _say(f"left {sum(len(page.body.splitlines()) - 1 for page in pages.browse(PAGES))}")
         with ThreadPoolExecutor(THREADS, thread_name_prefix="sender") as pool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -30,13 +30,6 @@ Choice = dict[int, int]
 """Which version each sector has."""
 
 
-@dataclass(frozen=True)
-class _Write:
-    """Which sectors a write touched, and which version each has since."""
-
-    after: Mapping[int, int]
-
-
 @dataclass
 class FileContent:
     """A file's bytes now, and since its last sync."""
@@ -45,7 +38,8 @@ class FileContent:
     _synced: bytes = b""
     _versions: dict[int, list[bytes | None]] = field(default_factory=dict)
     """Of each sector written since the sync, oldest first; None where the file was not so long."""
-    _writes: list[_Write] = field(default_factory=list)
+    _writes: list[Choice] = field(default_factory=list)
+    """Since the sync: which version each sector has, of those that the write touched."""
     _cut: bytes | None = None
     """A new file that ends in the middle."""
     _lost: set[int] = field(default_factory=set)
@@ -67,7 +61,7 @@ class FileContent:
                 versions[sector].append(part)
                 after[sector] = 2
         made._versions = versions
-        made._writes.append(_Write(after))
+        made._writes.append(after)
         made._cut = data[: len(data) // 2]
         return made
 
@@ -89,7 +83,7 @@ class FileContent:
             if (written := _sector(self.now, sector)) != versions[-1]:
                 versions.append(written)
             after[sector] = len(versions) - 1
-        self._writes.append(_Write(after))
+        self._writes.append(after)
         self._forget()
 
     def sync(self) -> None:
@@ -100,7 +94,7 @@ class FileContent:
             synced = self._chosen(newest | dict.fromkeys(lost, 0))
         self._synced, self._cut = synced, None
         self._versions = {sector: self._versions[sector] for sector in lost}
-        self._writes = [_Write(lost)] if lost else []
+        self._writes = [lost] if lost else []
         self._forget()
 
     def lose(self) -> None:
@@ -140,7 +134,7 @@ class FileContent:
         first = max(0, len(self._writes) - LAST_WRITES)
         for count, write in enumerate(self._writes[first:], first):
             before, after = self._moment(count), self._moment(count + 1)
-            for lost in _ways(sorted(write.after)):
+            for lost in _ways(sorted(write)):
                 gone = {sector: before[sector] for sector in lost}
                 yield after | gone
                 if write is not self._writes[-1]:
@@ -154,7 +148,7 @@ class FileContent:
         """What each sector was after so many of the writes."""
         choice = dict.fromkeys(self._versions, 0)
         for write in self._writes[:count]:
-            choice.update(write.after)
+            choice.update(write)
         return choice
 
     def _chosen(self, choice: Choice) -> bytes:

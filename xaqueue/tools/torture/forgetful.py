@@ -10,9 +10,6 @@ It is the other side of ``xaqueue.storage.fs.FileSystem``. What a crash may leav
   it settles the loss and promises nothing about the new name.
 - The content of a new file may be whole, empty, short, or zeros. Every sector that is overwritten, of a file old or
   new, has any of the contents that it had since the last sync, whatever became of the others (``content``).
-- A sync that fails (``fail_after``) drops what it was to write: the pages count as clean, so that later syncs pass over
-  them, and reads show them as long as the power stays on. What is written there anew is synced as ever. Names are not
-  dropped: a file system that cannot write its own journal goes down as a whole.
 - A file that is in two places after a crash is one file with two names: what is written by one is read by the other,
   and its rename to its own other name does nothing.
 
@@ -24,45 +21,63 @@ from __future__ import annotations
 import errno
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from xaqueue.storage.fs import Room
-from xaqueue.tools.torture.content import FileContent
-from xaqueue.tools.torture.trees import ROOT, FileTree, NameChange, Names, Node, Survivors, apply, left_of, reach
+from xaqueue.tools.torture.content import FileContent, fingerprint
+
+ROOT = 0
+
+Names = dict[int, dict[str, int]]
+"""The names in each directory, and the number of the node that each stands for."""
 
 
-class Crashed(BaseException):
-    """The power is gone. No ``except Exception`` absorbs it."""
+@dataclass(frozen=True)
+class Tree:
+    """A file system at rest: the content of each file, None for a directory, by path."""
+
+    nodes: Mapping[str, bytes | None]
+    twins: Mapping[str, str] = field(default_factory=dict)
+    """Of a file with several names: by each but the first, the first."""
+
+    def key(self) -> frozenset[tuple[str, bytes | None]]:
+        """What is compared of it; long contents by their fingerprint."""
+        return frozenset((path, data if data is None else fingerprint(data)) for path, data in self.nodes.items())
 
 
-class Tree(FileTree):
-    """A file system at rest."""
+@dataclass(slots=True)
+class Node:
+    file: FileContent | None
+    """None for a directory."""
+    modified_ns: int = 0
 
-    def open(self, crash_after: int | None = None) -> ForgetfulFileSystem:
-        """A file system in which all of this is durable."""
-        return ForgetfulFileSystem(crash_after, self)
+    @property
+    def now(self) -> bytes | None:
+        """Its content, None for a directory."""
+        return None if self.file is None else self.file.now
+
+
+@dataclass(frozen=True, slots=True)
+class NameChange:
+    """One name that is added, or removed, and not synced. ``requires``: changes without which it does not survive."""
+
+    number: int
+    directory: int
+    name: str
+    node: int | None
+    requires: tuple[int, ...] = ()
 
 
 class ForgetfulFileSystem:
-    """The port in memory. ``crash_after``: how many calls that change or sync something are still done."""
+    """The port in memory. ``tree``: what is in it, durably."""
 
-    def __init__(self, crash_after: int | None = None, tree: Tree | None = None) -> None:
-        self.crash_after = crash_after
-        self.calls = 0
-        self.crashed = False
-        self.fail_after: int | None = None
-        """The first sync behind so many calls fails, once."""
-        self.fail_number = errno.EIO
-        self.failed = False
-        self.before_call: Callable[[], object] = lambda: None
-        """Is told before each call that changes or syncs something: it may look, or take a copy."""
+    def __init__(self, tree: Tree | None = None) -> None:
         self._nodes: dict[int, Node] = {ROOT: Node(None)}
         self._names: Names = {ROOT: {}}
         self._durable: Names = {ROOT: {}}
         self._pending: list[NameChange] = []
         self._numbers = itertools.count(1)
-        self._held: set[int] = set()
-        """Nodes whose content a copy has as well."""
         for path in sorted(tree.nodes if tree else ()):
             assert tree is not None
             self._settle(path, tree)
@@ -70,29 +85,18 @@ class ForgetfulFileSystem:
     # The port: what changes or syncs something
 
     def create(self, path: str, chunks: Sequence[bytes]) -> None:
-        self._call()
-        directory, name = self._place(path)
-        if name in self._names[directory]:
-            raise FileExistsError(errno.EEXIST, "exists", path)
-        self._add(directory, name, self._new(Node(FileContent.new(b"".join(chunks)))))
+        self._make(path, Node(FileContent.new(b"".join(chunks))))
 
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        self._call()
         directory, name = self._place(path)
-        number = self._names[directory].get(name)
-        if number is None:
-            number = self._new(Node(FileContent(b"")))
-            self._add(directory, name, number)
-        if self._nodes[number].file is None:
-            raise IsADirectoryError(errno.EISDIR, "is a directory", path)
-        self._own(number).overwrite(offset, b"".join(chunks))
+        if name not in self._names[directory]:
+            self._change(directory, name, self._new(Node(FileContent(b""))))
+        self._file(path).overwrite(offset, b"".join(chunks))
 
     def set_modified_ns(self, path: str, when_ns: int) -> None:
-        self._call()
         self._node(path).modified_ns = when_ns
 
     def rename(self, source: str, target: str) -> None:
-        self._call()
         old_directory, old_name = self._place(source)
         directory, name = self._place(target)
         number = self._number(source)
@@ -101,61 +105,41 @@ class ForgetfulFileSystem:
             return
         waiting = {(change.directory, change.name): change.number for change in self._pending}
         leading = [waiting[place] for place in self._steps_to(target) if place in waiting]
-        addition = self._add(directory, name, number)
-        self._remove(old_directory, old_name, (*leading, addition))
+        addition = self._change(directory, name, number)
+        self._change(old_directory, old_name, None, (*leading, addition))
 
     def unlink(self, path: str) -> None:
-        self._call()
-        if self._node(path).file is None:
-            raise IsADirectoryError(errno.EISDIR, "is a directory", path)
-        self._remove(*self._place(path))
+        self._file(path)
+        self._change(*self._place(path), None)
 
     def make_dir(self, path: str) -> None:
-        self._call()
-        directory, name = self._place(path)
-        if name in self._names[directory]:
-            raise FileExistsError(errno.EEXIST, "exists", path)
-        self._add(directory, name, self._new(Node(None)))
+        self._make(path, Node(None))
 
     def remove_dir(self, path: str) -> None:
-        self._call()
         if self.list(path):
             raise OSError(errno.ENOTEMPTY, "directory not empty", path)
-        self._remove(*self._place(path))
+        self._change(*self._place(path), None)
 
     def sync_file(self, path: str) -> None:
-        self._call()
-        file = self._own(self._number(path))
-        self._fail(path, file)
-        file.sync()
+        self._sync(path, [self._file(path)])
 
-    def sync_data(self, path: str) -> None:
-        self.sync_file(path)
+    sync_data = sync_file
 
     def sync_dir(self, path: str) -> None:
-        self._call()
         directory = self._directory(path)
-        self._fail(path)
-        for change in self._pending:
-            if change.directory == directory:
-                apply(self._durable, change)
+        self._sync(path, [])
+        _apply(self._durable, (change for change in self._pending if change.directory == directory))
         self._pending = [change for change in self._pending if change.directory != directory]
 
     def sync_all(self) -> None:
-        self._call()
         waiting = [number for number, node in self._nodes.items() if node.file is not None and not node.file.is_synced]
-        files = [self._own(number) for number in waiting]
-        self._fail("", *files)
-        for file in files:
-            file.sync()
-        for change in self._pending:
-            apply(self._durable, change)
+        self._sync("", [self._own(number) for number in waiting])
+        _apply(self._durable, self._pending)
         self._pending.clear()
 
     # The port: what only looks
 
     def read(self, path: str, size: int | None = None) -> bytes:
-        self._look()
         content = self._node(path).now
         if content is None:
             raise IsADirectoryError(errno.EISDIR, "is a directory", path)
@@ -165,18 +149,15 @@ class ForgetfulFileSystem:
         return len(self.read(path))
 
     def modified_ns(self, path: str) -> int:
-        self._look()
         return self._node(path).modified_ns
 
     def list(self, path: str) -> list[str]:
-        self._look()
         return sorted(self._names[self._directory(path)])
 
     def is_dir(self, path: str) -> bool:
         return self.exists(path) and self._node(path).file is None
 
     def exists(self, path: str) -> bool:
-        self._look()
         try:
             self._number(path)
         except FileNotFoundError:
@@ -184,7 +165,6 @@ class ForgetfulFileSystem:
         return True
 
     def hold_dir(self, path: str) -> None:
-        self._look()
         self._directory(path)
 
     def room(self) -> Room:
@@ -195,62 +175,72 @@ class ForgetfulFileSystem:
 
     # The crash
 
-    def copy(self) -> ForgetfulFileSystem:
-        """What a crash now would leave: the power goes there, while it goes on here."""
-        copy = ForgetfulFileSystem(self.calls)
-        copy.calls, copy.crashed, copy.failed = self.calls, True, self.failed
-        copy._nodes = {number: Node(node.file, node.modified_ns) for number, node in self._nodes.items()}
-        copy._names = {directory: dict(names) for directory, names in self._names.items()}
-        copy._durable = {directory: dict(names) for directory, names in self._durable.items()}
-        copy._pending = list(self._pending)
-        number = next(self._numbers)
-        self._numbers, copy._numbers = itertools.count(number), itertools.count(number)
-        copy._held, self._held = set(self._nodes), set(self._nodes)
-        return copy
-
     def tree_after_kill(self) -> Tree:
         """The process is gone and the power is not: every call that was made has happened."""
-        return _tree(left_of(reach(self._names, self._nodes), self._nodes))
-
-    def survive_kill(self, crash_after: int | None = None) -> None:
-        """As ``tree_after_kill``, here: the next process sees it all, and what was not synced still is not."""
-        self.crashed, self.crash_after = False, crash_after
-
-    def trees_after_crash(self, limit: int = 1 << 10, seed: int = 0) -> Iterator[Tree]:
-        """Trees that a power loss can leave now, none twice; all of them up to the limit (``Survivors.trees``)."""
-        return map(_tree, self._survivors().trees(limit, seed))
-
-    def some_trees_after_crash(self, count: int, dice: random.Random) -> Iterator[Tree]:
-        """Two extremes that a power loss can leave now, and so many of the others (``Survivors.some``)."""
-        return map(_tree, self._survivors().some(count, dice))
+        return self._tree(self._reach(self._names), {})
 
     def tree_by_chance(self, dice: random.Random) -> Tree:
         """One of the trees that a power loss can leave now."""
-        return _tree(self._survivors().by_chance(dice))
+        share = dice.random()
+        world = self._world(self._closed(frozenset(c.number for c in self._pending if dice.random() < share)))
+        return self._tree(world, {number: file.by_chance(dice) for number, file in self._files(world).items()})
 
-    def _survivors(self) -> Survivors:
-        return Survivors(self._nodes, self._durable, self._pending)
+    def barest_trees(self) -> Iterator[Tree]:
+        """No name that was not synced; every content as it is, and where there are several torn in one way."""
+        world = self._world(frozenset())
+        yield self._tree(world, {})
+        variants = {number: file.variants for number, file in self._files(world).items()}
+        yield self._tree(world, {number: left[1] for number, left in variants.items() if len(left) > 1})
+
+    def _closed(self, chosen: frozenset[int]) -> frozenset[int]:
+        """Without the changes that require one that did not survive."""
+        lost = {change.number for change in self._pending} - chosen
+        for change in self._pending:  # what a change requires was made before it
+            if change.number not in lost and not lost.isdisjoint(change.requires):
+                lost.add(change.number)
+        return frozenset(change.number for change in self._pending) - lost
+
+    def _world(self, chosen: frozenset[int]) -> dict[str, int]:
+        """The paths, and the node of each, where these changes of names survive."""
+        names = {directory: dict(inner) for directory, inner in self._durable.items()}
+        _apply(names, (change for change in self._pending if change.number in chosen))
+        return self._reach(names)
+
+    def _reach(self, names: Names) -> dict[str, int]:
+        """Every path from the root in its order, and the number of its node."""
+        found: dict[str, int] = {}
+        waiting = [("", ROOT)]
+        while waiting:
+            prefix, directory = waiting.pop()
+            for name, number in names[directory].items():
+                found[prefix + name] = number
+                if self._nodes[number].file is None:
+                    waiting.append((f"{prefix}{name}/", number))
+        return dict(sorted(found.items()))
+
+    def _files(self, world: Mapping[str, int]) -> dict[int, FileContent]:
+        return {number: file for number in world.values() if (file := self._nodes[number].file) is not None}
+
+    def _tree(self, world: Mapping[str, int], contents: Mapping[int, bytes]) -> Tree:
+        """These paths, each with the content of its node: as it is now, where nothing else is said."""
+        now = {path: contents.get(number, self._nodes[number].now) for path, number in world.items()}
+        twins: dict[str, str] = {}
+        if len(set(world.values())) < len(world):
+            first: dict[int, str] = {}
+            twins = {path: other for path, number in world.items() if (other := first.setdefault(number, path)) != path}
+        return Tree(now, twins)
 
     # Within
 
-    def _call(self) -> None:
-        self.before_call()
-        self._look()
-        if self.crash_after is not None and self.calls >= self.crash_after:
-            self.crashed = True
-            raise Crashed(f"before call {self.calls + 1}")
-        self.calls += 1
+    def _sync(self, path: str, files: Sequence[FileContent]) -> None:
+        for file in files:
+            file.sync()
 
-    def _fail(self, path: str, *files: FileContent) -> None:
-        if self.fail_after is not None and self.calls > self.fail_after:
-            self.fail_after, self.failed = None, True
-            for file in files:
-                file.lose()
-            raise OSError(self.fail_number, "sync failed", path)
-
-    def _look(self) -> None:
-        if self.crashed:
-            raise Crashed("nobody is there any more")
+    def _make(self, path: str, node: Node) -> None:
+        directory, name = self._place(path)
+        if name in self._names[directory]:
+            raise FileExistsError(errno.EEXIST, "exists", path)
+        self._change(directory, name, self._new(node))
 
     def _new(self, node: Node) -> int:
         number = next(self._numbers)
@@ -261,13 +251,15 @@ class ForgetfulFileSystem:
         return number
 
     def _own(self, number: int) -> FileContent:
-        """The content of a file that is about to change, apart from that of copies."""
-        node = self._nodes[number]
-        assert node.file is not None
-        if number in self._held:
-            self._held.remove(number)
-            node.file = node.file.copy()
-        return node.file
+        """The content of a file that is about to change."""
+        file = self._nodes[number].file
+        assert file is not None
+        return file
+
+    def _file(self, path: str) -> FileContent:
+        if self._node(path).file is None:
+            raise IsADirectoryError(errno.EISDIR, "is a directory", path)
+        return self._own(self._number(path))
 
     def _settle(self, path: str, tree: Tree) -> None:
         directory, name = self._place(path)
@@ -278,18 +270,13 @@ class ForgetfulFileSystem:
             number = self._new(Node(None if content is None else FileContent.durable(content)))
         self._names[directory][name] = self._durable[directory][name] = number
 
-    def _add(self, directory: int, name: str, node: int) -> int:
-        return self._change(directory, name, node, ())
-
-    def _remove(self, directory: int, name: str, requires: tuple[int, ...] = ()) -> None:
-        self._change(directory, name, None, requires)
-
-    def _change(self, directory: int, name: str, node: int | None, requires: tuple[int, ...]) -> int:
+    def _change(self, directory: int, name: str, node: int | None, requires: tuple[int, ...] = ()) -> int:
+        """The name is added, or removed where there is no node."""
         before = next((one for one in reversed(self._pending) if (one.directory, one.name) == (directory, name)), None)
         if before is not None:
             requires = (*requires, *before.requires)
         change = NameChange(next(self._numbers), directory, name, node, requires)
-        apply(self._names, change)
+        _apply(self._names, [change])
         self._pending.append(change)
         return change.number
 
@@ -321,5 +308,9 @@ class ForgetfulFileSystem:
         return number
 
 
-def _tree(left: FileTree) -> Tree:
-    return Tree(left.nodes, left.twins)
+def _apply(names: Names, changes: Iterable[NameChange]) -> None:
+    for change in changes:
+        if change.node is None:
+            names[change.directory].pop(change.name, None)
+        else:
+            names[change.directory][change.name] = change.node

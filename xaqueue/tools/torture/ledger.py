@@ -78,6 +78,23 @@ class Holdings:
     """What is wrong in itself, whatever was promised."""
 
 
+@dataclass
+class CrashTally:
+    """``tries``: kills, or trees that a power loss may leave; after ``faulty`` of them something was wrong."""
+
+    tries: int = 0
+    branches: int = 0
+    """Branches that were acknowledged."""
+    faulty: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def count(self, faults: Sequence[str]) -> None:
+        """One more try, and what was wrong after it."""
+        self.tries += 1
+        self.faulty += bool(faults)
+        self.faults += faults
+
+
 class Ledger:
     """Everything that was said so far. ``faults``: what cannot be."""
 

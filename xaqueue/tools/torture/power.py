@@ -8,7 +8,6 @@ by the engine, and held to what had been acknowledged by then.
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
 import os
 import random
@@ -27,8 +26,7 @@ from xaqueue.space.recovery.recover import open_space
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.hardening import Hardening
 from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
-from xaqueue.tools.torture.ledger import Ledger, Statement
-from xaqueue.tools.torture.verdict import CrashTally
+from xaqueue.tools.torture.ledger import CrashTally, Ledger, Statement
 from xaqueue.tools.torture.work import Worker, reopened
 
 P = ParamSpec("P")
@@ -42,7 +40,6 @@ WORKERS = (1, 3)
 LONGEST_PLAY_S = 5.0
 TREES = 8
 """Of one power loss: drawn from all there are, beside the barest."""
-BAREST = 2
 
 
 def survive_power_losses(scratch: Path, flags: str, seconds: float, seed: str) -> CrashTally:
@@ -50,9 +47,13 @@ def survive_power_losses(scratch: Path, flags: str, seconds: float, seed: str) -
     outcome = CrashTally()
     dice = random.Random(f"{seed}/power/{flags}")
     until = time.monotonic() + seconds
-    with _silence():
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # a space whose power is lost says so each time
+    try:
         while outcome.tries == 0 or time.monotonic() < until:
             _lose_power(scratch / "play", flags, dice, outcome)
+    finally:
+        logging.disable(before)
     return outcome
 
 
@@ -65,18 +66,10 @@ def _lose_power(place: Path, flags: str, dice: random.Random, outcome: CrashTall
         play.run()
         outcome.branches += play.ledger.heard["acked"]
         outcome.faults += play.ledger.faults
-        for tree in _trees(play.port, dice):
+        drawn = (play.port.model.tree_by_chance(dice) for _ in range(TREES))
+        for tree in {tree.key(): tree for tree in (*play.port.model.barest_trees(), *drawn)}.values():
             with laid_out(tree, place / "left") as left:
                 outcome.count(play.ledger.judge(reopened(left, flags, play.ledger.decided())))
-
-
-def _trees(port: RecordingFileSystem, dice: random.Random) -> Iterator[Tree]:
-    seen = set()
-    drawn = (port.model.tree_by_chance(dice) for _ in range(TREES))
-    for tree in itertools.chain(itertools.islice(port.model.trees_after_crash(0), BAREST), drawn):
-        if (key := tree.key()) not in seen:
-            seen.add(key)
-            yield tree
 
 
 class _Play:
@@ -130,18 +123,6 @@ class _Play:
                 self.port.lost.set()
 
 
-@contextmanager
-def _silence() -> Iterator[None]:
-    """A space whose power is lost says so each time."""
-    log = logging.getLogger("xaqueue")
-    before = log.level
-    log.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-
-
 class PowerLost(OSError):
     """Every call since then."""
 
@@ -158,7 +139,7 @@ class RecordingFileSystem:
 
     def __init__(self, root: Path, *, keep_unsynced: bool) -> None:
         self.real = real = DirectoryFileSystem(root, keep_unsynced=keep_unsynced)
-        self.model: ForgetfulFileSystem = tree_in(root).open()
+        self.model = ForgetfulFileSystem(tree_in(root))
         self.guard = threading.Lock()
         self.lost = threading.Event()
         self._left: int | None = None

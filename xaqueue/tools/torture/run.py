@@ -1,6 +1,7 @@
 """A torture: every level of hardening, killed and without power, in a directory that is left as it was.
 
-A child is killed at random moments, started again on what it left, and at last everything is counted.
+A child is killed at random moments, started again on what it left, and at last everything is counted. The outcomes
+say which flags are safe in a directory against a kill, and which against power loss.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from xaqueue.errors import DiskFull
 from xaqueue.space.owner import open
 from xaqueue.storage.hardening import Hardening
-from xaqueue.tools.torture.ledger import Ledger, Statement
+from xaqueue.tools.torture.ledger import CrashTally, Ledger, Statement
 from xaqueue.tools.torture.power import made, survive_power_losses
-from xaqueue.tools.torture.verdict import CrashTally, Result
 from xaqueue.tools.torture.work import NO_ROOM, reopened
 
 LEVELS = ("JOURNAL", "FSYNC;DSYNC", "FDATASYNC;DSYNC", "FSYNC", "FDATASYNC", "DSYNC", "NONE")
@@ -35,7 +36,35 @@ LONGEST_RECOVERY_S = 0.6
 LONGEST_START_S = 60.0
 """A child that is not to be killed while it recovers has so long to begin its work."""
 
+SHOWN = 5
+"""Faults of one outcome that are shown; the rest are counted."""
+
 Child = subprocess.Popen[bytes]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one level of hardening."""
+
+    flags: str
+    killed: CrashTally
+    power: CrashTally
+
+    @property
+    def promises_power(self) -> bool:
+        """Whether an acknowledged step is to survive a power loss."""
+        level = Hardening.parse(self.flags)
+        return level.journal or (bool(level.content) and level.directories)
+
+    @property
+    def kept(self) -> bool:
+        """Whether everything that the level promises was kept."""
+        return not self.killed.faults and not (self.promises_power and self.power.faults)
+
+    @property
+    def safe(self) -> bool:
+        """Whether nothing was lost by a power loss, either, and that is no luck."""
+        return self.kept and self.promises_power
 
 
 def run(
@@ -70,11 +99,10 @@ def survive_kills(space: Path, flags: str, seconds: float, seed: str) -> CrashTa
     while outcome.tries == 0 or time.monotonic() < until:
         name = f"{outcome.tries}"
         command = [sys.executable, "-m", "xaqueue.tools.torture.work", str(space), flags, name, seed, str(THREADS)]
-        life = Life(command, kill, dice.uniform(0.0, LONGEST_WORK_S))
-        if dice.random() < IN_RECOVERY:
-            life = Life(command, kill, life.work_s, dice.uniform(0.1, LONGEST_RECOVERY_S))
+        work_s = dice.uniform(0.0, LONGEST_WORK_S)
+        start_s = dice.uniform(0.1, LONGEST_RECOVERY_S) if dice.random() < IN_RECOVERY else LONGEST_START_S
         try:
-            life.run(ledger)
+            Life(command, kill, work_s, start_s).run(ledger)
         except LifeFailed as failed:
             if failed.code == NO_ROOM:
                 raise DiskFull(f"no room to work in: {failed}") from None
@@ -133,7 +161,7 @@ class Life:
         assert child.stdout is not None
         pipe, until, stopped, rest = child.stdout.fileno(), time.monotonic() + self.start_s, False, b""
         left = self.start_s
-        while _is_ready(pipe, left):
+        while select.select([pipe], [], [], left)[0]:
             heard = os.read(pipe, 1 << 16)
             if not heard:
                 raise EOFError
@@ -153,12 +181,65 @@ class Life:
         return stopped
 
 
-def _is_ready(pipe: int, within_s: float) -> bool:
-    return bool(select.select([pipe], [], [], within_s)[0])
-
-
 def kill(child: Child) -> None:
     """Raises EOFError where it had ended by itself just before."""
     child.kill()
     if child.wait() != -signal.SIGKILL:
         raise EOFError
+
+
+def is_safe(results: Sequence[Result]) -> bool:
+    return all(result.kept for result in results)
+
+
+def rows(results: Sequence[Result]) -> Iterator[tuple[str, str, str]]:
+    """Flags; what a kill did; what a power loss did, by the rules."""
+    for result in results:
+        killed, power = result.killed, result.power
+        after = f"{killed.tries:,} kills, {killed.branches:,} branches"
+        survived = f"LOSES ({after})" if killed.faults else f"safe ({after})"
+        trees = f"{power.faulty:,} of {power.tries:,} outcomes"
+        if not power.faults:
+            lost = f"safe ({power.tries:,} outcomes)" if result.promises_power else f"not promised (lost in {trees})"
+        else:
+            lost = f"LOSES (in {trees})" if result.promises_power else f"loses, as it says (in {trees})"
+        yield result.flags, survived, lost
+
+
+def lines(results: Sequence[Result]) -> Iterator[str]:
+    """The verdict in sentences, below the rows."""
+    for result in results:
+        for what, outcome in (("a kill", result.killed), ("a power loss", result.power)):
+            if outcome.faults and (what == "a kill" or result.promises_power):
+                yield f"{result.flags} breaks its promise after {what}:"
+                yield from (f"  {fault}" for fault in outcome.faults[:SHOWN])
+                if len(outcome.faults) > SHOWN:
+                    yield f"  and {len(outcome.faults) - SHOWN:,} more"
+    for result in results:
+        if not result.promises_power and result.power.faults:
+            yield f"{result.flags}, by the rules of a power loss: for example {result.power.faults[0]}"
+    yield f"safe here against a kill: {_named(result for result in results if not result.killed.faults)}"
+    yield f"safe here against power loss, by the rules: {_named(result for result in results if result.safe)}"
+    yield "by the rules: what was synced is there, of the rest any part; whether syncs here are honest, `iotest` judges"
+
+
+def as_dict(results: Sequence[Result], seed: str) -> dict[str, Any]:
+    """For programs."""
+    return {
+        "seed": seed,
+        "safe": is_safe(results),
+        "levels": [
+            {
+                "flags": result.flags,
+                "promises_power_loss": result.promises_power,
+                "kept": result.kept,
+                "kills": asdict(result.killed) | {"faults": result.killed.faults[:SHOWN]},
+                "power_losses": asdict(result.power) | {"faults": result.power.faults[:SHOWN]},
+            }
+            for result in results
+        ],
+    }
+
+
+def _named(results: Iterator[Result]) -> str:
+    return ", ".join(result.flags for result in results) or "none"

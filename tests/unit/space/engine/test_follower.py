@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import xaqueue
 from support.bare_space import bare_space
+from support.forgetful import ForgetfulFileSystem, Tree
 from support.journal_log_scene import DIRECTORIES, MARK, RANGE, LoggedDirectories, directories
 from xaqueue.errors import ResourceFailed
 from xaqueue.message import MessageId
@@ -29,7 +30,6 @@ from xaqueue.space.model.layout import parse_watermark
 from xaqueue.space.owner.open import attach
 from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.journal_format import Entry
-from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.xid import Xid
 
 PATIENCE_S = 30.0

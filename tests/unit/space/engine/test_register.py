@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.crash_level import LAGGING, open_space
+from support.forgetful import Crashed, Tree
 from xaqueue.errors import ResourceFailed, RetryLater
 from xaqueue.message import MessageId
 from xaqueue.space.engine import register
@@ -24,7 +25,6 @@ from xaqueue.space.model import layout
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.layout import ACTIVE, TRIES
 from xaqueue.space.offline.check import check
-from xaqueue.tools.torture.forgetful import Crashed, Tree
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 

@@ -11,6 +11,7 @@ import pytest
 
 import xaqueue
 from support.bare_space import ANY_QUEUE
+from support.forgetful import Tree
 from support.served import ServerThread
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, QueueReserved, UnknownQueue
@@ -25,7 +26,6 @@ from xaqueue.space.offline.findings import Severity
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import open
 from xaqueue.space.recovery.recover import open_space
-from xaqueue.tools.torture.forgetful import Tree
 from xaqueue.xid import Xid
 
 STREAM, OTHER = "query#8c1", "query#f00"

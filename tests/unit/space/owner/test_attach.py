@@ -18,6 +18,7 @@ from uuid import UUID
 import pytest
 
 import xaqueue
+from support.forgetful import Crashed, Tree
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.space.model import layout
 from xaqueue.space.model.format import read_format, why_behind
@@ -28,7 +29,6 @@ from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.lock import FileLock
 from xaqueue.storage.owner_file import write_owner_file
 from xaqueue.tm.log_directory import open_log
-from xaqueue.tools.torture.forgetful import Crashed, Tree
 
 
 def files_of(root: Path) -> dict[Path, tuple[int, bytes]]:
