@@ -26,14 +26,21 @@ DURABLE = "FDATASYNC;DSYNC"
 
 
 class FaultyFileSystem(DirectoryFileSystem):
-    """The real one, but calls on some paths end in an error. ``faults``: (call, path prefix) to errno."""
+    """The real one, but calls on some paths end in an error. ``faults``: (call, path prefix) to errno.
+
+    ``meanwhile``: (call, path prefix) to what happens before the first such call, once.
+    """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         super().__init__(root)
         self.faults: dict[tuple[str, str], int] = {}
+        self.meanwhile: dict[tuple[str, str], Callable[[], object]] = {}
         self.struck: list[tuple[str, str]] = []
 
     def strike(self, call: str, path: str) -> None:
+        for name, prefix in list(self.meanwhile):
+            if name == call and path.startswith(prefix):
+                self.meanwhile.pop((name, prefix))()
         for (name, prefix), number in self.faults.items():
             if name == call and path.startswith(prefix):
                 self.struck.append((call, path))

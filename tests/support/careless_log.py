@@ -102,6 +102,7 @@ WITHIN = frozenset(
     {
         *("synced", "Threads.run", "Space.put", "Space.sync_all", "Journal._sync", "_settle", "Journal._overwrite"),
         *("Journal._write_own", "_careless_sync"),
+        *("GroupCommit.perform", "GroupCommit._lead", "DirectoryLog._harden"),
         *("harden", "stage", "sync_contents", "sync_names", "_sync_contents", "_sync_names", "_sync", "_sync_all"),
     }
 )

@@ -93,7 +93,6 @@ def _commit(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
     def publish() -> None:
         for branch in branches:
             commit.publish_commit(space, branch)
-            space.finish_locked(branch, Outcome.COMMITTED)
 
     try:
         space.log.perform(plan, publish)
@@ -101,6 +100,9 @@ def _commit(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
         for branch in branches:
             commit.forget_numbers(space, branch)
         raise
+    with space.lock:
+        for branch in branches:
+            space.finish_locked(branch, Outcome.COMMITTED)
     for branch in branches:
         if branch.damage:
             commit.resolve_damage(space, branch.xid)

@@ -93,12 +93,8 @@ def commit(space: Space, branch: Branch, *, outcome: Outcome = Outcome.COMMITTED
         step = Step.ONE_PHASE
         _harden_unprepared(space, branch)
 
-    def publish() -> None:
-        publish_commit(space, branch)
-        space.finish_locked(branch, outcome)
-
     try:
-        space.log.perform(partial(commit_change, space, branch, step), publish)
+        space.log.perform(partial(commit_change, space, branch, step), partial(publish_commit, space, branch))
     except RetryLater as full:
         forget_numbers(space, branch)
         if not isinstance(full, CommitPending):
@@ -107,6 +103,8 @@ def commit(space: Space, branch: Branch, *, outcome: Outcome = Outcome.COMMITTED
         if branch.branch_block is not None:
             branch.branch_block.path = block_path(PREPARED, branch.name, COMMIT)
         raise
+    with space.lock:  # its files are gone: another branch may have its name
+        space.finish_locked(branch, outcome)
 
 
 def _harden_unprepared(space: Space, branch: Branch) -> None:

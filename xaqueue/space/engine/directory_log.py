@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 from xaqueue.errors import Error, RetryLater
 from xaqueue.space.engine.log import STEP_FILES, CommitPending
@@ -55,6 +56,12 @@ class _Touched:
 
 
 _COMMITS = frozenset({Kind.COMMIT, Kind.ONE_PHASE, Kind.BATCH})
+
+
+class _Names(NamedTuple):
+    """A step that only syncs these directories, in this order, behind all that others in its round have moved."""
+
+    directories: Sequence[str]
 
 
 class DirectoryLog(GroupCommit):
@@ -132,7 +139,8 @@ class DirectoryLog(GroupCommit):
     def stage(self, path: str, head: bytes, body: bytes) -> None:
         staged, directory = staged_path(path), path.rpartition("/")[0]
         if not self.fs.is_dir(directory):
-            self.fs.make_dir(directory)
+            with suppress(FileExistsError):
+                self.fs.make_dir(directory)
             self.sync_names((directory.rpartition("/")[0],))
         discard(self.fs, staged)
         self.fs.create(staged, [head, body] if body else [head])
@@ -193,12 +201,13 @@ class DirectoryLog(GroupCommit):
             for step in group:
                 try:
                     step.planned = step.plan() if callable(step.plan) else step.plan
-                    if step.planned is not None:
+                    if type(step.planned) is Change:
                         self._carry_out(step.planned, touched)
                 except Error as error:
                     step.error = error
         self._sync(touched)
-        decided = [step for step in group if step.error is None and step.planned is not None and step.planned.point]
+        self._sync_names(path for step in group if type(step.planned) is _Names for path in step.planned.directories)
+        decided = [step for step in group if step.error is None and type(step.planned) is Change and step.planned.point]
         if decided:
             touched = _Touched()
             with self._lock:
@@ -294,11 +303,7 @@ class DirectoryLog(GroupCommit):
                 self._sync_content(path)
         if not self._directories:
             return
-        targets, sources = touched.targets, touched.sources
-        gaining = [path for path in targets if path not in sources]
-        both = [path for path in targets if path in sources]
-        losing = [path for path in sources if path not in targets]
-        self._sync_names((*gaining, *both, *losing))
+        self._sync_names(sorted({**touched.targets, **touched.sources}, key=_rank))
 
     def _tidy(self, change: Change) -> None:
         """What may go at any time. Where that is all that the change does, it may find no room."""
@@ -354,15 +359,17 @@ class DirectoryLog(GroupCommit):
         self.check()
         if not self._directories:
             return
-        try:
-            self._waiting.run(partial(self._sync_names, directories))
-        except OSError as error:
-            self.fail(error)
-            raise self._failed() from error
+        super().perform(_Names(directories))
 
     def _sync_names(self, directories: Iterable[str]) -> None:
         for path in directories:
             self.fs.sync_dir(path)
+
+
+def _rank(directory: str) -> int:
+    """A file goes from active/ to prepared/, from there to committed/, and on to archive/: targets first."""
+    top = directory.partition("/")[0]
+    return {layout.ARCHIVE: 0, layout.PREPARED: 2, ACTIVE: 3}.get(top, 1)
 
 
 def staged_path(path: str) -> str:

@@ -14,8 +14,10 @@ limit is refused.
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -37,7 +39,7 @@ KEPT_BYTES = 1024 * 1024
 BLOCK_BYTES = 1024
 """More than a record holds of a block beside its message."""
 PENDING_BYTES = 32 * 1024 * 1024
-PENDING_CHANGES = 16 * 1024
+PENDING_FILES = 16 * 1024
 """Whoever adds a block beyond either follows first."""
 LAG_S = 0.05
 """What has been pending so long, or at most twice as long, is followed in the background."""
@@ -75,7 +77,7 @@ class JournalLog(JournalCommit):
         self._kept_bytes = min(KEPT_BYTES, journal.largest_bytes)
         self._pending: list[Sequence[Op]] = []
         """What was published and is not followed yet, in the order of the log."""
-        self._pending_bytes = 0
+        self._pending_bytes = self._pending_files = 0
         self._upto = journal.position
         """The LSN behind the last change that was published."""
         self.followed = journal.position
@@ -86,6 +88,10 @@ class JournalLog(JournalCommit):
         self._cache: OrderedDict[str, Op] = OrderedDict()
         self._cached_bytes = 0
         self._following = threading.Lock()
+        self._spilling = threading.Lock()
+        """Held while a block goes to active/: two sessions may find at once that it has to."""
+        self._dropped: Counter[str] = Counter()
+        """By path, how many DROPs of it the directories lack: what stands there is another file, or none."""
         self.notify: Callable[[], None] = lambda: None
         """Called when something is pending after nothing was."""
         self.retry: Callable[[OSError, Callable[[], object]], None] = _give_up
@@ -98,7 +104,7 @@ class JournalLog(JournalCommit):
     # Blocks of active branches
 
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
-        if self._pending_bytes > PENDING_BYTES or len(self._pending) > PENDING_CHANGES:
+        if self._pending_bytes > PENDING_BYTES or self._pending_files > PENDING_FILES:
             self.settle()
         size = len(head) + len(body) + BLOCK_BYTES
         if branch.kept_bytes + size <= self._kept_bytes:
@@ -124,8 +130,9 @@ class JournalLog(JournalCommit):
     def _spill(self, branch: Branch) -> None:
         try:
             for written in list(branch.blocks):
-                if written.content is not None and not written.path:
-                    self._write(branch, written, *written.content)
+                with self._spilling:
+                    if written.content is not None and not written.path:
+                        self._write(branch, written, *written.content)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -195,6 +202,7 @@ class JournalLog(JournalCommit):
             self.notify()
         ops = change.all_ops if change.point or change.rest else change.ops
         self._pending.append(ops)
+        self._pending_files += len(ops)
         held = self._held
         for op in ops:
             code = op[0]
@@ -207,10 +215,12 @@ class JournalLog(JournalCommit):
             elif code == MOVE:
                 if op[1] in held:
                     held[op[2]] = held.pop(op[1])
-            elif op[1] in held:
-                del held[op[1]]
-            elif op[1] in self._cache:
-                self._let_go(op[1])
+            else:
+                self._dropped[op[1]] += 1
+                if op[1] in held:
+                    del held[op[1]]
+                elif op[1] in self._cache:
+                    self._let_go(op[1])
 
     def _let_go(self, path: str) -> None:
         put = self._cache.pop(path)
@@ -235,12 +245,11 @@ class JournalLog(JournalCommit):
             data: bytes = put[2] + put[3]
             return data
         self.misses += 1
+        if path not in self._dropped:
+            with suppress(FileNotFoundError):
+                return read_block(self.fs, path)
         try:
-            return read_block(self.fs, path)
-        except FileNotFoundError:
-            pass
-        try:
-            self.settle()  # it may be there under the name that it had before
+            self.settle()  # it may be there under the name that it had before, or an earlier file of this name
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -251,7 +260,10 @@ class JournalLog(JournalCommit):
         """From where it stands as long as there is no room for its move."""
         with self._lock:
             pending = list(self._pending)
-        want = final_states(pending).get(path)
+        final = final_states(pending)
+        want = final.get(path)
+        if want is None and path in final:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         for place in want.places if isinstance(want, Moved) else ():
             with suppress(FileNotFoundError):
                 return read_block(self.fs, place)
@@ -294,24 +306,24 @@ class JournalLog(JournalCommit):
         self._do(turn)
         for queue, watermark in turn.marks.items():
             self._mark(queue, watermark)
-        redo.apply_removals(self.fs, turn.final, turn.left)
+        redo.apply_removals(self.fs, turn.gone, turn.left)
 
     def _do(self, turn: _Turn) -> None:
         """What goes makes room for what comes, and there may be a reserve. The journal has both, in their order."""
         try:
-            self.made += redo.apply(self.fs, turn.left)
+            self.made += redo.apply(self.fs, turn.left, turn.gone)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
         else:
             return
-        redo.apply_removals(self.fs, turn.final, turn.left)
+        redo.apply_removals(self.fs, turn.gone, turn.left)
         try:
-            self.made += redo.apply(self.fs, turn.left)
+            self.made += redo.apply(self.fs, turn.left, turn.gone)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            self.retry(error, lambda: redo.apply(self.fs, turn.left))
+            self.retry(error, lambda: redo.apply(self.fs, turn.left, turn.gone))
 
     def _mark(self, queue: str, watermark: Watermark) -> None:
         path = layout.watermark_path(queue)
@@ -330,9 +342,18 @@ class JournalLog(JournalCommit):
         """All but what is ``left`` of it is followed; what that put is only cached from now on, unless a later change
         has put it again.
         """
+        put_bytes = _put_bytes(left) - _put_bytes(turn.changes)
+        count = sum(map(len, left)) - sum(map(len, turn.changes))
+        dropped = Counter(_drops(left))
+        dropped.subtract(_drops(turn.changes))
         with self._lock:
             self._pending[: len(turn.changes)] = left
-            self._pending_bytes += _put_bytes(left) - _put_bytes(turn.changes)
+            self._pending_bytes += put_bytes
+            self._pending_files += count
+            for path, difference in dropped.items():
+                self._dropped[path] += difference
+                if not self._dropped[path]:
+                    del self._dropped[path]
             for path, want in turn.final.items():
                 put = self._held.get(path)
                 if put is None or want is None or path in turn.left:
@@ -399,6 +420,8 @@ class _Turn:
         self.final = final_states(changes)
         self.left = {path: want for path, want in self.final.items() if want is not None}
         """What is still to be made."""
+        self.gone = dict.fromkeys(path for path, want in self.final.items() if want is None)
+        """What is still to be removed."""
 
     def rest(self) -> list[Op]:
         """One change that comes to what is not done."""
@@ -408,7 +431,11 @@ class _Turn:
                 ops.append((MOVE, want.places[-1], path, want.when_us))
             else:
                 ops.append((PUT, path, want.head, want.body, want.when_us))
-        return ops + [(DROP, path) for path, want in self.final.items() if want is None]
+        return ops + [(DROP, path) for path in self.gone]
+
+
+def _drops(changes: Iterable[Sequence[Op]]) -> Iterator[str]:
+    return (op[1] for ops in changes for op in ops if op[0] == DROP)
 
 
 def _put_bytes(changes: Iterable[Sequence[Op]]) -> int:

@@ -43,16 +43,17 @@ class _Move(NamedTuple):
     when_us: int
 
 
-def apply(fs: FileSystem, left: dict[str, Content | Moved]) -> int:
+def apply(fs: FileSystem, left: dict[str, Content | Moved], gone: dict[str, None]) -> int:
     """Does in the directories what changes come to, behind a space that works: files stand where they were left.
 
-    What is done is struck out, so that it may be called again where it found no room; what goes is left to
-    ``apply_removals``. Returns how many files it made. Raises OSError.
+    What is done is struck out, so that it may be called again where it found no room; what is ``gone`` in the end is
+    left to ``apply_removals``. Returns how many files it made. Raises OSError.
     """
     made = 0
     for path, want in list(left.items()):  # a file leaves its place before another one takes that
         if isinstance(want, Moved):
             _follow(fs, want.places[-1], path)
+            gone.pop(want.places[-1], None)  # from here on that is another file's name
             if want.when_us:
                 fs.set_modified_ns(path, want.when_us * 1000)
         else:
@@ -66,17 +67,18 @@ def apply_ops(fs: FileSystem, ops: Sequence[Op]) -> None:
     """As ``apply``, all of them."""
     final = final_states([ops])
     left = {path: want for path, want in final.items() if want is not None}
-    apply(fs, left)
-    apply_removals(fs, final, left)
+    gone = dict.fromkeys(path for path, want in final.items() if want is None)
+    apply(fs, left, gone)
+    apply_removals(fs, gone, left)
 
 
-def apply_removals(fs: FileSystem, final: Final, keep: dict[str, Content | Moved]) -> None:
+def apply_removals(fs: FileSystem, gone: dict[str, None], keep: dict[str, Content | Moved]) -> None:
     """As ``apply``, of what is gone in the end; the places of what ``keep`` is still to move stay."""
     places = {place for want in keep.values() if isinstance(want, Moved) for place in want.places}
-    for path, want in final.items():
-        if want is None and path not in places:
-            with suppress(FileNotFoundError):  # it never was a file, or somebody was faster
-                fs.unlink(path)
+    for path in [path for path in gone if path not in places]:
+        with suppress(FileNotFoundError):  # it never was a file, or somebody was faster
+            fs.unlink(path)
+        del gone[path]
 
 
 def _create(fs: FileSystem, path: str, content: Content) -> None:
@@ -170,10 +172,10 @@ def _planned(fs: FileSystem, wanted: Final) -> tuple[list[_Move], dict[str, str]
     for path, want in wanted.items():
         if not isinstance(want, Moved):
             continue
-        source: str | None = path
-        if path in left or not is_sound(_read(fs, path)):
-            places = (place for place in want.places if place not in left)
-            source = next((place for place in places if is_that(fs, place, path)), None)
+        places = [place for place in (path, *want.places) if place not in left]
+        if path.startswith(layout.PREPARED):  # which an earlier branch of this name may have left there
+            places.sort(key=lambda place: place == path)
+        source = next((place for place in places if is_that(fs, place, path)), None)
         if source is None:
             how = "is damaged" if fs.exists(path) else "is nowhere"
             lost[path] = f"{path}, which was {want.places[-1]} once, {how}: the journal has only its name"

@@ -126,8 +126,14 @@ class RedoView(ReadOnlyFileSystem):
         raise FileNotFoundError(path)
 
     def _places(self, path: str, last: Content | Moved | None) -> tuple[str, ...]:
-        """Where it may stand, in the end and on its way there: twice in the end, where it may come meanwhile."""
-        return () if last is None else (path, *(last.places if isinstance(last, Moved) else ()), path)
+        """Where it may stand, in the end and on its way there: twice in the end, where it may come meanwhile.
+
+        An earlier branch of the same name may have left another file in prepared/: its way there comes first.
+        """
+        if last is None:
+            return ()
+        before = last.places if isinstance(last, Moved) else ()
+        return (*before, path) if path.startswith(layout.PREPARED) else (path, *before, path)
 
     def _place(self, path: str) -> str | None:
         """Where the file stands; None where it is gone, or in the journal only."""

@@ -377,8 +377,10 @@ class _Recovery:
                 queue.remove_empty_ranges(self.fs)
             used = [queue for queue in queues if queue.reserved]  # of the others there is nothing to publish
             for queue in used:
-                queue.published = max(queue.published, highest.get(queue.name, 0))
-                queue.write_watermark(self.fs)
+                found = highest.get(queue.name, 0)
+                queue.published = max(queue.published, found)
+                mark = queue.watermark._replace(published=found) if space.log.is_atomic and found else queue.watermark
+                self.fs.write_at(layout.watermark_path(queue.name), 0, [layout.format_watermark(mark)])
         space.log.sync_contents([layout.watermark_path(queue.name) for queue in used])
         space.log.sync_names([layout.queue_path(queue.name) for queue in used])
 

@@ -271,13 +271,26 @@ def test_a_read_that_the_follower_overtakes_finds_the_new_name(moves: int) -> No
 
 
 def test_who_adds_to_too_much_that_is_pending_follows_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_log, "PENDING_CHANGES", 2)
+    monkeypatch.setattr(journal_log, "PENDING_FILES", 2)
     fs = directories()
     log = LoggedDirectories(fs)
     for name in "abcd":
         log.add(branch(), Written(1, Block.ENQUEUE, "q", MessageId(bytes(16)), 0), b"head", b"")
         log.do((PUT, f"{RANGE}/{name}", b"x", b"", 0))
     assert fs.list(RANGE) == ["a", "b", "c"]
+
+
+def test_too_much_that_is_pending_is_counted_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in changes, of which one may put thousands."""
+    monkeypatch.setattr(journal_log, "PENDING_FILES", 20)
+    log = LoggedDirectories(directories())
+    adding = branch()
+    for change in range(3):
+        log.add(adding, Written(1, Block.ENQUEUE, "q", MessageId(bytes(16)), 0), b"head", b"")
+        assert log.pending == (change > 0)
+        log.do(*((PUT, f"{RANGE}/{change}.{number}", b"x", b"", 0) for number in range(10)))
+    log.add(adding, Written(1, Block.ENQUEUE, "q", MessageId(bytes(16)), 0), b"head", b"")
+    assert not log.pending
 
 
 def test_a_large_branch_of_the_same_name_may_follow_at_once(tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
-from xaqueue.errors import Error, ProtocolError, ResourceFailed, RolledBack
+from xaqueue.errors import DiskLow, Error, ProtocolError, ResourceFailed, RolledBack
 from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
 from xaqueue.space.model.index import Entry
+from xaqueue.storage.fs import Room
 from xaqueue.storage.group_commit import Step
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
@@ -272,3 +274,44 @@ def test_a_dequeue_that_waits_for_what_never_comes_does_not_spin(
     session.start(X)
     assert session.dequeue("q", wait_s=0.3, message_id=found, correlation_id=b"foreign") is None
     assert 1 <= turns <= 5
+
+
+@pytest.mark.parametrize("sync", ["NONE", DURABLE])
+def test_two_that_make_the_first_tries_of_a_queue_fence_nothing(tmp_path: Path, sync: str) -> None:
+    """Both find no directory for them, and both make it."""
+    with bare_space(tmp_path / "space", sync) as bare:
+        bare.put("q", b"1", b"2")
+        first, second = bare.connect(), bare.connect()
+        assert first.dequeue("q") is not None
+        assert second.dequeue("q") is not None
+        bare.fs.meanwhile["make_dir", f"{layout.queue_path('q')}/.retries"] = second.rollback
+        first.rollback()
+        assert not bare.fs.meanwhile
+        assert bare.space.failure is None
+        assert [entry.tries for entry in bare.space.queues["q"].index.entries(-1)] == [1, 1]
+
+
+def test_two_that_write_what_a_branch_keeps_in_memory_fence_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Low on disk: whoever enqueues has the blocks of all branches written, that of a session which does so too."""
+    with bare_space(tmp_path / "space", "JOURNAL") as bare:
+        first, second = Session(bare.space), Session(bare.space)
+        first.start(X)
+        second.start(Y)
+        second.enqueue("q", b"1")
+        monkeypatch.setattr(bare.fs, "room", lambda: Room(1 << 20, 1 << 40, 1 << 20, 1 << 21))
+        bare.space.room._look_soon()
+        calls: list[tuple[threading.Thread, list[Error]]] = []
+
+        def again() -> None:
+            calls.append(begun(lambda: second.enqueue("q", b"2")))
+            calls[0][0].join(0.2)
+
+        bare.fs.meanwhile["create", layout.ACTIVE] = again
+        with pytest.raises(DiskLow):
+            first.enqueue("q", b"3")
+        ((thread, told),) = calls
+        thread.join(LIMIT_S)
+        assert bare.space.failure is None
+        assert [type(error) for error in told] == [DiskLow]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -333,3 +333,32 @@ def test_what_is_open_for_reading_only_answers_for_no_branch(tmp_path: Path) -> 
     assert told == []
     assert b"first" in [message.body for message in session.browse("orders")]
     session.close()
+
+
+def test_a_watermark_tells_of_no_message_that_the_directories_lack(tmp_path: Path) -> None:
+    """What is committed while the space loads stands in the journal only, until the directories follow."""
+    ahead: list[int] = []
+
+    class Watched(FaultyFileSystem):
+        def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+            super().write_at(path, offset, chunks)
+            if path == layout.watermark_path("q"):
+                mark = layout.parse_watermark(b"".join(chunks))
+                assert mark is not None
+                standing = [int(file.name.partition(".")[0], 16) for file in bare.messages("q")]
+                ahead.extend({mark.published} - {0, *standing})
+
+    with bare_space(tmp_path / "space", "JOURNAL") as bare:
+        bare.put("q", b"1")
+        xid = bare.prepare("doubtful", add=[("q", b"2")])
+        bare.space.checkpoint()
+        bare.crash()
+        bare.fs = Watched(bare.root)
+        bare.space = open_space(
+            *(bare.fs, bare.definitions),
+            hardening=Hardening.parse(bare.sync),
+            on_branches=partial(decide, xid, "commit"),
+        )
+        assert ahead == []
+        settled(bare)
+        assert ahead == []

@@ -1,0 +1,162 @@
+"""Names reach the disk in the order in which their files move, whoever else syncs the same directories meanwhile.
+
+A move is in two directories, and each of them is synced by itself: where the one that loses a name is on disk before
+the one that gains it, a crash in between keeps neither.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import pytest
+
+from support.crash_level import STRICT, open_space
+from support.crash_story import EMPTY
+from support.forgetful import ForgetfulFileSystem, Tree
+from support.lockstep import Lockstep
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model.layout import COMMITTED, PREPARED
+from xaqueue.storage.group_commit import Step
+from xaqueue.xa import Flag
+from xaqueue.xid import Xid
+
+PATIENCE_S = 30.0
+TREES = 256
+X, OTHER = Xid(1, b"x", b""), Xid(1, b"other", b"")
+Work = Sequence[tuple[str, bytes]]
+"""Queues and bodies."""
+
+
+def ended(space: Space, xid: Xid, add: Work = (), take: str = "") -> Session:
+    """A branch that has added these, under ids of its own choice, and taken a message of this queue."""
+    session = Session(space)
+    session.start(xid)
+    for number, (name, body) in enumerate(add):
+        session.enqueue(name, body, message_id=xid.gtrid.ljust(15, b"-") + b"%d" % number)
+    if take:
+        assert session.dequeue(take) is not None
+    session.end(xid)
+    return session
+
+
+def check_kept(tree: Tree) -> None:
+    """The message of X was prepared, and that was acknowledged."""
+    kept = [path for path, content in tree.nodes.items() if content and b"of x" in content]
+    assert any(path.startswith((f"{PREPARED}/", f"{COMMITTED}/")) for path in kept), sorted(tree.nodes)
+
+
+def check_whole(tree: Tree) -> None:
+    """The two messages of X are there, or none of them."""
+    session = Session(open_space(tree.open(), STRICT))
+    bodies = [message.body for name in "qr" for message in session.browse(name) if message.body.endswith(b"of x")]
+    assert bodies in ([], [b"one of x", b"two of x"])
+
+
+def test_one_round_gains_names_before_it_loses_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In it somebody prepares, X is committed into a range, and what another takes leaves that range."""
+    asleep: queue.SimpleQueue[Step] = queue.SimpleQueue()
+    sleep = Step.sleep
+
+    def noted_sleep(step: Step) -> None:
+        asleep.put(step)
+        sleep(step)
+
+    fs = EMPTY.open()
+    space = open_space(fs, STRICT)
+    first, taking, adding = (Xid(1, name, b"") for name in (b"first", b"taking", b"adding"))
+    ended(space, first, [("q", b"first")]).commit(first, Flag.ONEPHASE)
+    x = ended(space, X, [("q", b"of x")])
+    x.prepare(X)
+    takes = ended(space, taking, take="q")
+    takes.prepare(taking)
+    adds = ended(space, adding, [("q", b"added")])
+    calls = [lambda: adds.prepare(adding), lambda: x.commit(X), lambda: takes.commit(taking)]
+    monkeypatch.setattr(Step, "sleep", noted_sleep)
+    space.log._leading = True  # so that all three gather
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+        asleep.get(timeout=PATIENCE_S)
+    copies: list[ForgetfulFileSystem] = []
+    fs.before_call = lambda: copies.append(fs.copy())
+    space.log._lead()
+    fs.before_call = lambda: None
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert space.log.failure is None
+    assert copies
+    for copy in copies:
+        for tree in copy.trees_after_crash(TREES):
+            check_kept(tree)
+
+
+def of_x(tree: Tree) -> frozenset[tuple[str, bytes]]:
+    """Its files, wherever they stand."""
+    nodes = ((path, content or b"") for path, content in tree.nodes.items())
+    return frozenset(node for node in nodes if b"of x" in node[1] or node[0].rpartition("/")[2].startswith(f"{X}."))
+
+
+def prepared_one(space: Space) -> Callable[[], object]:
+    session = ended(space, X, [("q", b"one of x")])
+    session.prepare(X)
+    return lambda: session.commit(X)
+
+
+def active_two(space: Space) -> Callable[[], object]:
+    session = ended(space, X, [("q", b"one of x"), ("r", b"two of x")])
+    return lambda: session.commit(X, Flag.ONEPHASE)
+
+
+def interrupted(branch: Callable[[Space], Callable[[], object]], other: Work, at: int) -> list[ForgetfulFileSystem]:
+    """The directories before each call of X's commit from this one on; none once it has fewer calls.
+
+    Before this one the other commits in one phase, as far as it comes without what X's commit holds.
+    """
+    with Lockstep() as steps:
+        fs = EMPTY.open()
+        space = open_space(fs, STRICT)
+        commit, second, calls = branch(space), ended(space, OTHER, other), count()
+        copies: list[ForgetfulFileSystem] = []
+
+        def called() -> None:
+            now = not steps.is_second and next(calls) == at
+            if now:
+                steps.second(lambda: second.commit(OTHER, Flag.ONEPHASE))
+            if now or copies:
+                copies.append(fs.copy())
+
+        fs.before_call = called
+        commit()
+        fs.before_call = lambda: None
+        assert not steps.is_parked
+        assert steps.raised is None
+    return copies
+
+
+@pytest.mark.parametrize(
+    ("branch", "other", "check"),
+    [
+        (prepared_one, [("q", b"1")], check_kept),
+        (active_two, [("q", b"1"), ("q", b"2")], check_whole),
+    ],
+    ids=["two phases", "one phase"],
+)
+def test_a_commit_is_not_cut_in_two_by_what_another_syncs(
+    branch: Callable[[Space], Callable[[], object]], other: Work, check: Callable[[Tree], None]
+) -> None:
+    """The other one comes before any of its calls."""
+    seen: set[frozenset[tuple[str, bytes]]] = set()
+    for at in count():
+        copies = interrupted(branch, other, at)
+        for copy in copies:
+            for tree in copy.trees_after_crash(TREES):
+                if (files := of_x(tree)) not in seen:
+                    seen.add(files)
+                    check(tree)
+        if not copies:
+            break
+    assert len(seen) > 1
