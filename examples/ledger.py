@@ -22,7 +22,7 @@ from pathlib import Path
 import psycopg
 
 import xaqueue
-from xaqueue.tools.demo import postgres
+from xaqueue.tools import postgres
 
 TABLE = "create table if not exists orders (id text primary key, item text not null, state text not null)"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 
 import xaqueue
-from xaqueue.tools.demo import postgres
+from xaqueue.tools import postgres
 
 
 class TooEarly(Exception):

@@ -19,7 +19,7 @@ import transaction
 from transaction.interfaces import TransientError
 
 import xaqueue
-from xaqueue.tools.demo import postgres
+from xaqueue.tools import postgres
 
 
 class Joined:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -20,10 +21,17 @@ from xaqueue.errors import OperationalError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from xaqueue.tools.demo.postgres import PostgresServer
+    from xaqueue.tools.postgres import PostgresServer
 
 TESTS = Path(__file__).parent
+RINGS = ("spark", "kill", "sim", "process", "docs", "interop", "power", "crash", "contract", "unit")
+"""The longest tests first, so that none of them is the last."""
 
+MEMORY, ROOM_BYTES = Path("/dev/shm"), 4 << 30
+is_sample = os.environ.get("XAQUEUE_CRASH_FULL") != "1"
+if is_sample and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
+    # A sync costs nothing there. What a disk keeps is proved on file systems that the tests make and mount.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 pytest.register_assert_rewrite("support")
 # Typer makes all commands anew for each line that it is given: ten times the work of most of them.
 typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
@@ -35,12 +43,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """A ring is a folder, and its marker."""
-    item.add_marker(item.path.relative_to(TESTS).parts[0])
+    item.add_marker(ring_of(item))
+
+
+def ring_of(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).parts[0]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests are dealt out in their order here, and not the largest group first: that may be a short one."""
+    config.option.loadscopereorder = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups first: their tests run one behind the other, and mostly wait, while others compute."""
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    """Spark first, whose two groups run each in one worker from beginning to end; then what takes longest or waits."""
+    items.sort(key=lambda item: (item.get_closest_marker("spark") is None, RINGS.index(ring_of(item))))
 
 
 def pytest_collection_finish() -> None:

@@ -52,7 +52,6 @@ from xaqueue.errors import (
     UnknownXid,
 )
 from xaqueue.message import Message, MessageId
-from xaqueue.space.model import openstring
 from xaqueue.storage.ids import fresh_id
 from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
@@ -85,7 +84,7 @@ def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None
     from xaqueue.rpc.client import reach
 
     if not endpoint.is_url(given):
-        directory, name = openstring.parse(given)
+        directory, name = endpoint.parse_open_string(given)
         return Connection(reach.session(directory, name, create=create, sync=sync), fresh_id)
     if create or sync is not None:
         raise InvalidArgument("create= and sync= are for a directory: whoever serves a space opens it, and says how")

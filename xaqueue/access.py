@@ -249,10 +249,6 @@ class Policy:
             shown += ": it is a member of no role in the [access] table of queues.toml"
         return shown
 
-    def check(self, identity: Identity, method: str, params: Sequence[Any]) -> None:
-        """Raises AccessDenied for a right that is missing, InvalidArgument for a method that is none."""
-        self.rights_of(identity).check(method, params)
-
     def names_any(self, *kinds: str) -> bool:
         """Whether some role has a member of these kinds: user, token, cert."""
         return any(member.partition(":")[0] in kinds for role in self.roles or () for member in role.members)

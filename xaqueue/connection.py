@@ -22,28 +22,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from xaqueue.errors import (
-    ConnectionLost,
-    DuplicateXid,
-    Error,
-    HeuristicOutcome,
-    InterfaceError,
-    InvalidArgument,
-    OutcomeUnknown,
-    ProtocolError,
-    ResourceFailed,
-    RolledBack,
-    UnknownXid,
-)
+from xaqueue.errors import DuplicateXid, Error, InterfaceError, InvalidArgument, ResourceFailed
 from xaqueue.message import EnqueueOptions, Message, MessageId, body_of, check_queue_name, id_of, options_of
-from xaqueue.phases import ALLOWED, BEGIN, UNDONE, Phase
 from xaqueue.times import FOREVER_S, check_seconds
-from xaqueue.xa import Flag, Outcome, Vote
-from xaqueue.xid import LOCAL_FORMAT_ID, Xid
+from xaqueue.transaction import Phase, Transaction
+from xaqueue.xa import Flag, Outcome
+from xaqueue.xid import Xid
 
 if TYPE_CHECKING:  # brings the types of batches, which a plain connection never needs
     from xaqueue.resource_manager import ResourceManager
@@ -55,14 +43,15 @@ T = TypeVar("T")
 
 
 def _alone(method: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[Connection, P], T]:
-    """The method, for one thread at a time of the process that connected. Raises InterfaceError, ResourceFailed."""
+    """The method, for one thread at a time of the process that connected. Raises InterfaceError, ResourceFailed.
+
+    What every two-phase transaction calls has the same in its own body: five calls less.
+    """
 
     @wraps(method)
     def alone(self: Connection, *arguments: P.args, **options: P.kwargs) -> T:
-        if self._pid != os.getpid():
-            raise ResourceFailed("the connection belongs to the parent of this forked process: connect again")
-        if not self._entered.acquire(False):
-            raise InterfaceError("the connection is in a call already, perhaps of another thread: open one for each")
+        if self._pid != os.getpid() or not self._entered.acquire(False):
+            raise self._refused()
         try:
             return method(self, *arguments, **options)
         finally:
@@ -80,20 +69,13 @@ class Connection:
     def __init__(self, manager: ResourceManager, make_id: Callable[[], bytes]) -> None:
         """``make_id``: 16 unique bytes for the xid of a local transaction."""
         self._manager = manager
-        self._make_id = make_id
-        self._phase = Phase.NONE
-        self._xid: Xid | None = None
-        self._undone = 0
-        """Messages that the transaction has added or taken."""
+        self._transaction = Transaction(manager, make_id)
         self._pid = os.getpid()
         self._entered = threading.Lock()
         """Held by who is in a call."""
-        self._thread: threading.Thread | None = None
-        """Whose work the transaction is."""
 
     # Messages
 
-    @_alone
     def enqueue(self, queue: str, body: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]) -> MessageId:
         """Adds a message, visible once the transaction commits. Returns its id, 16 bytes.
 
@@ -101,17 +83,21 @@ class Connection:
         Raises UnknownQueue, MessageTooLarge, InvalidArgument (and nothing has changed), DiskLow (nothing has changed
         either; there may be room later), any other DiskFull (the transaction can only be rolled back).
         """
-        if type(body) is not bytes:
-            body = body_of(body)
-        plain = options_of(options, time.time_ns() // 1000) if options else options
-        if type(queue) is not str:
-            check_queue_name(queue)
-        self._work()
-        message_id = self._manager.enqueue(queue, body, **plain)
-        self._undone += 1
-        return message_id
+        if self._pid != os.getpid() or not self._entered.acquire(False):
+            raise self._refused()
+        try:
+            if type(body) is not bytes:
+                body = body_of(body)
+            plain = options_of(options, time.time_ns() // 1000) if options else options
+            if type(queue) is not str:
+                check_queue_name(queue)
+            self._transaction.work()
+            message_id = self._manager.enqueue(queue, body, **plain)
+            self._transaction.uncommitted += 1
+            return message_id
+        finally:
+            self._entered.release()
 
-    @_alone
     def dequeue(
         self,
         queue: str,
@@ -127,25 +113,30 @@ class Connection:
         Messages that other transactions hold are passed over. message_id: 16 bytes or 32 hex digits.
         Raises UnknownQueue, QueueReserved, InvalidArgument.
         """
-        if type(queue) is not str:
-            check_queue_name(queue)
-        if message_id is not None:
-            message_id = id_of(message_id)
-        if wait_s.__class__ is not float or not 0.0 <= wait_s < FOREVER_S:
-            wait_s = check_seconds("wait_s", wait_s)
-        self._work()
-        found = self._manager.dequeue(queue, wait_s=wait_s, message_id=message_id, correlation_id=correlation_id)
-        if found is not None:
-            self._undone += 1
-        return found
+        if self._pid != os.getpid() or not self._entered.acquire(False):
+            raise self._refused()
+        try:
+            if type(queue) is not str:
+                check_queue_name(queue)
+            if message_id is not None:
+                message_id = id_of(message_id)
+            if wait_s.__class__ is not float or not 0.0 <= wait_s < FOREVER_S:
+                wait_s = check_seconds("wait_s", wait_s)
+            self._transaction.work()
+            found = self._manager.dequeue(queue, wait_s=wait_s, message_id=message_id, correlation_id=correlation_id)
+            if found is not None:
+                self._transaction.uncommitted += 1
+            return found
+        finally:
+            self._entered.release()
 
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
         """Committed messages in the order of the queue, at most ``limit``; also those that are locked or not yet due.
 
         Locks nothing and takes part in no transaction.
         """
-        found = self._browse(queue, limit)
-        return iter(lambda: self._next(found), None)
+        found = self._within(partial(self._browse, queue, limit))
+        return iter(lambda: self._within(partial(next, found, None)), None)
 
     @_alone
     def flush(self) -> None:
@@ -153,13 +144,13 @@ class Connection:
 
         Without a server there is nothing to wait for: they have raised already.
         """
-        self._check_open()
+        self._transaction.check_open()
         if not self.in_transaction:
             return
         try:
             self._manager.flush()
         except DuplicateXid:
-            self._leave()  # it never began
+            self._transaction.leave()  # it never began
             raise
 
     # One phase
@@ -170,20 +161,12 @@ class Connection:
 
         Called again after OutcomeUnknown it asks what became of that commit.
         """
-        self._check("commit")
-        if self._phase is not Phase.NONE:
-            self._check_thread()
-            self._commit_one_phase()
+        self._transaction.commit()
 
     @_alone
     def rollback(self) -> None:
         """Rolls the local transaction back; without one, nothing."""
-        self._check("rollback")
-        if self._phase in (Phase.LOCAL, Phase.LOCAL_ENDED):
-            self._check_thread()
-            self._roll_back()
-        else:
-            self._leave()
+        self._transaction.rollback()
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:
@@ -191,37 +174,39 @@ class Connection:
 
         The connection stays open. Only outside a transaction. Raises what ``commit`` raises.
         """
-        self._begin_block()
+        self._within(self._transaction.begin_block)
         try:
             yield self
         except BaseException:
             with suppress(Error):  # the block's own says what went wrong
-                self._give_up()
+                self._within(self._transaction.give_up)
             raise
-        self._conclude()
+        self._within(self._transaction.conclude)
 
     # Two phases
 
-    @staticmethod
-    def xid(format_id: int, gtrid: bytes | str, bqual: bytes | str) -> Xid:
-        """A transaction id; str parts are taken as UTF-8. Raises InvalidArgument."""
-        return Xid(format_id, gtrid, bqual)  # type: ignore[arg-type]
+    xid = Xid
+    """``xid(format_id, gtrid, bqual)``: a transaction id; str parts are taken as UTF-8. Raises InvalidArgument."""
 
-    @_alone
     def tpc_begin(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
         """Starts a branch, or enters one with JOIN or RESUME. Only outside a transaction.
 
         timeout_s: a branch that is not prepared by then is rolled back (noticed at its next call).
         """
-        if self._phase is not Phase.NONE:
-            self._check("tpc_begin")
-        if timeout_s is not None:
-            limit_s = check_seconds("timeout_s", timeout_s)
-            timeout_s = limit_s if limit_s < FOREVER_S else None
-        if type(xid) is not Xid:
-            xid = _as_xid(xid)
-        self._manager.start(xid, flags, timeout_s)
-        self._enter(Phase.ACTIVE, xid)
+        if self._pid != os.getpid() or not self._entered.acquire(False):
+            raise self._refused()
+        try:
+            if self._transaction.phase is not Phase.NONE:
+                self._transaction.check("tpc_begin")
+            if timeout_s is not None:
+                limit_s = check_seconds("timeout_s", timeout_s)
+                timeout_s = limit_s if limit_s < FOREVER_S else None
+            if type(xid) is not Xid:
+                xid = _as_xid(xid)
+            self._manager.start(xid, flags, timeout_s)
+            self._transaction.enter(Phase.ACTIVE, xid)
+        finally:
+            self._entered.release()
 
     @_alone
     def tpc_end(self, xid: Xid | None = None, flags: Flag = Flag.SUCCESS) -> None:
@@ -229,74 +214,54 @@ class Connection:
 
         After SUSPEND the connection is outside a transaction. ``xid`` names a branch suspended before.
         """
-        self._check_open()
-        if xid is not None and _as_xid(xid) != self._xid:
+        self._transaction.check_open()
+        if xid is not None and _as_xid(xid) != self._transaction.xid:
             self._manager.end(_as_xid(xid), flags)
             return
-        current = self._check("tpc_end")
-        try:
-            self._manager.end(current, flags)
-        except RolledBack:
-            self._phase = Phase.ENDED
-            raise
-        if flags & Flag.SUSPEND:
-            self._leave()
-        else:
-            self._phase = Phase.ENDED
+        self._transaction.end(flags)
 
-    @_alone
     def tpc_prepare(self) -> bool:
         """First phase. True: prepared, and only tpc_commit or tpc_rollback may follow. False: no work, and over.
 
         Called again after OutcomeUnknown it asks what became of the first call, and answers that.
         """
-        return self._prepare()
+        if self._pid != os.getpid() or not self._entered.acquire(False):
+            raise self._refused()
+        try:
+            return self._transaction.prepare()
+        finally:
+            self._entered.release()
 
-    @_alone
     def tpc_commit(self, xid: Xid | None = None) -> None:
         """Second phase; without tpc_prepare before it, a commit in one phase.
 
         With ``xid``, outside a transaction: commits a branch that recovery listed. Raises UnknownXid where it is
         finished, HeuristicOutcome where an operator decided, RetryLater where it stays in doubt.
         """
-        if xid is not None:
-            self._check("the call with an xid")
-            self._manager.commit(_as_xid(xid))
-            return
-        if self._phase is Phase.PREPARED and self._xid is not None:
-            self._finish(self._manager.commit, self._xid)
-            return
-        current = self._check("tpc_commit")
-        if self._phase is Phase.PREPARING:
-            self._prepare()
-        match self._phase:
-            case Phase.PREPARED:
-                self._finish(self._manager.commit, current)
-            case Phase.READ_ONLY:
-                self._leave()
-            case _:
-                self._commit_one_phase()
+        if self._pid != os.getpid() or not self._entered.acquire(False):
+            raise self._refused()
+        try:
+            if xid is not None:
+                self._transaction.check("the call with an xid")
+                self._manager.commit(_as_xid(xid))
+                return
+            self._transaction.commit_branch()
+        finally:
+            self._entered.release()
 
     @_alone
     def tpc_rollback(self, xid: Xid | None = None) -> None:
         """Rolls the branch back, prepared or not; with ``xid``, outside a transaction, one that recovery listed."""
         if xid is not None:
-            self._check("the call with an xid")
+            self._transaction.check("the call with an xid")
             self._manager.rollback(_as_xid(xid))
             return
-        current = self._check("tpc_rollback")
-        match self._phase:
-            case Phase.READ_ONLY:
-                self._leave()
-            case Phase.PREPARED | Phase.PREPARING:
-                self._finish(self._manager.rollback, current)
-            case _:
-                self._roll_back()
+        self._transaction.roll_back_branch()
 
     @_alone
     def tpc_recover(self) -> list[Xid]:
         """The xids in doubt, and those that an operator finished and nobody forgot yet."""
-        self._check_open()
+        self._transaction.check_open()
         page = self._manager.recover(RECOVER_PAGE, Flag.STARTRSCAN)
         found = list(page)
         while len(page) == RECOVER_PAGE:
@@ -308,7 +273,7 @@ class Connection:
     @_alone
     def tpc_forget(self, xid: Xid) -> None:
         """Ends the memory of an operator's decision. Raises UnknownXid where there is none."""
-        self._check_open()
+        self._transaction.check_open()
         self._manager.forget(_as_xid(xid))
 
     @_alone
@@ -317,7 +282,7 @@ class Connection:
 
         A step that is on its way is waited for. Raises ResourceFailed where the space is fenced meanwhile.
         """
-        self._check_open()
+        self._transaction.check_open()
         return self._manager.outcome(_as_xid(xid))
 
     # The connection
@@ -325,7 +290,7 @@ class Connection:
     @property
     def in_transaction(self) -> bool:
         """Whether one is open: local work, or since ``tpc_begin``."""
-        return self._phase not in (Phase.NONE, Phase.UNANSWERED, Phase.CLOSED)
+        return self._transaction.phase not in (Phase.NONE, Phase.UNANSWERED, Phase.CLOSED)
 
     def close(self) -> None:
         """Rolls back what is not prepared and ends the session. A second call does nothing.
@@ -336,7 +301,7 @@ class Connection:
             self._warn("closed with work undone")
 
     def __enter__(self) -> Self:
-        self._check_open()
+        self._transaction.check_open()
         return self
 
     def __exit__(
@@ -350,7 +315,7 @@ class Connection:
         done = False
         try:
             if kind is None:
-                self._conclude()
+                self._within(self._transaction.conclude)
             done = kind is None
         finally:
             if done:
@@ -360,206 +325,57 @@ class Connection:
                     self._end_session()
 
     def __del__(self) -> None:
-        if getattr(self, "_phase", Phase.CLOSED) is Phase.CLOSED:
+        transaction = getattr(self, "_transaction", None)
+        if transaction is None or transaction.phase is Phase.CLOSED:
             return
-        undone = self._is_undone and self._pid == os.getpid()
-        if self._manager.drop() and undone:
+        uncommitted = transaction.is_uncommitted and self._pid == os.getpid()
+        if self._manager.drop() and uncommitted:
             self._warn("never closed, with work undone")
 
     def __repr__(self) -> str:
-        return f"<xaqueue.Connection {self._phase.value}>"
+        return f"<xaqueue.Connection {self._transaction.phase.value}>"
 
     # Within
 
-    @property
-    def _is_undone(self) -> bool:
-        return self._undone > 0 and self._phase in UNDONE
+    def _refused(self) -> Error:
+        if self._pid != os.getpid():
+            return ResourceFailed("the connection belongs to the parent of this forked process: connect again")
+        return InterfaceError("the connection is in a call already, perhaps of another thread: open one for each")
 
     def _warn(self, how: str) -> None:
-        told = f"the connection was {how}: {self._undone} enqueues and dequeues of its transaction are rolled back"
-        warnings.warn(f"{told}. Commit it, or use a with block", ResourceWarning, stacklevel=3, source=self)
+        what = f"{self._transaction.uncommitted} enqueues and dequeues of its transaction are rolled back"
+        reason = f"the connection was {how}: {what}"
+        warnings.warn(f"{reason}. Commit it, or use a with block", ResourceWarning, stacklevel=3, source=self)
 
     def _end_session(self) -> bool:
         """Returns whether work was undone by it. In a forked child there is nothing to be ended."""
-        if self._phase is Phase.CLOSED:
+        if self._transaction.phase is Phase.CLOSED:
             return False
         if self._pid != os.getpid():
-            self._phase = Phase.CLOSED
+            self._transaction.phase = Phase.CLOSED
             self._manager.drop()
             return False
-        return self._close()
+        return self._within(self._close)
 
-    @_alone
     def _close(self) -> bool:
-        undone, left = self._is_undone, self._xid if self._phase is Phase.ENDED else None
-        self._phase = Phase.CLOSED
+        transaction = self._transaction
+        uncommitted, ended = transaction.is_uncommitted, transaction.phase in (Phase.ENDED, Phase.PREPARING)
+        left = transaction.xid if ended else None
+        transaction.phase = Phase.CLOSED
         self._manager.close(left)
-        return undone
+        return uncommitted
 
-    @_alone
     def _browse(self, queue: str, limit: int | None) -> Iterator[Message]:
-        self._check_open()
+        self._transaction.check_open()
         check_queue_name(queue)
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
             raise InvalidArgument(f"limit {limit!r} is refused: a number from 0, or None, is wanted")
         return self._manager.browse(queue, limit)
 
     @_alone
-    def _next(self, found: Iterator[Message]) -> Message | None:
-        return next(found, None)
-
-    def _check_open(self) -> None:
-        if self._phase is Phase.CLOSED:
-            raise InterfaceError("the connection is closed")
-
-    def _check(self, method: str) -> Xid:
-        """The transaction that is meant, where the method has its place; outside of one, any xid."""
-        self._check_open()
-        phases, hint = ALLOWED[method]
-        if self._phase not in phases:
-            what = "no more work" if method == "work" else method
-            hint = hint or (BEGIN if self._phase is Phase.NONE else "")
-            raise ProtocolError(f"{what} {self._phase.value}" + (f": {hint}" if hint else ""))
-        return self._xid if self._xid is not None else _NO_XID
-
-    def _check_thread(self) -> None:
-        """Work is its thread's, as long as that one lives."""
-        if self._thread is not threading.current_thread() and self._thread is not None and self._thread.is_alive():
-            raise InterfaceError(
-                "the connection is in a transaction of another thread: open one for each, or hand it on between "
-                "transactions"
-            )
-
-    def _enter(self, phase: Phase, xid: Xid) -> None:
-        self._phase, self._xid, self._undone = phase, xid, 0
-        self._thread = threading.current_thread()  # its number may be another one's once it has ended
-
-    def _leave(self) -> None:
-        self._phase, self._xid, self._undone = Phase.NONE, None, 0
-
-    def _work(self) -> None:
-        """Where there is no transaction, a local one begins."""
-        if self._phase is not Phase.LOCAL and self._phase is not Phase.ACTIVE:
-            self._check("work")
-            self._begin_local()
-        elif self._thread is not threading.current_thread():
-            self._check_thread()
-
-    def _begin_local(self) -> None:
-        xid = Xid(LOCAL_FORMAT_ID, self._make_id(), b"")
-        self._manager.start(xid)
-        self._enter(Phase.LOCAL, xid)
-
-    @_alone
-    def _begin_block(self) -> None:
-        self._check("transaction")
-        self._begin_local()
-
-    @_alone
-    def _give_up(self) -> None:
-        """A block ends with an exception: what is prepared, or may be, stays."""
-        try:
-            if self._phase in UNDONE:
-                self._roll_back()
-        except ConnectionLost:
-            self._leave()  # its session is gone, and it with it
-
-    @_alone
-    def _conclude(self) -> None:
-        """A block ends without an exception."""
-        match self._phase:
-            case Phase.LOCAL | Phase.LOCAL_ENDED:
-                self._check_thread()
-                self._commit_one_phase()
-            case Phase.READ_ONLY:
-                self._leave()
-            case Phase.ACTIVE | Phase.ENDED:
-                xid = self._xid
-                self._roll_back()
-                raise ProtocolError(
-                    f"branch {xid} was neither prepared nor committed at the end of its block: it is rolled back. "
-                    "Call tpc_prepare() and tpc_commit(), or tpc_commit() alone"
-                )
-            case Phase.PREPARING:
-                raise ProtocolError(
-                    f"the prepare of branch {self._xid} got no answer, and its block is over: it may be in doubt. Ask "
-                    "outcome(xid), and finish it with tpc_commit(xid) or tpc_rollback(xid)"
-                )
-
-    def _end(self, xid: Xid) -> None:
-        """Whatever it answers: a second end would be out of order."""
-        if self._phase is Phase.LOCAL:
-            self._phase = Phase.LOCAL_ENDED
-        elif self._phase is Phase.ACTIVE:
-            self._phase = Phase.ENDED
-        else:
-            return
-        self._manager.end(xid)
-
-    def _prepare(self) -> bool:
-        before = self._phase
-        xid = self._xid if before is Phase.ACTIVE and self._xid is not None else self._check("tpc_prepare")
-        try:
-            self._end(xid)
-            before, self._phase = self._phase, Phase.PREPARING
-            vote = self._manager.prepare(xid)
-        except RolledBack:
-            self._discard(xid)
-            raise
-        except OutcomeUnknown:
-            raise
-        except ProtocolError:
-            if before is not Phase.PREPARING or self._manager.outcome(xid) is not Outcome.IN_DOUBT:
-                self._phase = before
-                raise
-            vote = Vote.OK  # the first call was interrupted behind its step
-        except Error:
-            self._phase = before  # it was answered
-            raise
-        self._phase = Phase.PREPARED if vote is Vote.OK else Phase.READ_ONLY
-        return vote is Vote.OK
-
-    def _commit_one_phase(self) -> None:
-        assert self._xid is not None
-        xid = self._xid
-        try:
-            self._end(xid)
-            self._manager.commit(xid, Flag.ONEPHASE)
-        except RolledBack:
-            self._discard(xid)
-            raise
-        except OutcomeUnknown:
-            self._phase = Phase.UNANSWERED
-            raise
-        except UnknownXid:
-            self._leave()  # a call before was interrupted behind its step
-            raise
-        self._leave()
-
-    def _roll_back(self) -> None:
-        assert self._xid is not None
-        xid = self._xid
-        with suppress(RolledBack):
-            self._end(xid)
-        self._finish(self._manager.rollback, xid)
-
-    def _discard(self, xid: Xid) -> None:
-        """The resource manager refused: whatever is left of the branch goes, and the transaction is over."""
-        with suppress(UnknownXid, HeuristicOutcome):
-            self._manager.rollback(xid)
-        self._leave()
-
-    def _finish(self, verb: Callable[[Xid], None], xid: Xid) -> None:
-        """After these answers the branch needs nothing more from here; after others the verb can be tried again."""
-        try:
-            verb(xid)
-        except (UnknownXid, HeuristicOutcome):
-            self._leave()
-            raise
-        self._leave()
-
-
-_NO_XID = Xid(LOCAL_FORMAT_ID, b"", b"")
+    def _within(self, call: Callable[[], T]) -> T:
+        """A call that is no method's own, alone as these are."""
+        return call()
 
 
 def _as_xid(value: Xid | Sequence[Any]) -> Xid:

@@ -46,6 +46,9 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9.])?")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
+OPEN_STRING = 'datadir="DIR"[,qspace="NAME"]'
+_PARAMETER = re.compile(r"""\s*([a-z]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^,"']*?))\s*(?:,|$)""")
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -173,6 +176,27 @@ def parse(text: str) -> Endpoint:
     return Endpoint(scheme, host=host, port=port, **options)
 
 
+def parse_open_string(text: str) -> tuple[str, str | None]:
+    """Directory and space name (None where it is not given). Raises InvalidArgument that shows the grammar.
+
+    It names a space as XA switches do: parameters are comma separated, values in single or double quotes or in none; a
+    plain path is no open string and means itself. Source: Enduro/X, ``NDRX_XA_OPEN_STR`` of its disk queue.
+    """
+    if not re.match(r"\s*(datadir|qspace)\s*=", text):
+        return text, None
+    given: dict[str, str] = {}
+    position = 0
+    while position < len(text):
+        match = _PARAMETER.match(text, position)
+        if match is None or match[1] not in ("datadir", "qspace") or match[1] in given:
+            raise InvalidArgument(f"open string {text!r} is refused at {text[position:]!r}: {OPEN_STRING}")
+        given[match[1]] = next(value for value in match.groups()[1:] if value is not None)
+        position = match.end()
+    if not given.get("datadir") or given.get("qspace") == "":
+        raise InvalidArgument(f"open string {text!r} is refused: {OPEN_STRING}")
+    return given["datadir"], given.get("qspace")
+
+
 def host_and_port(text: str) -> tuple[str, int]:
     """The two halves of ``host:port``, an IPv6 address in brackets. Raises InvalidArgument."""
     match = re.fullmatch(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})", text)
@@ -197,9 +221,9 @@ def _options(scheme: Scheme, query: str) -> dict[str, Any]:
         if name not in OPTIONS[scheme]:
             if name in ("token", "password"):
                 raise InvalidArgument(f"{name}= in a URL is refused, since URLs are printed: use token_file=")
-            told = f"{name!r}" if re.fullmatch(r"[a-z_]{1,20}", name) and equals else "this"
+            which = f"{name!r}" if re.fullmatch(r"[a-z_]{1,20}", name) and equals else "this"
             raise InvalidArgument(
-                f"{scheme.value}:// does not take {told} as an option; it takes {', '.join(OPTIONS[scheme])}"
+                f"{scheme.value}:// does not take {which} as an option; it takes {', '.join(OPTIONS[scheme])}"
             )
         if name in found:
             raise InvalidArgument(f"{name}= is given twice")

@@ -204,7 +204,8 @@ def _checked(name: str, value: Any) -> Any:
     elif name in _TIMES:
         return check_instant(name, value)
     elif name == "priority":
-        wanted, right = f"int 0 to {HIGHEST_PRIORITY}", _is_int(value) and 0 <= value <= HIGHEST_PRIORITY
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        wanted, right = f"int 0 to {HIGHEST_PRIORITY}", is_int and 0 <= value <= HIGHEST_PRIORITY
     elif name == "headers":
         wanted = "a mapping of str to str"
         right = isinstance(value, Mapping) and all(isinstance(part, str) for pair in value.items() for part in pair)
@@ -213,7 +214,3 @@ def _checked(name: str, value: Any) -> Any:
     if not right:
         raise InvalidArgument(f"{name} {value!r} is refused: {wanted} is wanted")
     return value
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -35,7 +35,7 @@ class Xid(_Parts):
 
     __slots__ = ()
 
-    def __new__(cls, format_id: int, gtrid: bytes, bqual: bytes) -> Xid:
+    def __new__(cls, format_id: int, gtrid: bytes | str, bqual: bytes | str) -> Xid:
         if type(format_id) is not int or not 0 <= format_id <= FORMAT_ID_LIMIT:
             raise InvalidArgument(f"format id {format_id!r} is not a number from 0 to {FORMAT_ID_LIMIT}")
         if type(gtrid) is not bytes or len(gtrid) > PART_LIMIT_BYTES:

@@ -19,9 +19,8 @@ from typing import Any, Self
 from xaqueue.connection import Connection
 from xaqueue.space.engine.state import Space
 from xaqueue.space.owner.open import attach, create
-from xaqueue.tools.bare import floor
 from xaqueue.tools.bench import QUEUE, BenchPlan, enqueuer
-from xaqueue.tools.rates import Rate, latency_us, rate_of
+from xaqueue.tools.rates import Rate, floor, latency_us, rate_of
 
 PERCENTS = {"p50_us": 50.0, "p99_us": 99.0, "p999_us": 99.9, "max_us": 100.0}
 

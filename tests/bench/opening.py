@@ -29,7 +29,6 @@ from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Block, Kind, encode
 from xaqueue.space.owner.open import attach, create
-from xaqueue.space.recovery.load import remaining_s
 from xaqueue.tools import environment
 from xaqueue.tools.rates import aligned
 
@@ -126,7 +125,7 @@ def measure_here(space: Path, say: Callable[[Said], None], end: Callable[[Sessio
     began, cpu = time.perf_counter(), time.process_time()
 
     def progress(done: int, total: int) -> None:
-        left_s = remaining_s(done, total, time.perf_counter() - began)
+        left_s = (time.perf_counter() - began) * (total - done) / done if done else 0.0
         sparing({"done": done, "total": total, "left_s": left_s})
 
     session = attach(space, watch=False, progress=progress)

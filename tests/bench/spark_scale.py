@@ -26,7 +26,8 @@ WAIT_S = 0.05
 @contextmanager
 def served(space: Path) -> Iterator[None]:
     """A server has it, so that nobody waits for one later; it ends with the block."""
-    from xaqueue.space.owner.open import is_owned, read_owner
+    from xaqueue.space.owner.open import is_owned
+    from xaqueue.space.owner.record import read_owner
     from xaqueue.spark.server_launcher import reach
 
     with closing(reach(space)) as manager:

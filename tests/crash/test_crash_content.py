@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from support.forgetful import ForgetfulFileSystem, Tree
-from xaqueue.tools.torture.content import EVERY, PAGE_SECTORS, SECTOR_BYTES, FileContent, fingerprint
+from support.torn import EVERY, TornContent
+from xaqueue.tools.torture.content import PAGE_SECTORS, SECTOR_BYTES, fingerprint
 
 SEGMENT_BYTES = 64 * 1024
 PAGE_BYTES = PAGE_SECTORS * SECTOR_BYTES
@@ -197,7 +198,7 @@ def test_trees_are_compared_by_all_their_content() -> None:
     assert len(fingerprint(one)) < 32
 
 
-def perform(content: FileContent, history: list[bytes], dice: random.Random) -> None:
+def perform(content: TornContent, history: list[bytes], dice: random.Random) -> None:
     """One write or sync; the history is what the file was at each moment since its last sync."""
     if dice.random() < 0.2:
         content.sync()
@@ -224,7 +225,7 @@ def test_whatever_is_left_is_of_sectors_that_were_written(seed: int) -> None:
     dice = random.Random(seed)
     start = dice.randbytes(dice.randrange(3000))
     new = seed % 3 == 0
-    content = FileContent.new(start) if new else FileContent.durable(start)
+    content = TornContent.new(start) if new else TornContent.durable(start)
     history = [b"", start] if new else [start]
     for _ in range(12):
         perform(content, history, dice)

@@ -71,8 +71,9 @@ def opened_after_failures(fs: ForgetfulFileSystem, level: Level, more: int) -> b
 def test_the_opening_fails_as_well(name: str, level: Level) -> None:
     """At each of its syncs; the one behind it may be told that all is well."""
     jury, last, more = Jury(STORIES[name], level), play(STORIES[name], level)[0].calls - 1, 0
+    cut, promised = play(STORIES[name], level, crash_after=last)
     while True:
-        fs, record = play(STORIES[name], level, crash_after=last)
+        fs, record = cut.copy(), promised.copy()
         fs.survive_kill()
         if not opened_after_failures(fs, level, more):
             return
@@ -101,8 +102,9 @@ def no_room(fs: ForgetfulFileSystem, number: int, more: int) -> Iterator[None]:
 def test_the_opening_finds_no_room(name: str, level: Level, number: int) -> None:
     """At each of its calls. It fails, or goes on, and then what it acknowledges is there after a kill, too."""
     jury, last, more = Jury(STORIES[name], level), play(STORIES[name], level)[0].calls - 1, 0
+    cut, promised = play(STORIES[name], level, crash_after=last)
     while True:
-        fs, record = play(STORIES[name], level, crash_after=last)
+        fs, record = cut.copy(), promised.copy()
         fs.survive_kill()
         longer = jury
         with suppress(OSError, ResourceFailed, RetryLater):
@@ -113,7 +115,7 @@ def test_the_opening_finds_no_room(name: str, level: Level, number: int) -> None
             record = jury.pinned(space, record)
             act = Act(End.ONE_PHASE, (Put("d", 99),))
             perform(space, record, xid_of(len(record.may_be)), act, level)
-            longer = Jury(replace(jury.story, acts=(*jury.story.acts, act)), level)
+            longer = Jury(replace(jury.story, acts=(*jury.story.acts, act)), level, jury.judged)
         record.openings += 1
         longer.judge(fs.tree_after_kill(), record, tries_kept=True)
         more += 1
@@ -136,15 +138,17 @@ LOWER = [name for name in ONE_BRANCH if name.endswith(": prepared")]
 
 @pytest.mark.parametrize("name", LOWER if FULL else LOWER[2::3])
 def test_what_was_prepared_at_a_lower_level_is_hardened_at_the_second_try(name: str) -> None:
-    more = 0
+    jury, more = Jury(STORIES[name], STRICT), 0
+    whole, promised = play(STORIES[name], NONE)
     while True:
-        fs, record = play(STORIES[name], NONE)
+        fs, record = whole.copy(), promised.copy()
+        fs.survive_kill()
         calls = fs.calls
         if not opened_after_failures(fs, STRICT, more):
             return
         more = fs.calls - calls
         record.openings += 1
-        go_on(Jury(STORIES[name], STRICT), fs, record, "commit", End.ONE_PHASE)
+        go_on(jury, fs, record, "commit", End.ONE_PHASE)
 
 
 def decided(fs: ForgetfulFileSystem) -> set[bytes]:

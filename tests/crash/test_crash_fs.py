@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
-from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem
 
 START = Tree({"a": None, "b": None, "a/old": b"old!"})
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

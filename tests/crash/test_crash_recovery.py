@@ -7,13 +7,32 @@ comes before one call in so many, by turns (``crash_cases.sample``); the second 
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import count
+
 import pytest
 
-from support.crash_cases import EXTREMES, FULL, ONE_BRANCH, STORIES, sample, trees_of
-from support.crash_jury import Jury
-from support.crash_level import CHECKPOINTS, CYCLING, FILLING, JOURNAL, LAGGING, MOVING, NONE, STRICT, SWITCHING, Level
-from support.crash_story import End, crashes, play
+from support.crash_cases import EXTREMES, FULL, ONE_BRANCH, STORIES, cases, jury, sample, trees_of
+from support.crash_level import (
+    CHECKPOINTS,
+    CYCLING,
+    FILLING,
+    JOURNAL,
+    LAGGING,
+    MOVING,
+    NONE,
+    STRICT,
+    SWITCHING,
+    Level,
+    follow,
+    open_space,
+)
+from support.crash_story import EMPTY, End, crashes, play
 from support.crash_ways import go_on, judge_cut_off, judge_later
+from support.forgetful import Crashed, ForgetfulFileSystem
+from xaqueue.errors import ResourceFailed
+from xaqueue.space.engine.session import Session
+from xaqueue.xid import Xid
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -37,33 +56,31 @@ WIDE_CASES = [(name, STRICT) for name in (STORIES if FULL else ONE_BRANCH)]
 WIDE_CASES += [(name, level) for level in JOURNALS for name in (STORIES if FULL else SOME)]
 
 
-@pytest.mark.parametrize(("name", "level"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "level"), cases(CASES), ids=str)
 def test_recovery_is_cut_off_by_a_power_loss_and_run_again(name: str, level: Level) -> None:
-    jury, known = Jury(STORIES[name], level), set()
+    sitting = jury(name, level)
     for fs, record in crashes(STORIES[name], level, sample(3, name, level)):
         for tree in trees_of(fs, level, EXTREMES, draw=2):
-            key = tree.key(), record.key()
-            if key not in known:
-                known.add(key)
-                judge_cut_off(jury, tree.open(), record)
+            if sitting.is_new(tree, record, "cut off"):
+                judge_cut_off(sitting, tree.open(), record)
 
 
-@pytest.mark.parametrize(("name", "level"), WIDE_CASES, ids=str)
+@pytest.mark.parametrize(("name", "level"), cases(WIDE_CASES), ids=str)
 def test_the_power_goes_after_a_kill_while_nothing_is_synced_yet(name: str, level: Level) -> None:
-    jury = Jury(STORIES[name], level)
+    sitting = jury(name, level)
     for killed, record in crashes(STORIES[name], level, sample(3, name, level)):
         killed.survive_kill()
-        (judge_cut_off if FULL or name in HANDFUL else judge_later)(jury, killed, record)
+        (judge_cut_off if FULL or name in HANDFUL else judge_later)(sitting, killed, record)
 
 
 @pytest.mark.parametrize(("verb", "end"), [("commit", End.ONE_PHASE), ("rollback", End.TWO_PHASE)])
-@pytest.mark.parametrize(("name", "level"), WIDE_CASES, ids=str)
+@pytest.mark.parametrize(("name", "level"), cases(WIDE_CASES), ids=str)
 def test_the_next_owner_goes_on_before_the_power_goes(name: str, level: Level, verb: str, end: End) -> None:
-    jury = Jury(STORIES[name], level)
+    sitting = jury(name, level)
     turn = 0 if verb == "commit" else 2
     for killed, record in crashes(STORIES[name], level, sample(4, name, level, turn)):
         killed.survive_kill()
-        go_on(jury, killed, record, verb, end)
+        go_on(sitting, killed, record, verb, end)
 
 
 @pytest.mark.parametrize("level", [STRICT, JOURNAL, MOVING], ids=str)
@@ -71,4 +88,35 @@ def test_the_next_owner_goes_on_before_the_power_goes(name: str, level: Level, v
 @pytest.mark.parametrize("name", [name for name in ONE_BRANCH if name.endswith(": prepared")])
 def test_what_was_prepared_at_a_lower_level_is_committed_at_this_one(name: str, verb: str, level: Level) -> None:
     fs, record = play(STORIES[name], NONE)
-    go_on(Jury(STORIES[name], level), fs, record, verb, End.ONE_PHASE, closed_well=True)
+    go_on(jury(name, level), fs, record, verb, End.ONE_PHASE, closed_well=True)
+
+
+def commits(fs: ForgetfulFileSystem) -> None:
+    """One of two messages, and another behind it."""
+    space = open_space(fs, STRICT)
+    for name, bodies in ((b"two", (b"1", b"2")), (b"one", (b"3",))):
+        session, xid = Session(space), Xid(1, name, b"")
+        session.start(xid)
+        for body in bodies:
+            session.enqueue("q", body)
+        session.end(xid)
+        session.prepare(xid)
+        session.commit(xid)
+
+
+@pytest.mark.parametrize("level", [LAGGING, JOURNAL], ids=str)
+def test_what_a_lower_level_had_begun_to_commit_is_finished_by_a_journal(level: Level) -> None:
+    """And a kill of the owner that has done so damages no journal."""
+    for crash_after in count(1):
+        fs = EMPTY.open(crash_after)
+        with suppress(Crashed, ResourceFailed):
+            commits(fs)
+        left = fs.tree_after_kill().open()
+        for _ in range(2):
+            space = open_space(left, level)
+            bodies = sorted(message.body for message in Session(space).browse("q"))
+            assert bodies in ([], [b"1", b"2"], [b"1", b"2", b"3"])
+            follow(space, level, "commit")
+            space.log.end(OSError("killed"))
+        if not fs.crashed:
+            break

@@ -55,7 +55,7 @@ def test_it_may_be_cut_off_at_any_call(tmp_path: Path) -> None:
         for tree in (fs.tree_after_kill(), *fs.trees_after_crash(limit=40, seed=crash_after)):
             after = tree.open()
             try:
-                journal = Journal(after, layout.JOURNAL, segment_bytes=SMALLEST_SEGMENT_BYTES, sound=is_valid)
+                journal = Journal(after, layout.JOURNAL, segment_bytes=SMALLEST_SEGMENT_BYTES, is_valid=is_valid)
             except SpaceError:
                 give_up(after, SMALLEST_SEGMENT_BYTES)
             else:

@@ -9,8 +9,19 @@ from __future__ import annotations
 
 import pytest
 
-from support.crash_cases import EXTREMES, FULL, KILL, ONE_BRANCH, POWER_LOSS, STORIES, TREES, sample, trees_of
-from support.crash_jury import Jury
+from support.crash_cases import (
+    EXTREMES,
+    FULL,
+    KILL,
+    ONE_BRANCH,
+    POWER_LOSS,
+    STORIES,
+    TREES,
+    cases,
+    jury,
+    sample,
+    trees_of,
+)
 from support.crash_level import JOURNAL, STRICT, Level, open_space
 from support.crash_story import FRESH, Became, Sample, call, crashes, drained, look, message_id, xid_of
 from xaqueue.space.engine.session import Session
@@ -31,21 +42,21 @@ def calls(name: str, level: Level) -> Sample:
     return sample(1 if level in WHOLE and name in ONE_BRANCH else EVERY, name, level)
 
 
-@pytest.mark.parametrize(("name", "level"), campaign(POWER_LOSS), ids=str)
+@pytest.mark.parametrize(("name", "level"), cases(campaign(POWER_LOSS)), ids=str)
 def test_power_loss(name: str, level: Level) -> None:
     """A journal that is not too small for it has the tries as well."""
-    jury = Jury(STORIES[name], level)
+    sitting = jury(name, level)
     recorded = level.hardening.journal and level.segment_bytes >= JOURNAL.segment_bytes
     for fs, record in crashes(STORIES[name], level, calls(name, level)):
         for tree in trees_of(fs, level, TREES if FULL or level == STRICT else EXTREMES):
-            jury.judge(tree, record, tries_kept=recorded)
+            sitting.judge(tree, record, tries_kept=recorded)
 
 
-@pytest.mark.parametrize(("name", "level"), campaign(KILL), ids=str)
+@pytest.mark.parametrize(("name", "level"), cases(campaign(KILL)), ids=str)
 def test_a_killed_process_keeps_every_promise_at_every_level(name: str, level: Level) -> None:
-    jury = Jury(STORIES[name], level)
+    sitting = jury(name, level)
     for fs, record in crashes(STORIES[name], level, calls(name, level)):
-        jury.judge(fs.tree_after_kill(), record, tries_kept=True)
+        sitting.judge(fs.tree_after_kill(), record, tries_kept=True)
 
 
 LOWER = [level for level in KILL if level not in POWER_LOSS]
@@ -58,7 +69,7 @@ def test_below_its_level_a_power_loss_leaves_a_space_that_serves(name: str, leve
     """No promise holds then; but it opens, rolls back what is in doubt, and takes and gives messages."""
     for fs, _ in crashes(STORIES[name], level, sample(EVERY, name, level)):
         for tree in fs.trees_after_crash(0):
-            space = open_space(tree.open(), level)
+            space = open_space(tree.open_for_good(), level)
             session = Session(space)
             for xid, became in look(space, session).listed.items():
                 call(session, "rollback" if became is Became.IN_DOUBT else "forget", xid)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import os
 import random
 from collections.abc import Sequence
@@ -114,7 +115,7 @@ def recovered(world: World, tree: Tree) -> Rig:
     world.revive()
     for bank in world.banks.values():
         bank.heal()
-    rig = rig_of(world, mortal(tree, world))
+    rig = rig_of(world, tree.open_for_good())
     for report in rig.recover().values():
         assert report.complete, report.error
     for report in rig.recover().values():
@@ -218,20 +219,25 @@ def test_killed_first_and_without_power_in_the_next_life() -> None:
 def test_dead_in_recovery_too(name: str) -> None:
     """The second life dies at any point of its recovery, and at any call of the log; the third one finishes."""
     scene = FAULTS[name]
-    for first in range(0, 60, 4):
-        for kind, die_at in ((kind, at) for at in range(40) for kind in ("step", "call")):
-            world, told = scene.world(), Told()
-            fs = mortal(STARTED, world)
-            rig = rig_of(world, fs)
-            world.die_at = first
-            with contextlib.suppress(Crashed):
-                play(rig, scene, told)
-            world.revive()
-            fs = mortal(fs.tree_after_kill(), world, die_at if kind == "call" else None)
-            world.points, world.die_at = 0, die_at if kind == "step" else None
+    for first, kind in itertools.product(range(0, 60, 4), ("step", "call")):
+        dead, told = scene.world(), Told()
+        fs = mortal(STARTED, dead)
+        rig = rig_of(dead, fs)
+        dead.die_at = first
+        with contextlib.suppress(Crashed):
+            play(rig, scene, told)
+        dead.revive()
+        dead.points, left = 0, fs.tree_after_kill()
+        for die_at in count():
+            world = copy.deepcopy(dead)
+            world.die_at = die_at if kind == "step" else None
+            fs = mortal(left, world, die_at if kind == "call" else None)
             with contextlib.suppress(Crashed, DecisionLogError):
                 rig_of(world, fs).recover()
+            survived = world.alive
             judge(world, recovered(world, fs.tree_after_kill()), told)
+            if survived:
+                break
 
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"

@@ -20,7 +20,7 @@ import xaqueue
 from xaqueue.errors import DamagedBlock, DecisionLogError, Error
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import decode
-from xaqueue.space.offline import check, inspect, inspect_branches, inspect_messages
+from xaqueue.space.offline import check, inspect, inspect_branches
 from xaqueue.space.offline.findings import Severity
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import open
@@ -210,7 +210,7 @@ def look(root: Path) -> None:
         lambda: inspect.status(root),
         lambda: inspect_branches.in_doubt(root),
         lambda: find_loss(root),
-        lambda: list(inspect_messages.browse(root, "q", lambda *_: None)),
+        lambda: list(inspect.browse(root, "q", lambda *_: None)),
         lambda: reader().consumed(),
         lambda: list(reader().read(0, reader().watermark())),
         lambda: list(reading.files(reader(), 0, 1 << 40)),

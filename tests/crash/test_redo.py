@@ -19,15 +19,18 @@ from support.redo_story import (
     active,
     block,
     held,
+    message_id,
     path_of,
     prepared,
     record_of,
     whole,
 )
 from xaqueue.errors import JournalDamaged
+from xaqueue.message import Properties
 from xaqueue.space.engine import quarantine, redo
 from xaqueue.space.engine.redo import replay
 from xaqueue.space.model import change, layout
+from xaqueue.space.model.block import Block, Kind, encode_with_checksum
 from xaqueue.space.model.layout import Watermark
 from xaqueue.storage.journal_format import Record
 
@@ -126,6 +129,18 @@ def test_a_block_that_moved_twice_is_found_wherever_a_crash_left_it(where: str) 
     assert replay(fs, records(first, second)) == []
     assert held(fs) == {path_of(1, 1): 1}
     assert fs.list(layout.ACTIVE) == []
+
+
+@pytest.mark.parametrize(
+    "later",
+    [Block(Kind.DEQUEUE, message_id(1), Properties(QUEUE)), Block(Kind.ENQUEUE, message_id(1), Properties("q"))],
+)
+def test_a_later_block_of_the_same_message_id_is_not_taken_for_the_one_that_moved(later: Block) -> None:
+    """The xid is used again, and stands in active/: it takes that message, or adds one to another queue."""
+    fs = at((prepared(1), block(1)), (active(1, 1), (encode_with_checksum(later)[0], b""))).open()
+    first, second = commit(active(1, 1), prepared(1)), commit(prepared(1), path_of(1, 1))
+    assert replay(fs, records(first, second)) == []
+    assert fs.read(path_of(1, 1)) == b"".join(block(1))
 
 
 def test_another_message_is_not_taken_for_the_one_that_moved() -> None:

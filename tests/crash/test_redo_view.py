@@ -20,7 +20,7 @@ from xaqueue.space.offline.inspect import depths, queue_list, status
 from xaqueue.space.offline.inspect_branches import in_doubt
 from xaqueue.space.owner import open
 from xaqueue.space.owner.open import create, write_definitions
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.xid import Xid
 

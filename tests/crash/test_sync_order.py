@@ -6,17 +6,22 @@ the one that gains it, a crash in between keeps neither.
 
 from __future__ import annotations
 
+import errno
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 
 import pytest
 
+from support.contract_batches import batch
 from support.crash_level import STRICT, open_space
 from support.crash_story import EMPTY
 from support.forgetful import ForgetfulFileSystem, Tree
 from support.lockstep import Lockstep
+from xaqueue.batch import ONE_SPACE
+from xaqueue.errors import RetryLater, UnknownXid
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.layout import COMMITTED, PREPARED
@@ -27,6 +32,8 @@ from xaqueue.xid import Xid
 PATIENCE_S = 30.0
 TREES = 256
 X, OTHER = Xid(1, b"x", b""), Xid(1, b"other", b"")
+BATCH = batch()
+BRANCHES = [Xid(ONE_SPACE, BATCH.gtrid, bqual) for bqual in (b"x1", b"x2")]
 Work = Sequence[tuple[str, bytes]]
 """Queues and bodies."""
 
@@ -36,7 +43,7 @@ def ended(space: Space, xid: Xid, add: Work = (), take: str = "") -> Session:
     session = Session(space)
     session.start(xid)
     for number, (name, body) in enumerate(add):
-        session.enqueue(name, body, message_id=xid.gtrid.ljust(15, b"-") + b"%d" % number)
+        session.enqueue(name, body, message_id=(xid.bqual or xid.gtrid).ljust(15, b"-") + b"%d" % number)
     if take:
         assert session.dequeue(take) is not None
     session.end(xid)
@@ -160,3 +167,55 @@ def test_a_commit_is_not_cut_in_two_by_what_another_syncs(
         if not copies:
             break
     assert len(seen) > 1
+
+
+def fill(fs: ForgetfulFileSystem) -> None:
+    """There is no room for the second message of X, once."""
+    rename, moved = fs.rename, count(1)
+
+    def full(source: str, target: str) -> None:
+        if target.startswith(COMMITTED) and b"of x" in fs.read(source) and next(moved) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device", target)
+        rename(source, target)
+
+    fs.rename = full  # type: ignore[method-assign]
+
+
+def prepared_two(space: Space) -> Callable[[], object]:
+    session = ended(space, X, [("q", b"one of x"), ("r", b"two of x")])
+    session.prepare(X)
+    return lambda: session.commit(X)
+
+
+def of_a_batch(space: Space) -> Callable[[], object]:
+    for name, add in zip(BRANCHES, (("q", b"one of x"), ("r", b"two of x")), strict=True):
+        ended(space, name, [add]).prepare(name)
+    return lambda: Session(space).commit_all(BATCH, BRANCHES)
+
+
+@pytest.mark.parametrize("branch", [prepared_two, active_two, of_a_batch])
+def test_what_goes_back_for_want_of_room_is_kept(branch: Callable[[Space], Callable[[], object]]) -> None:
+    """Its name is on disk again before it goes where it had none yet."""
+    fs = EMPTY.open()
+    space = open_space(fs, STRICT)
+    for name in "qr":
+        ended(space, OTHER, [(name, b"first")]).commit(OTHER, Flag.ONEPHASE)
+    commit = branch(space)
+    fill(fs)
+    copies: list[ForgetfulFileSystem] = []
+    fs.before_call = lambda: copies.append(fs.copy())
+    with pytest.raises(RetryLater):
+        commit()
+    later = Xid(1, b"later", b"")
+    ended(space, later, [("q", b"later")]).commit(later, Flag.ONEPHASE)
+    fs.before_call = lambda: None
+    for copy in copies:
+        for tree in copy.trees_after_crash(TREES):
+            session = Session(open_space(tree.open(), STRICT))
+            with suppress(UnknownXid):
+                if branch is of_a_batch:
+                    session.commit_all(BATCH, BRANCHES)
+                else:
+                    session.commit(X)
+            bodies = [message.body for name in "qr" for message in session.browse(name) if b"of x" in message.body]
+            assert bodies == [b"one of x", b"two of x"] or (bodies == [] and branch is active_two)

@@ -17,8 +17,9 @@ import pytest
 
 from support import ROOT
 from xaqueue.errors import OperationalError
-from xaqueue.space.owner.open import is_owned, read_owner
-from xaqueue.tools.demo import postgres
+from xaqueue.space.owner.open import is_owned
+from xaqueue.space.owner.record import read_owner
+from xaqueue.tools import postgres
 
 if TYPE_CHECKING:
     import psycopg

@@ -16,9 +16,9 @@ from support.package_source import NAMES, imports_in, imports_of, is_in, tree_of
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("xaqueue.errors", "xaqueue.xid", "xaqueue.xa", "xaqueue.message", "xaqueue.batch", "xaqueue.reservation"),
-        *("xaqueue.times", "xaqueue.phases", "xaqueue.access", "xaqueue.endpoint", "xaqueue.resource_manager"),
+        *("xaqueue.times", "xaqueue.access", "xaqueue.endpoint", "xaqueue.resource_manager"),
     ),
-    ("xaqueue.connection",),
+    ("xaqueue.connection", "xaqueue.transaction"),
     ("xaqueue.storage",),
     ("xaqueue.space.model",),
     ("xaqueue.space.engine",),
@@ -37,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 PURE = {
     *LAYERS[0],
     *("xaqueue.space.model.block", "xaqueue.space.model.branch", "xaqueue.space.model.index"),
-    *("xaqueue.space.model.message_name", "xaqueue.space.model.packed_index", "xaqueue.space.model.openstring"),
+    *("xaqueue.space.model.message_name", "xaqueue.space.model.packed_index"),
     *("xaqueue.rpc.wire", "xaqueue.rpc.client.branch", "xaqueue.tm.gtrid", "xaqueue.tm.voting"),
 }
 """Vocabulary and logic, which know nothing of the world and import nothing that does."""
@@ -90,12 +90,10 @@ SHUTIL_CHANGES = {"rmtree", "move", "copy", "copy2", "copyfile", "copytree", "co
 EXCEPTIONS = {
     "xaqueue.space.owner.open": "makes the directories of a new space, before there is a port that is opened on them",
     "xaqueue.tools.bench": "waits for the disk to be quiet before a measurement",
-    "xaqueue.tools.bare": "makes the bare system calls that the engine is compared with, on files of its own",
+    "xaqueue.tools.rates": "makes the bare system calls that the engine is compared with, on files of its own",
     "xaqueue.tools.iotest": "measures the bare system calls that a space would make, on files of its own",
     "xaqueue.tools.demo.stage": "makes and removes the demo's own directory, keeps what its programs print there",
-    "xaqueue.tools.demo.flights": "keeps what a child process complained of: no file of a space",
-    "xaqueue.tools.demo.ledger_service": "writes what it says to its standard output: no file of a space",
-    "xaqueue.tools.demo.postgres": "makes and removes the data directory of another database",
+    "xaqueue.tools.postgres": "makes and removes the data directory of another database",
     "xaqueue.tools.torture.work": "writes what it says into its parent's pipe: no file of a space",
     "xaqueue.tools.torture.power": "lays out what a power loss may leave, in directories of its own",
     "xaqueue.rpc.server.listeners": "makes and removes the Unix socket that it listens on: no file of a space",

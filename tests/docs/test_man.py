@@ -12,7 +12,7 @@ from support.manual import MAN, page, rows
 from xaqueue import errors
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.message import DEFAULT_PRIORITY, QUEUE_NAME, Properties
-from xaqueue.space.engine.state import FINISHED_LIMIT, FINISHED_SECONDS
+from xaqueue.space.engine.memory import FINISHED_LIMIT, FINISHED_SECONDS
 from xaqueue.space.model import layout, message_name
 from xaqueue.space.model.block import (
     BODY_LIMIT_BYTES,
@@ -24,7 +24,7 @@ from xaqueue.space.model.block import (
 )
 from xaqueue.space.model.branch import TRANSITIONS, Call, State
 from xaqueue.space.model.definitions import parse
-from xaqueue.storage import fs
+from xaqueue.storage import directory_fs
 from xaqueue.storage.hardening import DEFAULT
 from xaqueue.xa import Code
 
@@ -98,7 +98,7 @@ def test_numbers_and_grammars() -> None:
     assert QUEUE_NAME.pattern in five.replace("\n", " ")
     assert f"Dq {DEFAULT} ." in five
     assert len(layout.format_watermark(layout.Watermark(1, 2))) == 43
-    assert f"{fs.OPEN_FILES} descriptors" in seven.replace("\n", " ")
+    assert f"{directory_fs.OPEN_FILES} descriptors" in seven.replace("\n", " ")
 
 
 def test_the_tags_of_a_name_are_those_of_the_page() -> None:

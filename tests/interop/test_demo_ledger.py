@@ -17,15 +17,16 @@ pytest.importorskip("psycopg", reason="psycopg is not installed")
 
 import xaqueue
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.tools.demo import ledger, postgres
-from xaqueue.tools.demo.ledger import Books, QueueServer, ServiceLog
-from xaqueue.tools.demo.stage import Deadline, Program
+from xaqueue.tools import postgres
+from xaqueue.tools.demo import ledger, stage
+from xaqueue.tools.demo.ledger import Books, QueueServer, Said, hear, nothing_said
+from xaqueue.tools.demo.stage import Program
 
-SAID = ServiceLog(taken=Counter("123"), sent=Counter("3"), refused=Counter("4"))
+SAID = {"taken": Counter("123"), "sent": Counter("3"), "refused": Counter("4"), "unknown": Counter[str]()}
 BOOKS = Books(Counter(["1", "2"]), Counter(["3"]), Counter(["1", "2"]), 0, 0, 0)
 
 
-def wrong(said: ServiceLog, books: Books) -> list[str]:
+def wrong(said: Said, books: Books) -> list[str]:
     return [claim.text for claim in books.check(said) if not claim.holds]
 
 
@@ -59,62 +60,68 @@ def test_a_disagreement_is_found(books: Books, claim: str) -> None:
     ],
 )
 def test_what_was_said_and_is_not_so_is_found(said: str, claim: str) -> None:
-    heard = ServiceLog(Counter(SAID.taken), Counter(SAID.sent), Counter(SAID.refused))
-    heard.hear([said.split()])
+    heard = {word: Counter(orders) for word, orders in SAID.items()}
+    hear(heard, said.split())
     assert wrong(heard, BOOKS) == [claim]
 
 
 def test_only_what_is_about_orders_is_heard() -> None:
-    heard = ServiceLog()
-    heard.hear([["ready", "01"], ["refused", "-"], ["hear", "x"], ["a", "line", "more"], ["taken", "1"]])
-    assert heard == ServiceLog(taken=Counter("1"))
+    heard = nothing_said()
+    for line in (["ready", "01"], ["refused", "-"], ["hear", "x"], ["a", "line", "more"], ["taken", "1"]):
+        hear(heard, line)
+    assert heard == nothing_said() | {"taken": Counter("1")}
 
 
 # The parties
 
 
 def test_what_a_program_says_is_read_line_by_line(tmp_path: Path) -> None:
-    output = tmp_path / "program.out"
-    output.write_text("taken before\n")
     script = "import time; print('ready 1', flush=True); print('taken', end='', flush=True); time.sleep(60)"
-    with Program([sys.executable, "-c", script], output) as program:
-        program.wait_for("ready")
-        assert program.lines() == [["ready", "1"]]
-        assert program.ended() is None
-    assert program.ended() == -signal.SIGTERM
+    with Program("it", [sys.executable, "-c", script], tmp_path / "program.log") as program:
+        assert next(iter(program)) == ["ready", "1"]
+        assert program.running
+    assert not program.running
+
+
+def test_a_program_that_says_nothing_more_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "SILENT_S", 0.2)
+    monkeypatch.setattr(stage, "STOP_S", 0.2)
+    script = "import time; time.sleep(60)"
+    with Program("it", [sys.executable, "-c", script], tmp_path / "program.log") as program:
+        with pytest.raises(OperationalError, match="it has said nothing for 0 s, see "):
+            list(program)
+        with pytest.raises(OperationalError, match="it does not end, see "):
+            program.was_killed()
 
 
 def test_a_program_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
-    with (
-        Program([sys.executable, "-c", "raise SystemExit('no room')"], tmp_path / "program.out") as program,
-        pytest.raises(OperationalError, match="program ended with code 1:\nno room"),
-    ):
-        program.wait_for("ready")
+    with Program("it", [sys.executable, "-c", "raise SystemExit('no room')"], tmp_path / "program.log") as program:
+        assert list(program) == []
+        with pytest.raises(OperationalError, match="it ended with code 1:\nno room"):
+            program.was_killed()
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[QueueServer]:
     xaqueue.connect(tmp_path / "space", create=True).close()
     with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as short:
-        started = QueueServer(tmp_path / "space", Path(short) / "socket", tmp_path / "server.out")
+        started = QueueServer(tmp_path / "space", Path(short) / "socket", tmp_path / "server.log")
         yield started
-        started.stop()
+        started.program.stop()
 
 
 def test_a_killed_queue_server_is_started_again(server: QueueServer) -> None:
-    before = server.pid
+    before = server.program.pid
     assert not server.revive()
-    server.kill()
-    deadline = Deadline("it is not started again")
-    while not server.revive():
-        deadline.look()
-    assert server.pid != before
+    server.program.kill()
+    assert server.revive()
+    assert server.program.pid != before
     xaqueue.connect(server.url).close()
 
 
 def test_a_queue_server_that_fails_is_not(server: QueueServer) -> None:
-    os.kill(server.pid, signal.SIGQUIT)
-    server._process.wait(60)
+    os.kill(server.program.pid, signal.SIGQUIT)
+    server.program._process.wait(60)
     with pytest.raises(OperationalError, match="the queue server ended with code -3"):
         server.revive()
 
@@ -132,7 +139,7 @@ def test_a_small_run_agrees(tmp_path: Path) -> None:
     assert [line.split(":")[0] for line in lines if line.startswith("  kill ")] == [
         f"  kill {number}" for number in range(1, len(ledger.KILLS) + 1)
     ]
-    assert any(line.split() == ["left", "in", "doubt", "0"] for line in lines)
+    assert "  ok     the queue has 0 branches in doubt" in lines
 
 
 def test_too_few_orders_are_refused() -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +14,9 @@ import pytest
 
 from support.postgres import HASTY, PATIENCE_S, reached
 from xaqueue.errors import OperationalError
-from xaqueue.tools.demo import postgres
+from xaqueue.tools import postgres
 from xaqueue.tools.demo.ledger import kill_a_backend
-from xaqueue.tools.demo.postgres import PostgresServer, running
-from xaqueue.tools.demo.stage import Deadline
+from xaqueue.tools.postgres import PostgresServer, running
 
 if not any(postgres.directories()):
     pytest.skip(postgres.MISSING, allow_module_level=True)
@@ -46,7 +44,6 @@ def test_data_stay_and_the_second_uses_the_first(place: Path) -> None:
 
 def test_what_a_killed_server_left_is_no_server(place: Path) -> None:
     server = PostgresServer(place, settings=HASTY, keep=True)
-    server.wait()
     with reached(server.dsn) as connection:
         connection.execute("create table kept (id int)")
     assert server._process is not None
@@ -59,23 +56,14 @@ def test_what_a_killed_server_left_is_no_server(place: Path) -> None:
 
 
 def test_two_phases_are_possible(place: Path) -> None:
-    server = PostgresServer(place, 3, settings=HASTY)
-    server.wait()
-    try:
-        with psycopg.connect(server.dsn) as connection:
-            assert connection.execute("show max_prepared_transactions").fetchone() == ("13",)
-    finally:
-        server.stop()
+    with PostgresServer(place, 3, settings=HASTY) as server, psycopg.connect(server.dsn) as connection:
+        assert connection.execute("show max_prepared_transactions").fetchone() == ("13",)
     assert [path.name for path in place.iterdir()] == ["postgres.log"]
 
 
 def test_a_server_that_is_wanted_and_has_ended_says_why(place: Path) -> None:
-    server = PostgresServer(place, settings={"max_connections": "many"})
-    try:
-        with pytest.raises(OperationalError, match=r"the PostgreSQL server ended: .*max_connections"):
-            server.wait()
-    finally:
-        server.stop()
+    with pytest.raises(OperationalError, match=r"the PostgreSQL server ended: .*max_connections"):
+        PostgresServer(place, settings={"max_connections": "many"})
 
 
 def test_a_backend_is_killed_and_the_server_recovers(dsn: str) -> None:
@@ -90,14 +78,6 @@ def test_a_backend_is_killed_and_the_server_recovers(dsn: str) -> None:
 def test_a_server_alone_has_no_backend_to_kill(place: Path) -> None:
     with running(place) as dsn:
         assert not kill_a_backend(dsn, lambda pids: pids[0])
-
-
-def test_a_deadline_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xaqueue.tools.demo.stage.LONGEST_S", 0.0)
-    deadline = Deadline("nothing happens")
-    time.sleep(0.001)
-    with pytest.raises(OperationalError, match="nothing happens for 0 s"):
-        deadline.look()
 
 
 def test_root_is_told_of_a_directory_that_is_closed_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

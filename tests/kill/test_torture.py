@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from support.forgetful import Survivors
+from support.torn import TornContent
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.errors import DiskFull
@@ -95,7 +96,8 @@ def test_a_space_that_was_looked_at_is_at_rest(tmp_path: Path, monkeypatch: pyte
     assert not open.is_owned(tmp_path / "space")
 
 
-def test_after_so_many_calls_the_power_is_gone(tmp_path: Path) -> None:
+def test_after_so_many_calls_the_power_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ForgetfulFileSystem, "content", TornContent)
     recording = RecordingFileSystem(tmp_path, keep_unsynced=False)
     port: FileSystem = recording
     port.create("kept", [b"content"])

@@ -20,7 +20,7 @@ from support.disks import exhaust_inodes, fill, free, mounted, run, run_in_names
 from support.space_scan import scan
 from xaqueue.errors import DiskFull, ResourceFailed, RetryLater, RolledBack, SpaceError
 from xaqueue.space.engine import heuristics
-from xaqueue.space.owner import open
+from xaqueue.space.owner import record
 from xaqueue.xid import Xid
 
 NO_LIMITS = replace(ANY_QUEUE, min_free_bytes=0, min_free_inodes=0)
@@ -198,7 +198,7 @@ def test_a_process_can_open_a_space_on_a_full_disk(disk: Disk, take_all: Callabl
         connection.rollback()
         assert connection.dequeue("orders") is not None
         connection.commit()
-    owner = open.read_owner(root)
+    owner = record.read_owner(root)
     assert owner is not None
     assert owner.epoch == 3
     free(filler)

@@ -15,7 +15,8 @@ import pytest
 import xaqueue
 from xaqueue.errors import SpaceInUse
 from xaqueue.space.offline.check import repair
-from xaqueue.space.owner.open import is_owned, read_owner
+from xaqueue.space.owner.open import is_owned
+from xaqueue.space.owner.record import read_owner
 
 OWNER_PROCESS = """
 import sys, xaqueue

@@ -18,10 +18,9 @@ from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.errors import InvalidArgument
 from xaqueue.storage.hardening import Hardening
-from xaqueue.tools import bare, bench, environment
-from xaqueue.tools.bare import BareProtocol
+from xaqueue.tools import bench, environment, rates
 from xaqueue.tools.bench import OPERATIONS, BenchPlan
-from xaqueue.tools.rates import Rate, aligned, latency_us, percentile, rate_of
+from xaqueue.tools.rates import BareProtocol, Rate, aligned, latency_us, percentile, rate_of
 
 
 def test_each_flag_thread_and_operation_is_measured_against_the_bare_calls(tmp_path: Path) -> None:
@@ -197,15 +196,15 @@ def test_bare_calls_sync_what_the_flags_ask_for(
 
 
 def test_preallocated_space_is_overwritten_from_its_start_again(tmp_path: Path) -> None:
-    quarter = bare.SEGMENT_BYTES // 4
-    log = bare.Preallocated(tmp_path / "log", 100)
+    quarter = rates.SEGMENT_BYTES // 4
+    log = rates.Preallocated(tmp_path / "log", 100)
     try:
         for number in range(1, 6):
             log.write(bytes([number]) * quarter)
     finally:
         os.close(log.fd)
     content = (tmp_path / "log").read_bytes()
-    assert len(content) == bare.SEGMENT_BYTES
+    assert len(content) == rates.SEGMENT_BYTES
     assert list(content[::quarter]) == [5, 2, 3, 4]
 
 

@@ -22,11 +22,18 @@ def test_a_missing_driver_is_named() -> None:
     assert done.stderr == 'xaqueue: psycopg is not installed: pip install "xaqueue[postgres]"\n'
 
 
-def test_a_missing_extra_is_named() -> None:
-    script = "import sys; sys.modules['matplotlib'] = None\nfrom xaqueue.cli.main import main; main()"
+@pytest.mark.parametrize(
+    ("package", "said"),
+    [
+        ("matplotlib", 'matplotlib is not installed: pip install "xaqueue[demo]"'),
+        ("pyspark", 'pyspark is missing: pip install "xaqueue[spark]" brings what Spark needs'),
+    ],
+)
+def test_a_missing_extra_is_named(package: str, said: str) -> None:
+    script = f"import sys; sys.modules['{package}'] = None\nfrom xaqueue.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", script, "demo"], capture_output=True, text=True, check=False)
     assert done.returncode == ExitCode.ERROR
-    assert done.stderr == 'xaqueue: matplotlib is not installed: pip install "xaqueue[demo]"\n'
+    assert done.stderr == f"xaqueue: {said}\n"
 
 
 @pytest.mark.parametrize(("passed", "code"), [(True, ExitCode.OK), (False, ExitCode.NOTHING)])

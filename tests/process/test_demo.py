@@ -14,7 +14,6 @@ import pytest
 
 import xaqueue
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.space.offline.inspect_branches import in_doubt
 from xaqueue.tools.demo import flights, records, stage
 from xaqueue.tools.demo.flights import KILLS, Tally, check, lay_out, send_under_fire
 from xaqueue.tools.demo.sender import FLIGHTS, PAGES
@@ -39,7 +38,7 @@ def test_the_sender_survives_its_kills(tmp_path: Path) -> None:
         found = [(int(message.correlation_id or b"-1"), message.body) for message in connection.browse(FLIGHTS)]
     assert Counter(number for number, _ in found) == Counter(range(890))
     assert dict(found) == dict(enumerate(map(records.body, records.rows(890))))
-    assert [in_doubt(tmp_path / name) for name in (PAGES, FLIGHTS)] == [[], []]
+    assert [stage.in_doubt(tmp_path / name) for name in (PAGES, FLIGHTS)] == [0, 0]
     told = [line for line in lines if line.startswith("kill ")]
     assert ["SIGKILL " + when in line for (_, _, when), line in zip(KILLS, told, strict=True)] == [True] * 3
     assert toll.committed[-1][1] == 890
@@ -54,7 +53,7 @@ def test_a_sender_that_fails_says_why(tmp_path: Path) -> None:
 def test_a_stuck_sender_ends_and_says_where(tmp_path: Path) -> None:
     lay_out(tmp_path, 200, 20)
     stuck = "sender.STUCK_S, sender.send = 1.0, lambda manager: time.sleep(60)"
-    script = f"import sys, time; from xaqueue.tools.demo import sender; {stuck}; sender.main(sys.argv[1:])"
+    script = f"import sys, time; from xaqueue.tools.demo import sender; {stuck}; sender.main(*sys.argv[1:])"
     command = [sys.executable, "-c", script, str(tmp_path), "", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -68,13 +67,6 @@ def test_a_record_keeps_numbers_as_numbers_and_what_is_missing_as_null() -> None
     assert flight["dep_delay"] is flight["tailnum"] is None
     assert set(flight) == set(first)
     assert records.carriers()["UA"] == "United Air Lines Inc."
-
-
-def test_the_count_of_flights_is_checked() -> None:
-    assert records.checked_count(None) == records.TOTAL == records.checked_count(336_776)
-    for wrong in (0, -1, 336_777):
-        with pytest.raises(InvalidArgument, match=r"1 to 336,776"):
-            records.checked_count(wrong)
 
 
 def test_the_check_finds_what_is_wrong() -> None:
@@ -100,7 +92,7 @@ def test_the_answer_from_the_csv_is_the_known_one() -> None:
     assert found["EV"] == records.Delay(437, 430, 12200)
     assert records.ranked(found)[0][0] == "EV"
     assert records.Delay(3, 0, 0).mean == 0.0
-    assert "ExpressJet" in records.table(found, records.carriers())[1]
+    assert records.carriers()["EV"].startswith("ExpressJet")
 
 
 def test_the_verdict_comes_before_anything_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +104,9 @@ def test_the_verdict_comes_before_anything_is_removed(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(flights, "_run", finds)
     monkeypatch.setattr(stage, "_temporary", lambda: str(tmp_path))
-    monkeypatch.setattr(stage, "_remove", lambda place, _: lines.append(f"removed {place}"))
-    assert flights.run(3000, None, lines.append, chart=tmp_path / "chart.png")
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", lambda place, **_: lines.append(f"removed {place}"))
+        assert flights.run(3000, None, lines.append, chart=tmp_path / "chart.png")
     assert lines[1:] == ["PASSED", f"The chart is {tmp_path / 'chart.png'}", f"removed {lines[0]}"]
 
 
@@ -152,7 +145,7 @@ class TestWhole:
         with pytest.raises(InvalidArgument, match="is not empty"):
             flights.run(3000, directory, silent, chart=chart)
 
-    @pytest.mark.parametrize("count", [0, 149, 400_000])
+    @pytest.mark.parametrize("count", [0, -1, 149, 336_777])
     def test_numbers_that_cannot_be_are_refused(self, count: int, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="flights are"):
             flights.run(count, tmp_path / "demo", silent)

@@ -23,8 +23,8 @@ from xaqueue.rpc.server import server as server_room
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.server import Server
 from xaqueue.space.offline import inspect
-from xaqueue.space.owner.io_watchdog import Watchdog
 from xaqueue.space.owner.open import attach, start_background
+from xaqueue.space.owner.threads import Watchdog
 from xaqueue.storage.layers import OwnerFileSystem
 from xaqueue.tm.log_directory import open_log
 

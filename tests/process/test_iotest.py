@@ -22,7 +22,7 @@ from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.errors import InvalidArgument
 from xaqueue.storage.hardening import Hardening
-from xaqueue.storage.lock import FileLock
+from xaqueue.storage.owner_file import FileLock
 from xaqueue.tools import iotest, verdict
 from xaqueue.tools.environment import Device, DeviceKind, Environment, device_of
 from xaqueue.tools.verdict import Facts, Level, Timing, doubt, judge

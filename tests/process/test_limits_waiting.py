@@ -18,12 +18,15 @@ from support.raw_client import RawClient
 from support.served import ServerThread
 from xaqueue.errors import ConnectionLost, RolledBack, UnknownXid
 from xaqueue.rpc import wire
+from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.space.owner import open as attach_room
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 
 PATIENCE_S = 60.0
+DEQUEUE_S = 10.0
+"""Longer than it takes to begin all that is behind it; who leaves meanwhile holds what was sent until it is over."""
 X, Y = Xid(1, b"x", b""), Xid(1, b"y", b"")
 Start = Callable[..., ServerThread]
 
@@ -101,7 +104,7 @@ def test_a_prepared_branch_is_never_timed_out(start: Start) -> None:
             connection.tpc_begin(xid, timeout_s=timeout_s)
             connection.enqueue("q", b"1")
             connection.tpc_prepare()
-            connection._leave()  # in doubt, and nobody comes
+            connection._transaction.leave()  # in doubt, and nobody comes
         idle = Xid(1, b"z", b"")
         connection.tpc_begin(idle)
         connection.enqueue("q", b"lost")
@@ -138,8 +141,12 @@ def test_an_idle_session_is_ended_and_its_client_connects_again(start: Start, ca
     with xaqueue.connect(server.url) as connection:
         connection.enqueue("q", b"1")
         connection.commit()
+        assert isinstance(connection._manager, RemoteManager)
+        stream = connection._manager._socket
+        assert stream is not None
         until(lambda: not server.server.sessions)
         assert "is ended: it has asked for nothing for 1 s" in logged(caplog)
+        until(lambda: stream.is_stale)  # the session is over before its socket is closed
         connection.enqueue("q", b"2")
         connection.commit()
     assert bodies(server) == [b"1", b"2"]
@@ -197,7 +204,7 @@ def a_request_that_waits(server: ServerThread, size: int) -> socket.socket:
     made.connect(str(server.path))
     calls = (
         ("start", [[7, os.urandom(8), b""]]),
-        ("dequeue", ["empty", {"wait_s": PATIENCE_S}]),
+        ("dequeue", ["empty", {"wait_s": DEQUEUE_S}]),
         ("echo", [bytes(size)]),
     )
     with suppress(OSError):

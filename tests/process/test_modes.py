@@ -21,13 +21,13 @@ from xaqueue.errors import InvalidArgument
 from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
-from xaqueue.space.offline import inspect_messages
+from xaqueue.space.offline import inspect
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import open
 from xaqueue.space.owner.salvage import salvage
 from xaqueue.storage import modes as modes_of
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.modes import BY_UMASK, PRIVATE, Modes, for_group, heir_of
 from xaqueue.tm.log_directory import open_log
 from xaqueue.tm.manager import TransactionManager
@@ -267,7 +267,7 @@ def as_nobody(group: int, call: Callable[[], object]) -> str:
 
 
 def browsed(root: Path) -> list[bytes]:
-    return [message.body for message in inspect_messages.browse(root, "orders", lambda *_: None)]
+    return [message.body for message in inspect.browse(root, "orders", lambda *_: None)]
 
 
 def streamed(root: Path) -> int:

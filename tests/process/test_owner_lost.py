@@ -23,15 +23,17 @@ from support import SUPPORT
 from support.bare_space import ANY_QUEUE, BareSpace, FaultyFileSystem
 from xaqueue import Connection
 from xaqueue.errors import DecisionLogError, ResourceFailed
-from xaqueue.space.engine import cleanup, follower
+from xaqueue.space.engine import cleanup
 from xaqueue.space.model import layout
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 from xaqueue.space.owner import open as attach_room
+from xaqueue.space.owner import threads
 from xaqueue.space.owner.open import attach, create
 from xaqueue.space.recovery.recover import open_space
 from xaqueue.storage import owner_file
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import replace_file
 from xaqueue.storage.hardening import Hardening
 from xaqueue.tm.log_directory import open_log
 from xaqueue.xid import Xid
@@ -53,7 +55,7 @@ def by_a_lost_file(root: Path) -> None:
 
 def by_a_server_that_forgot(root: Path) -> None:
     """The same lock is given to another one, which says so before it does anything else."""
-    owner_file.write_owner_file(DirectoryFileSystem(root), b'{"epoch": 9, "host": "other", "pid": 1}')
+    replace_file(DirectoryFileSystem(root), owner_file.OWNER, b'{"epoch": 9, "host": "other", "pid": 1}')
 
 
 def by_a_backup(root: Path) -> None:
@@ -146,7 +148,7 @@ def test_it_costs_two_looks_a_round(root: Path, sync: str, monkeypatch: pytest.M
         return real(path)
 
     monkeypatch.setattr(owner_file, "_look", look)
-    monkeypatch.setattr(follower, "LAG_S", 60.0)
+    monkeypatch.setattr(threads, "LAG_S", 60.0)
     session = attach(root, sync=sync, watch=False)
     connection = xaqueue.connect(root)
     before, steps = len(looks), session.space.log.steps
@@ -289,7 +291,7 @@ def test_no_step_is_acknowledged_once_the_directory_is_lost(tmp_path: Path, sync
 
 
 def test_what_lags_behind_is_left_to_the_other_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "LAG_S", 60.0)
+    monkeypatch.setattr(threads, "LAG_S", 60.0)
     session = attach(root, sync="JOURNAL", watch=False)
     with xaqueue.connect(root) as connection:
         for number in range(5):
@@ -331,7 +333,7 @@ def _files(root: Path) -> list[str]:
 
 
 def test_who_only_waits_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xaqueue.space.owner.io_watchdog.LOOK_S", 0.05)
+    monkeypatch.setattr("xaqueue.space.owner.threads.WATCH_S", 0.05)
     connection = xaqueue.connect(root)
     threading.Timer(0.3, by_a_server_that_forgot, [root]).start()
     with pytest.raises(ResourceFailed, match="owns it no more"):

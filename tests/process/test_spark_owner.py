@@ -22,7 +22,9 @@ from xaqueue.endpoint import UNIX_PATH_LIMIT_BYTES
 from xaqueue.errors import SpaceError, SpaceInUse
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.space.owner import open as attach_room
-from xaqueue.space.owner.open import Owner, is_owned, read_owner
+from xaqueue.space.owner import record
+from xaqueue.space.owner.open import is_owned
+from xaqueue.space.owner.record import Owner, read_owner
 from xaqueue.spark import server_launcher
 from xaqueue.spark.server_launcher import reach
 from xaqueue.storage.ids import fresh_id
@@ -153,7 +155,7 @@ def test_what_a_crash_left_in_the_owner_file_leads_nowhere(root: Path, tmp_path:
     attach_room.create(other, sync="NONE", any_queue=True)
     stranger = reach(other)
     told = replace(owner_of(root), endpoint=owner_of(other).endpoint)
-    (root / "owner").write_bytes(attach_room._format_owner(told))
+    (root / "owner").write_bytes(record.format_owner(told))
     manager = reach(root)
     put(manager, b"1")
     assert (bodies(manager), bodies(stranger)) == ([b"1"], [])
@@ -183,7 +185,7 @@ def test_a_command_that_has_the_space_for_a_moment_is_waited_for(root: Path) -> 
 def test_a_server_on_another_machine_is_named(root: Path) -> None:
     with xaqueue.connect(root):
         told = replace(owner_of(root), host="elsewhere", endpoint="xaq+unix:///run/xaqueue.sock")
-        (root / "owner").write_bytes(attach_room._format_owner(told))
+        (root / "owner").write_bytes(record.format_owner(told))
         with pytest.raises(SpaceInUse, match=r"served on elsewhere .* --tls .* option \"server\""):
             reach(root)
 

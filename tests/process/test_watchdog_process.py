@@ -15,7 +15,7 @@ from support.bare_space import DURABLE
 from xaqueue.cli.main import app
 from xaqueue.space.model import layout
 from xaqueue.space.offline import inspect
-from xaqueue.space.owner import io_watchdog
+from xaqueue.space.owner import threads
 
 PATIENCE_S = 30.0
 SHORT_S = 0.05
@@ -24,7 +24,7 @@ LEVELS = [DURABLE, "JOURNAL"]
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(io_watchdog, "LOOK_S", SHORT_S)
+    monkeypatch.setattr(threads, "WATCH_S", SHORT_S)
 
 
 CHILD = """

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from support.spark_space import FabricatedSpace, message_id
 from xaqueue.cli.main import app
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, UnknownQueue
-from xaqueue.space.model import layout, stream_records
-from xaqueue.space.model.stream_records import StreamRecord
+from xaqueue.space.model import layout, records
+from xaqueue.space.model.records import StreamRecord
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -275,7 +275,7 @@ class TestWithSpark:
         assert CliRunner().invoke(app, [*words, "--schema", SCHEMA]).exit_code == 0
         for name in ("0", ".0.crc"):
             (target / "_checkpoint" / "commits" / name).unlink()
-        record = stream_records.encode(StreamRecord("flights", "this#1", consumed=2), 1)
+        record = records.encode_stream(StreamRecord("flights", "this#1", consumed=2), 1)
         (space.root / layout.stream_path("flights")).write_bytes(b"".join(record))
         put(space, "flights", 3, GOOD)
         failed = CliRunner().invoke(app, words)

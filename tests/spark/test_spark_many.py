@@ -14,7 +14,8 @@ import pytest
 import xaqueue
 from support.spark_space import FabricatedSpace
 from xaqueue.space.offline.reader import QueueReader
-from xaqueue.space.owner.open import is_owned, read_owner
+from xaqueue.space.owner.open import is_owned
+from xaqueue.space.owner.record import read_owner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

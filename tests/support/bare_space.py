@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,19 +11,24 @@ from pathlib import Path
 from xaqueue import Connection
 from xaqueue.message import MessageId, Properties
 from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space, wall_clock
+from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Block, Kind, encode
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.space.model.message_name import tags_of
 from xaqueue.space.owner import open
 from xaqueue.space.recovery.recover import open_space
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.hardening import Hardening
 from xaqueue.xid import Xid
 
 ANY_QUEUE = Definitions(default=QueueDefinition())
 DURABLE = "FDATASYNC;DSYNC"
+
+
+def wall_clock() -> int:
+    """Int microseconds UTC."""
+    return time.time_ns() // 1000
 
 
 class FaultyFileSystem(DirectoryFileSystem):
@@ -58,6 +64,10 @@ class FaultyFileSystem(DirectoryFileSystem):
         self.strike("rename", target)
         super().rename(source, target)
 
+    def set_modified_ns(self, path: str, when_ns: int) -> None:
+        self.strike("set_modified_ns", path)
+        super().set_modified_ns(path, when_ns)
+
     def unlink(self, path: str) -> None:
         self.strike("unlink", path)
         super().unlink(path)
@@ -69,6 +79,14 @@ class FaultyFileSystem(DirectoryFileSystem):
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         self.strike("write_at", path)
         super().write_at(path, offset, chunks)
+
+    def list(self, path: str) -> list[str]:
+        self.strike("list", path)
+        return super().list(path)
+
+    def hold_dir(self, path: str) -> None:
+        self.strike("hold_dir", path)
+        super().hold_dir(path)
 
     def sync_file(self, path: str) -> None:
         self.strike("sync_file", path)
@@ -106,7 +124,8 @@ class BareSpace:
         self.space = self._open()
 
     def _open(self) -> Space:
-        return open_space(self.fs, self.definitions, hardening=Hardening.parse(self.sync), now_us=self.now_us)
+        hardening = Hardening.parse(self.sync)
+        return open_space(self.fs, self.definitions, hardening=hardening, now_ns=lambda: self.now_us() * 1000)
 
     def connect(self) -> Connection:
         return Connection(Session(self.space), lambda: os.urandom(16))

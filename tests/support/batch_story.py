@@ -71,14 +71,12 @@ class Promise:
     shown: dict[tuple[str, int], int] = field(default_factory=dict)
     highest: dict[str, int] = field(default_factory=dict)
     """By queue, the highest number that was ever seen: no later message gets it."""
-    losers: bool = True
-    """Whether others are prepared for the batch, too."""
     first_call: int | None = None
     """Of the decision."""
 
     def key(self) -> object:
         numbers = tuple(sorted(self.shown.items())), tuple(sorted(self.highest.items()))
-        return self.decided, self.consumed, self.asked, numbers, self.losers
+        return self.decided, self.consumed, self.asked, numbers
 
 
 def prepare(session: Session, branch: Xid, work: tuple[Put | Take, ...], level: Level) -> None:
@@ -95,12 +93,12 @@ Watch = Callable[[ForgetfulFileSystem, Promise], object]
 
 
 def play(
-    level: Level, *, undo: bool = False, losers: bool = True, watch: Watch = lambda fs, promise: None
+    level: Level, *, undo: bool = False, watch: Watch = lambda fs, promise: None
 ) -> tuple[ForgetfulFileSystem, Promise]:
     """Plays it to its end and a clean close. undo: the batch is rolled back and not committed. watch: is called before
     each call that changes or syncs something.
     """
-    fs, promise = ready(GIVEN, level).open(), Promise(losers=losers)
+    fs, promise = ready(GIVEN, level).open(), Promise()
     fs.before_call = lambda: watch(fs, promise)
     space = open_space(fs, level, goes_on=True)
     _tell(space, level, promise, undo=undo)
@@ -133,7 +131,7 @@ def prepared(space: Space, level: Level, promise: Promise) -> Session:
         prepare(session, xid(bqual, BEFORE), work, level)
     session.commit_all(BEFORE, [xid(bqual, BEFORE) for bqual in EARLIER], plan=EARLIER_PLAN)
     follow(space, level, "commit")
-    for bqual, work in (LISTED | (OTHERS if promise.losers else {})).items():
+    for bqual, work in (LISTED | OTHERS).items():
         prepare(session, xid(bqual), work, level)
     prepare(session, BESIDE, (Put("a", 8),), level)
     return session
@@ -170,7 +168,7 @@ def _calls(space: Space) -> int:
 
 
 def crashes(
-    level: Level, every: int = 1, *, undo: bool = False, losers: bool = True, forward: bool = False
+    level: Level, every: int = 1, *, undo: bool = False, forward: bool = False
 ) -> Iterator[tuple[ForgetfulFileSystem, Promise]]:
     """What a crash leaves before each call from that of the decision on, or one in so many; and at the end.
 
@@ -182,7 +180,7 @@ def crashes(
         if promise.first_call is not None:
             left.append((fs.copy(), replace(promise)))
 
-    whole = play(level, undo=undo, losers=losers, watch=watch)
+    whole = play(level, undo=undo, watch=watch)
     some = [*left, whole][::-every]
     for fs, promise in reversed(some) if forward else some:
         show(fs.tree_after_kill(), promise)
@@ -191,18 +189,17 @@ def crashes(
 
 def judge(tree: Tree, promise: Promise, level: Level) -> None:
     """AssertionError unless the tree, opened, keeps the promise, and the same decision can be asked for again."""
-    space = open_space(tree.open(), level)
+    space = open_space(tree.open_for_good(), level)
     decision = found(space, promise)
     session = Session(space)
-    losers = LOSERS if promise.losers else ()
     _is_told_from_others(session, decision)
     again = session.commit_all(BATCH, WINNERS, plan=PLAN)
     assert decision in (None, again)
     assert (again.xids, again.messages) == (WINNERS, MESSAGES)
     _is_over(space, session, allowed(promise) if decision else [DECIDED], promise.highest)
     if decision is None:
-        other = Session(open_space(tree.open(), level))
-        assert other.rollback_all(BATCH) == len(WINNERS) + len(losers)
+        other = Session(open_space(tree.open_for_good(), level))
+        assert other.rollback_all(BATCH) == len(WINNERS) + len(LOSERS)
         assert look(other.space, other).contents == UNDONE
         assert other.decision(BATCH) is None
 
@@ -219,7 +216,7 @@ def _is_told_from_others(session: Session, decision: Decision | None) -> None:
 
 def judge_undone(tree: Tree, promise: Promise, level: Level) -> None:
     """AssertionError unless nothing of the batch is committed, and the rest of it can be rolled back."""
-    space = open_space(tree.open(), level)
+    space = open_space(tree.open_for_good(), level)
     assert not space.report.quarantined
     session = Session(space)
     assert session.decision(BATCH) is None
@@ -241,9 +238,8 @@ def found(space: Space, promise: Promise) -> Decision | None:
     decision, seen = session.decision(BATCH), look(space, session)
     assert promise.decided in (None, decision is not None)
     if decision is None:
-        losers = LOSERS if promise.losers else ()
-        assert seen.contents == UNDECIDED | {("b", 102): promise.losers}
-        assert seen.listed == dict.fromkeys((*WINNERS, *losers, BESIDE), Became.IN_DOUBT)
+        assert seen.contents == UNDECIDED
+        assert seen.listed == dict.fromkeys((*WINNERS, *LOSERS, BESIDE), Became.IN_DOUBT)
         assert session.decision(BEFORE) is not None
     else:
         assert (decision.batch, decision.xids, decision.messages, decision.plan) == (BATCH, WINNERS, MESSAGES, PLAN)

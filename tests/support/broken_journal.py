@@ -10,7 +10,7 @@ from support.journals import spoil
 from xaqueue.space.engine import heuristics
 from xaqueue.space.model import layout
 from xaqueue.space.model.change import is_valid
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.journal_format import Record
 from xaqueue.storage.journal_reader import look
 from xaqueue.xid import Xid

@@ -9,7 +9,7 @@ the port.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -19,7 +19,7 @@ from support.forgetful import ForgetfulFileSystem
 from xaqueue.space.engine import directory_log
 from xaqueue.space.engine.directory_log import STAGED, DirectoryLog
 from xaqueue.space.model import layout
-from xaqueue.space.model.change import Change
+from xaqueue.space.model.change import Change, Op
 
 RETRIES = layout.retries_path("").rpartition("/")[2]
 
@@ -70,27 +70,32 @@ def careless(monkeypatch: pytest.MonkeyPatch, left_out: str = "") -> Iterator[Ca
     """Every space that is opened inside leaves this kind of sync out."""
     care = Carelessness(left_out)
     with monkeypatch.context() as patch:
-        for name in ("_carry_out", "_carry_on"):
-            patch.setattr(DirectoryLog, name, _careless_step(care, name))
+        patch.setattr(DirectoryLog, "_carry_out", _careless_step(care))
         for name, role in ROLES.items():
             patch.setattr(ForgetfulFileSystem, name, _careless_sync(care, name, role))
         yield care
 
 
-def _careless_step(care: Carelessness, name: str) -> Callable[..., None]:
+def _careless_step(care: Carelessness) -> Callable[..., None]:
     """Has the round sync what the step touched, but for what is left out of it."""
-    real = getattr(DirectoryLog, name)
+    real = DirectoryLog._carry_out
 
-    def carry(log: DirectoryLog, change: Change, touched: directory_log._Touched) -> None:
+    def carry(
+        log: DirectoryLog, change: Change, ops: Sequence[Op], touched: directory_log._Touched | None = None
+    ) -> None:
+        if touched is None:  # at a level that syncs nothing
+            real(log, change, ops)
+            return
         own = directory_log._Touched()
         try:
-            real(log, change, own)
+            real(log, change, ops, own)
         finally:
-            asks = change.kind.name.lower() + ("'s point" if change.point and name == "_carry_out" else "")
+            asks = change.kind.name.lower() + ("'s point" if ops is change.point else "")
             touched.files.update(dict.fromkeys(care.kept(asks, "content", own.files)))
             targets = care.kept(asks, "target", own.targets)
             losing = care.kept(asks, "source", [path for path in own.sources if path not in own.targets])
             touched.targets.update(dict.fromkeys(targets))
+            touched.to_take_back += own.to_take_back
             touched.sources.update(dict.fromkeys([*losing, *(path for path in targets if path in own.sources)]))
 
     return carry

@@ -5,8 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
+import pytest
+from _pytest.mark import ParameterSet
+
+from support.crash_jury import Jury
 from support.crash_level import (
     CHECKPOINTS,
     CYCLING,
@@ -129,7 +134,7 @@ def _successors() -> dict[str, Story]:
 SUCCESSORS = _successors()
 
 BESIDE = {
-    f"in doubt beside {end.name.lower()}": Story(
+    f"beside one in doubt: {end.name.lower()}": Story(
         (act(End.PREPARED, Put("a", 1), Take("a", 100)), act(end, Put("a", 2), Take("a", 101))), GIVEN
     )
     for end in FINALS
@@ -178,7 +183,26 @@ LOST = {
 }
 
 STORIES = {**ONE_BRANCH, **SUCCESSORS, **BESIDE, **EDGES, **LIVES, **LOST}
+FAMILIES = {name: name.partition(":")[0].partition(",")[0] for name in STORIES}
+"""Stories of one family begin alike."""
 PLACE = {name: number for number, name in enumerate(STORIES)}
+
+
+@lru_cache(maxsize=1)
+def judged(family: str, level: Level) -> set[object]:
+    """What the juries on these stories have judged in this process, as long as no other family comes between."""
+    return set()
+
+
+def jury(name: str, level: Level) -> Jury:
+    """One that passes over what another has judged that sits on a story of the same family."""
+    return Jury(STORIES[name], level, judged(FAMILIES[name], level))
+
+
+def cases(named: Iterable[tuple[str, Level]]) -> list[ParameterSet]:
+    """Parameters of a test; a family stays in one process."""
+    groups = [(name, level, f"{FAMILIES[name]}, {level}") for name, level in named]
+    return [pytest.param(name, level, marks=pytest.mark.xdist_group(group)) for name, level, group in groups]
 
 
 def sample(every: int, name: str, level: Level, turn: int = 0) -> Sample:

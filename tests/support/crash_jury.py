@@ -29,7 +29,7 @@ from support.crash_story import (
 from support.forgetful import Tree
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model import layout, retries
+from xaqueue.space.model import layout, records
 from xaqueue.xa import Flag
 
 
@@ -72,27 +72,37 @@ def start_of(story: Story, level: Level) -> Contents:
 
 
 class Jury:
-    """Holds trees to one story's records; the same tree under the same promises is judged once. Level: the jury's."""
+    """Holds trees to one story's records; the same tree under the same promises is judged once. Level: the jury's.
 
-    def __init__(self, story: Story, level: Level) -> None:
+    judged: of juries that sit on alike stories, each of which may come to the same trees. What is to come in a story is
+    no part of a judgement, but for its queues.
+    """
+
+    def __init__(self, story: Story, level: Level, judged: set[object] | None = None) -> None:
         self.story = story
         self.level = level
         self.start = start_of(story, level)
-        self.judged: set[object] = set()
+        self.judged = set() if judged is None else judged
+        self._known = level, tuple(self.start), tuple(story.queues)
 
     def judge(self, tree: Tree, record: Record, *, tries_kept: bool = False) -> None:
         """AssertionError unless the tree, opened, keeps every promise, and its branches in doubt go either way."""
-        key = (tree.key(), record.key(), tries_kept)
-        if key in self.judged:
+        if not self.is_new(tree, record, tries_kept):
             return
-        self.judged.add(key)
         for verb in ("commit", "rollback"):
-            space = open_space(tree.open(), self.level)
+            space = open_space(tree.open_for_good(), self.level)
             became = self.recovered(space, record, tries_kept=tries_kept)
             self._settle(space, became, verb)
             self._go_on(space, record)
             if Became.IN_DOUBT not in became.values():
                 break
+
+    def is_new(self, tree: Tree, record: Record, question: object) -> bool:
+        """Whether nobody has asked this of the tree under these promises; from now on somebody has."""
+        began = tuple((act.work, act.life_of) for act in self.story.acts[: len(record.may_be)])
+        known = len(self.judged)
+        self.judged.add((question, tree.key(), record.key(), began, self._known))
+        return len(self.judged) > known
 
     def recovered(self, space: Space, record: Record, *, tries_kept: bool = False) -> dict[int, Became]:
         """What the acts became, as this space says just after its recovery."""
@@ -121,7 +131,7 @@ class Jury:
             tags = tags_of_message(work.message)
             assert seen.tags.get((work.queue, work.message), tags) == tags, "a name tells all that it did"
         for queue in self.story.queues:
-            beside = {(seq, int.from_bytes(one, "big")) for seq, one in retries.read_all(space.fs, queue)}
+            beside = {(seq, int.from_bytes(one, "big")) for seq, one in records.read_tries(space.fs, queue)}
             there = {(seq, message) for (name, message), seq in seen.seqs.items() if name == queue}
             assert beside <= there, "tries go with their message"
         return found[0]

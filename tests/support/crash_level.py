@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from unittest import mock
 
-from support.forgetful import ForgetfulFileSystem, Tree
+from support.forgetful import ForgetfulFileSystem, LastingFileSystem, Tree
 from xaqueue.message import MessageId, Properties
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
@@ -86,7 +86,7 @@ def follow(space: Space, level: Level, verb: str) -> None:
 
 
 def open_space(
-    fs: ForgetfulFileSystem,
+    fs: ForgetfulFileSystem | LastingFileSystem,
     level: Level,
     on_branches: Callable[[Space], object] = lambda _: None,
     *,
@@ -106,7 +106,7 @@ def open_space(
             definitions,
             hardening=level.hardening,
             suspect=fs.calls > 0 and not closed_well,  # it is the same boot
-            now_us=lambda: NOON_US,
+            now_ns=lambda: NOON_US * 1000,
             on_branches=on_branches,
         )
     assert space.read_only is None, f"a mere crash damages no journal: {space.read_only}"
@@ -152,7 +152,7 @@ def ready(tree: Tree, level: Level) -> Tree:
 def _fill(fs: ForgetfulFileSystem, level: Level, left_bytes: int) -> None:
     """Three segments full of ghosts, and then as many as leave about so much room."""
     with mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024):
-        journal = Journal(fs, layout.JOURNAL, segment_bytes=level.segment_bytes, sound=is_valid)
+        journal = Journal(fs, layout.JOURNAL, segment_bytes=level.segment_bytes, is_valid=is_valid)
     journal.start()
     large = ghost(level.segment_bytes // 16)
     own = 2 * checkpoint_entry(0).size_bytes

@@ -72,22 +72,24 @@ def go_on(
             acts = (*acts, act)
             left = look(space, session).contents
             record.shown = {place: seq for place, seq in shown(fs.tree_after_kill()).items() if place in left}
-        longer = Jury(replace(jury.story, acts=acts), jury.level)
+        longer = Jury(replace(jury.story, acts=acts), jury.level, jury.judged)
         for tree in trees_of(fs, jury.level, NESTED):
             longer.judge(tree, record)
 
 
-def power_loss(name: str, level: Level = STRICT, calls: Sample = ALL) -> None:
+def power_loss(name: str, level: Level = STRICT, calls: Sample = ALL, judged: set[object] | None = None) -> None:
     """The power goes at any call."""
-    jury = Jury(STORIES[name], level)
+    jury = Jury(STORIES[name], level, judged)
     for fs, record in crashes(STORIES[name], level, calls):
         for tree in trees_of(fs, level, TREES if FULL else EXTREMES):
             jury.judge(tree, record)
 
 
-def kill_then_power_loss(name: str, level: Level = STRICT, calls: Sample = ALL) -> None:
+def kill_then_power_loss(
+    name: str, level: Level = STRICT, calls: Sample = ALL, judged: set[object] | None = None
+) -> None:
     """The process is killed at any call, the next one recovers, and the power goes."""
-    jury = Jury(STORIES[name], level)
+    jury = Jury(STORIES[name], level, judged)
     for fs, record in crashes(STORIES[name], level, calls):
         fs.survive_kill()
         judge_later(jury, fs, record)
@@ -101,11 +103,12 @@ def recovery_cut_off(name: str, level: Level = STRICT) -> None:
         judge_cut_off(jury, killed, record)
 
 
-def next_owner(name: str, level: Level = STRICT, calls: Sample = ALL) -> None:
+def next_owner(name: str, level: Level = STRICT, calls: Sample = ALL, judged: set[object] | None = None) -> None:
     """The process is killed at any call, the next one recovers and goes on, and the power goes."""
+    jury = Jury(STORIES[name], level, judged)
     for fs, record in crashes(STORIES[name], level, calls):
         fs.survive_kill()
-        go_on(Jury(STORIES[name], level), fs, record, "commit", End.ONE_PHASE)
+        go_on(jury, fs, record, "commit", End.ONE_PHASE)
 
 
 def raised_level(name: str, level: Level = STRICT) -> None:

@@ -16,7 +16,7 @@ from xaqueue.space.engine.directory_log import DirectoryLog
 from xaqueue.space.model.change import MOVE, PUT, Change, Kind
 from xaqueue.space.model.definitions import UNDEFINED
 from xaqueue.space.model.queue import Queue
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.group_commit import GroupCommit, Step
 from xaqueue.storage.hardening import Hardening
 
@@ -79,11 +79,16 @@ class CountingSyncs(DirectoryFileSystem):
             raise self.broken[path]
 
 
-class FreshQueue(Queue):
+class FreshQueues(dict[str, Queue]):
     """Every number begins a range."""
 
-    def make_range(self, fs: object, seq: int) -> bool:
-        return True
+    def __missing__(self, name: str) -> Queue:
+        return FreshQueue(name, UNDEFINED, threading.Condition())
+
+
+class FreshQueue(Queue):
+    def make_range(self, fs: object, seq: int) -> None:
+        pass
 
 
 class Scene:
@@ -106,15 +111,17 @@ class Scene:
         self.woken: list[Step] = []
 
     def _log(self, hardening: Hardening) -> GroupCommit:
-        return DirectoryLog(
+        log = DirectoryLog(
             self.fs,
             hardening,
             self.lock,
-            queue=lambda name: FreshQueue(name, UNDEFINED, threading.Condition(self.lock)),
+            queues=FreshQueues(),
             lost=str,
             check_owner=lambda: None,
             published=lambda _: self.groups.append(len(self.published)),
         )
+        log.changed_queues["q"] = Queue("q", UNDEFINED, threading.Condition())
+        return log
 
     def perform(self, name: str, target: str = "committed", source: str = "prepared") -> None:
         def plan() -> Any:

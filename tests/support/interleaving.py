@@ -330,10 +330,10 @@ def start(archive: bool) -> Tree:
     session.start(xid)
     for message in (200, 201, 202, 203):
         do(session, Put(STREAMED, message))
-    space.now_us = lambda: NOON_US - 2 * HOUR_US
+    space.now_ns = lambda: (NOON_US - 2 * HOUR_US) * 1000
     for message in (300, 301, 302):
         session.enqueue(LATE, body_of(message), message_id=message_id(message), expires_at=NOON_US - HOUR_US)
-    space.now_us = lambda: NOON_US
+    space.now_ns = lambda: NOON_US * 1000
     session.end(xid)
     session.commit(xid, Flag.ONEPHASE)
     session.reserve(STREAMED, "query#1", 0, RANGE_SIZE - 1)

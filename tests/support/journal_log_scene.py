@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from support.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.space.engine.journal_log import JournalLog
 from xaqueue.space.model.change import Change, Kind, Op
+from xaqueue.space.model.definitions import UNDEFINED
 from xaqueue.space.model.layout import Watermark
+from xaqueue.space.model.queue import Queue
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.journal import Journal
 
@@ -37,6 +39,7 @@ class LoggedDirectories(JournalLog):
             published=self._take_marks,
             cache_bytes=cache_bytes,
         )
+        self.changed_queues["q"] = Queue("q", UNDEFINED, threading.Condition())
 
     def _take_marks(self, marks: dict[str, Watermark]) -> None:
         marks.update(self.marks)

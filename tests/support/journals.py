@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
-from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
 from xaqueue.storage.journal_format import CHECKPOINT, EPOCH_BITS, SECTOR_BYTES, Entry, Record, parse_name, record_of
 
@@ -30,7 +31,7 @@ def numbers(records: Sequence[Record]) -> list[int]:
 
 def journal_of(fs: FileSystem, segment_bytes: int = SMALLEST_SEGMENT_BYTES, *, used: bool = False) -> Journal:
     """What an opening finds; it is not started."""
-    return Journal(fs, PLACE, segment_bytes=segment_bytes, sound=sound, used=used)
+    return Journal(fs, PLACE, segment_bytes=segment_bytes, is_valid=sound, used=used)
 
 
 def started(fs: FileSystem, segment_bytes: int = SMALLEST_SEGMENT_BYTES) -> Journal:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from support.space_scan import scan
 from xaqueue.space.owner import open as attaching
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.tools.torture.work import live, problems
 
 
@@ -38,53 +38,53 @@ class Doom:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-doom = Doom("")
+rollback_reason = Doom("")
 
 
 class MortalFileSystem(DirectoryFileSystem):
     """Dies before or after the n-th call of one kind; a rename is also named after where it leads."""
 
     def create(self, path: str, chunks: Sequence[bytes]) -> None:
-        doom.strike(["create"], "before")
+        rollback_reason.strike(["create"], "before")
         super().create(path, chunks)
-        doom.strike(["create"], "after")
+        rollback_reason.strike(["create"], "after")
 
     def rename(self, source: str, target: str) -> None:
         names = ["rename", "decide" if target.endswith(".commit") else target.partition("/")[0]]
-        doom.strike(names, "before")
+        rollback_reason.strike(names, "before")
         super().rename(source, target)
-        doom.strike(names, "after")
+        rollback_reason.strike(names, "after")
 
     def unlink(self, path: str) -> None:
         names = ["unlink", "consume" if path.startswith("committed/") else "finish"]
-        doom.strike(names, "before")
+        rollback_reason.strike(names, "before")
         super().unlink(path)
-        doom.strike(names, "after")
+        rollback_reason.strike(names, "after")
 
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        doom.strike(["write_at"], "before")
+        rollback_reason.strike(["write_at"], "before")
         super().write_at(path, offset, chunks)
-        doom.strike(["write_at"], "after")
+        rollback_reason.strike(["write_at"], "after")
 
     def sync_data(self, path: str) -> None:
-        doom.strike(["sync_data", "sync"], "before")
+        rollback_reason.strike(["sync_data", "sync"], "before")
         super().sync_data(path)
-        doom.strike(["sync_data", "sync"], "after")
+        rollback_reason.strike(["sync_data", "sync"], "after")
 
     def sync_file(self, path: str) -> None:
-        doom.strike(["sync_file", "sync"], "before")
+        rollback_reason.strike(["sync_file", "sync"], "before")
         super().sync_file(path)
-        doom.strike(["sync_file", "sync"], "after")
+        rollback_reason.strike(["sync_file", "sync"], "after")
 
     def sync_dir(self, path: str) -> None:
-        doom.strike(["sync_dir", "sync"], "before")
+        rollback_reason.strike(["sync_dir", "sync"], "before")
         super().sync_dir(path)
-        doom.strike(["sync_dir", "sync"], "after")
+        rollback_reason.strike(["sync_dir", "sync"], "after")
 
     def sync_all(self) -> None:
-        doom.strike(["sync_all", "sync"], "before")
+        rollback_reason.strike(["sync_all", "sync"], "before")
         super().sync_all()
-        doom.strike(["sync_all", "sync"], "after")
+        rollback_reason.strike(["sync_all", "sync"], "after")
 
 
 def settled(space: Path, *, times: bool = True) -> list[str]:
@@ -99,5 +99,5 @@ def main(arguments: Sequence[str], *, times: bool = True) -> None:
 
 
 if __name__ == "__main__":
-    doom = Doom(sys.argv[6])
+    rollback_reason = Doom(sys.argv[6])
     main(sys.argv[1:6])

@@ -1,6 +1,6 @@
 """The service of the ledger that test_kill_ledger kills: at a named step somebody gets SIGKILL, then at the next one.
 
-Arguments: those of ``xaqueue.tools.demo.ledger_service``; strikes in JSON, each ``[victim, step, participant, number]``
+Arguments: those of ``xaqueue.tools.demo.ledger``; strikes in JSON, each ``[victim, step, participant, number]``
 with victim ``service``, ``server`` or ``backend``; the queue space; ``careless`` or nothing. A strike is armed when
 orders have been taken since the one before it. Now and then PostgreSQL refuses to prepare, so that there is something
 to roll back.
@@ -13,16 +13,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import xaqueue
 from support.careless_manager import CarelessManager
-from xaqueue.space.owner.open import read_owner
-from xaqueue.tools.demo import ledger_service
-from xaqueue.tools.demo.ledger import kill_a_backend
-from xaqueue.tools.demo.ledger_service import Service, say
+from xaqueue.space.owner.record import read_owner
+from xaqueue.tools.demo import ledger
+from xaqueue.tools.demo.ledger import kill_a_backend, manager_of, serve, take
+from xaqueue.tools.demo.stage import say
 
 CALM = 4
 """So many orders are taken between two strikes, so that everybody has got over the last one."""
@@ -78,29 +78,28 @@ class Fate:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Doubling(Service):
+def doubling(tx: Any, order: str) -> str:
     """Some orders are refused by PostgreSQL's prepare, while the queue prepares."""
-
-    def _write(self, tx: Any, order: str) -> None:
-        super()._write(tx, order)
-        if int(order.rpartition("-")[2]) % DOUBLED == DOUBLED - 1:
-            super()._write(tx, order)
+    take(tx, order)
+    if int(order.rpartition("-")[2]) % DOUBLED == DOUBLED - 1:
+        take(tx, order)
+    return order
 
 
 def main(arguments: Sequence[str]) -> None:
-    strikes, space, careless = arguments[-3:]
-    fate = Fate([Strike(*strike) for strike in json.loads(strikes)], arguments[0], Path(space))
-    said: Callable[[str, str], None] = ledger_service.say
+    dsn, queue, log, life, orders, strikes, space, careless = arguments
+    fate = Fate([Strike(*strike) for strike in json.loads(strikes)], dsn, Path(space))
 
-    def say_and_tell(word: str, order: str) -> None:
-        said(word, order)
+    def say_and_tell(word: str, what: object) -> None:
+        say(word, what)
         if word == "taken":
             fate.taken()
 
-    ledger_service.say = say_and_tell
+    ledger.say = say_and_tell  # type: ignore[attr-defined]
     if careless:
         xaqueue.TransactionManager = CarelessManager  # type: ignore[assignment,misc]
-    ledger_service.main(arguments[:-3], fate.on_step, Doubling)
+    with manager_of(dsn, queue, log, on_step=fate.on_step) as manager:
+        serve(manager, life, int(orders), doubling)
 
 
 if __name__ == "__main__":

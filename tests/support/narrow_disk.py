@@ -12,10 +12,9 @@ from unittest import mock
 from support import bare_space
 from support.bare_space import BareSpace, FaultyFileSystem
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
-from xaqueue.storage.fs import DirectoryFileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 
-NEEDS_ROOM = ("create", "rename", "unlink", "make_dir", "write_at", "hold_dir")
+NEEDS_ROOM = ("create", "rename", "unlink", "make_dir", "write_at", "set_modified_ns", "hold_dir")
 """The last needs a descriptor, which counts as room. The journal has its own, made before."""
 GROWS = ("create", "rename", "make_dir", "write_at")
 PLACES = ("active/", "prepared/", "committed/")
@@ -51,10 +50,6 @@ class NarrowFileSystem(FaultyFileSystem):
                     self.faults.update({(grows, place): errno.ENOSPC for grows in GROWS for place in PLACES})
             self._left -= 1
         super().strike(call, path)
-
-    def hold_dir(self, path: str) -> None:
-        self.strike("hold_dir", path)
-        DirectoryFileSystem.hold_dir(self, path)
 
     def sync_file(self, path: str) -> None:
         self.strike("sync_file", path)

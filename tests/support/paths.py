@@ -16,17 +16,17 @@ class Choices:
         self._prefix = prefix
         self.taken: list[tuple[int, int]] = []
         """Of each choice: which one was taken, and out of how many."""
-        self.named: list[str] = []
+        self._named: list[tuple[str, object]] = []
 
     def choose(self, options: Sequence[T], name: str = "") -> T:
         at = len(self.taken)
         which = self._prefix[at] if at < len(self._prefix) else 0
         self.taken.append((which, len(options)))
-        self.named.append(f"{name}={options[which]!s}")
+        self._named.append((name, options[which]))
         return options[which]
 
     def __str__(self) -> str:
-        return " ".join(self.named)
+        return " ".join(f"{name}={option!s}" for name, option in self._named)
 
 
 def every_path(run: Callable[[Choices], R]) -> Iterator[tuple[Choices, R]]:

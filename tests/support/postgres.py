@@ -20,8 +20,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from xaqueue.tools.demo import postgres
-from xaqueue.tools.demo.postgres import PostgresServer
+from xaqueue.tools import postgres
+from xaqueue.tools.postgres import PostgresServer
 
 PATIENCE_S = 60.0
 CLIENTS = 80
@@ -37,12 +37,8 @@ def started() -> Iterator[PostgresServer]:
         pytest.skip(postgres.MISSING)
     with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
         Path(name).chmod(0o711)
-        server = PostgresServer(Path(name), CLIENTS, settings=HASTY)
-        try:
-            server.wait()
+        with PostgresServer(Path(name), CLIENTS, settings=HASTY) as server:
             yield server
-        finally:
-            server.stop()
 
 
 @contextmanager

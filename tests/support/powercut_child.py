@@ -24,5 +24,5 @@ class Standstill(kill_child.Doom):
 
 
 if __name__ == "__main__":
-    kill_child.doom = Standstill(sys.argv[6])
+    kill_child.rollback_reason = Standstill(sys.argv[6])
     kill_child.main(sys.argv[1:6], times=sys.argv[7] == "True")

@@ -23,7 +23,8 @@ import xaqueue
 from xaqueue.errors import OperationalError
 from xaqueue.space.model import layout
 from xaqueue.space.offline.reader import QueueReader
-from xaqueue.space.owner.open import create, is_owned, read_owner
+from xaqueue.space.owner.open import create, is_owned
+from xaqueue.space.owner.record import read_owner
 from xaqueue.xa import Flag
 
 FULL = bool(os.environ.get("XAQUEUE_CRASH_FULL"))

@@ -13,7 +13,7 @@ from functools import cache
 
 from support.crash_level import STRICT, Level, follow, open_space, ready
 from support.crash_story import EMPTY, body_of, message_id
-from support.forgetful import ForgetfulFileSystem, Tree
+from support.forgetful import ForgetfulFileSystem, LastingFileSystem, Tree
 from xaqueue.errors import QueueReserved
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
@@ -166,7 +166,7 @@ def crashes(acts: Acts, level: Level, every: int = 1, first: int = 0) -> Iterato
 
 def judge(tree: Tree, promised: Promised, level: Level) -> None:
     """AssertionError unless the tree keeps what was promised, and the next owner goes on with it."""
-    fs = tree.open()
+    fs = tree.open_for_good()
     space = open_space(fs, level)
     session = Session(space)
     consumed = _check_reservation(session, promised)
@@ -221,7 +221,7 @@ def _check_messages(session: Session, promised: Promised, consumed: int) -> None
     assert more <= ({body_of(promised.perhaps)} if promised.perhaps is not None else set())
 
 
-def _check_files(fs: ForgetfulFileSystem, space: Space, promised: Promised, consumed: int) -> None:
+def _check_files(fs: LastingFileSystem, space: Space, promised: Promised, consumed: int) -> None:
     """What is consumed is in no range directory; what was to be kept is in the archive, whole."""
     space.log.settle()
     committed = messages_in(fs, layout.COMMITTED)
@@ -234,7 +234,7 @@ def _check_files(fs: ForgetfulFileSystem, space: Space, promised: Promised, cons
     assert archived == kept
 
 
-def messages_in(fs: ForgetfulFileSystem, directory: str) -> dict[int, bytes]:
+def messages_in(fs: LastingFileSystem, directory: str) -> dict[int, bytes]:
     """Number and body of each. DamagedBlock where one is torn."""
     found = {}
     base = f"{directory}/queue={QUEUE}"

@@ -37,7 +37,7 @@ class Doom:
                     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def manager(place: Path, doom: Doom) -> TransactionManager:
+def manager(place: Path, rollback_reason: Doom) -> TransactionManager:
     return TransactionManager(
         place / "log",
         {
@@ -47,7 +47,7 @@ def manager(place: Path, doom: Doom) -> TransactionManager:
         },
         last_resource="files",
         recovery_interval_s=0.05,
-        on_step=doom,
+        on_step=rollback_reason,
     )
 
 

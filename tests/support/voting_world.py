@@ -12,7 +12,6 @@ from xaqueue.tm import voting
 from xaqueue.tm.voting import (
     DECISION,
     Command,
-    RecoveryAction,
     Replies,
     Reply,
     TransactionResult,
@@ -42,6 +41,9 @@ class Crash(Enum):
     YES = "crashes"
 
 
+CRASHES = tuple(Crash)
+
+
 @dataclass
 class World:
     """What outlives the transaction manager, and what was said before it ended."""
@@ -64,15 +66,8 @@ class World:
     def perform(self, command: Command) -> Replies:
         if command.verb is Verb.DECIDE:
             return {DECISION: self._decide(command)}
-        verb = {
-            Verb.PREPARE: self._prepare,
-            Verb.COMMIT_ONE_PHASE: self._one_phase,
-            Verb.COMMIT_LAST: self._commit_last,
-            Verb.COMMIT: self._commit,
-            Verb.ROLLBACK: self._rollback,
-            Verb.ASK: self._ask,
-        }[command.verb]
-        return {name: verb(name) for name in command.names}
+        perform = _PERFORMED_BY[command.verb]
+        return {name: perform(self, name) for name in command.names}
 
     def _prepare(self, name: str) -> Reply:
         assert self.rms[name] is Rm.ACTIVE
@@ -169,16 +164,25 @@ class World:
                 told = drive(self, voting.finish(decision, [name], first=False))
                 self.settle(decision, told)
 
-    def _treat(self, name: str, treatment: RecoveryAction) -> None:
-        if treatment is RecoveryAction.LEAVE:
+    def _treat(self, name: str, outcome: Outcome | None) -> None:
+        if outcome is None:
             assert name in self.said
             return
-        outcome = Outcome.COMMITTED if treatment is RecoveryAction.COMMIT else Outcome.ROLLED_BACK
         party = Ended.PENDING
         while party is Ended.PENDING:  # retried for ever: here until it is told
             self.choices = Choices()
             party = drive(self, voting.finish(outcome, [name], first=False))[name]
         self.settle(outcome, {name: party})
+
+
+_PERFORMED_BY = {
+    Verb.PREPARE: World._prepare,
+    Verb.COMMIT_ONE_PHASE: World._one_phase,
+    Verb.COMMIT_LAST: World._commit_last,
+    Verb.COMMIT: World._commit,
+    Verb.ROLLBACK: World._rollback,
+    Verb.ASK: World._ask,
+}
 
 
 def drive(world: World, finishing: voting.Finishing) -> dict[str, Ended]:
@@ -200,12 +204,12 @@ def vote(choices: Choices, names: tuple[str, ...], last: str | None, tells: bool
     try:
         command = next(voted)
         while True:
-            if crashes and choices.choose(list(Crash), "before") is Crash.YES:
+            if crashes and choices.choose(CRASHES, "before") is Crash.YES:
                 break
             if command.verb is Verb.DECIDE:
                 prepared = command.names
             answers = world.perform(command)
-            if crashes and choices.choose(list(Crash), "after") is Crash.YES:
+            if crashes and choices.choose(CRASHES, "after") is Crash.YES:
                 break
             command = voted.send(answers)
     except StopIteration as end:

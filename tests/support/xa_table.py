@@ -106,7 +106,7 @@ def bring_to(stage: Stage, state: str) -> None:
         stage.idle()
         if state == "B2r":
             stage.expire()
-            stage.caller.space.branches[X].doom = RolledBack("timed out", Code.XA_RBTIMEOUT)
+            stage.caller.space.branches[X].rollback_reason = RolledBack("timed out", Code.XA_RBTIMEOUT)
     elif state == "B4":
         stage.start()
         stage.work()

@@ -25,7 +25,7 @@ from xaqueue.space.engine.operator_log import Forgotten
 from xaqueue.space.offline.inspect_branches import InDoubt, in_doubt_in
 from xaqueue.space.offline.redo_view import look_into
 from xaqueue.space.recovery.prepared import Verdict
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.tm import last_resource
 from xaqueue.tm.advice import Advice, Advised, LogStatus, ParticipantStatus, advise
 from xaqueue.tm.driver import is_a

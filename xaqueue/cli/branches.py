@@ -22,8 +22,7 @@ from xaqueue.space.engine.heuristics import Decision, check_text
 from xaqueue.space.engine.operator_log import Forgotten
 from xaqueue.space.engine.session import Session
 from xaqueue.space.offline import inspect, inspect_branches
-from xaqueue.space.offline.dry_run import foresee
-from xaqueue.space.offline.inspect_branches import InDoubt
+from xaqueue.space.offline.inspect_branches import InDoubt, dry_run_of
 from xaqueue.tm.gtrid import Gtrid, parse_listed
 from xaqueue.xid import Xid
 
@@ -225,7 +224,7 @@ def dry_run(location: Location, text: str, commit: bool) -> None:
     if branch.damage:
         typer.echo(f"the branch is damaged, these are the numbers of what is left of it: {'; '.join(branch.damage)}")
     headings = ("queue", "adds", "holds", "messages", "after", "held", "held after")
-    found = foresee(branch, waiting, depths, commit)
+    found = dry_run_of(branch, waiting, depths, commit)
     rows = [(c.queue, c.adds, c.holds, c.messages, c.messages_after, c.held, c.held_after) for c in found]
     output.table(headings, rows, right=headings[1:])
 

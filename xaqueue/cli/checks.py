@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import output
-from xaqueue.cli.exit_codes import ExitCode, complain
-from xaqueue.cli.ingest import spark_there
+from xaqueue.cli.exit_codes import ExitCode, complain, extra_there
 from xaqueue.cli.location import JsonOption, SpaceOption, directory_of, owned, paths_of
 from xaqueue.errors import InvalidArgument, SpaceInUse
 from xaqueue.space.model.layout import parse_xid
@@ -104,7 +103,7 @@ def verify(
 
 
 def _by_spark(spaces: list[str], cores: int, report: Path | None, *, quiet: bool) -> Summary:
-    with spark_there():
+    with extra_there("spark"):
         from xaqueue.spark import session
         from xaqueue.spark import verify as engine
 

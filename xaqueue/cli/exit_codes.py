@@ -16,6 +16,7 @@ from xaqueue.errors import (
     ConnectionLost,
     Error,
     InvalidArgument,
+    OperationalError,
     OutcomeUnknown,
     ResourceFailed,
     SpaceError,
@@ -92,6 +93,20 @@ def translated() -> Iterator[None]:
             command = context.command_path if context is not None else "xaqueue"
             complain(f"{message().rstrip('.')} (see `{command} --help`)")
         raise typer.Exit(ExitCode.USAGE) from None
+
+
+@contextmanager
+def extra_there(extra: str) -> Iterator[None]:
+    """Around the import of what an extra brings: what is missing is named, with the way to get it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "xaqueue").partition(".")[0]
+        if package == "xaqueue":
+            raise
+        raise OperationalError(f'{package} is not installed: pip install "xaqueue[{extra}]"') from None
+    except ImportError as missing:  # the room that needs it says so by itself
+        raise OperationalError(str(missing)) from None
 
 
 @contextmanager

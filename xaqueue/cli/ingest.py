@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xaqueue.cli import output
-from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.exit_codes import ExitCode, extra_there
 from xaqueue.cli.location import JsonOption, SpaceOption, paths_of
-from xaqueue.errors import OperationalError
 
 if TYPE_CHECKING:
     from xaqueue.spark.ingest import IngestJob, IngestProgress
@@ -80,7 +79,7 @@ def ingest(
     """
     options = {"consume": consume.value, "failOnDataLoss": str(fail_on_data_loss).lower()}
     options |= {"server": server} if server else {}
-    with spark_there():
+    with extra_there("spark"):
         from xaqueue.spark import ingest as engine
 
     job = engine.IngestJob(
@@ -133,15 +132,6 @@ def _report(done: IngestProgress, target: Path) -> None:
     )
     if done.stopped:
         typer.echo("ended as asked: run it again to go on")
-
-
-@contextmanager
-def spark_there() -> Iterator[None]:
-    """A package that is missing is named with the way to get it, by the room that needs it."""
-    try:
-        yield
-    except ImportError as missing:
-        raise OperationalError(str(missing)) from None
 
 
 class _EndRequest:

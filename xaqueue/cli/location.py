@@ -14,11 +14,11 @@ import typer
 
 from xaqueue.cli.output import progress_bar
 from xaqueue.connection import Connection
+from xaqueue.endpoint import parse_open_string
 from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
 from xaqueue.rpc.client import reach
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.space.engine.session import Session
-from xaqueue.space.model import openstring
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner.open import attach
 from xaqueue.storage.ids import fresh_id
@@ -57,7 +57,7 @@ def location_of(ctx: typer.Context, space: str | None) -> Location:
         raise InvalidArgument(f"no space is given: use --space DIR or URL, or set {SPACE_VARIABLE}")
     if "://" in given:
         return Location(url=given)
-    directory, name = openstring.parse(given)
+    directory, name = parse_open_string(given)
     found = read_format(directory).name
     if name not in (None, found):
         raise SpaceError(f"{directory} is queue space {found!r}, not {name!r}")

@@ -22,10 +22,9 @@ from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods import service
 from xaqueue.space.engine.messages import message_of
 from xaqueue.space.engine.session import Session
-from xaqueue.space.offline import inspect_messages
-from xaqueue.space.offline.follow import EARLIEST, LATEST, follow, start_after
+from xaqueue.space.offline import inspect
 from xaqueue.space.offline.inspect import QueueStatus, check_known
-from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.offline.reader import EARLIEST, LATEST, QueueReader, follow, start_after
 from xaqueue.storage.ids import fresh_id
 
 LINES_A_BRANCH = 200
@@ -165,7 +164,7 @@ def browse(
             messages = stack.enter_context(connected(location)).browse(queue, most)
         else:
             known = check_known(location.directory, queue)
-            messages = islice(inspect_messages.browse(location.directory, known, _complain_of_damage), most)
+            messages = islice(inspect.browse(location.directory, known, _complain_of_damage), most)
         if json:
             for message in messages:
                 output.as_json(output.message_json(message))

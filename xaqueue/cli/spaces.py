@@ -29,8 +29,7 @@ from xaqueue.rpc.methods.service import status_of
 from xaqueue.space.model import definitions, layout
 from xaqueue.space.model.index import Order
 from xaqueue.space.offline import inspect
-from xaqueue.space.offline.inspect import QueueStatus
-from xaqueue.space.offline.inspect_journal import JournalStatus
+from xaqueue.space.offline.inspect import JournalStatus, QueueStatus
 from xaqueue.space.owner import open
 from xaqueue.storage.hardening import DEFAULT, GRAMMAR, Hardening
 

@@ -33,7 +33,7 @@ import typer
 from xaqueue.cli import output, parameters
 from xaqueue.cli.branches import Confirm, gtrid_json
 from xaqueue.errors import DecisionLogInUse, InvalidArgument, ProtocolError, UnknownXid
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.tm.advice import LogStatus
 from xaqueue.tm.gtrid import Gtrid, checked_name
 from xaqueue.tm.log import wall_clock
@@ -223,8 +223,8 @@ def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Co
     done = set(waiting).difference(*(one.outstanding for one in left))
     for name, scan in report.scans.items():
         otherwise = f"was {noted[name].outcome.value}" if name in noted else ""
-        told = ("committed" if commit else "rolled back") if name in done else "nothing of it is in doubt"
-        typer.echo(f"{name}: {scan.error or otherwise or told}")
+        how = ("committed" if commit else "rolled back") if name in done else "nothing of it is in doubt"
+        typer.echo(f"{name}: {scan.error or otherwise or how}")
     if not left:
         typer.echo(f"transaction {gtrid} is over")
     for one in left:

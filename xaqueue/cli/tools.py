@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from xaqueue.cli.exit_codes import ExitCode, ended_in_order
+from xaqueue.cli.exit_codes import ExitCode, ended_in_order, extra_there
+from xaqueue.cli.location import JsonOption
 from xaqueue.cli.output import as_json, table
-from xaqueue.errors import InvalidArgument, OperationalError
+from xaqueue.errors import InvalidArgument
 
 DirectoryOption = Annotated[
     Path | None,
@@ -21,7 +20,6 @@ DirectoryOption = Annotated[
 FlagsOption = Annotated[
     list[str] | None, typer.Option(help="Sync flags; may be repeated. All levels without it.", metavar="FLAGS")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]
 
 
 def demo(
@@ -48,12 +46,12 @@ def demo(
     if (flights if ledger else orders) is not None:
         raise InvalidArgument("--flights is for the demo without --ledger, and --orders for the one with it")
     if ledger:
-        with _extras("postgres"), ended_in_order():
+        with extra_there("postgres"), ended_in_order():
             from xaqueue.tools.demo import ledger as books
 
             passed = books.run(orders, directory, typer.echo, keep=keep)
     else:
-        with _extras("demo"):
+        with extra_there("demo"):
             from xaqueue.tools.demo import flights as job
 
             passed = job.run(flights, directory, typer.echo, keep=keep)
@@ -159,19 +157,6 @@ def torture(
         typer.echo(f"seed {used}")
     if not run.is_safe(results):
         raise typer.Exit(ExitCode.NOTHING)
-
-
-@contextmanager
-def _extras(extra: str) -> Iterator[None]:
-    """A package that an extra brings, and that is not there, is named with the way to get it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "xaqueue":
-            raise
-        raise OperationalError(
-            f'{error.name.partition(".")[0]} is not installed: pip install "xaqueue[{extra}]"'
-        ) from None
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -95,13 +95,15 @@ def register(spark: SparkSession) -> None:
     try:
         context = spark.sparkContext
     except PySparkException:
-        told = Tasks()
+        by_default = Tasks()
     else:
         is_local = str(context.master).startswith("local")
-        told = Tasks(context.defaultParallelism, MOST_ON_ALL_CORES) if is_local else Tasks(context.defaultParallelism)
+        by_default = (
+            Tasks(context.defaultParallelism, MOST_ON_ALL_CORES) if is_local else Tasks(context.defaultParallelism)
+        )
 
     class SizedSource(QueueSource):
-        tasks = told
+        tasks = by_default
 
     spark.dataSource.register(SizedSource)
 

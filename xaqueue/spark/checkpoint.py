@@ -16,7 +16,7 @@ from pathlib import Path
 from xaqueue.batch import OFFSETS_LIMIT, Plan
 from xaqueue.errors import InvalidArgument
 from xaqueue.spark.options import local_path
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 METADATA = "metadata"
 OFFSETS = "offsets"

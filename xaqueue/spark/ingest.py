@@ -168,14 +168,14 @@ class _Ingest:
         started = time.monotonic()
         query = self._start()
 
-        def told() -> IngestProgress:
+        def so_far() -> IngestProgress:
             self._progress.seconds = time.monotonic() - started
             self._progress.lag = lag_of(query.lastProgress)
             return self._progress
 
         try:
             while not query.awaitTermination(LOOK_S):
-                notify(told())
+                notify(so_far())
                 if stopping():
                     self._ending = self._progress.stopped = True
                     with self._at_work:  # the batch at work comes to its end; one that begins now will not
@@ -190,7 +190,7 @@ class _Ingest:
             with suppress(Py4JError, ConnectionError):
                 if query.isActive:
                     query.stop()
-        return told()
+        return so_far()
 
     def _start(self) -> StreamingQuery:
         job = self._job

@@ -32,10 +32,11 @@ import pyarrow.parquet as pq
 
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.spark.checkpoint import Checkpoint
-from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.ids import fresh_id
-from xaqueue.storage.lock import FileLock
 from xaqueue.storage.modes import BY_UMASK
+from xaqueue.storage.owner_file import FileLock
 
 RECORD = "_ingest.json"
 BATCH = "_batch.json"

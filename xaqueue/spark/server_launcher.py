@@ -32,9 +32,10 @@ from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager, dial, hello_of, remote_manager
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import SOCKET
-from xaqueue.space.owner.open import RECOVERING, Owner, is_owned, read_owner
+from xaqueue.space.owner.open import is_owned
+from xaqueue.space.owner.record import RECOVERING, Owner, read_owner
 from xaqueue.spark.java import cache_directory
-from xaqueue.storage.lock import FileLock
+from xaqueue.storage.owner_file import FileLock
 
 IDLE_EXIT_S = 30.0
 """A server that was started here ends after so long without a session."""

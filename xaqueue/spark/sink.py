@@ -165,8 +165,8 @@ class _Writer:
             return
         named = frozenset() if self._options.queue is None else frozenset({self._options.queue})
         queues = named.union(*(message.queues for message in prepared))
-        with batch_commit.reached(self._options.spaces, batch, plan) as deciding:
-            before = deciding.commit(branches, queues, is_numbered)
+        with batch_commit.reached(self._options.spaces, batch, plan) as opened:
+            before = opened.commit(branches, queues, is_numbered)
         expired = sum(message.expired for message in prepared)
         if before is not None:
             _log_passed_over(sum(one.messages + one.passed_over for one in prepared), batch, plan, before)
@@ -175,11 +175,11 @@ class _Writer:
 
     def _roll_back(self, messages: Messages, number: int, otherwise: str | None) -> None:
         """Of the batch of this number. otherwise: the query, where neither options nor tasks say it."""
-        told = (message.batch.query for message in messages if isinstance(message, Prepared))
-        query = self._options.application or next(told, otherwise)
+        queries = (message.batch.query for message in messages if isinstance(message, Prepared))
+        query = self._options.application or next(queries, otherwise)
         if query is not None:
-            with batch_commit.reached(self._options.spaces, Batch(query, number), Plan()) as deciding:
-                deciding.roll_back()
+            with batch_commit.reached(self._options.spaces, Batch(query, number), Plan()) as opened:
+                opened.roll_back()
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):

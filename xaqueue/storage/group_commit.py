@@ -48,16 +48,16 @@ class Step:
     error: Error | None = None
     done = False
     lead = False
-    baton: Waiter | None = None
+    waiter: Waiter | None = None
 
     def wake(self) -> None:
-        if self.baton is not None:
+        if self.waiter is not None:
             with suppress(RuntimeError):  # awake already: handed the lead, or told of a failure, before it slept
-                self.baton.release()
+                self.waiter.release()
 
     def sleep(self) -> None:
-        if self.baton is not None:
-            self.baton.acquire()
+        if self.waiter is not None:
+            self.waiter.acquire()
 
 
 class GroupCommit:
@@ -106,15 +106,15 @@ class GroupCommit:
         """
         step = Step()
         step.plan, step.publish = plan, publish
-        with self._mutex:
-            if self.failure is not None:
-                raise self._failed()
-            if self._leading:
-                step.baton = self._waiting.waiter()
-            else:
-                step.lead = self._leading = True
-            self._gathering.append(step)
         try:
+            with self._mutex:
+                if self.failure is not None:
+                    raise self._failed()  # noqa: TRY301
+                if self._leading:
+                    step.waiter = self._waiting.waiter()
+                else:
+                    step.lead = self._leading = True
+                self._gathering.append(step)
             if not step.lead:
                 self._sleep(step)
             if step.lead and not step.done:
@@ -136,6 +136,8 @@ class GroupCommit:
 
         Raises the error, unless the step was over before.
         """
+        if not step.lead and step.waiter is None:
+            raise error  # it never gathered
         if step.done and not step.lead and not isinstance(error, Exception):
             self.interrupts[get_ident()] = error
             return
@@ -255,7 +257,7 @@ class GroupCommit:
                 self.wake_finished()  # where it had nothing to sync
             for step in group:
                 step.done = True
-            if len(group) > 1 or group[0].baton is not None:
+            if len(group) > 1 or group[0].waiter is not None:
                 self._finished = group
         with self._mutex:
             self.wake_finished()

@@ -26,19 +26,18 @@ from xaqueue.storage.journal_format import (
     Entry,
     Record,
     Segment,
-    Sound,
+    Validity,
     header_of,
     pack_crc,
     pack_prefix,
     record_of,
 )
-from xaqueue.storage.journal_reader import ARCHIVE, NEW, look
+from xaqueue.storage.journal_reader import look
+from xaqueue.storage.journal_segment import OWN_BYTES, free_archive, make_segment
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """Default size of a segment."""
 SMALLEST_SEGMENT_BYTES = 64 * 1024
-_OWN_BYTES = 2 * (PREFIX_BYTES + LSN.size)
-"""Kept free at the end of every segment, for one of each of the journal's own records."""
 
 
 def whole_sectors(segment_bytes: int) -> int:
@@ -60,7 +59,7 @@ class Journal:
         directory: str = "journal",
         *,
         segment_bytes: int = SEGMENT_BYTES,
-        sound: Sound = lambda _: True,
+        is_valid: Validity = lambda _: True,
         used: bool = False,
         epoch: int = 1,
     ) -> None:
@@ -76,13 +75,13 @@ class Journal:
         self._guard = threading.Lock()
         self._making = threading.Lock()
         """Held while the following segment is made or takes over."""
-        found = look(fs, directory, sound, used=used)
+        found = look(fs, directory, is_valid, used=used)
         self._segments = found.segments
         self._present: str | None = None
         """The path of the last of them, once it is written to."""
         self._following = found.following
-        self._strays = found.strays
-        self._given_up = found.given_up
+        self._orphans = found.orphans
+        self._abandoned = found.abandoned
         self._tail = found.tail
         self._begins = max(epoch, found.segment_epoch + 1)
         self._segment_epoch = found.segment_epoch
@@ -103,9 +102,9 @@ class Journal:
 
     def tidy(self) -> None:
         """Removes what a crash has left of segments that were being made or used again. Raises OSError."""
-        for name in self._strays:
+        for name in self._orphans:
             discard(self._fs, self._path(name))
-        self._strays = []
+        self._orphans = []
 
     def start(self, carried: Sequence[Entry] | None = None) -> list[str]:
         """Makes it ready for records, once ``replay`` is done with; returns what is worth a note. Raises OSError.
@@ -123,9 +122,9 @@ class Journal:
             notes.append(self._archive(self._segments[-1], self._tail))
             self._tail = b""
         self.tidy()
-        for name in self._given_up:
+        for name in self._abandoned:
             fs.rename(self._path(name), free_archive(fs, self._path(name)))
-        self._given_up = []
+        self._abandoned = []
         if carried is not None and self._segments:
             notes += self._begin_anew(carried)
         if not self._segments:
@@ -154,7 +153,7 @@ class Journal:
         for entry in carried:
             records += record_of(entry, position, position, self._epoch)
             position += entry.size_bytes
-        needed = whole_sectors(position - start + _OWN_BYTES + SECTOR_BYTES)
+        needed = whole_sectors(position - start + OWN_BYTES + SECTOR_BYTES)
         segment = self._segment(start, max(self._segment_bytes, needed), start)
         try:
             self._segments = [make_segment(fs, self._directory, segment, records)]
@@ -216,7 +215,7 @@ class Journal:
         Raises OSError; where it is one of NO_ROOM, nothing was written.
         """
         segment = self._segments[-1]
-        limit = segment.start + segment.allocated - _OWN_BYTES
+        limit = segment.start + segment.allocated - OWN_BYTES
         chunks: list[bytes] = []
         lsn = first = self.position
         done = 0
@@ -229,7 +228,7 @@ class Journal:
             if end > limit:
                 if not self._has_room(end - first):
                     break
-                limit = segment.start + segment.allocated - _OWN_BYTES
+                limit = segment.start + segment.allocated - OWN_BYTES
             prefix = pack_prefix(MAGIC, kind, len(meta), body_bytes, lsn, first, self._epoch)
             chunks += (
                 prefix,
@@ -260,7 +259,7 @@ class Journal:
     def _has_room(self, size: int) -> bool:
         """Whether so much goes into the present segment, which grows towards its size where the disk lets it."""
         segment = self._segments[-1]
-        wanted = self.position - segment.start + size + _OWN_BYTES
+        wanted = self.position - segment.start + size + OWN_BYTES
         while wanted > segment.allocated:
             if wanted > segment.size or not self._extend(segment):
                 return False
@@ -269,7 +268,7 @@ class Journal:
     def _has_reserve(self) -> bool:
         """Whether a checkpoint can be recorded in what is kept free, on a full disk, so that it becomes less full."""
         segment = self._segments[-1]
-        return self.position - segment.start + _OWN_BYTES <= segment.allocated
+        return self.position - segment.start + OWN_BYTES <= segment.allocated
 
     def _extend(self, segment: Segment) -> bool:
         step = segment.growth
@@ -338,7 +337,7 @@ class Journal:
 
     def _ensure_following(self, size: int = 0) -> None:
         """Makes the segment that takes over when the present one is full, large enough for a record of this size."""
-        needed = -(-(SECTOR_BYTES + size + _OWN_BYTES) // SECTOR_BYTES) * SECTOR_BYTES
+        needed = -(-(SECTOR_BYTES + size + OWN_BYTES) // SECTOR_BYTES) * SECTOR_BYTES
         if self._following is None or self._following.size < needed:
             segment = self._segment(self._segments[-1].end, max(self._segment_bytes, needed), self.checkpoint)
             self._following = make_segment(self._fs, self._directory, segment)
@@ -347,9 +346,9 @@ class Journal:
         """The following segment takes over. Raises OSError, one of NO_ROOM, where that would not help."""
         present = self._segments[-1]
         with self._making:
-            if self.position - present.start + size + _OWN_BYTES > present.size:
+            if self.position - present.start + size + OWN_BYTES > present.size:
                 self._ensure_following(size)
-            elif self._following is None or self._following.allocated < SECTOR_BYTES + size + _OWN_BYTES:
+            elif self._following is None or self._following.allocated < SECTOR_BYTES + size + OWN_BYTES:
                 raise OSError(errno.ENOSPC, "the journal cannot grow", self._directory)
             following = self._following
             assert following is not None
@@ -361,50 +360,27 @@ class Journal:
             self.position = following.start + SECTOR_BYTES
         self.switched()
 
-    def _recycled(self, old: Segment, start: int) -> Segment:
-        """Its header is one sector, so that it is either segment at any time; what has the other's name is a stray."""
+    def _recycled(self, old: Segment, start: int) -> Segment | None:
+        """Its header is one sector, so that it is either segment at any time; what has the other's name is a stray.
+
+        None where there is no room for that: then it goes.
+        """
         segment = Segment(start, old.size, old.allocated, self.checkpoint, old.epoch)
         source, target = self._path(old.name), self._path(segment.name)
-        self._fs.write_at(source, 0, [header_of(segment)])
-        self._fs.rename(source, target)
-        self._fs.sync_dir(self._directory)
-        self._fs.write_at(target, SECTOR_BYTES, [END])
+        try:
+            self._fs.hold_dir(self._directory)
+            self._fs.write_at(source, 0, [header_of(segment)])
+            self._fs.rename(source, target)
+            synced(self._fs.sync_dir, self._directory)
+            self._fs.write_at(target, SECTOR_BYTES, [END])
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            for path in (source, target):
+                discard(self._fs, path)
+            return None
         self._sync(target)
         return segment
 
     def _path(self, name: str) -> str:
         return f"{self._directory}/{name}"
-
-
-def make_segment(fs: FileSystem, directory: str, segment: Segment, records: Sequence[bytes] = ()) -> Segment:
-    """Makes the file of a segment, its first part allocated, or as much as the records need.
-
-    Raises OSError: where it is one of NO_ROOM, nothing is left of it.
-    """
-    used = SECTOR_BYTES + sum(map(len, records))
-    segment.allocated = segment.growth
-    while segment.allocated < used + _OWN_BYTES:
-        segment.allocated += segment.growth
-    path = f"{directory}/{segment.name}"
-    new = path + NEW
-    if fs.exists(new):
-        fs.unlink(new)
-    fs.create(new, [header_of(segment), *records, bytes(segment.allocated - used)])
-    try:
-        fs.sync_file(new)
-        fs.hold_dir(directory)
-        fs.rename(new, path)
-    except OSError:
-        fs.unlink(new)
-        raise
-    synced(fs.sync_dir, directory)
-    return segment
-
-
-def free_archive(fs: FileSystem, path: str) -> str:
-    """A name beside this one under which nothing was kept yet."""
-    archive, copies = path + ARCHIVE, 1
-    while fs.exists(archive):
-        copies += 1
-        archive = f"{path}{ARCHIVE}~{copies}"
-    return archive

@@ -9,7 +9,7 @@ A record's LSN is its place, so that what an earlier life left in a recycled seg
 ends in zeros, so that an end is told from a torn record. The epoch counts up with every opening: what stands behind a
 record and has an older one was cut off before. Its upper half is the epoch in the segment's name, which is that of
 the owner who began the journal; a record of another one is refused. The lower half counts the writers, or failures.
-The CRC is of prefix and meta; a body is checked by whoever knows its checksums from meta (``sound``).
+The CRC is of prefix and meta; a body is checked by whoever knows its checksums from meta (``Validity``).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Placed(NamedTuple):
     end: int
 
 
-Sound = Callable[[Record], bool]
+Validity = Callable[[Record], bool]
 """Whether a record's body is what its meta says."""
 
 

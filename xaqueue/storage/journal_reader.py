@@ -1,5 +1,7 @@
 """A journal is read back from its last checkpoint to where it ends, or is damaged; looking changes nothing.
 
+``look`` is strict, and ``read_remains`` takes what can still be read of a damaged one, and what lies unread between.
+
 The records of one round may be torn in any order, so what is bad there is a torn tail. But a good record of a later
 round behind a bad one was written when the bad one was hardened: that is damage, and so is a segment that is missing
 where others say that it was written to. A segment grows by whole steps that are on disk before a record is written
@@ -8,8 +10,9 @@ there: one that is shorter than it was made, or ends before one of its records d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NoReturn
 
 from xaqueue.errors import JournalDamaged, SpaceError
@@ -22,11 +25,12 @@ from xaqueue.storage.journal_format import (
     SWITCH,
     VERSION,
     BadHeader,
+    Name,
     NewerHeader,
     Placed,
     Record,
     Segment,
-    Sound,
+    Validity,
     claimed_end,
     lsn_in,
     name_of,
@@ -39,6 +43,10 @@ from xaqueue.storage.regular import NO_FILE
 NEW = ".new"
 """Behind the name of a segment in the making."""
 ARCHIVE = ".archive"
+_FRESH_BYTES = 1 << 32
+"""A new journal begins at a multiple of this, above all that the old one can have used."""
+LARGEST_BYTES = 1 << 30
+"""Of a segment whose size stood in a header that is damaged, so much is looked at."""
 
 
 @dataclass(slots=True)
@@ -57,37 +65,31 @@ class Found:
     """In the names of the segments; those of an older one are of a journal that this one has replaced."""
     tail: bytes = b""
     """Of a record that was torn, behind ``position``."""
-    strays: list[str] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
     """Files that nothing needs any more."""
-    given_up: list[str] = field(default_factory=list)
+    abandoned: list[str] = field(default_factory=list)
     """Files that are to be kept: of a damaged journal that this one has replaced, or that a former owner wrote late."""
 
 
-def look(fs: FileSystem, directory: str, sound: Sound, *, used: bool = False) -> Found:
+def look(fs: FileSystem, directory: str, is_valid: Validity, *, used: bool = False) -> Found:
     """Reads a journal, which may be missing as long as it was never used.
 
     used: whether it is known to hold something. Raises JournalDamaged, SpaceError for a newer format, OSError.
     """
-    return _Look(fs, directory, sound).run(used)
-
-
-def check_version(fs: FileSystem, directory: str) -> None:
-    """Raises SpaceError where a newer xaqueue has written the journal."""
-    if fs.is_dir(directory):
-        headers(fs, directory)
+    return _Look(fs, directory, is_valid).run(used)
 
 
 def headers(fs: FileSystem, directory: str) -> tuple[list[Segment], list[str], list[str]]:
     """The segments, sorted by epoch and LSN; the names of strays; and the names of files whose header is damaged.
 
-    Raises SpaceError for a newer format.
+    None of all where there is no directory. Raises SpaceError for a newer format.
     """
-    segments, strays, damaged = [], [], []
-    for name in sorted(fs.list(directory)):
+    segments, orphans, damaged = [], [], []
+    for name in _names(fs, directory):
         said = parse_name(name)
         if said is None:
             if name.endswith(".log" + NEW):
-                strays.append(name)  # a crash cut its making off
+                orphans.append(name)  # a crash cut its making off
             continue
         path = f"{directory}/{name}"
         try:
@@ -110,8 +112,12 @@ def headers(fs: FileSystem, directory: str) -> tuple[list[Segment], list[str], l
         if segment.start == said.start:
             segments.append(segment)
         else:
-            strays.append(name)  # a crash cut its recycling off
-    return segments, strays, damaged
+            orphans.append(name)  # a crash cut its recycling off
+    return segments, orphans, damaged
+
+
+def _names(fs: FileSystem, directory: str) -> list[str]:
+    return sorted(fs.list(directory)) if fs.is_dir(directory) else []
 
 
 def content(fs: FileSystem, directory: str, segment: Segment) -> bytes:
@@ -125,7 +131,7 @@ def content(fs: FileSystem, directory: str, segment: Segment) -> bytes:
 
 
 def good_records(
-    fs: FileSystem, directory: str, segments: Sequence[Segment], sound: Sound
+    fs: FileSystem, directory: str, segments: Sequence[Segment], is_valid: Validity
 ) -> tuple[int, list[list[Placed]]]:
     """The last checkpoint that a header or a record tells of, and from there on the good records of each segment.
 
@@ -147,48 +153,42 @@ def good_records(
         [
             good
             for good in placed
-            if good.record.lsn >= checkpoint and (good.record.kind >= CHECKPOINT or sound(good.record))
+            if good.record.lsn >= checkpoint and (good.record.kind >= CHECKPOINT or is_valid(good.record))
         ]
         for placed in goods
     ]
 
 
+@dataclass(slots=True)
 class _Look:
-    def __init__(self, fs: FileSystem, directory: str, sound: Sound) -> None:
-        self.fs = fs
-        self.directory = directory
-        self.sound = sound
-        self.found = Found()
+    fs: FileSystem
+    directory: str
+    is_valid: Validity
+    found: Found = field(default_factory=Found)
 
     def run(self, used: bool) -> Found:
         found = self.found
-        segments, found.strays, damaged = self._headers()
+        segments, found.orphans, damaged = headers(self.fs, self.directory)
         newest = max((segment.epoch for segment in segments), default=0)
         for name in damaged:
             said = parse_name(name)
             if said is None or said.epoch >= newest:
                 self._damaged(f"{name} has no sound header")
-            found.given_up.append(name)
+            found.abandoned.append(name)
         if not segments:
-            if used or self._archives():
+            if used or any(ARCHIVE in name for name in _names(self.fs, self.directory)):
                 self._damaged("all its segments are missing")
             return found
         chain = self._chain(segments)
         found.segment_epoch = chain[-1].epoch
-        found.checkpoint, goods = good_records(self.fs, self.directory, chain, self.sound)
+        found.checkpoint, goods = good_records(self.fs, self.directory, chain, self.is_valid)
         found.epoch = max((good.epoch for placed in goods for good in placed), default=0)
         if not chain[0].start <= found.checkpoint < chain[-1].end:
             self._damaged(f"the segment that holds LSN {found.checkpoint:#x} is missing")
         covered = sum(1 for segment in chain[:-1] if segment.end <= found.checkpoint)
-        found.strays += [segment.name for segment in chain[:covered]]
+        found.orphans += [segment.name for segment in chain[:covered]]
         self._read(chain[covered:], goods[covered:])
         return found
-
-    def _headers(self) -> tuple[list[Segment], list[str], list[str]]:
-        return headers(self.fs, self.directory) if self.fs.is_dir(self.directory) else ([], [], [])
-
-    def _archives(self) -> bool:
-        return self.fs.is_dir(self.directory) and any(ARCHIVE in name for name in self.fs.list(self.directory))
 
     def _chain(self, segments: list[Segment]) -> list[Segment]:
         """The segments without a gap up to the last one."""
@@ -198,9 +198,9 @@ class _Look:
         before = [segment.name for segment in segments[:first]]
         begun = segments[first].checkpoint == segments[first].start  # with nothing to be done again
         if begun and all(segment.end != segments[first].start for segment in segments[:first]):
-            self.found.given_up += before  # nothing leads up to it: whoever began it did not replace these
+            self.found.abandoned += before  # nothing leads up to it: whoever began it did not replace these
         else:
-            self.found.strays += before
+            self.found.orphans += before
         return segments[first:]
 
     def _read(self, chain: list[Segment], goods: list[list[Placed]]) -> None:
@@ -225,7 +225,7 @@ class _Look:
         self._end(segment, [good for placed in (placed, *goods) for good in placed if good.record.lsn > found.position])
         if chain:
             found.following = chain.pop(0) if chain[0].allocated else None
-            found.strays += [other.name for other in chain]
+            found.orphans += [other.name for other in chain]
 
     def _end(self, segment: Segment, behind: Sequence[Placed]) -> None:
         """No good record stands at the position: this is the end, or a torn tail, or damage."""
@@ -265,3 +265,111 @@ def damage_of(directory: str, what: str, lost_from: int | None = None) -> Journa
     )
     damage.lost_from = lost_from
     return damage
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Part of a journal that cannot be read."""
+
+    start: int
+    end: int | None
+    """The LSN behind it; None where nothing that can be read follows."""
+    name: str = ""
+    """Of the segment that it is in; empty where that is missing."""
+
+    def __str__(self) -> str:
+        where = self.name or "missing"
+        if self.end is None:
+            return f"from LSN {self.start:#x} on ({where})"
+        return f"from LSN {self.start:#x} to {self.end:#x}, {self.end - self.start:,} bytes ({where})"
+
+
+@dataclass(slots=True)
+class ReadableRecords:
+    """``records`` and ``gaps`` are those that no checkpoint covers, in the order of their LSN."""
+
+    records: list[Record] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    checkpoint: int = 0
+    files: list[str] = field(default_factory=list)
+    """The names of all segments, whole or damaged."""
+    unused: list[str] = field(default_factory=list)
+    """The names of segments that were in the making."""
+    fresh: int = 0
+    """Where a new journal can begin: above all LSNs that were ever used."""
+    epoch: int = 0
+    """The highest in the name of a segment."""
+
+
+def read_readable(fs: FileSystem, directory: str, is_valid: Validity) -> ReadableRecords:
+    """Reads all that can be read. Raises SpaceError for a newer format, OSError."""
+    names = _names(fs, directory)
+    segments, orphans, damaged = headers(fs, directory)
+    for name in damaged:
+        said = parse_name(name)
+        assert said is not None
+        largest = max((segment.size for segment in segments), default=LARGEST_BYTES)
+        size = min(_size(fs, f"{directory}/{name}"), largest)
+        segments.append(Segment(said.start, size, epoch=said.epoch))
+    newest = max((segment.epoch for segment in segments), default=0)
+    segments = sorted((one for one in segments if one.epoch == newest), key=lambda segment: segment.start)
+    for segment, behind in pairwise(segments):
+        if segment.name in damaged:  # its size was in its header
+            segment.size = behind.start - segment.start
+    checkpoint, goods = good_records(fs, directory, segments, is_valid)
+    highest = max((_highest(fs, directory, name) for name in names), default=0)
+    return ReadableRecords(
+        records=[good.record for placed in goods for good in placed if good.record.kind < CHECKPOINT],
+        gaps=[gap for gap in _gaps(segments, goods, checkpoint) if gap.end is None or gap.end > checkpoint],
+        checkpoint=checkpoint,
+        files=[name for name in names if parse_name(name) is not None],
+        unused=[name for name in orphans if name.endswith(NEW)],
+        fresh=(highest // _FRESH_BYTES + 1) * _FRESH_BYTES,
+        epoch=max((said.epoch for name in names if (said := _named(name)) is not None), default=0),
+    )
+
+
+def _gaps(segments: list[Segment], goods: list[list[Placed]], checkpoint: int) -> Iterator[Gap]:
+    used = max((number for number, placed in enumerate(goods) if placed), default=-1)
+    wanted = checkpoint  # what is to be read next
+    for number, (segment, placed) in enumerate(zip(segments, goods, strict=True)):
+        if number > used:
+            break
+        if segment.start > wanted:
+            yield Gap(wanted, segment.start)
+        here = max(segment.start + SECTOR_BYTES, min(checkpoint, segment.end))
+        for good in placed:
+            if good.record.lsn > here:
+                yield Gap(here, good.record.lsn, segment.name)
+            here = good.end
+        wanted = segment.end
+        if not placed or placed[-1].record.kind != SWITCH:
+            if number < used:
+                yield Gap(here, segment.end, segment.name)
+            else:
+                wanted = here
+    switched = used >= 0 and goods[used][-1].record.kind == SWITCH
+    if not segments or (switched and wanted not in [segment.start for segment in segments]):
+        yield Gap(wanted, None)
+    elif used < 0 and segments[0].start > checkpoint:
+        yield Gap(checkpoint, segments[0].start)
+
+
+def _highest(fs: FileSystem, directory: str, name: str) -> int:
+    """At least the highest LSN that a file can hold, by its name and size."""
+    said = _named(name)
+    return said.start + _size(fs, f"{directory}/{name}") if said is not None else 0
+
+
+def _named(name: str) -> Name | None:
+    """What it says of the segment that it is, was, or was to be."""
+    return parse_name(name.partition(ARCHIVE)[0].removesuffix(NEW))
+
+
+def _size(fs: FileSystem, path: str) -> int:
+    try:
+        return fs.size(path)
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
+        return 0

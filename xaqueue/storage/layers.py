@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.reserve import FULL, PIECE_BYTES, Reserve
@@ -102,12 +102,7 @@ class OwnerFileSystem(_Layer):
             self._again(error, self._fs.make_dir, path)
 
     def sync_file(self, path: str) -> None:
-        me = get_ident()
-        try:
-            self.running[me] = monotonic(), "sync", path
-            self._fs.sync_file(path)
-        finally:
-            self.running.pop(me, None)
+        self._watched_sync(self._fs.sync_file, path)
 
     def sync_data(self, path: str) -> None:
         me = get_ident()
@@ -118,18 +113,16 @@ class OwnerFileSystem(_Layer):
             self.running.pop(me, None)
 
     def sync_dir(self, path: str) -> None:
+        self._watched_sync(self._fs.sync_dir, path)
+
+    def sync_all(self) -> None:
+        self._watched_sync(lambda _: self._fs.sync_all(), "the whole file system")
+
+    def _watched_sync(self, sync: Callable[[str], None], path: str) -> None:
         me = get_ident()
         try:
             self.running[me] = monotonic(), "sync", path
-            self._fs.sync_dir(path)
-        finally:
-            self.running.pop(me, None)
-
-    def sync_all(self) -> None:
-        me = get_ident()
-        try:
-            self.running[me] = monotonic(), "sync", "the whole file system"
-            self._fs.sync_all()
+            sync(path)
         finally:
             self.running.pop(me, None)
 
@@ -153,39 +146,10 @@ def _is_long(chunks: Sequence[bytes]) -> bool:
 class ReadOnlyFileSystem(_Layer):
     """Every call that would change something is refused, as on a disk mounted so."""
 
-    def create(self, path: str, chunks: Sequence[bytes]) -> None:
-        _refuse(path)
+    @staticmethod
+    def _refuse(*arguments: Any, **_: Any) -> NoReturn:
+        path = next((one for one in arguments[1::-1] if isinstance(one, str)), "")  # of a rename the target
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
-    def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        _refuse(path)
-
-    def set_modified_ns(self, path: str, when_ns: int) -> None:
-        _refuse(path)
-
-    def rename(self, source: str, target: str) -> None:
-        _refuse(target)
-
-    def unlink(self, path: str) -> None:
-        _refuse(path)
-
-    def make_dir(self, path: str) -> None:
-        _refuse(path)
-
-    def remove_dir(self, path: str) -> None:
-        _refuse(path)
-
-    def sync_file(self, path: str) -> None:
-        _refuse(path)
-
-    def sync_data(self, path: str) -> None:
-        _refuse(path)
-
-    def sync_dir(self, path: str) -> None:
-        _refuse(path)
-
-    def sync_all(self) -> None:
-        _refuse("")
-
-
-def _refuse(path: str) -> NoReturn:
-    raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+    create = write_at = set_modified_ns = rename = unlink = make_dir = _refuse
+    remove_dir = sync_file = sync_data = sync_dir = sync_all = _refuse

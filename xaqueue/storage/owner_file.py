@@ -6,12 +6,16 @@
 A lock can be lost without a word: its file is replaced, a lock server forgets, a backup is restored over it. So an
 owner looks at both by their paths again and again (``lost``), and whoever takes the directory over writes ``owner``
 before anything else. Of two owners one sees the other then at the latest when it is about to answer.
+
+The kernel drops a lock with its process, however that ends. Two processes on machines that share a file system are kept
+apart only if that file system supports ``flock`` across them.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import stat
 import threading
@@ -19,9 +23,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from xaqueue.errors import ResourceFailed
+from xaqueue.errors import ResourceFailed, SpaceError
 from xaqueue.storage.fs import FileSystem, replace_file
-from xaqueue.storage.lock import FileLock
+from xaqueue.storage.modes import PRIVATE, give, heir_of
 
 LOCK = "lock"
 OWNER = "owner"
@@ -34,6 +38,48 @@ RELEASE_S = 10.0
 _PAUSE_S = 0.02
 _NFS = 0x6969
 """NFS_SUPER_MAGIC of statfs(2)."""
+
+
+class FileLock:
+    """An exclusive advisory lock on ``path``. Safe for several threads."""
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
+        """create: whether it is made where it is missing; a link in its place is refused then. Raises OSError."""
+        self.path = Path(path)
+        self._guard = threading.Lock()
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW if create else os.O_RDONLY
+        self._fd = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK, PRIVATE.file)
+        if create and not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            self.release()
+            raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
+        if create:
+            give(self._fd, heir_of(self.path.parent))
+
+    def acquire(self, *, shared: bool = False) -> bool:
+        """Whether the lock is now held; False when somebody else has it. shared: only to see that nobody has."""
+        try:
+            fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return False
+            raise SpaceError(f"{self.path} cannot be locked ({error}): use a file system with advisory locks") from None
+        return True
+
+    def stat(self) -> os.stat_result:
+        """Of the file that is locked, which may have lost its name. Raises OSError once it is released."""
+        return os.fstat(self._fd)
+
+    def release(self) -> None:
+        """Drops the lock by closing the file; a second call does nothing."""
+        with self._guard:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def abandon(self) -> None:
+        """In a forked child: closes its copy of the file, whatever threads of the parent were about to do."""
+        self._guard = threading.Lock()
+        self.release()
 
 
 class _Seen(NamedTuple):
@@ -95,7 +141,7 @@ class OwnerFile:
                 if reason:
                     raise ResourceFailed(reason)
                 self._contents = (*self._contents, content)
-                write_owner_file(fs, content, durable=durable)
+                replace_file(fs, OWNER, content, durable=durable)
                 self._contents = (content,)
                 self._seen = self._looks()
             finally:
@@ -198,11 +244,6 @@ def read_owner_file(root: str | os.PathLike[str]) -> bytes:
         return os.read(fd, OWNER_BYTES)
     finally:
         os.close(fd)
-
-
-def write_owner_file(fs: FileSystem, content: bytes, *, durable: bool = True) -> None:
-    """Replaces ``owner`` as a whole. durable: not where the disk may hang, or has failed. Raises OSError."""
-    replace_file(fs, OWNER, content, durable=durable)
 
 
 def _look(path: str) -> _Seen:

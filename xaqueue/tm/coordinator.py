@@ -19,7 +19,7 @@ from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.records import Heuristic, InDoubtTransaction, OpenDecision, in_doubt_transactions
-from xaqueue.tm.voting import ParticipantOutcome, RecoveryAction, Reply, recovery_action
+from xaqueue.tm.voting import ParticipantOutcome, Reply, recovery_action
 from xaqueue.xa import Outcome
 
 FINISHED_LIMIT = 10_000
@@ -221,8 +221,8 @@ class Coordinator:
             if participant in made.outstanding and made.outcome is not Outcome.IN_DOUBT
         }
 
-    def action_for(self, gtrid: bytes, participant: str, snapshot: LogSnapshot) -> RecoveryAction:
-        """What is to be done with a branch that was listed after the snapshot was taken.
+    def action_for(self, gtrid: bytes, participant: str, snapshot: LogSnapshot) -> Outcome | None:
+        """What a branch is told that was listed after the snapshot was taken; see ``recovery_action``.
 
         Once the log has failed, the absence of a decision proves nothing.
         """
@@ -230,8 +230,7 @@ class Coordinator:
             noted = self.log.table.heuristics.get((gtrid, participant))
             decision = self.log.table.decision_on(gtrid)
         action = recovery_action(snapshot.is_over(gtrid), decision, noted.outcome if noted is not None else None)
-        may_roll_back = self.log.failure is None
-        return RecoveryAction.LEAVE if action is RecoveryAction.ROLL_BACK and not may_roll_back else action
+        return None if action is Outcome.ROLLED_BACK and self.log.failure is not None else action
 
     def undecided(self) -> list[bytes]:
         """Transactions whose decision stands in the last resource and was not read yet; no live ones."""

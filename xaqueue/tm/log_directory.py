@@ -22,13 +22,14 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from xaqueue.errors import DecisionLogDamaged, DecisionLogError, DecisionLogInUse
 from xaqueue.storage import append_log
-from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.modes import BY_UMASK, PRIVATE, Modes
 from xaqueue.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, is_owned
 from xaqueue.tm.advice import LogStatus, log_status
@@ -175,7 +176,7 @@ def record_forgotten(fs: FileSystem, heuristics: Sequence[Heuristic], by: str, a
         for noted in heuristics:
             did = noted.participant, noted.decision.value, noted.outcome.value, noted.when_us, noted.detail
             line = ForgottenHeuristic(noted.gtrid.decode("ascii"), *did, by, at_us, reason)
-            append_log.append(fs, OPERATOR_LOG, json.dumps(asdict(line)).encode())
+            append_log.append(fs, OPERATOR_LOG, line)
         fs.sync_file(OPERATOR_LOG)
         fs.sync_dir("")
     except OSError as error:
@@ -186,10 +187,4 @@ def record_forgotten(fs: FileSystem, heuristics: Sequence[Heuristic], by: str, a
 
 def read_forgotten(fs: FileSystem) -> list[ForgottenHeuristic]:
     """The heuristics that operators forgot, in their order; those that ``TransactionManager.forget`` ended are none."""
-    found = []
-    for line in append_log.read(fs, OPERATOR_LOG):
-        try:
-            found.append(ForgottenHeuristic(**json.loads(line)))
-        except (ValueError, TypeError):
-            continue  # torn by a crash, or of a later version
-    return found
+    return append_log.read(fs, OPERATOR_LOG, ForgottenHeuristic)

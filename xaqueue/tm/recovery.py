@@ -24,7 +24,7 @@ from xaqueue.tm.coordinator import Coordinator, TraceStep
 from xaqueue.tm.gtrid import Gtrid, ListedBranch, parse_listed
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.records import Heuristic
-from xaqueue.tm.voting import Command, ParticipantOutcome, RecoveryAction, Replies, Reply, Verb
+from xaqueue.tm.voting import Command, ParticipantOutcome, Replies, Reply, Verb
 from xaqueue.xa import Outcome
 
 FIRST_PAUSE_S = 0.1
@@ -178,11 +178,10 @@ class RecoveryThread:
             if self._stopped:
                 return
             gtrid = bytes(branch.gtrid)
-            action = self._coordinator.action_for(gtrid, self._name, before)
-            if action is RecoveryAction.LEAVE:
+            decision = self._coordinator.action_for(gtrid, self._name, before)
+            if decision is None:
                 report.left.append(gtrid)
             else:
-                decision = Outcome.COMMITTED if action is RecoveryAction.COMMIT else Outcome.ROLLED_BACK
                 self._finish(gtrid, branch.xid, decision, report, is_listed=True)
         for gtrid in sorted(outstanding.keys() - {bytes(branch.gtrid) for branch in mine}):
             if self._stopped:

@@ -247,24 +247,17 @@ def heuristic_code(outcome: Outcome, participants: Mapping[str, ParticipantOutco
     return Code.XA_HEURMIX
 
 
-class RecoveryAction(Enum):
-    """What recovery does with a branch that a participant listed."""
-
-    LEAVE = "leave"
-    COMMIT = "commit"
-    ROLL_BACK = "roll back"
-
-
 def recovery_action(
     is_over: bool, decision: Outcome | None = None, noted: ParticipantOutcome | None = None
-) -> RecoveryAction:
-    """Only own branches whose global transaction is over are touched; without a decision they are rolled back.
+) -> Outcome | None:
+    """What recovery tells a branch that a participant listed, COMMITTED or ROLLED_BACK; None leaves it.
 
-    is_over: it was begun by this log's transaction manager, and was not live any more when the participant was asked
-    for its list. decision: IN_DOUBT where it stands in the last resource. noted: a heuristic of this very branch.
+    Only own branches whose global transaction is over are touched; without a decision they are rolled back. is_over: it
+    was begun by this log's transaction manager, and was not live any more when the participant was asked for its list.
+    decision: IN_DOUBT where it stands in the last resource. noted: a heuristic of this very branch.
     """
     if not is_over or decision is Outcome.IN_DOUBT:
-        return RecoveryAction.LEAVE
+        return None
     if noted is not None and noted is not ParticipantOutcome.HEUR_HAZARD:
-        return RecoveryAction.LEAVE  # it is listed until somebody forgets it
-    return RecoveryAction.COMMIT if decision is Outcome.COMMITTED else RecoveryAction.ROLL_BACK
+        return None  # it is listed until somebody forgets it
+    return Outcome.COMMITTED if decision is Outcome.COMMITTED else Outcome.ROLLED_BACK

@@ -24,8 +24,7 @@ from xaqueue.space.owner.open import attach, create
 from xaqueue.storage.group_commit import GroupCommit
 from xaqueue.storage.hardening import Hardening
 from xaqueue.tools import environment
-from xaqueue.tools.bare import BareProtocol, floor
-from xaqueue.tools.rates import Rate, Step, aligned, latency_us, rate_of
+from xaqueue.tools.rates import BareProtocol, Rate, Step, aligned, floor, latency_us, rate_of
 
 QUEUE = "bench"
 OPERATIONS = ("enqueue", "dequeue")

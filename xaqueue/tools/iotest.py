@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xaqueue.errors import InvalidArgument, SpaceError
-from xaqueue.storage.fs import NO_ROOM, DirectoryFileSystem
-from xaqueue.storage.lock import FileLock
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import NO_ROOM
+from xaqueue.storage.owner_file import FileLock
 from xaqueue.tools import environment, verdict
-from xaqueue.tools.bare import Preallocated
-from xaqueue.tools.rates import Rate, aligned, latency_us
+from xaqueue.tools.rates import Preallocated, Rate, aligned, latency_us
 from xaqueue.tools.verdict import Facts, Fitness, Timing
 
 RECORD = os.urandom(1024)

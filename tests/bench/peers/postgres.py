@@ -8,7 +8,6 @@ branch are pipelined.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
@@ -18,14 +17,13 @@ import psycopg
 
 from bench.peers.peer import Client, Wanted
 from xaqueue.errors import OperationalError
-from xaqueue.tools.demo.postgres import PostgresServer
+from xaqueue.tools.postgres import PostgresServer
 
-START_S = 60.0
 TABLE = "xaqueue_bench"
 INSERT = f"insert into {TABLE} (body) values (%b)"
-NEXT = f"select id from {TABLE} order by id for update skip locked limit"
-TAKE_ONE = f"delete from {TABLE} where id = ({NEXT} 1) returning body"
-TAKE = f"delete from {TABLE} where id = any(array({NEXT} %s)) returning body"
+ALLOWED_NEXT = f"select id from {TABLE} order by id for update skip locked limit"
+TAKE_ONE = f"delete from {TABLE} where id = ({ALLOWED_NEXT} 1) returning body"
+TAKE = f"delete from {TABLE} where id = any(array({ALLOWED_NEXT} %s)) returning body"
 SETTINGS = ("fsync", "synchronous_commit", "wal_sync_method")
 _branches = count()
 
@@ -49,11 +47,11 @@ class PostgresPeer:
     def __init__(self, scratch: Path, wanted: Wanted) -> None:
         with ExitStack() as stack:
             self._server: PostgresServer | None = None
-            if wanted.postgres_dsn is None:
-                self._server = PostgresServer(scratch, wanted.clients)
-                stack.callback(self._server.stop)
-            self.place = wanted.postgres_dsn or self._server_dsn()
-            self._own = stack.enter_context(self._connected())
+            self.place = wanted.postgres_dsn or ""
+            if not self.place:
+                self._server = stack.enter_context(PostgresServer(scratch, wanted.clients))
+                self.place = self._server.dsn
+            self._own = stack.enter_context(psycopg.connect(self.place))
             self._own.autocommit = True
             settings = {name: self._setting(name) for name in SETTINGS}
             self.survives_power_loss = settings["fsync"] == "on" and settings["synchronous_commit"] != "off"
@@ -81,23 +79,6 @@ class PostgresPeer:
 
     def close(self) -> None:
         self._stack.close()
-
-    def _server_dsn(self) -> str:
-        assert self._server is not None
-        return self._server.dsn
-
-    def _connected(self) -> psycopg.Connection:
-        """Waits for a server that was just started."""
-        give_up = time.monotonic() + START_S
-        while True:
-            if self._server is not None:
-                self._server.check()
-            try:
-                return psycopg.connect(self.place)
-            except psycopg.OperationalError:
-                if self._server is None or time.monotonic() > give_up:
-                    raise
-                time.sleep(0.05)
 
     def _promise(self, settings: dict[str, str]) -> str:
         told = ", ".join(f"{name}={value}" for name, value in settings.items())

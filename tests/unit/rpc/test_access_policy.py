@@ -73,7 +73,7 @@ def role(*rights: Right, queues: tuple[str, ...] = ("orders",), members: tuple[s
 
 def is_allowed(policy: Policy, identity: Identity, method: str, params: list[Any] | None = None) -> bool:
     try:
-        policy.check(identity, method, PARAMS.get(method, []) if params is None else params)
+        policy.rights_of(identity).check(method, PARAMS.get(method, []) if params is None else params)
     except AccessDenied:
         return False
     return True
@@ -178,26 +178,26 @@ def test_of_several_queues_each_needs_its_right() -> None:
 @pytest.mark.parametrize("params", [[], [None], [b"orders"], [["orders", 1]], [{"orders": 1}]])
 def test_a_call_that_names_no_queue_is_refused(params: list[Any]) -> None:
     with pytest.raises(InvalidArgument, match="the name of a queue is wanted"):
-        Policy((role(*ON_QUEUES),)).check(WWW, "browse", params)
+        Policy((role(*ON_QUEUES),)).rights_of(WWW).check("browse", params)
 
 
 def test_a_method_without_a_row_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="method 'format' is unknown"):
-        Policy((role(*Right),)).check(WWW, "format", [])
+        Policy((role(*Right),)).rights_of(WWW).check("format", [])
 
 
 def test_a_refusal_says_who_lacks_what_and_what_to_do() -> None:
     policy = Policy((role(Right.CONSUME),))
     with pytest.raises(AccessDenied, match=r"enqueue of queue 'orders' needs the right to produce.*user:www, user:33"):
-        policy.check(WWW, "enqueue", ["orders", b""])
+        policy.rights_of(WWW).check("enqueue", ["orders", b""])
     with pytest.raises(AccessDenied, match=r"prepare needs the right to transact.*transact = true in a role"):
-        policy.check(WWW, "prepare", [GLOBAL])
+        policy.rights_of(WWW).check("prepare", [GLOBAL])
     with pytest.raises(AccessDenied, match="access is denied to user:x: it is a member of no role"):
-        policy.check(Identity(("user:x",)), "echo", [])
+        policy.rights_of(Identity(("user:x",))).check("echo", [])
     with pytest.raises(AccessDenied, match="denied to anonymous: show a token"):
-        policy.check(Identity(), "echo", [])
+        policy.rights_of(Identity()).check("echo", [])
     with pytest.raises(AccessDenied, match=r"without an \[access\] table"):
-        NO_TABLE.check(WWW, "echo", [])
+        NO_TABLE.rights_of(WWW).check("echo", [])
 
 
 def test_a_token_is_known_by_its_hash() -> None:
@@ -338,7 +338,7 @@ VALUES = st.recursive(
 @given(method=st.sampled_from([*NEEDS, "other"]), params=st.lists(VALUES, max_size=3))
 def test_any_call_is_allowed_or_refused(method: str, params: list[Any]) -> None:
     try:
-        Policy((role(Right.PRODUCE, queues=("o*",)),)).check(WWW, method, params)
+        Policy((role(Right.PRODUCE, queues=("o*",)),)).rights_of(WWW).check(method, params)
     except (AccessDenied, InvalidArgument):
         return
     named = params[0] if params and isinstance(params[0], list) else params[:1]

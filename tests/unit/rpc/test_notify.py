@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from xaqueue.errors import InvalidArgument
-from xaqueue.rpc.server.housekeeping import ALIVE, READY, Notifier
+from xaqueue.rpc.server.server import ALIVE, READY, Notifier
 
 PATIENCE_S = 60.0
 

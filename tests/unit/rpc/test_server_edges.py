@@ -28,11 +28,11 @@ from xaqueue.rpc.methods.branches import CURSORS
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.tls import TlsLayer
-from xaqueue.space.engine import state as space_room
+from xaqueue.space.engine import memory
+from xaqueue.space.engine.memory import RecoveryReport
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
-from xaqueue.space.model.report import RecoveryReport
 from xaqueue.space.owner.open import create
 from xaqueue.space.recovery.recover import _Recovery
 from xaqueue.xa import Outcome
@@ -183,7 +183,7 @@ def test_a_server_asks_a_tcp_peer_that_vanished(served: ServerThread) -> None:
 def test_local_transactions_do_not_crowd_out_the_outcomes_of_others(
     served: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space_room, "FINISHED_LIMIT", 10)
+    monkeypatch.setattr(memory, "FINISHED_LIMIT", 10)
     other = Xid(1, b"global", b"")
     with xaqueue.connect(served.url) as connection:
         connection.tpc_begin(other)

@@ -15,7 +15,7 @@ from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.reservation import Reservation
 from xaqueue.space.engine.session import Session
 from xaqueue.space.owner import open
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

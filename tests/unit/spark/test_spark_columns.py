@@ -32,8 +32,8 @@ from xaqueue.spark.source import columns
 from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source import source as stream_room
 from xaqueue.spark.source.columns import MESSAGE, Columns, decode_array
-from xaqueue.spark.source.offsets import EARLIEST, LATEST, parse_bounds
 from xaqueue.spark.source.options import parse
+from xaqueue.spark.source.plan import EARLIEST, LATEST, parse_bounds
 from xaqueue.spark.source.source import QueueSource
 
 COMMITTED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -85,24 +85,39 @@ def test_only_the_default_and_its_like_promise_power_loss() -> None:
     ],
 )
 def test_argument_before_variable_before_file_before_default(
-    tmp_path: Path, sync: str | None, variable: str | None, written: str | None, expected: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sync: str | None,
+    variable: str | None,
+    written: str | None,
+    expected: str,
 ) -> None:
     create(tmp_path / "s")
     if written is not None:
         write_definitions(tmp_path / "s", f'[space]\nsync = "{written}"\n')
-    environment = {} if variable is None else {FLAGS_VARIABLE: variable}
-    session = attach(tmp_path / "s", sync=sync, environment=environment, watch=False)
+    set_flags(monkeypatch, variable)
+    session = attach(tmp_path / "s", sync=sync, watch=False)
     assert str(session.space.hardening) == expected
     session.close()
 
 
+def set_flags(monkeypatch: pytest.MonkeyPatch, variable: str | None) -> None:
+    if variable is None:
+        monkeypatch.delenv(FLAGS_VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(FLAGS_VARIABLE, variable)
+
+
 @pytest.mark.parametrize(("sync", "variable"), [("SYNC", None), (None, "SYNC")])
-def test_a_bad_flag_keeps_the_space_closed(tmp_path: Path, sync: str | None, variable: str | None) -> None:
+def test_a_bad_flag_keeps_the_space_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str | None, variable: str | None
+) -> None:
     create(tmp_path / "s")
-    environment = {} if variable is None else {FLAGS_VARIABLE: variable}
+    set_flags(monkeypatch, variable)
     with pytest.raises(InvalidArgument, match="FDATASYNC"):
-        attach(tmp_path / "s", sync=sync, environment=environment, watch=False)
-    attach(tmp_path / "s", environment={}, watch=False).close()
+        attach(tmp_path / "s", sync=sync, watch=False)
+    set_flags(monkeypatch, None)
+    attach(tmp_path / "s", watch=False).close()
 
 
 def test_other_flags_than_those_it_is_open_with_are_refused(tmp_path: Path) -> None:
@@ -114,8 +129,9 @@ def test_other_flags_than_those_it_is_open_with_are_refused(tmp_path: Path) -> N
     session.close()
 
 
-def test_flags_given_at_creation_are_kept_in_the_space(tmp_path: Path) -> None:
+def test_flags_given_at_creation_are_kept_in_the_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attach(tmp_path / "s", create_missing=True, sync="dsync;fsync", watch=False).close()
-    again = attach(tmp_path / "s", environment={}, watch=False)
+    set_flags(monkeypatch, None)
+    again = attach(tmp_path / "s", watch=False)
     assert str(again.space.hardening) == "FSYNC;DSYNC"
     again.close()

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from support.bare_space import FaultyFileSystem
-from xaqueue.storage import fs as fs_room
-from xaqueue.storage.fs import NO_ROOM, DirectoryFileSystem, FileSystem
+from xaqueue.storage import directory_fs as fs_room
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.regular import read_up_to
 
 

@@ -62,7 +62,7 @@ def test_one_wake_up_a_waiter(scene: Scene, pool: ThreadPoolExecutor) -> None:
     waits = scene.behind_a_leader(pool, scene.named("abcd"))
     scene.go_on()
     told(waits)
-    steps = [step for step in scene.woken if step.baton is not None]
+    steps = [step for step in scene.woken if step.waiter is not None]
     assert len(steps) == len({id(step) for step in steps}) == 4
 
 

@@ -168,6 +168,33 @@ def test_an_interrupted_leader_tells_those_who_wait(scene: Scene, pool: ThreadPo
         scene.perform("later")
 
 
+@pytest.mark.parametrize("gathered", [True, False])
+def test_an_interrupt_between_gathering_and_leading_leaves_nobody_waiting(scene: Scene, *, gathered: bool) -> None:
+    """Whoever comes later would wait for it to lead. One that has not gathered yet leaves nothing behind."""
+    mutex = scene.log._mutex
+
+    class Interrupted:
+        def __enter__(self) -> None:
+            scene.log._mutex = mutex
+            if not gathered:
+                raise KeyboardInterrupt
+            mutex.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            mutex.release()
+            raise KeyboardInterrupt
+
+    scene.log._mutex = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        scene.perform("a")
+    if gathered:
+        with pytest.raises(ResourceFailed, match="KeyboardInterrupt"):
+            scene.perform("b")
+    else:
+        scene.perform("b")
+        assert scene.published == ["b"]
+
+
 def interrupt_main(scene: Scene) -> None:
     """As Ctrl-C does, once the main thread's step sleeps; whether before or behind its wake-up is all the same."""
     scene.asleep.get(timeout=PATIENCE_S)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.bare_space import FaultyFileSystem
 from support.forgetful import Tree
 from support.journals import (
     PLACE,
@@ -22,7 +24,8 @@ from support.journals import (
     started,
     write,
 )
-from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, checkpoint_entry
 from xaqueue.storage.journal_format import PREFIX_BYTES, SECTOR_BYTES, name_of
 
@@ -179,6 +182,25 @@ def test_a_recycled_segment_is_the_same_file(tmp_path: Path) -> None:
     journal.write_checkpoint(journal.position)
     journal.recycle()
     assert (tmp_path / PLACE / name_of(2 * SMALLEST_SEGMENT_BYTES)).stat().st_ino == inode
+    fs.close()
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_segment_for_which_there_is_no_room_under_its_new_name_goes(tmp_path: Path, at: int) -> None:
+    """At one of the calls that may need some; the journal goes on, and makes another segment when it needs one."""
+    fs = FaultyFileSystem(tmp_path)
+    journal = started(fs)
+    fill(journal, 1)
+    journal.write_checkpoint(journal.position)
+    new, old = (f"{PLACE}/{name_of(start)}" for start in (2 * SMALLEST_SEGMENT_BYTES, 0))
+    call, path = [("hold_dir", PLACE), ("write_at", old), ("rename", new), ("write_at", new)][at]
+    fs.faults[call, path] = errno.ENOSPC
+    journal.recycle()
+    assert fs.struck == [(call, path)]
+    fs.faults.clear()
+    assert segment_names(fs) == [name_of(SMALLEST_SEGMENT_BYTES)]
+    written = fill(journal, 100)
+    assert found(fs) == written
     fs.close()
 
 

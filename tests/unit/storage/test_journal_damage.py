@@ -27,7 +27,8 @@ from support.journals import (
 )
 from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.storage import journal_format
-from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.journal_format import CRC, HEADER, MAGIC, PREFIX_BYTES, SECTOR_BYTES, name_of
 

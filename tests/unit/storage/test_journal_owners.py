@@ -27,7 +27,8 @@ from support.journals import (
     write,
 )
 from xaqueue.space.owner.open import attach, create
-from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.journal import Journal
 from xaqueue.storage.journal_format import Entry, Record, parse_name
 from xaqueue.storage.journal_reader import look
@@ -142,7 +143,7 @@ def test_a_takeover_that_is_cut_off_leaves_one_journal_or_the_other(following: b
         for tree in (fs.tree_after_kill(), *fs.trees_after_crash(limit=64, seed=crash_after)):
             after = tree.open()
             assert found(after) == before
-            assert look(after, PLACE, sound).given_up == []
+            assert look(after, PLACE, sound).abandoned == []
             write(taken_over(after), entry(1000))
             assert found(after) == [*before, 1000]
             assert archives(after) == {}

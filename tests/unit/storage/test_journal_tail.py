@@ -27,9 +27,11 @@ from support.journals import (
 )
 from xaqueue.space.model import layout
 from xaqueue.space.owner.open import attach, create
-from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
-from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, make_segment
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.journal_format import PREFIX_BYTES, SECTOR_BYTES, Segment, header_of, name_of
+from xaqueue.storage.journal_segment import make_segment
 
 FIRST = name_of(0)
 SECOND = name_of(SMALLEST_SEGMENT_BYTES)

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from support.journals import PLACE, bytes_of, entry, fill, journal_of, numbers, overwrite, sound, spoil, started, write
-from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
-from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, free_archive
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.journal_format import PREFIX_BYTES, name_of
-from xaqueue.storage.readable_records import Gap, Remains, read_remains
+from xaqueue.storage.journal_reader import Gap, ReadableRecords, read_readable
+from xaqueue.storage.journal_segment import free_archive
 
 FIRST, SECOND, THIRD = (name_of(number * SMALLEST_SEGMENT_BYTES) for number in range(3))
 BODY = PREFIX_BYTES + 100
@@ -24,12 +26,12 @@ def fs(tmp_path: Path) -> Iterator[FileSystem]:
     opened.close()
 
 
-def remains(fs: FileSystem) -> Remains:
-    return read_remains(fs, PLACE, sound)
+def readable(fs: FileSystem) -> ReadableRecords:
+    return read_readable(fs, PLACE, sound)
 
 
 def lsns(fs: FileSystem) -> list[int]:
-    return [record.lsn for record in remains(fs).records]
+    return [record.lsn for record in readable(fs).records]
 
 
 def four(fs: FileSystem) -> list[int]:
@@ -45,20 +47,20 @@ def three_segments(fs: FileSystem) -> list[list[int]]:
     journal = started(fs)
     written = fill(journal, 1) + fill(journal, 100)
     started(fs)
-    ends = [record.lsn // SMALLEST_SEGMENT_BYTES for record in remains(fs).records]
+    ends = [record.lsn // SMALLEST_SEGMENT_BYTES for record in readable(fs).records]
     return [[number for number, end in zip(written, ends, strict=True) if end == which] for which in range(3)]
 
 
 def test_a_sound_journal_has_no_gaps(fs: FileSystem) -> None:
     four(fs)
-    found = remains(fs)
+    found = readable(fs)
     assert (numbers(found.records), found.gaps) == ([0, 1, 2, 3], [])
     assert (found.files, found.unused) == ([FIRST, SECOND], [])
 
 
 def test_a_torn_tail_is_no_gap(fs: FileSystem) -> None:
     spoil(fs, four(fs)[3], BODY)
-    found = remains(fs)
+    found = readable(fs)
     assert (numbers(found.records), found.gaps) == ([0, 1, 2], [])
 
 
@@ -67,7 +69,7 @@ def test_what_is_before_and_behind_a_bad_record_is_read(fs: FileSystem, bad: lis
     places = four(fs)
     for which in bad:
         spoil(fs, places[which], BODY)
-    found = remains(fs)
+    found = readable(fs)
     assert numbers(found.records) == [number for number in range(4) if number not in bad]
     wanted: list[Gap] = []
     for which in bad:
@@ -85,12 +87,12 @@ def test_what_a_checkpoint_covers_is_neither_read_nor_missed(fs: FileSystem) -> 
     journal.write_checkpoint(places[2])
     for which in (0, 3):
         spoil(fs, places[which], BODY)
-    found = remains(fs)
+    found = readable(fs)
     assert found.checkpoint == places[2]
     assert numbers(found.records) == [2]
     assert found.gaps == [Gap(places[3], places[4], FIRST)]
     spoil(fs, places[2], BODY)
-    assert remains(fs).gaps == [Gap(places[2], places[4], FIRST)]
+    assert readable(fs).gaps == [Gap(places[2], places[4], FIRST)]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_a_missing_segment_is_a_gap(fs: FileSystem, missing: list[int], gaps: li
     written = three_segments(fs)
     for which in missing:
         fs.unlink(f"{PLACE}/{name_of(which * SMALLEST_SEGMENT_BYTES)}")
-    found = remains(fs)
+    found = readable(fs)
     assert found.gaps == gaps
     left = [number for which, inner in enumerate(written) if which not in missing for number in inner]
     assert numbers(found.records) == left
@@ -119,13 +121,13 @@ def test_a_lost_switch_is_a_gap_up_to_the_next_segment(fs: FileSystem) -> None:
     last = lsns(fs)[len(written[0]) - 1]
     end = last + entry(written[0][-1], 10_000).size_bytes
     spoil(fs, end)
-    assert remains(fs).gaps == [Gap(end, SMALLEST_SEGMENT_BYTES, FIRST)]
+    assert readable(fs).gaps == [Gap(end, SMALLEST_SEGMENT_BYTES, FIRST)]
 
 
 def test_a_damaged_header_loses_no_record(fs: FileSystem) -> None:
     written = three_segments(fs)
     spoil(fs, SMALLEST_SEGMENT_BYTES)
-    found = remains(fs)
+    found = readable(fs)
     assert numbers(found.records) == [number for inner in written for number in inner]
     assert found.gaps == []
 
@@ -135,17 +137,17 @@ def test_what_an_earlier_opening_cut_off_is_not_read(fs: FileSystem) -> None:
     journal = started(fs)
     write(journal, entry(1, 500))
     overwrite(fs, FIRST, journal.position, bytes_of(entry(2, 500), journal.position, journal.position, epoch=0))
-    assert numbers(remains(fs).records) == [1]
+    assert numbers(readable(fs).records) == [1]
 
 
 def test_a_new_journal_begins_above_all_that_was_used(fs: FileSystem) -> None:
-    assert remains(fs).fresh == 1 << 32
+    assert readable(fs).fresh == 1 << 32
     three_segments(fs)
-    assert remains(fs).fresh == 1 << 32
+    assert readable(fs).fresh == 1 << 32
     fs.create(f"{PLACE}/{name_of((1 << 32) - 8)}.archive~2", [bytes(8)])
-    assert remains(fs).fresh == 1 << 33
+    assert readable(fs).fresh == 1 << 33
     fs.create(f"{PLACE}/{name_of(5 << 32)}.new", [b""])
-    found = remains(fs)
+    found = readable(fs)
     assert (found.fresh, found.unused) == (6 << 32, [f"{name_of(5 << 32)}.new"])
 
 

@@ -19,7 +19,7 @@ from xaqueue.errors import (
     InvalidArgument,
     RetryLater,
 )
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.journal_format import Entry
 from xaqueue.storage.owner_file import is_owned

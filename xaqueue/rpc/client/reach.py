@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from xaqueue.errors import ConnectionLost, InvalidArgument, SpaceError, SpaceInUse
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model.format import read_format
-from xaqueue.space.owner.open import attach, is_attached, read_owner
+from xaqueue.space.owner.open import attach, is_attached
+from xaqueue.space.owner.record import read_owner
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.owner_file import is_owned
 

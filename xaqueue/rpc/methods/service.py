@@ -33,23 +33,19 @@ from xaqueue.message import check_queue_name
 from xaqueue.rpc import wire
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.wire import decode
-from xaqueue.space.engine import disk_space as room
 from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.heuristics import Decision
 from xaqueue.space.engine.operator_log import Forgotten
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model import layout
 from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import HEURISTICS, Branch, State
-from xaqueue.space.model.format import read_format
-from xaqueue.space.offline import inspect
-from xaqueue.space.offline.inspect import QueueStatus, Status, depths_in
+from xaqueue.space.offline.inspect import QueueStatus, Status, depths_in, described, fields_of_files
 from xaqueue.space.offline.inspect_branches import InDoubt, by_age, pages
-from xaqueue.space.offline.inspect_journal import journal_status
-from xaqueue.space.owner.open import READ_ONLY, READY, read_definitions, read_owner
-from xaqueue.space.recovery import prepared
+from xaqueue.space.offline.redo_view import read_journal
+from xaqueue.space.owner.record import READ_ONLY, READY, read_owner
 from xaqueue.space.recovery.prepared import Verdict
-from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
@@ -127,7 +123,7 @@ def drain(caller: Caller, on: Any = None) -> dict[str, Any]:
     if on is not None:
         space.draining = on
     active, unfinished = _left(space)
-    listed = sorted((_branch_to(space, branch) for branch in (*active, *unfinished)), key=lambda told: told["since"])
+    listed = sorted((_branch_to(space, branch) for branch in (*active, *unfinished)), key=lambda one: one["since"])
     counts = {"active": len(active), "in_doubt": len(unfinished)}
     return {"draining": space.draining, **counts, "left": listed[:LISTED]}
 
@@ -148,7 +144,6 @@ def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
     in_doubt = [branch for branch in unfinished if branch.base is State.PREPARED]
     made = Status(
         **files,
-        directory=str(root),
         owned=True,
         sync=str(space.hardening),
         promise=space.hardening.promise,
@@ -183,9 +178,7 @@ def queue_list(space: Space) -> list[QueueStatus]:
 
 
 def _queue(space: Space, name: str, in_doubt: int) -> QueueStatus:
-    definition = space.definitions.queues.get(name) or space.definitions.default
-    order = definition.order.value if definition is not None else inspect.UNDEFINED
-    description = definition.description if definition is not None else ""
+    order, description = described(space.definitions, name)
     queue = space.queues.get(name)
     depth = published = held = 0
     if queue is not None:
@@ -199,23 +192,8 @@ def _queue(space: Space, name: str, in_doubt: int) -> QueueStatus:
 
 
 def _status_of_files(space: Space, root: Path) -> dict[str, Any]:
-    """The fields that are read from the directory."""
-    fs, owner, complaint = DirectoryFileSystem(root, keep_unsynced=False), read_owner(root), ""
-    try:
-        read_definitions(root)
-    except InvalidArgument as error:
-        complaint = str(error)
-    free = fs.room()
-    return {
-        "format": read_format(root),
-        "owner": owner,
-        "complaint": complaint,
-        "quarantined": sum(1 for name in prepared.listed(fs, layout.QUARANTINE) if not name.endswith(".reason")),
-        "free_bytes": free.free_bytes,
-        "free_inodes": free.free_inodes if free.total_inodes else None,
-        "low": room.refusal(space.definitions, free),
-        "journal": journal_status(fs, owner, True),
-    }
+    fs, owner = DirectoryFileSystem(root, keep_unsynced=False), read_owner(root)
+    return fields_of_files(root, fs, owner, read_journal(fs, owner, True), space.definitions)
 
 
 def status_of(answer: Mapping[str, Any]) -> Status:

@@ -33,7 +33,7 @@ from xaqueue.rpc.credentials import names_in, read_token, server_context
 from xaqueue.rpc.server.peer import NOBODY, Limits, Trust
 from xaqueue.rpc.server.tls import TlsLayer
 from xaqueue.space.model.layout import SOCKET
-from xaqueue.storage.lock import FileLock
+from xaqueue.storage.owner_file import FileLock
 
 BACKLOG = 256
 UNIX_MODE = 0o600

@@ -15,7 +15,7 @@ from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.space.engine import commit
 from xaqueue.space.engine.log import CommitPending
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model import batch_record
+from xaqueue.space.model import records
 from xaqueue.space.model.branch import Branch, State
 from xaqueue.space.model.change import DROP, Change, Op
 from xaqueue.space.model.change import Kind as Step
@@ -46,11 +46,13 @@ def decide(space: Space, decision: Decision, branches: Sequence[Branch]) -> None
         space.batches.last[batch.key] = batch.number
         for branch in of_batch(space, batch.gtrid):
             if branch.base is State.ACTIVE:
-                branch.doom = branch.doom or RolledBack(f"branch {branch.xid} comes too late: {batch} is decided")
+                branch.rollback_reason = branch.rollback_reason or RolledBack(
+                    f"branch {branch.xid} comes too late: {batch} is decided"
+                )
         for branch in branches:
             branch.become(State.COMMITTING)
 
-    path, content = batch_record.path_of(batch.gtrid), batch_record.content(decision, space.epoch)
+    path, content = records.decision_path(batch.gtrid), records.encode_decision(decision, space.epoch)
     space.put(Step.BATCH, _name(batch.gtrid), path, *content, publish, outdated)
 
 
@@ -149,4 +151,4 @@ def forget(space: Space, keys: Sequence[str]) -> None:
 
 def _name(gtrid: bytes) -> str:
     """Of the file of a batch's record."""
-    return batch_record.path_of(gtrid).rpartition("/")[2]
+    return records.decision_path(gtrid).rpartition("/")[2]

@@ -32,7 +32,7 @@ from xaqueue.errors import (
 from xaqueue.space.engine import batch_steps, heuristics, quarantine
 from xaqueue.space.engine.batch_steps import of_batch
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model import batch_record
+from xaqueue.space.model import records
 from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import HEURISTICS, Branch, State
 from xaqueue.space.model.layout import BATCHES, QUARANTINE
@@ -101,7 +101,7 @@ def check_prepare(space: Space, branch: Branch) -> None:
             space.wait_settled()
         late = refusal(space, branch.xid)
     if late:
-        raise branch.doom or RolledBack(late)
+        raise branch.rollback_reason or RolledBack(late)
 
 
 def check_commit(branch: Branch) -> None:
@@ -138,11 +138,9 @@ def outcome(space: Space, xid: Xid) -> Outcome:
         if not space.batches.has(xid.gtrid):
             return Outcome.UNKNOWN
     try:
-        decided = batch_record.parse(space.read_record(batch_record.path_of(xid.gtrid)))
+        decided = records.decode_decision(space.read_record(records.decision_path(xid.gtrid)))
     except (FileNotFoundError, DamagedBlock):
         return Outcome.UNKNOWN
-    except OSError as error:
-        raise _unread(space, error) from error
     return Outcome.COMMITTED if xid in decided.xids else Outcome.ROLLED_BACK
 
 
@@ -161,33 +159,37 @@ class Claim(NamedTuple):
 @contextmanager
 def claimed(space: Space, gtrid: bytes) -> Iterator[Claim]:
     """Waits for branches that are at work, and for other claims of the query; who comes then waits for this one."""
-    key, branches = key_of(gtrid), list[Branch]()
-    with space.lock:
-        space.check()
-        while key in space.batches.claimed or any(branch.busy for branch in of_batch(space, gtrid)):
-            space.wait_settled()
-        space.batches.claimed.add(key)
-        for branch in of_batch(space, gtrid):
-            if branch.base in _UNFINISHED or branch.base in HEURISTICS:
-                branch.busy = True
-                branches.append(branch)
+    key, branches, is_claimed = key_of(gtrid), list[Branch](), False
     try:
+        with space.lock:
+            space.check()
+            while key in space.batches.claimed or any(branch.busy for branch in of_batch(space, gtrid)):
+                space.wait_settled()
+            is_claimed = True
+            space.batches.claimed.add(key)
+            for branch in of_batch(space, gtrid):
+                if branch.base in _UNFINISHED or branch.base in HEURISTICS:
+                    branches.append(branch)
+                    branch.busy = True
         by_hand = {branch.xid: branch for branch in branches if branch.decided or branch.base in HEURISTICS}
         yield Claim({branch.xid: branch for branch in branches if branch.xid not in by_hand}, by_hand)
     except Error:
         raise
     except BaseException as error:  # or interrupted: those who wait are told
+        if not is_claimed:
+            raise
         failed = space.fence(error)
         if isinstance(error, OSError):
             raise failed from error
         raise
     finally:
-        with space.lock:
-            space.batches.claimed.discard(key)
-            for branch in branches:
-                branch.busy = False
-            space.settled.notify_all()
-        space.log.deliver_interrupt()
+        if is_claimed:  # an interrupt may come once the lock is free
+            with space.lock:
+                space.batches.claimed.discard(key)
+                for branch in branches:
+                    branch.busy = False
+                space.settled.notify_all()
+            space.log.deliver_interrupt()
 
 
 def _unfinished(space: Space, batch: Batch) -> Batch | None:
@@ -216,22 +218,13 @@ def decision(space: Space, batch: Batch) -> Decision | None:
         return None
     last = Batch(batch.query, number)
     try:
-        return batch_record.parse(space.read_record(batch_record.path_of(last.gtrid)))
+        return records.decode_decision(space.read_record(records.decision_path(last.gtrid)))
     except DamagedBlock as damage:
         raise _lost(last, _set_aside(space, last, damage)) from damage
     except FileNotFoundError:
         if space.batches.has(last.gtrid):
             return None
         return decision(space, batch)  # it went with the commit of a later one
-    except OSError as error:
-        raise _unread(space, error) from error
-
-
-def _unread(space: Space, error: OSError) -> Error:
-    """What a read that failed for no fault of its record means: not now, or the end."""
-    if error.errno in NO_ROOM:
-        return RetryLater(f"the record of a batch cannot be read now ({error.strerror}): try again")
-    return space.fence(error)
 
 
 def _lost(batch: Batch, path: str) -> ResourceError:
@@ -246,8 +239,13 @@ def _set_aside(space: Space, batch: Batch, damage: DamagedBlock) -> str:
 
     def plan() -> None:
         if space.batches.last.get(batch.key) == batch.number:  # nobody else has found it
-            path = batch_record.path_of(batch.gtrid)
-            aside = quarantine.move(space.fs, path, f"the record of a batch: {damage}", space.now_us())
+            path = records.decision_path(batch.gtrid)
+            try:
+                aside = quarantine.move(space.fs, path, f"the record of a batch: {damage}", space.now_us())
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                raise RetryLater(f"no room to set {path} aside ({error.strerror}), which is damaged") from error
             del space.batches.last[batch.key]
             space.batches.lost[batch.key] = batch.number, aside
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
+from operator import attrgetter
 
 from xaqueue.errors import DiskFull
 from xaqueue.message import Properties
@@ -16,33 +17,35 @@ from xaqueue.space.model.block import (
     Kind,
     Listed,
     encode_with_checksum,
+    head_of,
     pack_list,
+    pack_properties,
 )
 from xaqueue.space.model.branch import Branch, State, Written
 from xaqueue.space.model.layout import FIRST, PREPARED
 from xaqueue.storage.fs import NO_ROOM
 
 
-def add(space: Space, branch: Branch, written: Written, head: bytes, body: bytes, *, needed: bool = False) -> None:
-    """Adds a block to an active branch. Raises DiskFull, and dooms the branch, where there is no room.
-
-    needed: what ends the branch needs it, so that the reserve may be used.
-    """
+def _add(space: Space, branch: Branch, written: Written, head: bytes, body: bytes = b"") -> None:
+    """Adds a block that ends a branch: the reserve may be used for it. Raises what ``without_room`` says."""
     try:
         try:
             space.log.add(branch, written, head, body)
         except OSError as error:
-            if not needed:
-                raise
             space.room.retry(error, lambda: space.log.add(branch, written, head, body))
     except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise space.fence(error) from error
-        branch.doom = DiskFull(
-            f"no room for a block of {len(head) + len(body):,} bytes: {error.strerror}; "
-            f"{space.fs.room().free_bytes:,} bytes are free. Branch {branch.xid} is rollback-only: roll it back"
-        )
-        raise branch.doom from error
+        raise without_room(space, branch, len(head) + len(body), error) from error
+
+
+def without_room(space: Space, branch: Branch, size_bytes: int, error: OSError) -> Exception:
+    """What is to be raised where a block was not added: DiskFull, and then the branch is doomed, or ResourceFailed."""
+    if error.errno not in NO_ROOM:
+        return space.fence(error)
+    branch.rollback_reason = DiskFull(
+        f"no room for a block of {size_bytes:,} bytes: {error.strerror}; "
+        f"{space.fs.room().free_bytes:,} bytes are free. Branch {branch.xid} is rollback-only: roll it back"
+    )
+    return branch.rollback_reason
 
 
 def spill(space: Space, branch: Branch) -> bool:
@@ -68,7 +71,7 @@ def _is_kept(branch: Branch) -> bool:
     """Whether memory has blocks of it, and nobody is about to change them. Called with the lock held."""
     return (
         branch.base is State.ACTIVE
-        and not (branch.busy or branch.working or branch.doom)
+        and not (branch.busy or branch.working or branch.rollback_reason)
         and any(written.content is not None and not written.path for written in branch.blocks)
     )
 
@@ -77,46 +80,41 @@ def take(space: Space, branch: Branch, written: Written) -> None:
     """A message is dequeued. Without room for its block, that is added later, or not at all: what ends the branch may
     need none."""
     try:
-        space.log.take(branch, written, lambda: dequeue_block(space, written))
+        space.log.take(branch, written, partial(dequeue_block, space, written))
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise space.fence(error) from error
 
 
 def add_dequeue(space: Space, branch: Branch, written: Written) -> None:
-    """Adds the block of a dequeue that has none yet. Raises as ``add`` does."""
-    add(space, branch, written, dequeue_block(space, written), b"", needed=True)
+    """Adds the block of a dequeue that has none yet. Raises as ``_add`` does."""
+    _add(space, branch, written, dequeue_block(space, written))
 
 
 def dequeue_block(space: Space, written: Written) -> bytes:
     """The block that names the message to remove."""
-    block = Block(Kind.DEQUEUE, written.message_id, _properties_of(written.queue), epoch=space.epoch)
-    head, written.checksum = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
+    head, written.checksum = head_of(Kind.DEQUEUE, written.message_id, _packed_queue(written.queue), b"", space.epoch)
     return head
 
 
 @lru_cache(maxsize=1024)
-def _properties_of(queue: str) -> Properties:
-    return Properties(queue)
+def _packed_queue(queue: str) -> bytes:
+    return pack_properties(Properties(queue))
 
 
 def add_branch_block(space: Space, branch: Branch) -> None:
-    """Adds the branch block, which lists all others. Raises as ``add`` does."""
+    """Adds the branch block, which lists all others. Raises as ``_add`` does."""
     if branch.branch_block is not None:  # a commit in one phase found no room
         space.discard([branch.branch_block.path])
         branch.branch_block = None
     if not space.log.is_atomic and space.was_here(branch.xid):  # its old blocks must not come back among these
         space.log.sync_names((PREPARED,))
-    branch.blocks.sort(key=_number_of)
+    branch.blocks.sort(key=attrgetter("number"))
     block = Block(Kind.BRANCH, NO_MESSAGE, Properties(""), pack_list(list_of(branch)), space.epoch)
     head, checksum = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
     written = Written(0, Kind.BRANCH, "", NO_MESSAGE, checksum, suffix=FIRST)
-    add(space, branch, written, head, block.body, needed=True)
+    _add(space, branch, written, head, block.body)
     branch.branch_block = written
-
-
-def _number_of(written: Written) -> int:
-    return written.number
 
 
 def list_of(branch: Branch) -> list[Listed]:

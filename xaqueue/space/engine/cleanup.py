@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
 from xaqueue.errors import ResourceFailed, RetryLater
+from xaqueue.space.engine.redo import make_dirs
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 from xaqueue.space.model.change import DROP, MOVE, Change
@@ -23,8 +24,7 @@ from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.layout import RANGE_BITS
 from xaqueue.space.model.queue import Queue
-from xaqueue.space.model.retries import files_of
-from xaqueue.space.model.stream_records import StreamRecord
+from xaqueue.space.model.records import StreamRecord, files_of
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.regular import NO_DIRECTORY
 
@@ -34,6 +34,8 @@ RETRY_S = 1.0
 """After it found no room in the archive."""
 
 log = logging.getLogger("xaqueue")
+_making = threading.Lock()
+"""Held by who makes directories of the archive, so that what is set aside in their way is never another's new one."""
 Stopped = Callable[[], bool]
 
 
@@ -95,12 +97,17 @@ def _expired(space: Space, queue: Queue) -> list[Entry]:
 
 
 def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
-    """Recorded before, or a replay would miss those of which the journal has only the names."""
+    """Recorded before, or a replay would miss those of which the journal has only the names.
+
+    Their ids are free once they are gone on disk: one that a crash brought back would stand before a later message.
+    """
     paths = [path for entry in piece for path in files_of(queue.name, entry)]
 
     change = Change(Step.EXPIRY, queue.name, (), rest=[(DROP, path) for path in paths])
     try:
         space.log.perform(change)
+        if not space.log.is_atomic:
+            space.log.sync_names(sorted({layout.range_path(queue.name, entry.seq) for entry in piece}))
         with space.lock:
             spent = [entry.seq >> RANGE_BITS for entry in piece if queue.consumed(entry)]
             piece, queue.expiring = [], 0
@@ -162,7 +169,7 @@ def _remove_range(space: Space, queue: Queue, number: int) -> None:
 def _harden_archive(space: Space, record: StreamRecord, number: int) -> None:
     """A crash must not take the range directory and leave what has moved out of it nowhere."""
     directories = archive_directories(layout.range_path(record.queue, number << RANGE_BITS))
-    if space.fs.is_dir(directories[0]):
+    if _is_there(space.fs, directories[0]):
         space.log.sync_names(directories)
 
 
@@ -172,11 +179,11 @@ def _clear_range(space: Space, record: StreamRecord, number: int, stopped: Stopp
         space.log.settle()  # nothing waits to be written there
         listed = space.fs.list(directory)
         names = sorted(name for name in listed if layout.is_consumed(name, record.consumed))
-        for piece in _pieces(names):
+        for first in range(0, len(names), PIECE):
             if stopped():
                 return False
             space.check_owner()
-            _clear_files(space, record, number, piece)
+            _clear_files(space, record, number, names[first : first + PIECE])
     except FileNotFoundError:
         return True  # its directory is gone
     except (OSError, RetryLater) as error:
@@ -192,12 +199,10 @@ def _clear_retries(space: Space, record: StreamRecord) -> None:
         names = [name for name in space.fs.list(directory) if layout.is_consumed(name, record.consumed)]
         space.waiting.run(partial(_unlink, space.fs, [f"{directory}/{name}" for name in names]))
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise RetryLater(f"no room to clear {directory} ({error.strerror}): free some") from error
         if error.errno not in NO_DIRECTORY:
             raise space.fence(error) from error
-
-
-def _pieces(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (names[first : first + PIECE] for first in range(0, len(names), PIECE))
 
 
 def _clear_files(space: Space, record: StreamRecord, number: int, names: Sequence[str]) -> None:
@@ -219,7 +224,8 @@ def _unlink(fs: FileSystem, paths: Sequence[str]) -> None:
 def _archive(space: Space, fs: FileSystem, directory: str, names: Sequence[str]) -> None:
     """One step: nobody syncs the range, and so loses its names, before the archive has them on disk."""
     target = layout.archived_path(directory)
-    make_dirs(fs, target)
+    with _making:
+        make_dirs(fs, target)
     if not space.log.is_atomic:
         space.log.sync_names(archive_directories(directory)[1:])
     there = frozenset(fs.list(target))
@@ -238,7 +244,7 @@ def filled_archives(space: Space) -> list[str]:
     for queue in space.queues.values():
         for number in filter(queue.is_archived, queue.ranges):
             directory = layout.range_path(queue.name, number << RANGE_BITS)
-            if space.fs.is_dir(layout.archived_path(directory)):
+            if _is_there(space.fs, layout.archived_path(directory)):
                 found |= dict.fromkeys(archive_directories(directory))
     return list(found)
 
@@ -249,14 +255,9 @@ def archive_directories(directory: str) -> list[str]:
     return [target, target.rpartition("/")[0], layout.ARCHIVE, ""]
 
 
-def make_dirs(fs: FileSystem, directory: str) -> None:
-    """With all that are above it."""
-    if not fs.is_dir(directory):
-        above = directory.rpartition("/")[0]
-        if above:
-            make_dirs(fs, above)
-        with suppress(FileExistsError):
-            fs.make_dir(directory)
+def _is_there(fs: FileSystem, directory: str) -> bool:
+    """Not where a file stands in its place, or in that of one above it."""
+    return fs.exists(directory) and fs.is_dir(directory)
 
 
 class Clearer:

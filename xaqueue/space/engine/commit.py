@@ -50,7 +50,7 @@ def prepare(space: Space, branch: Branch) -> None:
         written_blocks = branch.all_blocks
     else:
         written_blocks[0].suffix = FIRST
-    if branch.has_files:
+    if branch.to_harden:
         space.log.harden(branch)
     ops: list[Op] = []
     for written in written_blocks:
@@ -66,17 +66,17 @@ def prepare(space: Space, branch: Branch) -> None:
             change = space.log.ahead(branch, change)
         space.log.perform(change, partial(_publish_prepared, space, branch))
     except RetryLater as full:
-        branch.doom = DiskFull(f"{full}. Branch {branch.xid} is rolled back")
-        raise branch.doom from full
+        branch.rollback_reason = DiskFull(f"{full}. Branch {branch.xid} is rolled back")
+        raise branch.rollback_reason from full
 
 
 def _publish_prepared(space: Space, branch: Branch) -> None:
     """Called with the lock held."""
-    for written in branch.all_blocks:
+    for written in branch.blocks if branch.branch_block is None else branch.all_blocks:
         written.path = f"{PREPARED}/{branch.name}.{written.suffix}"
         if branch.kept_bytes > HELD_BYTES:
             written.content = None
-    branch.prepared_at = space.now_us()
+    branch.prepared_at = space.now_ns() // 1000
     branch.base = State.PREPARED
     branch.busy = False
     if space.waiters:
@@ -117,7 +117,7 @@ def _harden_unprepared(space: Space, branch: Branch) -> None:
         add_branch_block(space, branch)
         space.log.harden(branch)
         space.log.sync_names((ACTIVE,))  # else a crash could keep .commit and lose a block that it lists
-    elif branch.has_files and (several or branch.blocks[0].kind is Kind.ENQUEUE):
+    elif branch.to_harden and (several or branch.blocks[0].kind is Kind.ENQUEUE):
         space.log.harden(branch)
     if not space.log.is_atomic and any(written.given for written in branch.blocks):
         space.log.sync_names((PREPARED,))  # else the dequeue of an earlier life of this id could come back, and lock it

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -28,8 +28,8 @@ from xaqueue.space.engine.log import STEP_FILES, CommitPending
 from xaqueue.space.model import layout
 from xaqueue.space.model.block_files import read_block
 from xaqueue.space.model.branch import Branch, Written
-from xaqueue.space.model.change import DROP, MOVE, Change, Kind, Op
-from xaqueue.space.model.layout import ACTIVE, COMMITTED, block_path
+from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Kind, Op
+from xaqueue.space.model.layout import ACTIVE, COMMITTED, RANGE_BITS
 from xaqueue.space.model.queue import Queue
 from xaqueue.storage.fs import NO_ROOM, FileSystem, discard
 from xaqueue.storage.group_commit import GroupCommit, Plan, Step, nothing
@@ -47,12 +47,21 @@ STAGED = ".put."
 class _Touched:
     """Directories that gained and that lost a name, and files that changed in place, since the last SYNC."""
 
-    __slots__ = ("files", "sources", "targets")
+    __slots__ = ("files", "sources", "targets", "to_take_back")
 
     def __init__(self) -> None:
         self.files: dict[str, None] = {}
         self.targets: dict[str, None] = {}
         self.sources: dict[str, None] = {}
+        self.to_take_back: list[Op] = []
+        """Renames of steps that then found no room: to be taken back."""
+
+    def note(self, ops: Sequence[Op]) -> None:
+        for op in ops:
+            if op[0] != DROP:
+                self.targets[op[2 if op[0] == MOVE else 1].rpartition("/")[0]] = None
+            if op[0] != PUT:
+                self.sources[op[1].rpartition("/")[0]] = None
 
 
 _COMMITS = frozenset({Kind.COMMIT, Kind.ONE_PHASE, Kind.BATCH})
@@ -77,31 +86,33 @@ class DirectoryLog(GroupCommit):
         hardening: Hardening,
         lock: threading.Lock,
         *,
-        queue: Callable[[str], Queue],
+        queues: Mapping[str, Queue],
         waiting: Threads = THREADS,
         lost: Callable[[], str],
         check_owner: Callable[[], None],
         published: Callable[[dict[str, layout.Watermark]], None],
     ) -> None:
-        """queue: the memory of a queue by its name. published: see ``JournalLog``."""
+        """queues: the memory of each, by its name. published: see ``JournalLog``."""
         super().__init__(lock, waiting=waiting, lost=lost, check_owner=check_owner)
         self.fs = fs
         self._content = hardening.content
+        self._hardens = bool(hardening.content)
         self._sync_content = fs.sync_file if hardening.content == "FSYNC" else fs.sync_data
         self._directories = hardening.directories
         self._never_syncs = not hardening.content and not hardening.directories
-        self._queue = queue
+        self._queues = queues
         self._take_published = published
         self._marks: dict[str, layout.Watermark] = {}
+        self.changed_queues: dict[str, Queue] = {}
         self._pool: ThreadPoolExecutor | None = None
 
     # Blocks of active branches
 
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
-        path = block_path(ACTIVE, branch.name, written.suffix)
+        path = f"{ACTIVE}/{branch.name}.{written.suffix}"
         self.fs.create(path, [head, body] if body else [head])
         written.path = path
-        branch.has_files = True
+        branch.to_harden = self._hardens
 
     def take(self, branch: Branch, written: Written, block: Callable[[], bytes]) -> None:
         self.add(branch, written, block(), b"")
@@ -151,49 +162,45 @@ class DirectoryLog(GroupCommit):
     def ahead(self, branch: Branch, change: Change) -> Change:
         early = change.ops[:-STEP_FILES]
         self.check()
-        self._waiting.run(partial(self._move_ahead, early))
+        self._waiting.run(partial(self._move_ahead, change._replace(ops=early)))
         for written, (_, _, target, _) in zip(branch.all_blocks, early, strict=False):
             written.path = target
         return change._replace(ops=change.ops[-STEP_FILES:])
 
-    def _move_ahead(self, moves: Sequence[Op]) -> None:
+    def _move_ahead(self, moves: Change) -> None:
         try:
-            self._do(moves, _Touched())
+            self._carry_out(moves, moves.ops)
         except OSError as error:
-            if error.errno in NO_ROOM:
-                raise RetryLater(f"no room in {layout.PREPARED}/ ({error.strerror})") from error
             self.fail(error)
             raise self._failed() from error
 
     def perform(self, plan: Plan, publish: Callable[[], None] = nothing) -> None:
-        perform = self._perform_alone if self._never_syncs else super().perform
-        change = perform(plan, publish)
+        change: Change | None
+        if self._never_syncs:  # and nobody waits for anybody
+            with self._lock:
+                if self.failure is not None:
+                    raise self._failed()
+                self.steps += 1
+                try:
+                    change = plan() if callable(plan) else plan
+                    if change is not None:
+                        self._carry_out(change, change.point or change.ops)
+                        if change.point:
+                            self._carry_out(change, change.ops)
+                    if self._lost():
+                        self._check_owner()
+                    publish()
+                    if self.changed_queues or self._marks:
+                        self._published()
+                except Error:
+                    raise
+                except BaseException as error:
+                    self.fail(error)
+                    raise self._failed() from error
+        else:
+            change = super().perform(plan, publish)
         if change is not None and change.rest:
             self._tidy(change)
-
-    def _perform_alone(self, plan: Plan, publish: Callable[[], None]) -> Change | None:
-        """Nothing is ever synced, and nobody waits for anybody."""
-        with self._lock:
-            if self.failure is not None:
-                raise self._failed()
-            self.steps += 1
-            try:
-                change: Change | None = plan() if callable(plan) else plan
-                if change is not None:
-                    touched = _Touched()
-                    self._carry_out(change, touched)
-                    if change.point:
-                        self._carry_on(change, touched)
-                if self._lost():
-                    self._check_owner()
-                publish()
-                self._published()
-            except Error:
-                raise
-            except BaseException as error:
-                self.fail(error)
-                raise self._failed() from error
-        return change
 
     def _harden(self, group: Sequence[Step]) -> None:
         touched = _Touched()
@@ -202,7 +209,7 @@ class DirectoryLog(GroupCommit):
                 try:
                     step.planned = step.plan() if callable(step.plan) else step.plan
                     if type(step.planned) is Change:
-                        self._carry_out(step.planned, touched)
+                        self._carry_out(step.planned, step.planned.point or step.planned.ops, touched)
                 except Error as error:
                     step.error = error
         self._sync(touched)
@@ -213,7 +220,7 @@ class DirectoryLog(GroupCommit):
             with self._lock:
                 for step in decided:
                     try:
-                        self._carry_on(step.planned, touched)
+                        self._carry_out(step.planned, step.planned.ops, touched)
                     except Error as error:
                         step.error = error
             self._sync(touched)
@@ -225,44 +232,23 @@ class DirectoryLog(GroupCommit):
             for step in group:
                 if step.error is None:
                     step.publish()
-            self._published()
+            if self.changed_queues or self._marks:
+                self._published()
 
-    def _carry_out(self, change: Change, touched: _Touched) -> None:
-        """The point of a change, or where it has none its operations. Called with the lock held.
+    def _carry_out(self, change: Change, ops: Sequence[Op], touched: _Touched | None = None) -> None:
+        """These of its operations, or none of their renames; before the first what its numbers need. Called with the
+        lock held, but for what a prepare moves ahead.
 
-        Raises RetryLater where there is no room, and then nothing was done.
+        touched: adds what is to be synced behind it. Raises RetryLater where there is no room, and then nothing was
+        done, or is taken back before it is told; behind the point of the change CommitPending.
         """
-        try:
-            for name, seq in change.arrivals:
-                self._make_range(name, seq, touched)
-            self._do(change.point or change.ops, touched)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            raise RetryLater(_lack(change, error, "nothing was done, ")) from error
-
-    def _carry_on(self, change: Change, touched: _Touched) -> None:
-        """What follows the point. Called with the lock held. Raises CommitPending where there is no room."""
-        try:
-            self._do(change.ops, touched)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            raise CommitPending(_lack(change, error)) from error
-
-    def _make_range(self, name: str, seq: int, touched: _Touched) -> None:
-        """What a number needs, before the commit point."""
-        if self._queue(name).make_range(self.fs, seq):
-            touched.files[layout.watermark_path(name)] = None
-            touched.targets[layout.queue_path(name)] = None
-            touched.targets[COMMITTED] = None
-        if self._directories:
-            self.fs.hold_dir(layout.range_path(name, seq))
-
-    def _do(self, ops: Sequence[Op], touched: _Touched) -> None:
-        """All of these, or none of the renames."""
         fs, done = self.fs, list[Op]()
+        is_decided = bool(change.point) and ops is change.ops
         try:
+            for name, seq in () if is_decided else change.arrivals:
+                queue = self._queues[name]
+                if self._directories or seq > queue.reserved or seq >> RANGE_BITS not in queue.made_ranges:
+                    self._make_range(queue, seq, touched)
             for op in ops:
                 code = op[0]
                 if code == MOVE:
@@ -270,40 +256,57 @@ class DirectoryLog(GroupCommit):
                     if when_us:
                         fs.set_modified_ns(source, when_us * 1000)
                     fs.rename(source, target)
-                    done.append(op)
-                    touched.targets[target.rpartition("/")[0]] = None
-                    touched.sources[source.rpartition("/")[0]] = None
                 elif code == DROP:
-                    directory = op[1].rpartition("/")[0]
                     with suppress(FileNotFoundError):
                         if self._directories:
-                            fs.hold_dir(directory)  # what cannot be synced is not begun
+                            fs.hold_dir(op[1].rpartition("/")[0])  # what cannot be synced is not begun
                         fs.unlink(op[1])
-                    touched.sources[directory] = None
                 else:  # a record of the space, whose content is staged
                     fs.rename(staged_path(op[1]), op[1])
-                    touched.targets[op[1].rpartition("/")[0]] = None
+                done.append(op)
         except OSError as error:
-            if error.errno in NO_ROOM:
-                self._take_back(done, error)
-            raise
+            if error.errno not in NO_ROOM:
+                raise
+            to_take_back = [op for op in done if op[0] == MOVE]
+            if touched is None:
+                self._take_back(to_take_back)
+            else:
+                touched.note(done)
+                touched.to_take_back += to_take_back
+            raise no_room_error(change, error, is_decided=is_decided) from error
+        if touched is not None:
+            touched.note(ops)
 
-    def _take_back(self, done: Sequence[Op], error: OSError) -> None:
-        """All of these renames, or none: a directory that must grow on a full disk does not."""
-        for _, source, target, _ in reversed(done):
+    def _make_range(self, queue: Queue, seq: int, touched: _Touched | None) -> None:
+        if seq > queue.reserved or seq >> RANGE_BITS not in queue.made_ranges:
+            queue.make_range(self.fs, seq)
+            if touched is not None:
+                touched.files[layout.watermark_path(queue.name)] = None
+                touched.targets[layout.queue_path(queue.name)] = None
+                touched.targets[COMMITTED] = None
+        if self._directories:
+            self.fs.hold_dir(layout.range_path(queue.name, seq))
+
+    def _take_back(self, moves: Sequence[Op]) -> None:
+        """A directory that must grow on a full disk does not."""
+        for _, source, target, _ in reversed(moves):
             try:
                 self.fs.rename(target, source)  # where it stood a moment ago there is room
-            except OSError as stuck:  # half moved: never "no room, try again"
-                raise OSError(errno.EIO, f"cannot be moved back: {stuck.strerror}", target) from error
+            except OSError as error:  # half moved: never "no room, try again"
+                raise OSError(errno.EIO, f"cannot be moved back: {error.strerror}", target) from error
 
     def _sync(self, touched: _Touched) -> None:
+        """What is taken back goes the other way, and so do its syncs, behind those of all that came so far."""
         self.wake_finished()
         if self._content:
             for path in touched.files:
                 self._sync_content(path)
-        if not self._directories:
-            return
-        self._sync_names(sorted({**touched.targets, **touched.sources}, key=_rank))
+        names = sorted({**touched.targets, **touched.sources}, key=_rank) if self._directories else []
+        self._sync_names(names)
+        if touched.to_take_back:
+            with self._lock:
+                self._take_back(touched.to_take_back)
+            self._sync_names(reversed(names))
 
     def _tidy(self, change: Change) -> None:
         """What may go at any time. Where that is all that the change does, it may find no room."""
@@ -312,8 +315,8 @@ class DirectoryLog(GroupCommit):
                 with suppress(FileNotFoundError):
                     self.fs.unlink(op[1])
         except OSError as error:
-            if error.errno in NO_ROOM and not change.ops:
-                raise RetryLater(_lack(change, error)) from error
+            if error.errno in NO_ROOM and not (change.ops or change.point):
+                raise no_room_error(change, error, is_decided=False) from error
             self.fail(error)
             raise self._failed() from error
 
@@ -377,7 +380,8 @@ def staged_path(path: str) -> str:
     return f"{ACTIVE}/{STAGED}{path.replace('/', '~')}"
 
 
-def _lack(change: Change, error: OSError, what: str = "") -> str:
+def no_room_error(change: Change, error: OSError, *, is_decided: bool) -> RetryLater:
     step = change.kind.name.lower().replace("_", " ")
     again = "commit" if change.kind in _COMMITS else "try"
-    return f"{step} of {change.name} found no room ({error.strerror}): {what}free some and {again} again"
+    what, kind = ("", CommitPending) if is_decided else ("nothing was done, ", RetryLater)
+    return kind(f"{step} of {change.name} found no room ({error.strerror}): {what}free some and {again} again")

@@ -88,11 +88,11 @@ class RoomLimit:
 
     def check(self, definitions: Definitions, log: Log, branch: Branch, size_bytes: int) -> None:
         """Looks before a message with a body of this size is written. Raises DiskLow, OSError, ResourceFailed."""
-        told = self._look(definitions, log, size_bytes + FILE_BYTES)
-        if told:
+        lack = self._look(definitions, log, size_bytes + FILE_BYTES)
+        if lack:
             self._look_soon()
             raise DiskLow(
-                f"low on disk: {told}. Nothing was written, and branch {branch.xid} is as it was: go on with it, and "
+                f"low on disk: {lack}. Nothing was written, and branch {branch.xid} is as it was: go on with it, and "
                 "enqueue again when there is room"
             )
 
@@ -114,39 +114,39 @@ class RoomLimit:
         if reserve is None or not reserve.missing:
             return ""
         room, wanted = self._fs.room(), reserve.missing * (reserve.piece_bytes + FILE_BYTES)
-        told = refusal(definitions, room._replace(free_inodes=room.free_inodes - reserve.missing), wanted)
+        lack = refusal(definitions, room._replace(free_inodes=room.free_inodes - reserve.missing), wanted)
         try:
-            if not told:
+            if not lack:
                 reserve.make()
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            told = f"{room.free_bytes:,} bytes and {room.free_inodes:,} inodes of the disk are free"
-        return f"the reserve is used up: {told}" if told else ""
+            lack = f"{room.free_bytes:,} bytes and {room.free_inodes:,} inodes of the disk are free"
+        return f"the reserve is used up: {lack}" if lack else ""
 
     def _look(self, definitions: Definitions, log: Log, size_bytes: int) -> str:
         """Why this message is refused, or nothing; then, how much may be used until the next look."""
-        told, room = self._refused(definitions, log, size_bytes)
-        if told and log.pending:
+        lack, room = self._refused(definitions, log, size_bytes)
+        if lack and log.pending:
             _settle(log)
-            told, room = self._refused(definitions, log, size_bytes)
-        if not told:
+            lack, room = self._refused(definitions, log, size_bytes)
+        if not lack:
             least_bytes, least_inodes = limits(definitions, room)
             self._bytes_left = min((room.free_bytes - size_bytes - least_bytes) // 4, LOOK_BYTES)
             spare = (room.free_inodes - 1 - least_inodes) // 4 if room.total_inodes else LOOK_FILES
             self._files_left = min(spare, LOOK_FILES)
             self._due = monotonic() + LOOK_S
-        return told
+        return lack
 
     def _refused(self, definitions: Definitions, log: Log, size_bytes: int) -> tuple[str, Room]:
         """Why this message is refused now, or nothing, and the room that it finds; the reserve comes before it."""
-        told = self.restore(definitions)
+        lack = self.restore(definitions)
         room, (size, files), (kept_bytes, kept_files) = self._fs.room(), log.waiting_room, self.kept()
         size, files = size + kept_bytes, files + kept_files
         room = room._replace(
             free_bytes=room.free_bytes - size - files * FILE_BYTES, free_inodes=room.free_inodes - files
         )
-        return told or refusal(definitions, room, size_bytes), room
+        return lack or refusal(definitions, room, size_bytes), room
 
 
 def _settle(log: Log) -> None:

@@ -14,7 +14,7 @@ from xaqueue.message import Properties
 from xaqueue.space.engine import blocks, commit
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.block import NO_MESSAGE, Block, Kind, decode, encode, pack_list
-from xaqueue.space.model.block_files import damage_of, read_block
+from xaqueue.space.model.block_files import read_checked
 from xaqueue.space.model.branch import HEURISTICS, Branch, State
 from xaqueue.space.model.change import DROP, Change
 from xaqueue.space.model.change import Kind as Step
@@ -52,21 +52,18 @@ def check_text(name: str, text: str) -> str:
 
 
 def read(fs: FileSystem, path: str) -> Decision:
-    """The decision recorded in a file. Raises DamagedBlock."""
-    try:
-        return parse(read_block(fs, path))
-    except OSError as error:
-        raise damage_of(fs, path, error) from error
+    """The decision recorded in a file. Raises DamagedBlock, FileNotFoundError."""
+    return parse(read_checked(fs, path))
 
 
 def parse(data: bytes) -> Decision:
     """The decision that a record's bytes are. Raises DamagedBlock."""
     block = decode(data)
-    told = block.properties.headers
-    outcome = told.get("decision", "")
+    recorded = block.properties.headers
+    outcome = recorded.get("decision", "")
     if block.kind is not Kind.BRANCH or outcome not in OUTCOMES:
         raise DamagedBlock("is no record of a decision")
-    return Decision(outcome, told.get("by", "unknown"), block.properties.enqueued_at, told.get("reason", ""))
+    return Decision(outcome, recorded.get("by", "unknown"), block.properties.enqueued_at, recorded.get("reason", ""))
 
 
 def decide(space: Space, xid: Xid, to_commit: bool, by: str, reason: str = "") -> Decision:
@@ -77,22 +74,24 @@ def decide(space: Space, xid: Xid, to_commit: bool, by: str, reason: str = "") -
     """
     check_text("operator", by)
     check_text("reason", reason)
-    with space.lock:
-        space.check()
-        branch = space.branches.get(xid)
-        while branch is not None and branch.busy:
-            space.wait_settled()
-            branch = space.branches.get(xid)
-        if branch is None or branch.base not in (State.PREPARED, State.COMMITTING, *OUTCOMES.values()):
-            raise UnknownXid(f"branch {xid} is not in doubt: list those that are with `xaqueue indoubt list`")
-        if branch.base in HEURISTICS:
-            raise HeuristicOutcome(
-                f"branch {xid} is {branch.base.value} already; forget ends this", HEURISTICS[branch.base]
-            )
-        if branch.base is State.COMMITTING and not (to_commit and branch.prepared_at):
-            raise ProtocolError(f"branch {xid} is past its commit point: it can only be committed")
-        branch.busy = True
+    taken: Branch | None = None
     try:
+        with space.lock:
+            space.check()
+            branch = space.branches.get(xid)
+            while branch is not None and branch.busy:
+                space.wait_settled()
+                branch = space.branches.get(xid)
+            if branch is None or branch.base not in (State.PREPARED, State.COMMITTING, *OUTCOMES.values()):
+                raise UnknownXid(f"branch {xid} is not in doubt: list those that are with `xaqueue indoubt list`")
+            if branch.base in HEURISTICS:
+                raise HeuristicOutcome(
+                    f"branch {xid} is {branch.base.value} already; forget ends this", HEURISTICS[branch.base]
+                )
+            if branch.base is State.COMMITTING and not (to_commit and branch.prepared_at):
+                raise ProtocolError(f"branch {xid} is past its commit point: it can only be committed")
+            taken = branch
+            branch.busy = True
         outcome = "rollback" if not to_commit else "mixed" if branch.damage else "commit"
         path = f"{HEURISTIC}/{xid}"
         try:  # decided before, and there was no room to carry it out
@@ -102,10 +101,11 @@ def decide(space: Space, xid: Xid, to_commit: bool, by: str, reason: str = "") -
             _record(space, branch, decision)
         complete(space, xid, decision)
     finally:
-        with space.lock:
-            branch.busy = False
-            space.settled.notify_all()
-        space.log.deliver_interrupt()
+        if taken is not None:  # an interrupt may come once the lock is free
+            with space.lock:
+                taken.busy = False
+                space.settled.notify_all()
+            space.log.deliver_interrupt()
     return decision
 
 
@@ -120,7 +120,7 @@ def complete(space: Space, xid: Xid, decision: Decision) -> None:
             commit.commit(space, branch)
     else:
         with space.lock:
-            space.branches[xid] = Branch(xid, base=OUTCOMES[decision.outcome])
+            space.branches[xid] = Branch(xid, str(xid), base=OUTCOMES[decision.outcome])
     commit.resolve_damage(space, xid)
 
 

@@ -17,18 +17,20 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
 from xaqueue.space.engine import redo
+from xaqueue.space.engine.behind import Behind, Turn
 from xaqueue.space.engine.register import Register
 from xaqueue.space.model import layout
+from xaqueue.space.model.block import Kind
 from xaqueue.space.model.block_files import read_block
 from xaqueue.space.model.branch import Branch, Written
-from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
+from xaqueue.space.model.change import Change, Moved, entry_of, final_states
 from xaqueue.space.model.layout import ACTIVE, Watermark, block_path
+from xaqueue.space.model.queue import Queue
 from xaqueue.storage.fs import NO_ROOM, FileSystem, synced
 from xaqueue.storage.group_commit import JournalCommit, Step
 from xaqueue.storage.journal import Journal, checkpoint_entry
@@ -40,7 +42,7 @@ BLOCK_BYTES = 1024
 """More than a record holds of a block beside its message."""
 PENDING_BYTES = 32 * 1024 * 1024
 PENDING_FILES = 16 * 1024
-"""Whoever adds a block beyond either follows first."""
+"""Whoever adds a message beyond either follows first."""
 LAG_S = 0.05
 """What has been pending so long, or at most twice as long, is followed in the background."""
 RETRY_S = 1.0
@@ -73,25 +75,16 @@ class JournalLog(JournalCommit):
         self.register: Register | None = None
         """What is remembered of dequeues should this process be killed."""
         self._take_published = published
-        self._cache_bytes = cache_bytes
         self._kept_bytes = min(KEPT_BYTES, journal.largest_bytes)
-        self._pending: list[Sequence[Op]] = []
-        """What was published and is not followed yet, in the order of the log."""
-        self._pending_bytes = self._pending_files = 0
+        self.behind = Behind(lock, cache_bytes)
         self._upto = journal.position
         """The LSN behind the last change that was published."""
         self.followed = journal.position
         """Every change below this LSN is done in the directories."""
         self._marks: dict[str, Watermark] = {}
-        self._held: dict[str, Op] = {}
-        """By path, the PUT of what the directories lack."""
-        self._cache: OrderedDict[str, Op] = OrderedDict()
-        self._cached_bytes = 0
         self._following = threading.Lock()
         self._spilling = threading.Lock()
         """Held while a block goes to active/: two sessions may find at once that it has to."""
-        self._dropped: Counter[str] = Counter()
-        """By path, how many DROPs of it the directories lack: what stands there is another file, or none."""
         self.notify: Callable[[], None] = lambda: None
         """Called when something is pending after nothing was."""
         self.retry: Callable[[OSError, Callable[[], object]], None] = _give_up
@@ -100,12 +93,15 @@ class JournalLog(JournalCommit):
         """Files that were made so far."""
         self.hits = 0
         self.misses = 0
+        self.changed_queues: dict[str, Queue] = {}
 
     # Blocks of active branches
 
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
-        if self._pending_bytes > PENDING_BYTES or self._pending_files > PENDING_FILES:
-            self.settle()
+        if written.kind is Kind.ENQUEUE and (
+            self.behind.size_bytes > PENDING_BYTES or self.behind.files > PENDING_FILES
+        ):
+            self.settle()  # whoever adds waits for the directories, and needs room in them; what ends a branch does not
         size = len(head) + len(body) + BLOCK_BYTES
         if branch.kept_bytes + size <= self._kept_bytes:
             branch.kept_bytes += size
@@ -121,7 +117,7 @@ class JournalLog(JournalCommit):
         except FileExistsError:  # a block of an earlier branch of this name, which is over and has not moved yet
             self.settle()
             self.fs.create(path, chunks)
-        branch.has_files = True
+        branch.to_harden = True
         written.path, written.content = path, None
 
     def spill(self, branch: Branch) -> None:
@@ -191,40 +187,11 @@ class JournalLog(JournalCommit):
         for step in group:
             if step.error is None:
                 step.publish()
-                if type(step.planned) is Change:
-                    self._note(step.planned)
-        self._take_published(self._marks)
+                if type(step.planned) is Change and self.behind.note(step.planned):
+                    self.notify()
+        if self.changed_queues:
+            self._take_published(self._marks)
         self._upto = self.journal.position
-
-    def _note(self, change: Change) -> None:
-        """It is to be followed. What memory holds of files goes their ways with them."""
-        if not self._pending:
-            self.notify()
-        ops = change.all_ops if change.point or change.rest else change.ops
-        self._pending.append(ops)
-        self._pending_files += len(ops)
-        held = self._held
-        for op in ops:
-            code = op[0]
-            if code == PUT:
-                path, head, body = op[1], op[2], op[3]
-                if path in self._cache:
-                    self._let_go(path)
-                held[path] = op
-                self._pending_bytes += len(head) + len(body)
-            elif code == MOVE:
-                if op[1] in held:
-                    held[op[2]] = held.pop(op[1])
-            else:
-                self._dropped[op[1]] += 1
-                if op[1] in held:
-                    del held[op[1]]
-                elif op[1] in self._cache:
-                    self._let_go(op[1])
-
-    def _let_go(self, path: str) -> None:
-        put = self._cache.pop(path)
-        self._cached_bytes -= len(put[2]) + len(put[3])
 
     def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
         self.exclusively(lambda: redo.apply_ops(self.fs, plan().ops))
@@ -239,13 +206,13 @@ class JournalLog(JournalCommit):
     # The directories
 
     def read(self, path: str) -> bytes:
-        put = self._held.get(path) or self._cache.get(path)
+        put = self.behind.held.get(path) or self.behind.cached.get(path)
         if put is not None:
             self.hits += 1
             data: bytes = put[2] + put[3]
             return data
         self.misses += 1
-        if path not in self._dropped:
+        if path not in self.behind.dropped:
             with suppress(FileNotFoundError):
                 return read_block(self.fs, path)
         try:
@@ -259,7 +226,7 @@ class JournalLog(JournalCommit):
     def _read_unmoved(self, path: str) -> bytes:
         """From where it stands as long as there is no room for its move."""
         with self._lock:
-            pending = list(self._pending)
+            pending = list(self.behind.changes)
         final = final_states(pending)
         want = final.get(path)
         if want is None and path in final:
@@ -271,12 +238,12 @@ class JournalLog(JournalCommit):
 
     @property
     def pending(self) -> bool:
-        return bool(self._pending or self._marks)
+        return bool(self.behind.changes or self._marks)
 
     @property
     def waiting_room(self) -> tuple[int, int]:
         """Bytes and files, about, that are going to need room on the disk."""
-        return self._pending_bytes, len(self._held)
+        return self.behind.size_bytes, len(self.behind.held)
 
     def settle(self) -> None:
         self._waiting.run(self.follow)
@@ -288,7 +255,7 @@ class JournalLog(JournalCommit):
         """
         with self._following:
             with self._lock:
-                turn, upto = _Turn(list(self._pending), self._marks), self._upto
+                turn, upto = Turn(list(self.behind.changes), self._marks), self._upto
                 self._marks = {}
             if turn.changes or turn.marks:
                 try:
@@ -296,10 +263,10 @@ class JournalLog(JournalCommit):
                 except BaseException:
                     self._put_back(turn)
                     raise
-                self._unpin(turn, [])
+                self.behind.followed(turn, [])
             self.followed = upto
 
-    def _carry_out(self, turn: _Turn) -> None:
+    def _carry_out(self, turn: Turn) -> None:
         self.check()
         if self._lost():
             self._check_owner()
@@ -308,7 +275,7 @@ class JournalLog(JournalCommit):
             self._mark(queue, watermark)
         redo.apply_removals(self.fs, turn.gone, turn.left)
 
-    def _do(self, turn: _Turn) -> None:
+    def _do(self, turn: Turn) -> None:
         """What goes makes room for what comes, and there may be a reserve. The journal has both, in their order."""
         try:
             self.made += redo.apply(self.fs, turn.left, turn.gone)
@@ -333,43 +300,10 @@ class JournalLog(JournalCommit):
             redo.make_dirs(self.fs, layout.queue_path(queue))
             self.fs.write_at(path, 0, [layout.format_watermark(watermark)])
 
-    def _put_back(self, turn: _Turn) -> None:
-        self._unpin(turn, [turn.rest()])
+    def _put_back(self, turn: Turn) -> None:
+        self.behind.followed(turn, [turn.rest()])
         with self._lock:
             self._marks = turn.marks | self._marks
-
-    def _unpin(self, turn: _Turn, left: Sequence[Sequence[Op]]) -> None:
-        """All but what is ``left`` of it is followed; what that put is only cached from now on, unless a later change
-        has put it again.
-        """
-        put_bytes = _put_bytes(left) - _put_bytes(turn.changes)
-        count = sum(map(len, left)) - sum(map(len, turn.changes))
-        dropped = Counter(_drops(left))
-        dropped.subtract(_drops(turn.changes))
-        with self._lock:
-            self._pending[: len(turn.changes)] = left
-            self._pending_bytes += put_bytes
-            self._pending_files += count
-            for path, difference in dropped.items():
-                self._dropped[path] += difference
-                if not self._dropped[path]:
-                    del self._dropped[path]
-            for path, want in turn.final.items():
-                put = self._held.get(path)
-                if put is None or want is None or path in turn.left:
-                    continue
-                if isinstance(want, Moved) or put[2] is want.head:
-                    del self._held[path]
-                    self._remember(path, put)
-
-    def _remember(self, path: str, put: Op) -> None:
-        size = len(put[2]) + len(put[3])
-        if size > self._cache_bytes or not path.startswith(layout.COMMITTED):
-            return
-        self._cache[path] = put
-        self._cached_bytes += size
-        while self._cached_bytes > self._cache_bytes:
-            self._let_go(next(iter(self._cache)))
 
     def exclusively(self, call: Callable[[], None]) -> None:
         """Follows, and calls this while nothing is being followed. Raises what either raises."""
@@ -409,37 +343,6 @@ class JournalLog(JournalCommit):
         synced(self.fs.sync_all)
         self.journal.write_checkpoint(below)
         self.journal.recycle()
-
-
-class _Turn:
-    """Changes that are followed together, and the watermarks behind them."""
-
-    def __init__(self, changes: Sequence[Sequence[Op]], marks: dict[str, Watermark]) -> None:
-        self.changes = changes
-        self.marks = marks
-        self.final = final_states(changes)
-        self.left = {path: want for path, want in self.final.items() if want is not None}
-        """What is still to be made."""
-        self.gone = dict.fromkeys(path for path, want in self.final.items() if want is None)
-        """What is still to be removed."""
-
-    def rest(self) -> list[Op]:
-        """One change that comes to what is not done."""
-        ops: list[Op] = []
-        for path, want in self.left.items():
-            if isinstance(want, Moved):
-                ops.append((MOVE, want.places[-1], path, want.when_us))
-            else:
-                ops.append((PUT, path, want.head, want.body, want.when_us))
-        return ops + [(DROP, path) for path in self.gone]
-
-
-def _drops(changes: Iterable[Sequence[Op]]) -> Iterator[str]:
-    return (op[1] for ops in changes for op in ops if op[0] == DROP)
-
-
-def _put_bytes(changes: Iterable[Sequence[Op]]) -> int:
-    return sum(len(op[2]) + len(op[3]) for ops in changes for op in ops if op[0] == PUT)
 
 
 def _give_up(error: OSError, call: Callable[[], object]) -> None:

@@ -19,6 +19,7 @@ from typing import Protocol
 from xaqueue.errors import RetryLater
 from xaqueue.space.model.branch import Branch, Written
 from xaqueue.space.model.change import Change
+from xaqueue.space.model.queue import Queue
 from xaqueue.storage.group_commit import Plan
 
 STEP_FILES = 256
@@ -35,6 +36,9 @@ class Log(Protocol):
 
     is_atomic: bool
     """Whether a step of several operations is one record, so that it needs no commit point of its own."""
+
+    changed_queues: dict[str, Queue]
+    """Queues to which a step has published since ``published`` was called last."""
 
     @property
     def pending(self) -> bool:

@@ -16,21 +16,20 @@ from xaqueue.space.engine import blocks, quarantine
 from xaqueue.space.engine.state import Space, log
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import (
-    Block,
     Kind,
     check_message,
     decode,
-    decode_message,
-    encode_with_checksum,
-    properties_in,
+    head_of,
+    pack_plain,
+    pack_properties,
+    split_message,
+    unpack_properties,
 )
 from xaqueue.space.model.branch import Branch, Written
 from xaqueue.space.model.index import Entry
-from xaqueue.space.model.layout import numbered
 from xaqueue.space.model.message_name import correlation_hash, tags_of
 from xaqueue.space.model.queue import Queue
-from xaqueue.space.model.retries import files_of
-from xaqueue.space.model.stream_records import refusal
+from xaqueue.space.model.records import files_of, refusal
 from xaqueue.storage.fs import NO_ROOM, discard, is_damage
 from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.regular import DAMAGE
@@ -52,24 +51,33 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
         _check_room(space, branch, len(body))
     given = options.get("message_id") if options else None
     message_id = MessageId(fresh_id()) if given is None else id_of(given)
-    properties = properties_of(name, space.now_us(), options)
-    block = Block(Kind.ENQUEUE, message_id, properties, body, space.epoch)
-    head, checksum = encode_with_checksum(block, body_limit_bytes=definitions.max_body_bytes)
+    if options:
+        properties = properties_of(name, space.now_ns() // 1000, options)
+        packed, tags = pack_properties(properties), tags_of(properties)
+    else:
+        packed, tags = pack_plain(name, space.now_ns() // 1000), ""
+    head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, definitions.max_body_bytes)
     with space.lock:
         queue = space.queues.get(name) or space.queue(name)
         if given is not None and (message_id in queue.pending or message_id in queue.index):
             raise InvalidArgument(f"message {message_id.hex()} is in queue {name} already: ids are unique")
         queue.pending.add(message_id)
         branch.numbers = number = branch.numbers + 1
-    entry = Entry(0, message_id, tags_of(properties) if options else "")
+    entry = Entry(0, message_id, tags)
     written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, f"{number:03d}", given is not None)
     try:
-        blocks.add(space, branch, written, head, body)
-    except BaseException:
+        space.log.add(branch, written, head, body)
+        branch.blocks.append(written)
+    except BaseException as error:
         with space.lock:
             queue.pending.discard(message_id)
+            if written in branch.blocks:
+                branch.blocks.remove(written)
+        if isinstance(error, OSError):
+            raise blocks.without_room(space, branch, len(head) + len(body), error) from error
+        if written.path:  # interrupted: a later branch of its name may have a block of this number
+            space.discard([written.path])
         raise
-    branch.blocks.append(written)
     return message_id
 
 
@@ -94,7 +102,8 @@ def dequeue(
     correlation_id: bytes | str | None,
 ) -> Message | None:
     """Locks and reads the next message and writes the block that names it; see ``ResourceManager.dequeue``."""
-    space.definitions.find(name)
+    if name not in space.definitions.known:
+        space.definitions.find(name)
     if isinstance(correlation_id, str):
         correlation_id = correlation_id.encode()
     if correlation_id is not None and not isinstance(correlation_id, bytes):
@@ -104,17 +113,22 @@ def dequeue(
     deadline = time.monotonic() + wait_s if wait_s else None
     correlation = correlation_hash(correlation_id) if correlation_id is not None else None
     passed: set[int] = set()
-    while (written := _take(space, branch, name, deadline, message_id, correlation, passed)) is not None:
-        message = _fetch(space, branch, written)
-        if message is None:
-            continue
-        if correlation_id is not None and message.correlation_id != correlation_id:
-            assert written.entry is not None
-            passed.add(message.seq)
-            _give_back(space, branch, written, written.entry)
-            continue
-        blocks.take(space, branch, written)
-        return message
+    taken: list[Written] = []
+    try:
+        while (written := _take(space, branch, name, deadline, message_id, correlation, passed, taken)) is not None:
+            message = _fetch(space, branch, written)
+            if message is None:
+                continue
+            if correlation_id is not None and message.correlation_id != correlation_id:
+                assert written.entry is not None
+                passed.add(message.seq)
+                _give_back(space, branch, written, written.entry)
+                continue
+            blocks.take(space, branch, written)
+            return message
+    except BaseException:  # or interrupted: a commit of what was done before is not to consume what nobody got
+        _put_back(space, branch, taken)
+        raise
     return None
 
 
@@ -140,19 +154,20 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
         except OSError as error:
             if error.errno in DAMAGE:
                 continue
-            raise _unread(space, path, error) from error
+            raise space.unread(path, error) from error
         shown += 1
         yield message
 
 
 def message_of(queue: str, seq: int, message_id: MessageId, data: bytes, tries: int = 0) -> Message:
     """The message that a file's bytes are, which has had so many tries. Raises DamagedBlock."""
-    found, stored, body = decode_message(data)
-    if found != message_id or stored.get("queue") != queue:
+    found, packed, body = split_message(data)
+    properties = unpack_properties(packed)
+    if found != message_id or properties.queue != queue:
         check_message(decode(data), queue, message_id)
     if tries:
-        stored["tries"] = tries
-    return Message(message_id, queue, seq, body, properties_in(stored))
+        properties.tries = tries
+    return Message(message_id, queue, seq, body, properties)
 
 
 def _take(
@@ -163,25 +178,29 @@ def _take(
     message_id: bytes | None,
     correlation: str | None,
     passed: Collection[int],
+    taken: list[Written],
 ) -> Written | None:
-    """Locks the next message for the branch, waiting for one until the deadline; None without one."""
+    """Locks the next message for the branch, waiting for one until the deadline; None without one. Adds it to those
+    that were ``taken``."""
     with space.lock:
-        queue = space.queue(name)
+        queue = space.queues.get(name) or space.queue(name)
         while True:
-            space.check()
-            if branch.doom is not None:
-                raise branch.doom
-            if queue.keeper is not None:
+            if space.log.failure is not None:
+                space.check()
+            if branch.rollback_reason is not None:
+                raise branch.rollback_reason
+            if queue.record is not None and queue.keeper is not None:
                 raise refusal(queue.keeper)
-            now = space.now_us()
+            now = space.now_ns() // 1000
             entry = queue.index.take(now, message_id=message_id, correlation=correlation, passed=passed)
             if queue.index.expired:
                 space.has_consumed()  # a dequeue only passes them over
             if entry is not None:
                 branch.numbers += 1
                 number = branch.numbers
-                written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry, numbered(number))
+                written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry, f"{number:03d}")
                 branch.blocks.append(written)
+                taken.append(written)
                 return written
             if queue.index.is_unfinished:
                 _wait(queue, BREATH_S)
@@ -208,7 +227,7 @@ def _fetch(space: Space, branch: Branch, written: Written) -> Message | None:
     """Reads a locked message; None when it is damaged or gone, and then it has left the queue."""
     entry = written.entry
     assert entry is not None
-    path, *beside = files_of(written.queue, entry)
+    path = layout.message_path(written.queue, entry.seq, entry.message_id, entry.tags)
     reason = ""
     try:
         return message_of(written.queue, entry.seq, entry.message_id, space.log.read(path), entry.tries)
@@ -221,23 +240,16 @@ def _fetch(space: Space, branch: Branch, written: Written) -> Message | None:
             log.error("message file %s is gone: something else removed it", path)
         else:
             _give_back(space, branch, written, entry)
-            raise _unread(space, path, error) from error
+            raise space.unread(path, error) from error
     if reason:
         try:
             space.settle()
-            _set_aside(space, path, beside, reason)
+            _set_aside(space, path, files_of(written.queue, entry)[1:], reason)
         except RetryLater:
             _give_back(space, branch, written, entry)
             raise
     _give_back(space, branch, written, entry, gone=True)
     return None
-
-
-def _unread(space: Space, path: str, error: OSError) -> Exception:
-    """What a read that failed for no fault of its file means: not now, or the end."""
-    if error.errno in NO_ROOM:
-        return RetryLater(f"{path} cannot be read now ({error.strerror}): try again")
-    return space.fence(error)
 
 
 def _give_back(space: Space, branch: Branch, written: Written, entry: Entry, *, gone: bool = False) -> None:
@@ -251,6 +263,15 @@ def _give_back(space: Space, branch: Branch, written: Written, entry: Entry, *, 
         else:
             queue.index.release(entry)
             queue.arrived.notify_all()  # somebody may have passed it over
+
+
+def _put_back(space: Space, branch: Branch, taken: Sequence[Written]) -> None:
+    """What was taken last and is not given back yet."""
+    written = taken[-1] if taken else None
+    if written is not None and written.entry is not None and written in branch.blocks:
+        _give_back(space, branch, written, written.entry)
+        if written.path:
+            space.discard([written.path])
 
 
 def _set_aside(space: Space, path: str, beside: Sequence[str], reason: str) -> None:

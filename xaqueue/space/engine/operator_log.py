@@ -7,9 +7,8 @@ it is. What the transaction manager forgets was told to it, and stands in its ow
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from xaqueue.errors import DamagedBlock, RetryLater
@@ -20,7 +19,8 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import HEURISTIC, OPERATORS
 from xaqueue.storage import append_log
-from xaqueue.storage.fs import NO_ROOM, DirectoryFileSystem, FileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.regular import NO_FILE
 from xaqueue.xid import Xid
 
@@ -49,10 +49,10 @@ def forget(session: Session, xid: Xid, by: str, reason: str = "") -> None:
     space = session.space
     decision = _decision(space, xid)
     if decision is not None:
-        told = Forgotten(
+        entry = Forgotten(
             str(xid), decision.outcome, decision.by, decision.at, decision.reason, by, space.now_us(), reason
         )
-        _append(space, json.dumps(asdict(told)).encode())
+        _append(space, entry)
     session.forget(xid)
 
 
@@ -64,13 +64,7 @@ def forgotten(path: str | os.PathLike[str]) -> list[Forgotten]:
 
 def forgotten_in(fs: FileSystem) -> list[Forgotten]:
     """As ``forgotten``, of the space behind a port."""
-    found = []
-    for line in append_log.read(fs, OPERATORS):
-        try:
-            found.append(Forgotten(**json.loads(line)))
-        except (ValueError, TypeError):
-            continue  # torn by a crash, or of a later version
-    return found
+    return append_log.read(fs, OPERATORS, Forgotten)
 
 
 def _decision(space: Space, xid: Xid) -> Decision | None:
@@ -86,10 +80,10 @@ def _decision(space: Space, xid: Xid) -> Decision | None:
         return None
 
 
-def _append(space: Space, line: bytes) -> None:
+def _append(space: Space, entry: Forgotten) -> None:
     space.check()
     try:
-        append_log.append(space.fs, OPERATORS, line)
+        append_log.append(space.fs, OPERATORS, entry)
     except OSError as error:
         if error.errno not in NO_ROOM | NO_FILE:
             raise space.fence(error) from error

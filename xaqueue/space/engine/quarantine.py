@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from zlib import crc32
 
 from xaqueue.space.model import layout
+from xaqueue.space.model.block_files import listed
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.xid import Xid
 
@@ -54,24 +55,24 @@ def move(fs: FileSystem, path: str, reason: str, now_us: int, *, foreign: bool =
 
 def holds(fs: FileSystem, paths: Iterable[str]) -> bool:
     """Whether what stood at one of these was set aside before."""
-    aside = fs.list(layout.QUARANTINE) if fs.is_dir(layout.QUARANTINE) else []
-    names = {name.removeprefix(_RESOLVED).split("~")[0] for name in aside}
+    names = {name.removeprefix(_RESOLVED).split("~")[0] for name in listed(fs, layout.QUARANTINE)}
     return any(_name_of(path) in names for path in paths)
 
 
 def has_message(fs: FileSystem, message_id: bytes) -> bool:
     """Whether a message of this id was set aside."""
-    aside = fs.list(layout.QUARANTINE) if fs.is_dir(layout.QUARANTINE) else []
-    return any(f".{message_id.hex()}" in name and "..retries." not in name for name in aside)
+    return any(f".{message_id.hex()}" in name and "..retries." not in name for name in listed(fs, layout.QUARANTINE))
 
 
 def lost_blocks(fs: FileSystem) -> dict[Xid, list[str]]:
     """Blocks of prepared branches that stand in quarantine unresolved: their branches stay in doubt."""
     lost: dict[Xid, list[str]] = {}
-    for name in fs.list(layout.QUARANTINE):
-        block = _prepared_block(name)
-        if block is not None:
-            lost.setdefault(block[0], []).append(name)
+    start = f"{layout.PREPARED}."
+    for name in listed(fs, layout.QUARANTINE):
+        if name.startswith(start) and not name.endswith(".reason"):
+            block = layout.parse_block(name.removeprefix(start).split("~")[0])
+            if block is not None:
+                lost.setdefault(block[0], []).append(name)
     return lost
 
 
@@ -86,16 +87,5 @@ def resolve(fs: FileSystem, xid: Xid) -> None:
 
 def _name_of(path: str) -> str:
     """Under which it is set aside, the first time."""
-    name = path.removeprefix(layout.COMMITTED + "/queue=") if _in_committed(path) else path
-    name = name.replace("/", ".")
+    name = path.removeprefix(f"{layout.COMMITTED}/queue=").replace("/", ".")
     return name if len(name) <= _NAME_LIMIT else f"{name[: _NAME_LIMIT - 9]}.{crc32(name.encode()):08x}"
-
-
-def _in_committed(path: str) -> bool:
-    return path.startswith(layout.COMMITTED + "/queue=")
-
-
-def _prepared_block(name: str) -> tuple[Xid, str] | None:
-    if not name.startswith(layout.PREPARED + ".") or name.endswith(".reason"):
-        return None
-    return layout.parse_block(name.removeprefix(layout.PREPARED + ".").split("~")[0])

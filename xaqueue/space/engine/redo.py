@@ -13,18 +13,18 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from xaqueue.errors import DamagedBlock, JournalDamaged
 from xaqueue.space.engine import quarantine
 from xaqueue.space.model import layout
-from xaqueue.space.model.block import PREFIX, is_sound
+from xaqueue.space.model.block import Kind, decode_head, has_valid_checksum
 from xaqueue.space.model.block_files import read_block
 from xaqueue.space.model.change import Content, Final, Moved, Op, final_states, highest_numbers, ops_of
 from xaqueue.space.model.layout import Watermark
-from xaqueue.space.model.stream_records import StreamRecord, decode_record
+from xaqueue.space.model.records import StreamRecord, decode_stream
 from xaqueue.storage.fs import NO_ROOM, FileSystem, discard
 from xaqueue.storage.journal_format import Record
 from xaqueue.storage.regular import NO_FILE
@@ -52,10 +52,8 @@ def apply(fs: FileSystem, left: dict[str, Content | Moved], gone: dict[str, None
     made = 0
     for path, want in list(left.items()):  # a file leaves its place before another one takes that
         if isinstance(want, Moved):
-            _follow(fs, want.places[-1], path)
+            _follow(fs, want.places[-1], path, want.when_us)
             gone.pop(want.places[-1], None)  # from here on that is another file's name
-            if want.when_us:
-                fs.set_modified_ns(path, want.when_us * 1000)
         else:
             _create(fs, path, want)
             made += 1
@@ -97,8 +95,11 @@ def _create(fs: FileSystem, path: str, content: Content) -> None:
         fs.set_modified_ns(path, content.when_us * 1000)
 
 
-def _follow(fs: FileSystem, source: str, target: str) -> None:
+def _follow(fs: FileSystem, source: str, target: str, when_us: int) -> None:
+    """Its time first: behind the rename nothing is left that could fail, and be done again with another file."""
     try:
+        if when_us:
+            fs.set_modified_ns(source, when_us * 1000)
         fs.rename(source, target)
     except FileNotFoundError:
         make_dirs(fs, target.rpartition("/")[0])
@@ -169,13 +170,10 @@ def _planned(fs: FileSystem, wanted: Final) -> tuple[list[_Move], dict[str, str]
     moves: list[_Move] = []
     lost: dict[str, str] = {}
     left: set[str] = set()
-    for path, want in wanted.items():
-        if not isinstance(want, Moved):
-            continue
-        places = [place for place in (path, *want.places) if place not in left]
-        if path.startswith(layout.PREPARED):  # which an earlier branch of this name may have left there
-            places.sort(key=lambda place: place == path)
-        source = next((place for place in places if is_that(fs, place, path)), None)
+    moved = [(path, want) for path, want in wanted.items() if isinstance(want, Moved)]
+    moved.sort(key=lambda one: one[0].startswith(layout.PREPARED))  # where a later branch of its name takes its place
+    for path, want in moved:
+        source = place_of(fs, path, want, left)
         if source is None:
             how = "is damaged" if fs.exists(path) else "is nowhere"
             lost[path] = f"{path}, which was {want.places[-1]} once, {how}: the journal has only its name"
@@ -237,7 +235,7 @@ def _record_of(fs: FileSystem, queue: str, want: Content | Moved | None) -> Stre
     """Who consumes the queue in the end, and how far."""
     data = want.head + bytes(want.body) if isinstance(want, Content) else _read(fs, layout.stream_path(queue))
     try:
-        return decode_record(data, queue) if data else None
+        return decode_stream(data, queue) if data else None
     except DamagedBlock:
         return None
 
@@ -316,10 +314,30 @@ def write_anew(
 
 
 def is_that(fs: FileSystem, place: str, path: str) -> bool:
-    """Whether a whole block stands in a place, and can be the one that belongs to this path."""
+    """Whether a whole block stands in a place, and can be the one that belongs to this path: of a message the one that
+    added it to its queue, and not one that takes it, or that adds to another queue under the same id."""
     data = _read(fs, place)
     message = layout.parse_message(path.rpartition("/")[2]) if path.startswith(_OF_MESSAGES) else None
-    return is_sound(data) and (message is None or PREFIX.unpack_from(data)[-1] == message[1])
+    if message is None or not has_valid_checksum(data):
+        return has_valid_checksum(data)
+    try:
+        head = decode_head(data)
+    except DamagedBlock:
+        return False
+    adds = head.kind is Kind.ENQUEUE and head.message_id == message[1]
+    return adds and path.split("/")[1] == f"queue={head.properties.queue}"
+
+
+def place_of(fs: FileSystem, path: str, want: Moved, left: Collection[str] = ()) -> str | None:
+    """Where a file that has this path in the end stands whole; None for nowhere, or only in places that it has left.
+
+    A place of a branch may be that of an earlier one of its name, whose file nobody has removed, or of a later one.
+    Then it has come no further than the place before.
+    """
+    places = (path, *want.places)
+    once = [place for place in places if place.startswith(_OF_MESSAGES)]
+    places = (*once, *(place for place in reversed(places) if place not in once))
+    return next((place for place in places if place not in left and is_that(fs, place, path)), None)
 
 
 def _read(fs: FileSystem, path: str) -> bytes:

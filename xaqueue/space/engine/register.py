@@ -89,8 +89,8 @@ class Register:
 def encode(queue: str, entry: Entry) -> bytes:
     """The entry of a message that is taken, and an end behind it."""
     name = queue.encode()
-    told = _FIXED.pack(entry.tries, entry.seq, entry.message_id, len(name)) + name
-    return _CHECKSUM.pack(crc32(told)) + told + _END
+    content = _FIXED.pack(entry.tries, entry.seq, entry.message_id, len(name)) + name
+    return _CHECKSUM.pack(crc32(content)) + content + _END
 
 
 def decode(data: bytes) -> dict[Taken, int]:

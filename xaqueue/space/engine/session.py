@@ -13,125 +13,32 @@ from contextlib import suppress
 from typing import Unpack
 
 from xaqueue.batch import BATCH_FORMAT_IDS, is_of_a_batch
-from xaqueue.errors import (
-    Error,
-    InterfaceError,
-    InvalidArgument,
-    OutsideTransaction,
-    ProtocolError,
-    ResourceFailed,
-    RetryLater,
-    RolledBack,
-    UnknownXid,
-)
+from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message, MessageId
 from xaqueue.space.engine import batches, commit, heuristics, messages
+from xaqueue.space.engine.association import Association
 from xaqueue.space.engine.batches import BatchVerbs
 from xaqueue.space.engine.busy import Busy, leave
 from xaqueue.space.engine.state import Space
-from xaqueue.space.engine.stream_verbs import StreamVerbs
+from xaqueue.space.engine.streams import StreamVerbs
 from xaqueue.space.model import branch as states
-from xaqueue.space.model.branch import ALLOWED, Branch, Call, State, call_of, check_flags
+from xaqueue.space.model.branch import ALLOWED_NEXT, Branch, Call, State, call_of, check_flags
 from xaqueue.times import check_seconds
 from xaqueue.xa import Code, Flag, Outcome, Vote
-from xaqueue.xid import LOCAL_FORMAT_ID, Xid
+from xaqueue.xid import Xid
 
 
-class Session(BatchVerbs, StreamVerbs):
+class Session(Association, BatchVerbs, StreamVerbs):
     """A ResourceManager. Used by one thread at a time; any number of sessions share a space."""
 
     def __init__(self, space: Space, on_close: Callable[[], None] = lambda: None) -> None:
-        self.space = space
-        self.number = space.next_session()
+        super().__init__(space)
         self._on_close = on_close
-        self._current: Branch | None = None
-        self._local: Branch | None = None
-        """The last local branch: nobody else finishes it, not even when it is idle."""
-        self._undone: list[Branch] = []
-        """Branches that ``fail`` has left, which nobody may have been told."""
         self._scan: list[Xid] | None = None
-        self.branch_limit: int | None = None
-        """So many branches may be begun here and be neither prepared nor over."""
-        self._begun: list[Xid] = []
         self._awaits = ""
         """The queue of the last dequeue, if it may have waited."""
-        self._closed = False
 
     # The verbs of a branch's life
-
-    def start(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
-        call = Call.START if flags is Flag.NOFLAGS else call_of("start", flags)
-        if self._closed:
-            self._check_open()
-        space = self.space
-        with space.lock:
-            if space.log.failure is not None:
-                space.check()
-            branch = space.branches.get(xid)
-            if branch is None and call is Call.START and self._current is None:
-                branch = self._begin_locked(xid, timeout_s)
-                branch.active.add(self.number)
-            else:
-                branch = self._enter_locked(xid, call, timeout_s)
-            branch.progress = time.monotonic()
-        self._current = branch
-        if xid[0] == LOCAL_FORMAT_ID:
-            self._local = branch
-
-    def _enter_locked(self, xid: Xid, call: Call, timeout_s: float | None) -> Branch:
-        current, branch = self._current, self._settled_locked(xid)
-        if current is not None and current is not branch:
-            if current.xid.is_local:
-                raise OutsideTransaction("a local transaction is open: commit it or roll it back first")
-            raise ProtocolError(f"the session is in branch {current.xid}: end it before it starts {xid}")
-        if branch is not None:
-            self._expire(branch)
-        state = branch.state_for(self.number) if branch is not None else State.UNKNOWN
-        try:
-            states.step(state, call, xid)
-        except RolledBack as why:
-            assert branch is not None
-            branch.become(State.ROLLBACK_ONLY)
-            raise branch.doom or why from None
-        if branch is None:
-            branch = self._begin_locked(xid, timeout_s)
-        branch.enter(self.number)
-        return branch
-
-    def end(self, xid: Xid, flags: Flag = Flag.SUCCESS) -> None:
-        call = Call.END_SUCCESS if flags is Flag.SUCCESS else call_of("end", flags)
-        if self._closed:
-            self._check_open()
-        with self.space.lock:
-            branch = self.space.branches.get(xid)
-            if branch is not None and branch.busy:
-                branch = self._settled_locked(xid)
-            state = branch.state_for(self.number) if branch is not None else State.UNKNOWN
-            after = states.step(state, call, xid)
-            assert branch is not None
-            if self._current is branch:
-                self._current = None
-            branch.progress = time.monotonic()
-            if after is State.SUSPENDED:
-                branch.suspend(self.number, migrates=bool(flags & Flag.MIGRATE))
-                return
-            if state is State.SUSPENDED and branch.migrates:
-                branch.suspended.clear()
-            branch.active.discard(self.number)
-            branch.suspended.discard(self.number)
-            if branch.deadline is not None:
-                self._expire(branch)
-            if branch.doom is not None or after is State.ROLLBACK_ONLY:
-                self._end_doomed_locked(branch, after)
-
-    @staticmethod
-    def _end_doomed_locked(branch: Branch, after: State) -> None:
-        if branch.active or branch.suspended:  # it is rolled back once they have left it, too
-            branch.doom = branch.doom or RolledBack(f"branch {branch.xid} was failed by a session in it")
-        else:
-            branch.become(State.ROLLBACK_ONLY)
-        if branch.doom is not None and after is not State.ROLLBACK_ONLY:
-            raise branch.doom
 
     def prepare(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
         branch = self._take(xid, Call.PREPARE if flags is Flag.NOFLAGS else call_of("prepare", flags))
@@ -182,19 +89,29 @@ class Session(BatchVerbs, StreamVerbs):
 
     def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         branch = self._take(xid, Call.ROLLBACK if flags is Flag.NOFLAGS else call_of("rollback", flags))
-        with Busy(self.space, branch):
+        try:
             batches.check_rollback(branch)
             commit.rollback(self.space, branch)
+        except BaseException as error:
+            leave(self.space, branch, error)
+            raise
+        self.space.log.deliver_interrupt()
 
     def flush(self) -> None:
         self._check_open()
 
     def forget(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         branch = self._take(xid, call_of("forget", flags))
-        with Busy(self.space, branch):
+        try:
             if branch.decided is not None:
-                raise ProtocolError(f"the decision on {xid} is not carried out yet: decide it again")
+                raise ProtocolError(  # noqa: TRY301
+                    f"the decision on {xid} is not carried out yet: decide it again"
+                )
             heuristics.forget(self.space, branch)
+        except BaseException as error:
+            leave(self.space, branch, error)
+            raise
+        self.space.log.deliver_interrupt()
 
     def recover(self, count: int, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
         check_flags("recover", flags)
@@ -256,20 +173,6 @@ class Session(BatchVerbs, StreamVerbs):
         self.space.wait_until_loaded()
         return messages.browse(self.space, queue, limit)
 
-    def fail(self, error: Error) -> None:
-        """Work that belongs to the branch was refused, and nobody waits for the answer: the session leaves it, and it
-        can only be rolled back."""
-        branch = self._current
-        if branch is not None:
-            with self.space.lock:
-                branch.doom = branch.doom or RolledBack(f"branch {branch.xid} is rolled back: {error}", Code.XA_RBOTHER)
-                self._current = None
-                branch.leave(self.number)
-                if not (branch.active or branch.suspended):
-                    branch.become(State.ROLLBACK_ONLY)
-                branches = self.space.branches
-                self._undone = [one for one in self._undone if branches.get(one.xid) is one] + [branch]
-
     def lose(self, why: str = "its session was lost") -> Xid | None:
         """Whoever used the session is gone: what waits in it is to end, and ``close`` follows.
 
@@ -277,7 +180,9 @@ class Session(BatchVerbs, StreamVerbs):
         """
         branch = self._current
         if branch is not None:
-            branch.doom = branch.doom or RolledBack(f"branch {branch.xid}: {why}", Code.XA_RBCOMMFAIL)
+            branch.rollback_reason = branch.rollback_reason or RolledBack(
+                f"branch {branch.xid}: {why}", Code.XA_RBCOMMFAIL
+            )
             with self.space.lock:
                 awaited = self.space.queues.get(self._awaits)
                 if awaited is not None:
@@ -287,25 +192,27 @@ class Session(BatchVerbs, StreamVerbs):
     def close(self, left: Xid | None = None) -> None:
         if self._closed:
             return
-        if left is not None and self.outcome(left) is not Outcome.IN_DOUBT:
-            with suppress(UnknownXid, ProtocolError, ResourceFailed):  # finished, past its commit point, fenced
-                self.rollback(left)
+        if left is not None:
+            with suppress(Error):  # finished, past its commit point, fenced
+                if self.outcome(left) is not Outcome.IN_DOUBT:
+                    self.rollback(left)
         self._closed = True
-        space = self.space
-        with space.lock:
-            with suppress(ResourceFailed):
-                while any(branch.busy for branch in self._mine_locked()):  # rolled back just now, for being idle
-                    space.wait_settled()
-            alone = []
-            for branch in self._mine_locked():
-                branch.leave(self.number)
-                if branch.active or branch.suspended:
-                    branch.doom = RolledBack(f"branch {branch.xid}: a session in it was lost", Code.XA_RBCOMMFAIL)
-                else:
-                    branch.busy = True
-                    alone.append(branch)
-            failed = space.failure is not None
+        space, alone = self.space, list[Branch]()
         try:
+            with space.lock:
+                with suppress(ResourceFailed):
+                    while any(branch.busy for branch in self._mine_locked()):  # rolled back just now, for being idle
+                        space.wait_settled()
+                for branch in self._mine_locked():
+                    branch.leave(self.number)
+                    if branch.active or branch.suspended:
+                        branch.rollback_reason = RolledBack(
+                            f"branch {branch.xid}: a session in it was lost", Code.XA_RBCOMMFAIL
+                        )
+                    else:
+                        alone.append(branch)
+                        branch.busy = True
+                failed = space.failure is not None
             for branch in alone:
                 if not failed:
                     with Busy(space, branch):
@@ -327,10 +234,6 @@ class Session(BatchVerbs, StreamVerbs):
 
     # Within
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise InterfaceError("the session is closed")
-
     def _mine_locked(self) -> list[Branch]:
         """The branches that end with the session."""
         return [
@@ -342,109 +245,42 @@ class Session(BatchVerbs, StreamVerbs):
             or (branch.base is State.ROLLBACK_ONLY and any(branch is one for one in self._undone))
         ]
 
-    def _settled_locked(self, xid: Xid) -> Branch | None:
-        while (branch := self.space.branches.get(xid)) is not None and branch.busy:
-            self.space.wait_settled()
-        return branch
-
     def _take(self, xid: Xid, call: Call) -> Branch:
         """The branch, busy, after the table allowed the call; a doomed one is rolled back and says why."""
         if self._closed:
             self._check_open()
-        space = self.space
-        with space.lock:
-            if space.log.failure is not None:
-                space.check()
-            branch = space.branches.get(xid)
-            if branch is not None and (branch.busy or branch.deadline is not None):
-                branch = self._settled_locked(xid)
-                if branch is not None:
-                    self._expire(branch)
-            if branch is None:
-                state = State.UNKNOWN
-            elif branch.base is State.PREPARED and branch.decided is None:
-                state = State.PREPARED
-            else:
-                state = branch.state_for(self.number)
-            allowed = (call, state) in ALLOWED or states.is_allowed(state, call, xid)
-            assert branch is not None
-            branch.busy = True
-        if not allowed:
-            with Busy(space, branch):
+        space, taken = self.space, None
+        try:
+            with space.lock:
+                if space.log.failure is not None:
+                    space.check()
+                branch = space.branches.get(xid)
+                if branch is not None and (branch.busy or branch.deadline is not None):
+                    branch = self._settled_locked(xid)
+                    if branch is not None:
+                        self._expire(branch)
+                if branch is None:
+                    state = State.UNKNOWN
+                elif branch.base is State.PREPARED and branch.decided is None:
+                    state = State.PREPARED
+                else:
+                    state = branch.state_for(self.number)
+                allowed = (call, state) in ALLOWED_NEXT or states.is_allowed(state, call, xid)
+                assert branch is not None
+                taken = branch
+                branch.busy = True
+            if not allowed:
                 self._reject(branch)
+        except BaseException as error:
+            if taken is not None:  # an interrupt may come once the lock is free
+                leave(space, taken, error)
+            raise
         return branch
 
     def _reject(self, branch: Branch) -> None:
         """Rolls a doomed branch back and says why."""
         commit.rollback(self.space, branch)
-        raise branch.doom or RolledBack(f"branch {branch.xid} was rolled back")
-
-    def _begin_locked(self, xid: Xid, timeout_s: float | None) -> Branch:
-        if self.space.draining:
-            self.space.check_draining()
-        if self.branch_limit is not None:
-            self._count_locked(xid, self.branch_limit)
-        branch = self.space.branches[xid] = Branch(xid)
-        branch.begun = time.monotonic()
-        late = batches.refusal(self.space, xid) if xid[0] in BATCH_FORMAT_IDS and is_of_a_batch(xid) else ""
-        if late:
-            branch.doom = RolledBack(late)
-        if timeout_s is not None:
-            branch.deadline = branch.begun + timeout_s
-        return branch
-
-    def _count_locked(self, xid: Xid, limit: int) -> None:
-        """One more branch of this session; those that are prepared or over are not looked for before it is full."""
-        if len(self._begun) >= limit:
-            found = ((begun, self.space.branches.get(begun)) for begun in self._begun)
-            self._begun = [begun for begun, branch in found if branch is not None and branch.base in _UNPREPARED]
-        if len(self._begun) >= limit:
-            raise RetryLater(
-                f"branch {xid} is not begun: {limit} of this session are neither prepared nor over, which is the "
-                "limit: finish some first"
-            )
-        self._begun.append(xid)
-
-    def _at_work(self) -> Branch:
-        """The branch that work belongs to, which nobody rolls back now: the caller takes the session out of
-        ``working`` again."""
-        if self._closed:
-            self._check_open()
-        branch = self._current
-        if branch is None:
-            self.space.check()
-            raise ProtocolError("no branch is started in this session: start one first")
-        branch.working.add(self.number)
-        try:
-            if not self.space.loaded:
-                self.space.wait_until_loaded()
-            if self.space.log.failure is not None:
-                self.space.check()
-            if branch.deadline is not None:
-                self._expire(branch)
-            if branch.doom is not None or branch.base is not State.ACTIVE:
-                self._check_working(branch)
-        except BaseException:
-            branch.working.discard(self.number)
-            raise
-        return branch
-
-    @staticmethod
-    def _check_working(branch: Branch) -> None:
-        if branch.doom is not None:
-            raise branch.doom
-        if branch.base is not State.ACTIVE:
-            raise ProtocolError(f"branch {branch.xid} is {branch.base.value}: it takes no more work")
-
-    @staticmethod
-    def _expire(branch: Branch) -> None:
-        if branch.deadline is None or branch.doom or branch.base is not State.ACTIVE:
-            return
-        if time.monotonic() > branch.deadline:
-            branch.doom = RolledBack(f"branch {branch.xid} took longer than its timeout", Code.XA_RBTIMEOUT)
-
-
-_UNPREPARED = (State.ACTIVE, State.IDLE, State.ROLLBACK_ONLY)
+        raise branch.rollback_reason or RolledBack(f"branch {branch.xid} was rolled back")
 
 
 _UNFINISHED = (State.ACTIVE, State.ROLLBACK_ONLY)

@@ -1,4 +1,4 @@
-"""An open space: its branches, queues and finished xids in memory, one lock around them, one log below.
+"""An open space: what memory holds of it (``Memory``), one lock around that, one log below.
 
 A step is handed to the log as a plan and a publish; see ``xaqueue.space.engine.commit``. What it publishes becomes
 visible once it is durable, in the order of the commit sequence. Any failure while a step is on its way fences the
@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,43 +20,30 @@ from xaqueue.errors import JournalDamaged, ResourceFailed, RetryLater, RolledBac
 from xaqueue.space.engine.directory_log import DirectoryLog
 from xaqueue.space.engine.disk_space import RoomLimit
 from xaqueue.space.engine.journal_log import JournalLog
+from xaqueue.space.engine.memory import Memory, RecoveryReport
 from xaqueue.space.model import layout
-from xaqueue.space.model.batch_record import BatchMemory
-from xaqueue.space.model.block import Kind
 from xaqueue.space.model.block_files import damage_of
 from xaqueue.space.model.branch import Branch, State
 from xaqueue.space.model.change import DROP, PUT, Change
 from xaqueue.space.model.change import Kind as Step
-from xaqueue.space.model.definitions import UNDEFINED, Definitions
+from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.layout import Watermark
 from xaqueue.space.model.queue import Queue
-from xaqueue.space.model.report import RecoveryReport
 from xaqueue.storage.fs import NO_ROOM, FileSystem, synced
 from xaqueue.storage.group_commit import nothing
 from xaqueue.storage.hardening import DEFAULT, Hardening
 from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.storage.scheduling import THREADS, Threads
 from xaqueue.xa import Code, Outcome
-from xaqueue.xid import LOCAL_FORMAT_ID, Xid
+from xaqueue.xid import LOCAL_FORMAT_ID
 
 LOOK_S = 1.0
 """Who waits for a branch looks so often whether the space is fenced: not every failure wakes those who wait."""
-FINISHED_LIMIT = 10_000
-"""Finished xids that are remembered, at most, and as many local ones."""
-FINISHED_SECONDS = 3600.0
-"""For how long a finished xid is remembered, at most."""
-
 log = logging.getLogger("xaqueue")
-_Finished = OrderedDict[Xid, tuple[Outcome, float]]
 
 
-def wall_clock() -> int:
-    """Int microseconds UTC."""
-    return time.time_ns() // 1000
-
-
-class Space:
+class Space(Memory):
     """The state that all sessions of a space share."""
 
     def __init__(
@@ -68,7 +54,7 @@ class Space:
         hardening: Hardening = DEFAULT,
         journal: Journal | None = None,
         epoch: int = 1,
-        now_us: Callable[[], int] = wall_clock,
+        now_ns: Callable[[], int] = time.time_ns,
         room: RoomLimit | None = None,
         waiting: Threads = THREADS,
         lost: Callable[[], str] = lambda: "",
@@ -78,25 +64,13 @@ class Space:
         journal: where steps are recorded, at the level that has one. lost: why this process is not the owner of the
         directories any more, where it is not.
         """
+        super().__init__(definitions or Definitions(), now_ns, waiting)
         self.fs = fs
         self.room = room or RoomLimit(fs)
         self.room.kept = self.kept
-        self.definitions = definitions or Definitions()
         self.hardening = hardening
         self.epoch = epoch
-        self.now_us = now_us
-        self.lock = threading.Lock()
-        self.waiting = waiting
-        self.settled = waiting.condition(self.lock)
-        """Some branch is no longer busy, or the messages are loaded."""
         self._lost = lost
-        self.queues: dict[str, Queue] = {}
-        self.branches: dict[Xid, Branch] = {}
-        self.batches = BatchMemory()
-        self._finished: tuple[_Finished, _Finished] = OrderedDict(), OrderedDict()
-        """Those of two-phase transactions, and local ones, of which there may be many more."""
-        self._dirty: dict[str, Queue] = {}
-        """Queues that a step has published to since the log asked last."""
         self.has_consumed: Callable[[], None] = lambda: None
         """Files of what a stream has consumed, or of what has expired, are to be cleared."""
         self.has_expiring: Callable[[], None] = lambda: None
@@ -105,8 +79,6 @@ class Space:
         """Whoever commits a local transaction may lose the answer and ask again."""
         self.waiters = 0
         """Who waits for ``settled``."""
-        self._last_commit_us = 0
-        self._sessions = 0
         self.closed = False
         self.draining = False
         """Branches that are there are finished, and no new one is begun."""
@@ -135,7 +107,7 @@ class Space:
                 fs,
                 hardening,
                 self.lock,
-                queue=self.queue,
+                queues=self.queues,
                 waiting=waiting,
                 lost=lost,
                 check_owner=self.check_owner,
@@ -274,15 +246,20 @@ class Space:
             raise self.fence(error) from error
 
     def read_record(self, path: str) -> bytes:
-        """Of the space's own, as of the last step. Raises DamagedBlock; FileNotFoundError; OSError, which concerns the
-        space.
-        """
+        """As of the last step. Raises FileNotFoundError, DamagedBlock, RetryLater, ResourceFailed."""
         try:
             return self.log.read(path)
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise damage_of(self.fs, path, error) from error
+            damage = damage_of(self.fs, path, error)
+            raise (self.unread(path, error) if damage is error else damage) from error
+
+    def unread(self, path: str, error: OSError) -> Exception:
+        """What a read that failed for no fault of its file means: not now, or the end."""
+        if error.errno in NO_ROOM:
+            return RetryLater(f"{path} cannot be read now ({error.strerror}): try again")
+        return self.fence(error)
 
     def discard(self, paths: Iterable[str]) -> None:
         """Removes blocks in active/, which nobody was promised. Raises ResourceFailed."""
@@ -318,65 +295,12 @@ class Space:
         change = Change(kind, name, [(PUT, path, head, body, 0)], rest=[(DROP, gone) for gone in drops])
         self.log.perform(change, publish)
 
-    # Sessions and queues
-
-    def next_session(self) -> int:
-        with self.lock:
-            self._sessions += 1
-            return self._sessions
-
-    def queue(self, name: str) -> Queue:
-        """The queue's memory, made on first use; the name must be checked already. Called with the lock held."""
-        queue = self.queues.get(name)
-        if queue is None:
-            definition = self.definitions.queues.get(name) or self.definitions.default
-            queue = self.queues[name] = Queue(name, definition or UNDEFINED, self.waiting.condition(self.lock))
-        return queue
-
-    def redefine(self, definitions: Definitions) -> None:
-        """New definitions hold from here on; queues are put into their new order."""
-        with self.lock:
-            self.definitions = definitions
-            for name, queue in self.queues.items():
-                definition = definitions.queues.get(name) or definitions.default
-                if definition is not None:
-                    queue.index.reorder(definition.order)
-
-    def committed_by(self, when_us: int) -> None:
-        """A message that was found has this commit time: no later one gets an earlier one."""
-        self._last_commit_us = max(self._last_commit_us, when_us)
-
-    def commit_time_us(self) -> int:
-        """Now, and never before an earlier commit, whatever the clock does. Called with the lock held."""
-        now_us = self.now_us()
-        if now_us > self._last_commit_us:
-            self._last_commit_us = now_us
-        return self._last_commit_us
-
-    def kept(self) -> tuple[int, int]:
-        """Bytes and number of the blocks that memory has of branches that are not prepared."""
-        with self.lock:
-            active = [branch for branch in self.branches.values() if branch.base is State.ACTIVE]
-            kept = [w.content for branch in active for w in branch.blocks if w.content is not None and not w.path]
-        return sum(len(head) + len(body) for head, body in kept), len(kept)
-
-    def held(self) -> list[tuple[str, Entry]]:
-        """Queue and message of all that branches hold which are not prepared."""
-        with self.lock:
-            active = [branch for branch in self.branches.values() if branch.base is State.ACTIVE]
-            return [
-                (written.queue, written.entry)
-                for branch in active
-                for written in branch.blocks
-                if written.kind is Kind.DEQUEUE and written.entry is not None
-            ]
-
     def publish_locked(self, queue: Queue, entry: Entry) -> None:
         """A message is hardened: it becomes visible, in commit order."""
         queue.index.add(entry)
         queue.pending.discard(entry.message_id)
         queue.published = max(queue.published, entry.seq)
-        self._dirty[queue.name] = queue
+        self.log.changed_queues[queue.name] = queue
         if entry.expires_at is not None:
             self.has_expiring()
 
@@ -387,36 +311,12 @@ class Space:
         if self.waiters:
             self.settled.notify_all()
         if branch.decided is not None:
-            self.branches[xid] = Branch(xid, base=branch.decided)
+            self.branches[xid] = Branch(xid, branch.name, base=branch.decided)
             return
         self.branches.pop(xid, None)
         branch.base = State.UNKNOWN
         if self.remembers_local or xid[0] != LOCAL_FORMAT_ID:
             self.remember(xid, outcome)
-
-    def remember(self, xid: Xid, outcome: Outcome) -> None:
-        """Called with the lock held."""
-        finished = self._finished[xid[0] == LOCAL_FORMAT_ID]
-        finished.pop(xid, None)
-        finished[xid] = (outcome, time.monotonic())
-        while len(finished) > FINISHED_LIMIT:
-            finished.popitem(last=False)
-
-    def outcome(self, xid: Xid) -> Outcome:
-        """What became of a branch. UNKNOWN: never started, still active, or finished too long ago."""
-        with self.lock:
-            branch = self.branches.get(xid)
-            if branch is not None:
-                if branch.base is State.ROLLBACK_ONLY and not branch.blocks:
-                    return Outcome.ROLLED_BACK
-                return _OUTCOMES.get(branch.base, Outcome.UNKNOWN)
-            outcome, when = self._finished[xid.is_local].get(xid, (Outcome.UNKNOWN, 0.0))
-            return outcome if time.monotonic() - when <= FINISHED_SECONDS else Outcome.UNKNOWN
-
-    def was_here(self, xid: Xid) -> bool:
-        """Whether a branch of this xid is known to be over."""
-        with self.lock:
-            return xid in self._finished[xid.is_local]
 
     def close(self) -> bool:
         """Ends the use of the directories. Blocks of branches still active are rolled back by the next open.
@@ -468,20 +368,10 @@ class Space:
 
     def _published(self, marks: dict[str, Watermark]) -> None:
         """Behind each group of steps, with the lock held: those who wait look again. Adds how far the queues are."""
-        dirty = self._dirty
-        if not dirty or not self.serving:
+        if not self.serving:
             return
-        for name, queue in dirty.items():
+        for name, queue in self.log.changed_queues.items():
             if queue.waiters:
                 queue.arrived.notify_all()
             marks[name] = Watermark(queue.published, max(queue.reserved, queue.last))
-        dirty.clear()
-
-
-_OUTCOMES = {
-    State.PREPARED: Outcome.IN_DOUBT,
-    State.COMMITTING: Outcome.IN_DOUBT,
-    State.UNDONE: Outcome.ROLLED_BACK,
-    State.HEURISTIC_COMMIT: Outcome.COMMITTED,
-    State.HEURISTIC_ROLLBACK: Outcome.ROLLED_BACK,
-}
+        self.log.changed_queues.clear()

@@ -20,95 +20,106 @@ from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation, check_stream
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model import layout, stream_records
+from xaqueue.space.model import layout, records
 from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.queue import Queue
-from xaqueue.space.model.stream_records import FORMER, StreamRecord, refusal
+from xaqueue.space.model.records import FORMER, StreamRecord, refusal
 from xaqueue.storage.group_commit import nothing
 
 
-def reserve(space: Space, name: str, stream: str, after: int, upto: int) -> Reservation:
-    """Keeps the queue for this stream, which is about to read (after, upto]; see ``Streams.reserve``."""
-    space.definitions.find(check_queue_name(name))
-    check_stream(stream)
-    if check_number(after) > check_number(upto):
-        raise InvalidArgument(f"range ({after}, {upto}] is refused: it ends before it begins")
-    with _in_hand(space, name) as queue:
-        before, record = queue.record, _record_for(space, queue, stream)
-        if record is not before:
-            with space.lock:
-                _wait_for_the_sweep(space, queue)
-                try:
-                    _check_unlocked(space, queue)
-                except QueueReserved:
-                    space.has_consumed()  # the sweep goes on
-                    raise
-                queue.keep_expired()
-                queue.record = record  # from here on nobody locks a message
-                queue.arrived.notify_all()
-            try:
-                _write(space, record)
-            except BaseException:
+class StreamVerbs:
+    """The part of a ``Session`` that is ``xaqueue.resource_manager.Streams``. These verbs belong to no branch."""
+
+    space: Space
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def _opened(self) -> Space:
+        self._check_open()
+        return self.space
+
+    def reserve(self, queue: str, stream: str, after: int, upto: int) -> Reservation:
+        space = self._opened()
+        space.definitions.find(check_queue_name(queue))
+        check_stream(stream)
+        if check_number(after) > check_number(upto):
+            raise InvalidArgument(f"range ({after}, {upto}] is refused: it ends before it begins")
+        with _in_hand(space, queue) as kept:
+            before, record = kept.record, _record_for(space, kept, stream)
+            if record is not before:
                 with space.lock:
-                    queue.record = before
-                    space.has_consumed()
-                raise
+                    _wait_for_the_sweep(space, kept)
+                    try:
+                        _check_unlocked(space, kept)
+                    except QueueReserved:
+                        space.has_consumed()  # the sweep goes on
+                        raise
+                    kept.keep_expired()
+                    kept.record = record  # from here on nobody locks a message
+                    kept.arrived.notify_all()
+                try:
+                    _write(space, record)
+                except BaseException:
+                    with space.lock:
+                        kept.record = before
+                        space.has_consumed()
+                    raise
+            with space.lock:
+                kept.in_flight = (after, upto) if upto > after else None
+                return _reservation_of(kept)
+
+    def consume(self, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
+        space = self._opened()
+        check_stream(stream)
+        check_number(upto)
+        if not isinstance(archive, bool):
+            raise InvalidArgument(
+                f"archive {archive!r} is refused: true (keep in archive/) or false (remove) is wanted"
+            )
+        with _in_hand(space, queue) as kept:
+            record = _record_of(kept, stream)
+            if upto <= record.consumed:
+                return _reservation_of(kept)
+            with space.lock:
+                _check_consumable(kept, upto)
+            if record.archived_after is not None and not archive:
+                _harden_cleared(space, kept)  # what was to be kept is in its place
+            after = record.consumed if record.archived_after is None else record.archived_after
+            further = replace(record, consumed=upto, archived_after=after if archive else None)
+            _write(space, further, lambda: kept.consume(further))
+            space.has_consumed()
+            with space.lock:
+                return _reservation_of(kept)
+
+    def release(self, queue: str) -> Reservation | None:
+        space = self._opened()
+        with _in_hand(space, queue) as kept:
+            record = kept.keeper
+            if record is None:
+                return None
+            _harden_cleared(space, kept)
+            former = tuple(one for one in (*record.former, record.stream) if one)[-FORMER:]
+            released = replace(record, released=True, archived_after=None, former=former, damage="")
+
+            def publish() -> None:
+                kept.record = released
+
+            with space.lock:
+                found = replace(_reservation_of(kept), released=True)
+            _write(space, released, publish)
+            with space.lock:
+                kept.in_flight = None
+                kept.arrived.notify_all()
+            return found
+
+    def reservations(self) -> list[Reservation]:
+        space = self._opened()
+        space.wait_until_loaded()
         with space.lock:
-            queue.in_flight = (after, upto) if upto > after else None
-            return _told(queue)
-
-
-def consume(space: Space, name: str, stream: str, upto: int, archive: bool = False) -> Reservation:
-    """Everything up to this number is consumed; see ``Streams.consume``."""
-    check_stream(stream)
-    check_number(upto)
-    if not isinstance(archive, bool):
-        raise InvalidArgument(f"archive {archive!r} is refused: true (keep in archive/) or false (remove) is wanted")
-    with _in_hand(space, name) as queue:
-        record = _record_of(queue, stream)
-        if upto <= record.consumed:
-            return _told(queue)
-        with space.lock:
-            _check_consumable(queue, upto)
-        if record.archived_after is not None and not archive:
-            _harden_cleared(space, queue)  # what was to be kept is in its place
-        after = record.consumed if record.archived_after is None else record.archived_after
-        further = replace(record, consumed=upto, archived_after=after if archive else None)
-        _write(space, further, lambda: queue.consume(further))
-        space.has_consumed()
-        with space.lock:
-            return _told(queue)
-
-
-def release(space: Space, name: str) -> Reservation | None:
-    """Ends the reservation of the queue, whoever has it; see ``Streams.release``."""
-    with _in_hand(space, name) as queue:
-        record = queue.keeper
-        if record is None:
-            return None
-        _harden_cleared(space, queue)
-        former = tuple(one for one in (*record.former, record.stream) if one)[-FORMER:]
-        released = replace(record, released=True, archived_after=None, former=former, damage="")
-
-        def publish() -> None:
-            queue.record = released
-
-        with space.lock:
-            told = replace(_told(queue), released=True)
-        _write(space, released, publish)
-        with space.lock:
-            queue.in_flight = None
-            queue.arrived.notify_all()
-        return told
-
-
-def reservations(space: Space) -> list[Reservation]:
-    """Of all queues, sorted by their names; those that were released are not listed."""
-    space.wait_until_loaded()
-    with space.lock:
-        space.check_readable()
-        kept = [_told(queue) for queue in space.queues.values() if queue.keeper is not None]
-    return sorted(kept, key=lambda one: one.queue)
+            space.check_readable()
+            kept = [_reservation_of(queue) for queue in space.queues.values() if queue.keeper is not None]
+        return sorted(kept, key=lambda one: one.queue)
 
 
 def check_number(value: int) -> int:
@@ -123,19 +134,22 @@ def _in_hand(space: Space, name: str) -> Iterator[Queue]:
     """The queue, whose record nobody else changes meanwhile."""
     check_queue_name(name)
     space.wait_until_loaded()
-    with space.lock:
-        space.log.check()
-        queue = space.queue(name)
-        while queue.in_hand:
-            space.wait_settled()
-        queue.in_hand = True
+    taken: Queue | None = None
     try:
+        with space.lock:
+            space.log.check()
+            queue = space.queue(name)
+            while queue.in_hand:
+                space.wait_settled()
+            taken = queue
+            queue.in_hand = True
         yield queue
     finally:
-        with space.lock:
-            queue.in_hand = False
-            space.settled.notify_all()
-        space.log.deliver_interrupt()
+        if taken is not None:  # an interrupt may come once the lock is free
+            with space.lock:
+                taken.in_hand = False
+                space.settled.notify_all()
+            space.log.deliver_interrupt()
 
 
 def _record_for(space: Space, queue: Queue, stream: str) -> StreamRecord:
@@ -220,14 +234,14 @@ def _harden_cleared(space: Space, queue: Queue) -> None:
     space.checkpoint()
 
 
-def _told(queue: Queue) -> Reservation:
-    told = queue.reservation
-    assert told is not None
-    return told
+def _reservation_of(queue: Queue) -> Reservation:
+    found = queue.reservation
+    assert found is not None
+    return found
 
 
 def _write(space: Space, record: StreamRecord, publish: Callable[[], None] = nothing) -> None:
     """Replaces the queue's record durably: that is the commit point. RetryLater where nothing was done."""
-    head, body = stream_records.encode(record, space.epoch)
+    head, body = records.encode_stream(record, space.epoch)
     path = layout.stream_path(record.queue)
     space.put(Step.STREAM, path.rpartition("/")[2], path, head, body, publish)

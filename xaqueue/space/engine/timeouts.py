@@ -6,10 +6,10 @@ A local one past its commit point, which found no room and whose client did not 
 will, and readers wait for it.
 Nobody comes for some: once they were idle as long again, and no session is in them, they are forgotten.
 
-A call that works in a branch is never overtaken: it announces itself in ``branch.working`` before it looks for a doom,
-and the doom is there before anybody looks who is at work. So idle is only what nobody works in; a deadline that
-passes during a call dooms the branch at once, and it is undone after that call. A crash in the middle finds the branch
-in active/, where everything is rolled back.
+A call that works in a branch is never overtaken: it announces itself in ``branch.working`` before it looks for a reason
+to roll back, and that is there before anybody looks who is at work. So idle is only what nobody works in; a deadline
+that passes during a call is a reason at once, and the branch is rolled back after that call. A crash in the middle
+finds the branch in active/, where everything is rolled back.
 
 What dead queries leave goes by its age, too (``sweep``): branches that are prepared for a batch that nobody will
 decide, and decisions that nobody will ask for. Branches of a batch that may be decided in another space, and damaged
@@ -29,7 +29,7 @@ from xaqueue.space.engine.batch_steps import of_batch
 from xaqueue.space.engine.batches import claimed
 from xaqueue.space.engine.busy import Busy
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model import batch_record
+from xaqueue.space.model import records
 from xaqueue.space.model.branch import Branch, State
 from xaqueue.space.model.layout import batch_path
 from xaqueue.xa import Code, Outcome
@@ -98,7 +98,9 @@ def _roll_back(space: Space, branch: Branch, now: float, idle_s: float) -> bool:
             return False
         if branch.base is not State.UNDONE:
             why = "took longer than its timeout" if _is_overdue(branch, now) else f"did nothing for {idle_s:g} s"
-            branch.doom = branch.doom or RolledBack(f"branch {branch.xid} {why}", Code.XA_RBTIMEOUT)
+            branch.rollback_reason = branch.rollback_reason or RolledBack(
+                f"branch {branch.xid} {why}", Code.XA_RBTIMEOUT
+            )
         if branch.working:
             return False
         branch.busy = True
@@ -119,7 +121,7 @@ def _undo(space: Space, branch: Branch, now: float) -> bool:
     branch.blocks.clear()
     branch.branch_block, branch.kept_bytes, branch.base = None, 0, State.UNDONE
     branch.progress = now
-    log.warning("%s: it is rolled back", branch.doom)
+    log.warning("%s: it is rolled back", branch.rollback_reason)
     return True
 
 
@@ -187,7 +189,7 @@ def _is_over(space: Space, path: str, before_us: int) -> bool:
     try:
         if space.fs.modified_ns(path) >= before_us * 1000:
             return False
-        decided = batch_record.read(space.fs, path)
+        decided = records.read_decision(space.fs, path)
     except (OSError, DamagedBlock):
         return False  # it is no more, or cannot be read, which whoever asks for it is told
     return decided.plan.once and decided.decided_at < before_us

@@ -7,20 +7,27 @@ one whose block a power loss brings back is counted twice; the message is safe e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 
+from xaqueue.space.engine.register import LARGEST_BYTES, Taken, decode
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model import layout, retries
+from xaqueue.space.model import layout, records
 from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import Branch
 from xaqueue.space.model.change import PUT, Change, Op
 from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.index import Entry
 from xaqueue.storage.fs import NO_ROOM
-from xaqueue.storage.regular import NO_DIRECTORY
+from xaqueue.storage.regular import DAMAGE, NO_DIRECTORY
+from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 Held = tuple[str, Entry]
 """Queue and entry of a message that a branch dequeued."""
+_NOBODY = str(Xid(LOCAL_FORMAT_ID, b"tries", b""))
+"""Names the step that counts those of a killed process."""
+
+log = logging.getLogger("xaqueue")
 
 
 def held_by(branch: Branch) -> list[Held]:
@@ -32,7 +39,7 @@ def records_of(space: Space, held: Sequence[Held]) -> list[Op]:
     ops: list[Op] = []
     for queue, entry in held:
         path = layout.retry_path(queue, entry.seq, entry.message_id)
-        content = retries.encode_record(queue, entry.message_id, entry.tries + 1, space.epoch)
+        content = records.encode_tries(queue, entry.message_id, entry.tries + 1, space.epoch)
         try:
             space.log.stage(path, content, b"")
         except OSError as error:
@@ -53,3 +60,32 @@ def count(space: Space, name: str, held: Sequence[Held]) -> None:
             entry.tries += 1
 
     space.log.perform(Change(Step.ROLLBACK, name, records_of(space, held)), publish)
+
+
+def count_killed(space: Space, set_aside: Callable[[str, str], object]) -> None:
+    """Counts the tries that an earlier owner had begun when it was killed. Raises OSError, ResourceFailed."""
+    try:
+        data = space.fs.read(layout.TRIES, LARGEST_BYTES)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in DAMAGE:
+            raise
+        set_aside(layout.TRIES, f"the register of tries cannot be read ({error.strerror}): some may not be counted")
+        return
+    with space.lock:
+        held = [pair for taken, had in decode(data).items() if (pair := _uncounted_locked(space, taken, had))]
+    count(space, _NOBODY, held)
+    if held:
+        log.info("a try of %d messages is counted: a process was killed with them", len(held))
+
+
+def _uncounted_locked(space: Space, taken: Taken, had: int) -> tuple[str, Entry] | None:
+    """The message in its queue, as it was when it was taken; None where that try is counted, or will be."""
+    name, seq, message_id = taken
+    queue = space.queues.get(name)
+    entry = queue.index.find(message_id) if queue is not None else None
+    if entry is None or entry.seq != seq or entry.locked or entry.tries > had:
+        return None
+    entry.tries = had
+    return name, entry

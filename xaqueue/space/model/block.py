@@ -120,17 +120,24 @@ def encode(block: Block, *, body_limit_bytes: int = BODY_LIMIT_BYTES) -> list[by
 
 def encode_with_checksum(block: Block, *, body_limit_bytes: int = BODY_LIMIT_BYTES) -> tuple[bytes, int]:
     """The head's bytes and the CRC-32 over head and body (``block.checksum`` is not read)."""
-    body_bytes = len(block.body)
+    packed = pack_properties(block.properties)
+    return head_of(block.kind, block.message_id, packed, block.body, block.epoch, body_limit_bytes)
+
+
+def head_of(
+    kind: Kind, message_id: MessageId, packed: bytes, body: bytes, epoch: int, body_limit_bytes: int = UNLIMITED
+) -> tuple[bytes, int]:
+    """``encode_with_checksum`` of a block whose properties are packed already."""
+    body_bytes = len(body)
     if body_bytes > body_limit_bytes:
         raise MessageTooLarge(
             f"body of {body_bytes:,} bytes is over the limit of {body_limit_bytes:,}: "
             "raise [space] max_body_bytes in queues.toml, or send a reference to the content"
         )
-    packed = pack_properties(block.properties)
-    prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, block.kind, 0, len(packed), body_bytes, block.epoch, block.message_id)
+    prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, kind, 0, len(packed), body_bytes, epoch, message_id)
     so_far = crc32(prefix)
     head_crc = HEAD_CRC.pack(crc32(packed, so_far))
-    checksum = crc32(block.body, crc32(packed, crc32(head_crc, so_far)))
+    checksum = crc32(body, crc32(packed, crc32(head_crc, so_far)))
     return b"".join((prefix, head_crc, HEAD_CRC.pack(checksum), packed)), checksum
 
 
@@ -145,6 +152,12 @@ def pack_properties(properties: Properties) -> bytes:
     return packed
 
 
+def pack_plain(queue: str, enqueued_at: int) -> bytes:
+    """``pack_properties`` of a message that has no others."""
+    packed: bytes = msgpack.packb({"queue": queue, "enqueued_at": enqueued_at})
+    return packed
+
+
 def decode_head(data: bytes) -> Head:
     """The head of a block from its first bytes, which may end anywhere behind the properties.
 
@@ -152,11 +165,11 @@ def decode_head(data: bytes) -> Head:
     """
     if len(data) < PREFIX_BYTES:
         raise DamagedBlock("empty file" if not data else f"{len(data)} bytes are less than a prefix")
-    magic, version, kind, _flags, properties_bytes, body_bytes, epoch, message_id = PREFIX.unpack_from(data)
+    magic, version, kind, _, properties_bytes, body_bytes, epoch, message_id, head_crc, checksum = _HEAD.unpack_from(
+        data
+    )
     if magic != MAGIC:
         raise DamagedBlock(f"starts with {magic!r}, not with {MAGIC!r}: a foreign file")
-    (head_crc,) = HEAD_CRC.unpack_from(data, PREFIX.size)
-    (checksum,) = HEAD_CRC.unpack_from(data, PREFIX.size + HEAD_CRC.size)
     body_offset = PREFIX_BYTES + properties_bytes
     if len(data) < body_offset:
         raise DamagedBlock(f"properties of {properties_bytes:,} bytes end behind the {len(data):,} bytes there are")
@@ -165,18 +178,15 @@ def decode_head(data: bytes) -> Head:
         raise DamagedBlock("checksum of the head does not match")
     if version != FORMAT_VERSION:
         raise DamagedBlock(f"format version {version} is unknown; this xaqueue reads version {FORMAT_VERSION}")
-    return Head(
-        _kind(kind),
-        MessageId(message_id),
-        _properties(packed),
-        epoch,
-        checksum,
-        body_offset,
-        body_offset + body_bytes,
-    )
+    try:
+        known = Kind(kind)
+    except ValueError:
+        raise DamagedBlock(f"block kind {kind} is unknown") from None
+    properties, size_bytes = unpack_properties(packed), body_offset + body_bytes
+    return Head(known, MessageId(message_id), properties, epoch, checksum, body_offset, size_bytes)
 
 
-def told_bytes(data: bytes) -> int:
+def size_in_head(data: bytes) -> int:
     """How large a file is that begins like this, by its head; where that is none, no larger than what is there."""
     try:
         return decode_head(data).size_bytes
@@ -233,32 +243,26 @@ def verify(head: Head, data: bytes) -> None:
     """DamagedBlock unless ``data`` is the whole file that ``head`` was read from, bit for bit."""
     if len(data) != head.size_bytes:
         raise DamagedBlock(f"{len(data):,} bytes instead of {head.size_bytes:,}: truncated or overwritten")
-    view = memoryview(data)
-    checked = crc32(view[: PREFIX.size + HEAD_CRC.size])
-    if crc32(view[PREFIX_BYTES:], checked) != head.checksum:
+    if crc32(memoryview(data)[PREFIX_BYTES:], crc32(data[:_CHECKED_FIRST])) != head.checksum:
         raise DamagedBlock("checksum does not match")
 
 
-def is_sound(head: bytes, body: bytes | memoryview = b"") -> bool:
+def has_valid_checksum(head: bytes, body: bytes | memoryview = b"") -> bool:
     """Whether these are the bytes of a whole block, by its checksum alone; ``head`` may hold the body as well."""
     if len(head) < PREFIX_BYTES:
         return False
-    _, _, _, _, properties_bytes, body_bytes, _, _ = PREFIX.unpack_from(head)
-    (checksum,) = HEAD_CRC.unpack_from(head, PREFIX.size + HEAD_CRC.size)
-    view = memoryview(head)
-    found = crc32(body, crc32(view[PREFIX_BYTES:], crc32(view[: PREFIX.size + HEAD_CRC.size])))
+    _, _, _, _, properties_bytes, body_bytes, _, _, _, checksum = _HEAD.unpack_from(head)
+    found = crc32(body, crc32(memoryview(head)[PREFIX_BYTES:], crc32(head[:_CHECKED_FIRST])))
     return len(head) + len(body) == PREFIX_BYTES + properties_bytes + body_bytes and bool(found == checksum)
 
 
-def _kind(number: int) -> Kind:
+def unpack_properties(packed: bytes) -> Properties:
+    """The inverse of ``pack_properties``. Raises DamagedBlock."""
     try:
-        return Kind(number)
-    except ValueError:
-        raise DamagedBlock(f"block kind {number} is unknown") from None
-
-
-def _properties(packed: bytes) -> Properties:
-    return properties_in(stored_in(packed))
+        stored = msgpack.unpackb(packed, raw=False)
+        return Properties(**stored) if stored.keys() <= _KNOWN_NAMES else properties_in(stored)
+    except (ValueError, TypeError, AttributeError, msgpack.UnpackException):
+        return properties_in(stored_in(packed))  # which says what is wrong
 
 
 def properties_in(stored: dict[str, Any]) -> Properties:

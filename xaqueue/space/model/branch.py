@@ -117,7 +117,7 @@ for _state, _code in HEURISTICS.items():
     TRANSITIONS[C.FORGET, _state] = (_OK, S.UNKNOWN)
 
 
-ALLOWED = frozenset(key for key, (code, _) in TRANSITIONS.items() if code is _OK)
+ALLOWED_NEXT = {key: after for key, (code, after) in TRANSITIONS.items() if code is _OK}
 """What needs no closer look."""
 
 
@@ -234,13 +234,13 @@ class Branch:
     """One branch: its blocks, which sessions are in it, and how far it is."""
 
     xid: Xid
-    name: str = field(init=False)
+    name: str
     """Of its files: the text form of the xid."""
     blocks: list[Written] = field(default_factory=list)
     branch_block: Written | None = None
     """Lists the others, where there are several, once they are prepared."""
-    has_files: bool = False
-    """Some of its blocks stand in active/, or did."""
+    to_harden: bool = False
+    """Some of its blocks are files, whose content is to be on disk before they get another name."""
     numbers: int = 0
     """The highest block number given out."""
     base: State = State.ACTIVE
@@ -249,7 +249,7 @@ class Branch:
     suspended: set[int] = field(default_factory=set)
     migrates: bool = False
     """Suspended with MIGRATE: any session may resume it."""
-    doom: RolledBack | None = None
+    rollback_reason: RolledBack | None = None
     """Why it can only be rolled back."""
     deadline: float | None = None
     """Of the monotonic clock, as ``progress`` is."""
@@ -258,7 +258,7 @@ class Branch:
     progress: float = 0.0
     """When something was last done in it or to it."""
     working: set[int] = field(default_factory=set)
-    """Sessions that are enqueueing or dequeueing in it now. Each is here before it looks for a doom."""
+    """Sessions that are enqueueing or dequeueing in it now. Each is here before it looks for a reason to roll back."""
     busy: bool = False
     """A step is on its way to disk; the next call waits for it."""
     damage: list[str] = field(default_factory=list)
@@ -269,9 +269,6 @@ class Branch:
     """Of its blocks' contents, held in memory."""
     decided: State | None = None
     """An operator's recorded decision, on its way: what the verbs answer from now on."""
-
-    def __post_init__(self) -> None:
-        self.name = str(self.xid)
 
     @property
     def all_blocks(self) -> list[Written]:
@@ -290,7 +287,7 @@ class Branch:
             return State.SUSPENDED
         if self.active or self.suspended:
             return State.ACTIVE_ELSEWHERE
-        return State.DOOMED if self.doom is not None else State.IDLE
+        return State.DOOMED if self.rollback_reason is not None else State.IDLE
 
     def enter(self, session: int) -> None:
         if self.migrates:

@@ -20,12 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgpack
 
 from xaqueue.space.model import layout
-from xaqueue.space.model.block import decode_head, is_sound
+from xaqueue.space.model.block import decode_head, has_valid_checksum
 from xaqueue.storage.journal_format import Entry, Record
 
 PUT, MOVE, DROP = 1, 2, 3
@@ -59,11 +60,6 @@ class Change(NamedTuple):
     arrivals: Sequence[tuple[str, int]] = ()
     """Queue and sequence number of each message that enters ``committed/``."""
 
-    @property
-    def all_ops(self) -> Sequence[Op]:
-        """Its operations in their order."""
-        return [*self.point, *self.ops, *self.rest] if self.point or self.rest else self.ops
-
 
 def entry_of(change: Change | Entry) -> Entry:
     """Its redo record; a record of the journal's own stays one."""
@@ -72,7 +68,7 @@ def entry_of(change: Change | Entry) -> Entry:
     assert type(change) is Change
     bodies = []
     packed = []
-    for op in change.all_ops if change.point or change.rest else change.ops:
+    for op in chain(change.point, change.ops, change.rest):
         code = op[0]
         if code == PUT:
             _, path, head, body, when_us = op
@@ -137,7 +133,7 @@ def is_valid(record: Record) -> bool:
     for operation in operations:
         if operation[0] == PUT:
             _, _, head, size, _ = operation
-            if not is_sound(head, record.body[offset : offset + size]):
+            if not has_valid_checksum(head, record.body[offset : offset + size]):
                 return False
             offset += size
     return offset == len(record.body)

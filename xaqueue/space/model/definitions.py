@@ -25,7 +25,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,10 @@ class Definitions:
 
     known: set[str] = field(default_factory=set, compare=False, repr=False)
     """Names that were found before."""
+
+    def of(self, name: str) -> QueueDefinition | None:
+        """The definition that holds for a queue; None without one."""
+        return self.queues.get(name) or self.default
 
     def find(self, name: str) -> QueueDefinition:
         """The definition that holds for a queue. Raises UnknownQueue with a suggestion, InvalidArgument for no name."""
@@ -159,28 +163,24 @@ def _number(table: Mapping[str, Any], key: str, least: int, unit: str) -> int:
 
 def with_queue(text: str, name: str, options: Mapping[str, str]) -> str:
     """The same queues.toml, comments and all, with a queue defined or redefined. Raises as ``parse`` does."""
-    import tomlkit  # only writers need it, and it is slow to load
-
     check_queue_name(name)
-    parse(text)
-    document = tomlkit.parse(text)
-    queues = document.setdefault("queues", tomlkit.table(is_super_table=True))
-    table = queues.setdefault(name, tomlkit.table())
-    for key, value in options.items():
-        table[key] = value
-    defined = tomlkit.dumps(document)
-    parse(defined)
-    return defined
+    return _with(text, ("queues", name), options)
 
 
 def with_default(text: str, order: str) -> str:
     """The same queues.toml, with a [default] table of this order. Raises as ``parse`` does."""
-    import tomlkit
+    return _with(text, ("default",), {"order": order})
+
+
+def _with(text: str, path: Sequence[str], options: Mapping[str, str]) -> str:
+    import tomlkit  # only writers need it, and it is slow to load
 
     parse(text)
     document = tomlkit.parse(text)
-    table = document.setdefault("default", tomlkit.table())
-    table["order"] = order
+    table: Any = document
+    for key in path[:-1]:
+        table = table.setdefault(key, tomlkit.table(is_super_table=True))
+    table.setdefault(path[-1], tomlkit.table()).update(options)
     defined = tomlkit.dumps(document)
     parse(defined)
     return defined

@@ -25,7 +25,8 @@ UNPACKED = 64
 """Up to so many messages are held as entries, whatever they are: packing is for those that wait behind them."""
 BATCH = 64
 """How many are unpacked at once when their turn comes."""
-
+SPARE_KEYS = 1024
+"""So many keys of messages that are gone are kept in any case."""
 SKIPPED = 4096
 """So many messages that are due or expired are passed at most to find one that is ready."""
 
@@ -193,7 +194,8 @@ class QueueIndex:
             del keys[bisect_left(keys, self._key_of(entry))]
             if not keys:
                 del self._by_correlation[entry.correlation]
-        self._compact_if_worth()
+        if len(self._ready) + len(self._delayed) + len(self._expiring) > SPARE_KEYS:
+            self._compact_if_worth()
 
     def remove_through(self, seq: int) -> int:
         """Every message with this number or one below is gone for good; none may be locked. How many there were."""
@@ -221,7 +223,7 @@ class QueueIndex:
                 del self._by_correlation[correlation]
 
     def _compact_if_worth(self) -> None:
-        if len(self._ready) + len(self._delayed) + len(self._expiring) > 3 * len(self._entries) + 1024:
+        if len(self._ready) + len(self._delayed) + len(self._expiring) > 3 * len(self._entries) + SPARE_KEYS:
             self._compact()
 
     def _compact(self) -> None:
@@ -289,7 +291,8 @@ class QueueIndex:
             insort(self._by_correlation.setdefault(entry.correlation, []), self._key_of(entry))
         if entry.expires_at is not None:
             heappush(self._expiring, (entry.expires_at, entry.seq))
-        self._queue(entry)
+        entry.queued = True
+        heappush(self._ready, entry.seq if self._fifo else self._key(entry.seq, entry.priority))
 
     def _queue(self, entry: Entry) -> None:
         if not entry.queued:
@@ -336,7 +339,7 @@ class QueueIndex:
             if entry is None:
                 continue
             entry.queued = False
-            if self._due(entry, now):
+            if (not entry.tags and not entry.locked) or self._due(entry, now):
                 return entry
             if not entry.locked and entry.not_before is not None:
                 heappush(self._delayed, (entry.not_before, key))

@@ -7,6 +7,7 @@ are relative to the space's directory, with ``/`` between parts.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
@@ -79,6 +80,7 @@ def queue_path(queue: str) -> str:
     return f"{COMMITTED}/queue={queue}"
 
 
+@lru_cache(maxsize=1024)
 def watermark_path(queue: str) -> str:
     return f"{COMMITTED}/queue={queue}/.watermark"
 
@@ -101,10 +103,6 @@ def retry_path(queue: str, seq: int, message_id: bytes) -> str:
     return f"{COMMITTED}/queue={queue}/.retries/{seq:016x}.{message_id.hex()}"
 
 
-def archive_range_path(queue: str, seq: int) -> str:
-    return f"{ARCHIVE}/queue={queue}/range={seq >> RANGE_BITS:013x}"
-
-
 def archived_path(path: str) -> str:
     """Where the message file that stands there is kept once a stream has consumed it."""
     return ARCHIVE + path.removeprefix(COMMITTED)
@@ -113,11 +111,6 @@ def archived_path(path: str) -> str:
 def stream_path(queue: str) -> str:
     """Of the record of the stream that consumes a queue."""
     return f"{STREAMS}/queue={queue}"
-
-
-def stream_making_path(queue: str) -> str:
-    """Where that record is written before it is renamed into its place."""
-    return f"{STREAMS}/.queue={queue}"
 
 
 def block_path(directory: str, xid_text: str, suffix: str) -> str:

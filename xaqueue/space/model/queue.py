@@ -16,7 +16,7 @@ from xaqueue.space.model import layout
 from xaqueue.space.model.definitions import QueueDefinition
 from xaqueue.space.model.index import Entry, QueueIndex
 from xaqueue.space.model.layout import RANGE_BITS, RANGE_SIZE, Watermark
-from xaqueue.space.model.stream_records import StreamRecord
+from xaqueue.space.model.records import StreamRecord
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.scheduling import Condition
 
@@ -51,14 +51,14 @@ class Queue:
         self.is_wanted = False
         """A stream waits to reserve it: nothing more is removed until it has."""
         self._has_directory = False
-        self._made: set[int] = set()
+        self.made_ranges: set[int] = set()
         """Ranges whose directory is known to be there."""
 
     def found(self, ranges: Iterable[int], last: int, watermark: Watermark | None) -> None:
         """What recovery read of a queue's directory: its ranges, its highest number, its watermark."""
         self._has_directory = True
         self.ranges = dict.fromkeys(ranges, 0)
-        self._made = set(self.ranges)
+        self.made_ranges = set(self.ranges)
         self.last = self.reserved = max(last, watermark.reserved) if watermark else last
         self.published = min(watermark.published, self.last) if watermark else 0  # a damaged one may say anything
 
@@ -155,14 +155,13 @@ class Queue:
         self.holds(seq >> RANGE_BITS, 1)
         return seq
 
-    def make_range(self, fs: FileSystem, seq: int) -> bool:
-        """Makes the directory that a number needs, and reserves it; whether something was made. Raises OSError.
+    def make_range(self, fs: FileSystem, seq: int) -> None:
+        """Makes the directory that a number needs, and reserves it. Raises OSError.
 
         For those whose files are their record: numbers at or below ``reserved`` are not used again after a crash.
         """
-        made = False
         if seq > self.reserved:
-            made, reserved = True, seq | (RANGE_SIZE - 1)
+            reserved = seq | (RANGE_SIZE - 1)
             if not self._has_directory:
                 with suppress(FileExistsError):
                     fs.make_dir(layout.queue_path(self.name))
@@ -170,19 +169,17 @@ class Queue:
             watermark = Watermark(self.published, reserved)
             fs.write_at(layout.watermark_path(self.name), 0, [layout.format_watermark(watermark)])
             self.reserved = reserved
-        if seq >> RANGE_BITS not in self._made:
-            made = True
+        if seq >> RANGE_BITS not in self.made_ranges:
             with suppress(FileExistsError):
                 fs.make_dir(layout.range_path(self.name, seq))
-            self._made.add(seq >> RANGE_BITS)
-        return made
+            self.made_ranges.add(seq >> RANGE_BITS)
 
     def consumed(self, entry: Entry) -> bool:
         """The message's removal is hardened. Whether its range has become spent: whoever clears removes that."""
         self.index.remove(entry)
         number = entry.seq >> RANGE_BITS
-        self.ranges[number] -= 1
-        return self.is_spent(number)
+        self.ranges[number] = left = self.ranges[number] - 1
+        return not left and self.is_spent(number)
 
     def spent_ranges(self) -> list[int]:
         """Those that may be removed, but for what is still to be cleared in them."""
@@ -196,7 +193,7 @@ class Queue:
     def remove_range(self, fs: FileSystem, number: int) -> None:
         """Removes an emptied range directory; it stays with a foreign file in it, or for want of room."""
         try:
-            self._made.discard(number)
+            self.made_ranges.discard(number)
             with suppress(FileNotFoundError):  # whose messages came and went before it was made
                 fs.remove_dir(layout.range_path(self.name, number << RANGE_BITS))
             del self.ranges[number]

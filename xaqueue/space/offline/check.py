@@ -2,7 +2,8 @@
 
 A space that another process owns is a moving target: what looks wrong there is looked at a second time, and told only
 if it stands. ``repair`` is the one part that writes: it owns the space, and moves to quarantine what opening it did
-not find, such as a large body whose checksum is wrong.
+not find, such as a large body whose checksum is wrong. What a record of the journal names that was not done again is
+not damaged in the directories: the next open makes it what it is to be.
 """
 
 from __future__ import annotations
@@ -13,22 +14,26 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
-from xaqueue.space.engine import heuristics, quarantine
-from xaqueue.space.engine.state import Space
-from xaqueue.space.model import batch_record, layout, retries, stream_records
+from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
+from xaqueue.space.engine import heuristics, quarantine, redo
+from xaqueue.space.model import change, layout, records
 from xaqueue.space.model.block import Head, Kind
+from xaqueue.space.model.block_files import listed
 from xaqueue.space.model.format import read_format
-from xaqueue.space.model.layout import ACTIVE, BATCHES, COMMIT, FIRST, HEURISTIC, PREPARED, QUARANTINE, STREAMS
+from xaqueue.space.model.layout import ACTIVE, BATCHES, COMMIT, FIRST, HEURISTIC, JOURNAL, PREPARED, QUARANTINE, STREAMS
 from xaqueue.space.offline.check_committed import CommittedCheck
-from xaqueue.space.offline.check_journal import JournalCheck
-from xaqueue.space.offline.findings import Finding, Looks, broken, damaged, leftover, note
+from xaqueue.space.offline.findings import Finding, Looks, Severity, broken, damaged, leftover, note
 from xaqueue.space.offline.redo_view import RedoView, read_journal
-from xaqueue.space.owner.open import READ_ONLY, attach, is_owned, read_definitions, read_owner
+from xaqueue.space.owner.open import attach, is_owned, read_definitions
+from xaqueue.space.owner.record import READ_ONLY, read_owner
 from xaqueue.space.recovery import prepared as survey
+from xaqueue.space.recovery.from_journal import check_end
 from xaqueue.space.recovery.load import Progress, read_head
 from xaqueue.space.recovery.prepared import Verdict
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.journal_format import parse_name
+from xaqueue.storage.journal_reader import ARCHIVE, Found, look, read_readable
 from xaqueue.xid import Xid
 
 
@@ -67,16 +72,12 @@ def repair(path: str | os.PathLike[str], progress: Progress | None = None) -> Re
         moved, notes = list(space.report.quarantined), list(space.report.notes)
         for finding in list(check(path, progress, live=False)):
             if finding.movable:
-                _set_aside(space, finding)
+                quarantine.move(space.fs, finding.path, finding.problem, space.now_us())
+                space.log.sync_names((QUARANTINE, finding.path.rpartition("/")[0]))
                 moved.append(f"{finding.path}: {finding.problem}")
         return Repaired(str(space.report), moved, notes)
     finally:
         session.close()
-
-
-def _set_aside(space: Space, finding: Finding) -> None:
-    quarantine.move(space.fs, finding.path, finding.problem, space.now_us())
-    space.log.sync_names((QUARANTINE, finding.path.rpartition("/")[0]))
 
 
 class SpaceCheck:
@@ -121,9 +122,9 @@ class SpaceCheck:
         yield from self._prepared()
         yield from self._active()
         for directory, probe in ((HEURISTIC, self._decision), (BATCHES, self._batch), (STREAMS, self._stream)):
-            for name in survey.listed(self._fs, directory):
+            for name in listed(self._fs, directory):
                 yield from self._looks.at(partial(probe, name, f"{directory}/{name}"))
-        for name in survey.listed(self._fs, QUARANTINE):
+        for name in listed(self._fs, QUARANTINE):
             if not name.endswith(".reason"):
                 yield note(f"{QUARANTINE}/{name}", self._reason(name))
 
@@ -146,14 +147,14 @@ class SpaceCheck:
         found, foreign = survey.prepared(self._fs)
         for path in foreign:
             yield damaged(path, "is no command block: its name is not <xid>.<number>")
-        lost = survey.lost_blocks(self._fs)
+        lost = quarantine.lost_blocks(self._fs)
         for xid in sorted({*found, *lost}, key=str):
             yield from self._looks.at(partial(self._branch, xid, found.get(xid, {})))
 
     def _branch(self, xid: Xid, files: dict[str, str]) -> Iterator[Finding]:
         if self._looks.again:
             files = survey.prepared(self._fs)[0].get(xid, {})
-        lost = survey.lost_blocks(self._fs).get(xid, ())
+        lost = quarantine.lost_blocks(self._fs).get(xid, ())
         branch = survey.survey(self._fs, xid, files, lost, self.committed.holds, whole=True)
         for path, reason in branch.broken:
             yield damaged(path, reason)
@@ -217,13 +218,11 @@ class SpaceCheck:
             yield damaged(path, "is no record of a batch: its name is not <key>.<number>")
             return
         try:
-            batch = batch_record.read(self._fs, path).batch
-        except FileNotFoundError:
-            return  # it went with a later one
+            batch = records.read_decision(self._fs, path).batch
         except DamagedBlock as damage:
             yield damaged(path, f"the record of a batch: {damage}")
             return
-        if batch_record.path_of(batch.gtrid) != path:
+        if records.decision_path(batch.gtrid) != path:
             yield damaged(path, f"is the record of {batch}, not of the batch that it is named after")
 
     def _stream(self, name: str, path: str) -> Iterator[Finding]:
@@ -232,14 +231,14 @@ class SpaceCheck:
             yield damaged(path, "is no record of a stream: its name is not queue=<name>")
             return
         try:
-            stream_records.read(self._fs, queue)
+            records.read_stream(self._fs, queue)
         except DamagedBlock as damage:
             advice = f"the queue is kept for it until `xaqueue release {queue}`"
             yield broken(path, f"the record of the stream that consumes queue {queue}: {damage}: {advice}")
 
     def _retries(self, queue: str) -> Iterator[Finding]:
         found: list[Finding] = []
-        known = retries.read_all(self._fs, queue, lambda path, why: found.append(damaged(path, why)))
+        known = records.read_tries(self._fs, queue, lambda path, why: found.append(damaged(path, why)))
         yield from found
         for seq, message_id in known:
             if not self._looks.live and not self.committed.holds(queue, message_id):
@@ -252,3 +251,71 @@ class SpaceCheck:
         except OSError:
             return "in quarantine, without a reason beside it"
         return f"in quarantine: {text.partition(chr(10))[0]}"
+
+
+class JournalCheck:
+    """The journal's part: its segments and their order, and what of it the directories may lack."""
+
+    def __init__(self, fs: FileSystem, looks: Looks, used: bool, moving: bool) -> None:
+        """used: whether there must be a journal. moving: whether somebody writes to it."""
+        self._fs = fs
+        self._looks = looks
+        self._used = used
+        self._moving = moving
+        self.ahead: frozenset[str] = frozenset()
+        """After ``run``: the paths that the next open makes again."""
+
+    def run(self) -> Iterator[Finding]:
+        if self._fs.is_dir(JOURNAL):
+            yield from self._names()
+        elif not self._used:
+            return
+        yield from self._looks.at(self._segments)
+
+    def judged(self, finding: Finding) -> Finding:
+        """The same, or where the journal is ahead of what was found, what that means."""
+        path = finding.path
+        ahead = path in self.ahead or any(one.startswith(path + ".") for one in self.ahead)
+        if finding.severity is not Severity.DAMAGE or not ahead:
+            return finding
+        return leftover(path, f"{finding.problem}; the journal has what it is to be: made so by the next open")
+
+    def _names(self) -> Iterator[Finding]:
+        for name in sorted(self._fs.list(JOURNAL)):
+            if ARCHIVE in name:
+                yield note(f"{JOURNAL}/{name}", "what was cut off the journal: nothing reads it any more")
+            elif parse_name(name.removesuffix(".new")) is None:
+                yield note(f"{JOURNAL}/{name}", "is no part of a journal; left alone")
+
+    def _segments(self) -> Iterator[Finding]:
+        try:
+            found = look(self._fs, JOURNAL, change.is_valid, used=self._used)
+            if not self._moving:
+                check_end(self._fs, found.records, found.position)
+        except JournalDamaged as damage:
+            yield broken(JOURNAL, str(damage))
+            for gap in read_readable(self._fs, JOURNAL, change.is_valid).gaps:
+                yield broken(f"{JOURNAL}/{gap.name}".rstrip("/"), f"cannot be read {gap}")
+        except SpaceError as newer:
+            yield broken(JOURNAL, str(newer))
+        else:
+            if not self._moving:
+                yield from self._left(found)
+
+    def _left(self, found: Found) -> Iterator[Finding]:
+        """What the next open does."""
+        lost = redo.find_lost(self._fs, found.records)
+        yield from (broken(path, f"{reason}: the space opens for reading only") for path, reason in lost.items())
+        self.ahead = frozenset(path for record in found.records for path in change.paths_of(record)) - lost.keys()
+        if found.records:
+            many = f"{len(found.records):,} record{'s' if len(found.records) > 1 else ''}"
+            yield leftover(JOURNAL, f"the directories may be behind: {many} to be done again by the next open")
+        if found.tail:
+            torn = f"ends in {len(found.tail):,} bytes of a torn record, promised to nobody"
+            path = f"{JOURNAL}/{found.segments[-1].name}"
+            yield note(path, f"{torn}: kept beside it and cut off by the next open")
+        for name in found.abandoned:
+            why = "was given up for its damage, or written late by a former owner"
+            yield leftover(f"{JOURNAL}/{name}", f"{why}: kept as .archive by the next open")
+        for name in found.orphans:
+            yield leftover(f"{JOURNAL}/{name}", "is needed no more: to be removed")

@@ -10,8 +10,9 @@ from functools import partial
 
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
-from xaqueue.space.model import layout, message_name, stream_records
+from xaqueue.space.model import layout, message_name, records
 from xaqueue.space.model.block import check_message
+from xaqueue.space.model.block_files import listed
 from xaqueue.space.model.layout import COMMITTED, RANGE_BITS, RANGE_SIZE, Watermark
 from xaqueue.space.offline.findings import Finding, Looks, broken, damaged, leftover, note
 from xaqueue.space.recovery import prepared
@@ -69,7 +70,7 @@ class CommittedCheck:
 
     def find_queues(self) -> Iterator[Finding]:
         """Fills ``queues``."""
-        for name in prepared.listed(self.fs, COMMITTED):
+        for name in listed(self.fs, COMMITTED):
             queue = layout.parse_queue_directory(name)
             path = f"{COMMITTED}/{name}"
             if queue is None or not self.fs.is_dir(path):
@@ -79,7 +80,7 @@ class CommittedCheck:
 
     def ranges(self, queue: str) -> list[str]:
         """The names in a queue's directory that should be range directories."""
-        return prepared.listed(self.fs, layout.queue_path(queue))
+        return listed(self.fs, layout.queue_path(queue))
 
     def range(self, queue: str, name: str) -> list[Finding]:
         """Of one range directory and its messages."""
@@ -96,8 +97,8 @@ class CommittedCheck:
             if self.fs.exists(path):
                 yield damaged(path, "is no range directory")
             return
-        names = prepared.listed(self.fs, path)
-        consumed = stream_records.consumed_in(self.fs, queue)
+        names = listed(self.fs, path)
+        consumed = records.consumed_in(self.fs, queue)
         left = [message for message in names if not layout.is_consumed(message, consumed)]
         if len(left) < len(names) and not self.looks.live:
             gone = len(names) - len(left)
@@ -130,9 +131,11 @@ class CommittedCheck:
         self.highest[queue] = max(self.highest.get(queue, 0), seq)
         place = self.queues.index(queue) << _SEQ_BITS | seq
         earlier = self._places.setdefault(message_id, place)
+        if earlier == place:
+            return
         other = self.queues[earlier >> _SEQ_BITS]
         first = prepared.find_message(self.fs, other, earlier & _SEQ_MASK, message_id)
-        if earlier == place or first is None:
+        if first is None:
             return
         if other == queue:
             yield damaged(path, f"message {message_id.hex()} stands in its queue twice: first as {first}")

@@ -7,29 +7,39 @@ have moved on and are left out.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
+from xaqueue.message import Message, MessageId
 from xaqueue.space.engine import disk_space
-from xaqueue.space.model import layout, stream_records
+from xaqueue.space.engine.messages import message_of
+from xaqueue.space.model import layout, message_name, records
+from xaqueue.space.model.block_files import listed, read_checked
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, read_format
+from xaqueue.space.model.index import Order
+from xaqueue.space.model.layout import JOURNAL
 from xaqueue.space.offline.inspect_branches import in_doubt_in
-from xaqueue.space.offline.inspect_journal import JournalStatus, status_of
-from xaqueue.space.offline.redo_view import look_into
-from xaqueue.space.owner.checkpointer import parse_counters
-from xaqueue.space.owner.open import FLAGS_VARIABLE, Owner, read_definitions
+from xaqueue.space.offline.reader import watermark_in
+from xaqueue.space.offline.redo_view import Seen, look_into
+from xaqueue.space.owner.open import hardening_of, read_definitions
+from xaqueue.space.owner.record import Owner
+from xaqueue.space.owner.threads import parse_counters
 from xaqueue.space.recovery import prepared
 from xaqueue.space.recovery.prepared import Verdict
 from xaqueue.storage.fs import FileSystem
-from xaqueue.storage.hardening import DEFAULT, Hardening
+from xaqueue.storage.journal_format import parse_name
+from xaqueue.storage.regular import NO_FILE
 
+Place = tuple[int, MessageId, str]
+"""Number, id and tags of a message."""
 UNDEFINED = "undefined"
 """Stands for the order of a queue that has messages and no definition."""
-WATERMARK_TRIES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,20 @@ class QueueStatus:
     def lag(self) -> int:
         """Numbers that were published and that the stream has not consumed."""
         return max(0, (self.watermark or 0) - self.consumed) if self.stream else 0
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStatus:
+    """``end`` is the LSN of the next record; everything below ``checkpoint`` is durable in the directories."""
+
+    end: int
+    checkpoint: int
+    segments: int
+    allocated_bytes: int
+    ahead: int
+    """Records since the checkpoint."""
+    damage: str = ""
+    """What is wrong with it; then the other figures are those of its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +128,16 @@ class Status:
         return self.owner.trouble if self.owner is not None else ""
 
 
-def status(path: str | os.PathLike[str], environment: Mapping[str, str] = os.environ) -> Status:
+def status(path: str | os.PathLike[str]) -> Status:
     """What the space is and holds. Raises SpaceError where the directory is none."""
-    written = read_format(path)
     looked = look_into(path)
     owned, owner, fs = looked.owned, looked.owner, looked.fs
-    definitions, complaint = _definitions(path)
-    hardening = _hardening(owner if owned else None, definitions, environment)
-    left = fs.room()
+    definitions, _ = _definitions(path)
+    hardening = hardening_of(owner.sync if owned and owner is not None else None, definitions)
     waiting = in_doubt_in(fs, looked.again)
     doubtful = [branch for branch in waiting if branch.state == Verdict.IN_DOUBT.value]
-    aside = prepared.listed(fs, layout.QUARANTINE)
     return Status(
-        directory=os.fspath(path),
-        format=written,
-        owner=owner,
+        **fields_of_files(path, fs, owner, looked.journal, definitions),
         owned=owned,
         sync=str(hardening),
         promise=hardening.promise,
@@ -128,27 +147,37 @@ def status(path: str | os.PathLike[str], environment: Mapping[str, str] = os.env
         damaged=sum(1 for branch in doubtful if branch.damage),
         committing=sum(1 for branch in waiting if branch.state == Verdict.COMMITTING.value),
         heuristic=sum(1 for branch in waiting if branch.decision is not None),
-        quarantined=sum(1 for name in aside if not name.endswith(".reason")),
-        free_bytes=left.free_bytes,
-        free_inodes=left.free_inodes if left.total_inodes else None,
-        low=disk_space.refusal(definitions, left),
-        complaint=complaint,
-        journal=status_of(fs, looked.journal),
         cache=_counters(fs) if owned and hardening.journal else None,
         state=((owner.state if owner is not None else "") or "alive") if owned else "",
     )
 
 
-def queue_list(path: str | os.PathLike[str], definitions: Definitions | None = None) -> list[QueueStatus]:
+def fields_of_files(
+    path: str | os.PathLike[str], fs: FileSystem, owner: Owner | None, seen: Seen, definitions: Definitions
+) -> dict[str, Any]:
+    """Those of a ``Status`` that only the directory tells, also to its owner."""
+    left = fs.room()
+    return {
+        "directory": os.fspath(path),
+        "format": read_format(path),
+        "owner": owner,
+        "quarantined": sum(1 for name in listed(fs, layout.QUARANTINE) if not name.endswith(".reason")),
+        "free_bytes": left.free_bytes,
+        "free_inodes": left.free_inodes if left.total_inodes else None,
+        "low": disk_space.refusal(definitions, left),
+        "complaint": _definitions(path)[1],
+        "journal": journal_status(fs, seen),
+    }
+
+
+def queue_list(path: str | os.PathLike[str]) -> list[QueueStatus]:
     """The queues that are defined or have a directory, sorted. Raises SpaceError."""
-    if definitions is None:
-        definitions, _ = _definitions(path)
-    return queue_list_in(look_into(path).fs, definitions)
+    return queue_list_in(look_into(path).fs, _definitions(path)[0])
 
 
 def queue_list_in(fs: FileSystem, definitions: Definitions) -> list[QueueStatus]:
     """As ``queue_list``, of the space behind a port."""
-    reserved = {queue for name in prepared.listed(fs, layout.STREAMS) if (queue := layout.parse_queue_directory(name))}
+    reserved = {queue for name in listed(fs, layout.STREAMS) if (queue := layout.parse_queue_directory(name))}
     return [_queue(fs, name, definitions) for name in sorted({*queues_in(fs), *definitions.queues, *reserved})]
 
 
@@ -192,19 +221,17 @@ def _definitions(path: str | os.PathLike[str]) -> tuple[Definitions, str]:
         return Definitions(), str(error)
 
 
-def _hardening(owner: Owner | None, definitions: Definitions, environment: Mapping[str, str]) -> Hardening:
-    asked = owner.sync if owner is not None else environment.get(FLAGS_VARIABLE)
-    return Hardening.parse(asked) if asked is not None else definitions.sync or DEFAULT
+def described(definitions: Definitions, queue: str) -> tuple[str, str]:
+    """Order and description of a queue, in words."""
+    definition = definitions.of(queue)
+    return (definition.order.value, definition.description) if definition is not None else (UNDEFINED, "")
 
 
 def _queue(fs: FileSystem, name: str, definitions: Definitions) -> QueueStatus:
-    definition = definitions.queues.get(name) or definitions.default
-    watermark = watermark_in(fs, name)
-    order = definition.order.value if definition is not None else UNDEFINED
-    description = definition.description if definition is not None else ""
+    watermark, (order, description) = _watermark(fs, name), described(definitions, name)
     depth = len(prepared.message_names(fs, name))
     try:
-        record = stream_records.read(fs, name)
+        record = records.read_stream(fs, name)
     except (DamagedBlock, OSError) as error:
         return QueueStatus(name, order, description, depth, watermark, f"unknown: its record is damaged: {error}")
     if record is None:
@@ -213,18 +240,69 @@ def _queue(fs: FileSystem, name: str, definitions: Definitions) -> QueueStatus:
     return QueueStatus(name, order, description, depth, watermark, stream, record.consumed)
 
 
-def watermark_in(fs: FileSystem, queue: str) -> int | None:
-    """The highest published number of a queue; 0 where there was none yet, None where that cannot be read."""
-    path = layout.watermark_path(queue)
-    for _ in range(WATERMARK_TRIES):
+def _watermark(fs: FileSystem, queue: str) -> int | None:
+    """As ``watermark_in``; None also where its file cannot be read."""
+    try:
+        return watermark_in(fs, queue)
+    except OSError:
+        return None
+
+
+def journal_status(fs: FileSystem, seen: Seen) -> JournalStatus | None:
+    """Of a journal that was read; None where there is none."""
+    if seen.found is not None:
+        return JournalStatus(seen.found.position, seen.found.checkpoint, *_files(fs), len(seen.records))
+    return JournalStatus(0, 0, *_files(fs), 0, seen.damage) if seen.damage else None
+
+
+def _files(fs: FileSystem) -> tuple[int, int]:
+    """How many segments there are, and their bytes."""
+    sizes = []
+    for name in fs.list(JOURNAL) if fs.is_dir(JOURNAL) else ():
+        if parse_name(name) is not None:
+            try:
+                sizes.append(fs.size(f"{JOURNAL}/{name}"))
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, *NO_FILE):
+                    raise
+    return len(sizes), sum(sizes)
+
+
+def browse(path: str | os.PathLike[str], queue: str, damaged: Callable[[int, str], None]) -> Iterator[Message]:
+    """What is committed, in the order of the queue; also what is locked or not due yet, and nothing that has expired.
+
+    damaged: told of the number of a message that cannot be read, and why. Raises SpaceError.
+    """
+    looked = look_into(path)
+    fs = looked.fs
+    names = sorted(prepared.message_names(fs, queue))
+    places = [place for name in names if (place := message_name.parse(name)) is not None]
+    upto = _watermark(fs, queue) if looked.owned else None  # what is above is not acknowledged, or the next open's
+    if upto is not None:
+        places = [place for place in places if place[0] <= upto]
+    tries = records.read_tries(fs, queue)
+    for seq, message_id, tags in _ordered(places, _order(path, queue)):
+        where = layout.message_path(queue, seq, message_id, tags)
         try:
-            data = fs.read(path, layout.WATERMARK_BYTES)
-        except OSError as error:
-            return 0 if isinstance(error, FileNotFoundError) else None
-        watermark = layout.parse_watermark(data)
-        if watermark is not None:
-            return watermark.published
-        if not data and not prepared.listed(fs, layout.queue_path(queue)):
-            return 0  # the queue's first message is on its way, or was when the power went
-        time.sleep(0.001)  # half a write was seen
-    return None
+            message = message_of(queue, seq, message_id, read_checked(fs, where), tries.get((seq, message_id), 0))
+        except FileNotFoundError:
+            continue  # consumed meanwhile
+        except DamagedBlock as damage:
+            damaged(seq, str(damage))
+            continue
+        if message.properties.expires_at is None or message.properties.expires_at > time.time_ns() // 1000:
+            yield message
+
+
+def _order(path: str | os.PathLike[str], queue: str) -> Order:
+    definitions, _ = _definitions(path)  # what is wrong with them is told by status
+    definition = definitions.of(queue)
+    return definition.order if definition is not None else Order.FIFO
+
+
+def _ordered(places: list[Place], order: Order) -> list[Place]:
+    if order is Order.LIFO:
+        return places[::-1]
+    if order is Order.PRIORITY:
+        return sorted(places, key=lambda place: -message_name.read_tags(place[2]).priority)
+    return places

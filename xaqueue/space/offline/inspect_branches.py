@@ -1,25 +1,27 @@
 """The branches in doubt of a space, seen without owning it: what each adds and holds, and what operators decided.
 
-Nothing here writes or locks.
+Nothing here writes or locks; what a decision by hand would do to the queues is arithmetic over what was seen.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from xaqueue.errors import DamagedBlock
+from xaqueue.errors import DamagedBlock, HeuristicOutcome, ProtocolError
 from xaqueue.message import MessageId
-from xaqueue.space.engine import heuristics
+from xaqueue.space.engine import heuristics, quarantine
 from xaqueue.space.engine.heuristics import Decision
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Kind, decode, unpack_list
-from xaqueue.space.model.block_files import read_block
+from xaqueue.space.model.block_files import listed, read_block
+from xaqueue.space.model.branch import HEURISTICS
 from xaqueue.space.offline.redo_view import look_into
 from xaqueue.space.recovery import prepared
-from xaqueue.space.recovery.prepared import Holds, Standing, Verdict
+from xaqueue.space.recovery.prepared import Holds, PreparedBranch, Verdict
 from xaqueue.storage.fs import FileSystem
 from xaqueue.xid import Xid
 
@@ -84,54 +86,39 @@ def pages(fs: FileSystem, again: Callable[[], FileSystem] | None = None) -> Iter
 
 
 def _prepared(fs: FileSystem, again: Callable[[], FileSystem] | None) -> Iterator[InDoubt]:
-    files, _ = prepared.prepared(fs)
-    lost = prepared.lost_blocks(fs)
     suspects = []
-    holds = _holds(fs)
-    for xid in {**files, **lost}:
-        standing = _standing(fs, xid, files.get(xid, {}), lost.get(xid, ()), holds)
-        if standing is not None and standing.damage and again is not None:  # or its owner is at it just now
-            suspects.append(xid)
-        elif standing is not None:
-            yield from _open(standing)
+    for status in _statuses(fs):
+        if status.damage and again is not None:  # or its owner is at it just now
+            suspects.append(status.xid)
+        else:
+            yield from _open(status)
     if suspects and again is not None:
-        fs = again()
-        files, _ = prepared.prepared(fs)
-        lost, holds = prepared.lost_blocks(fs), _holds(fs)
-        for xid in suspects:
-            standing = _standing(fs, xid, files.get(xid, {}), lost.get(xid, ()), holds)
-            if standing is not None:
-                yield from _open(standing)
+        for status in _statuses(again(), suspects):
+            yield from _open(status)
 
 
-def _open(standing: Standing) -> Iterator[InDoubt]:
+def _statuses(fs: FileSystem, xids: Iterable[Xid] | None = None) -> Iterator[PreparedBranch]:
+    """Of these branches, or of all; not of one of which a file vanished meanwhile: its owner is finishing it."""
+    files, _ = prepared.prepared(fs)
+    lost, holds = quarantine.lost_blocks(fs), _holds(fs)
+    for xid in {**files, **lost} if xids is None else xids:
+        try:
+            status = prepared.survey(fs, xid, files.get(xid, {}), lost.get(xid, ()), holds)
+        except FileNotFoundError:
+            continue
+        yield status
+
+
+def _open(status: PreparedBranch) -> Iterator[InDoubt]:
     """The branch, unless it is over, or was promised to nobody."""
-    if standing.verdict in (Verdict.IN_DOUBT, Verdict.COMMITTING) and (standing.blocks or standing.damage):
-        yield _told(standing)
-
-
-def _standing(fs: FileSystem, xid: Xid, files: dict[str, str], lost: Sequence[str], holds: Holds) -> Standing | None:
-    """None where a file vanished meanwhile: its owner is finishing it."""
-    try:
-        return prepared.survey(fs, xid, files, lost, holds)
-    except FileNotFoundError:
-        return None
-
-
-def _told(standing: Standing) -> InDoubt:
-    contents: dict[bool, list[Content]] = {True: [], False: []}
-    for _, head in standing.blocks:
-        held = head.kind is Kind.DEQUEUE
-        size = None if held else head.size_bytes
-        contents[held].append(Content(head.properties.queue, head.message_id, size))
-    return InDoubt(
-        standing.xid,
-        standing.verdict.value,
-        standing.prepared_at,
-        contents[False],
-        contents[True],
-        standing.damage,
-    )
+    if status.verdict in (Verdict.IN_DOUBT, Verdict.COMMITTING) and (status.blocks or status.damage):
+        contents: dict[bool, list[Content]] = {True: [], False: []}
+        for _, head in status.blocks:
+            held = head.kind is Kind.DEQUEUE
+            size = None if held else head.size_bytes
+            contents[held].append(Content(head.properties.queue, head.message_id, size))
+        state, since = status.verdict.value, status.prepared_at
+        yield InDoubt(status.xid, state, since, contents[False], contents[True], status.damage)
 
 
 def _holds(fs: FileSystem) -> Holds:
@@ -147,7 +134,7 @@ def _holds(fs: FileSystem) -> Holds:
 
 
 def _decided(fs: FileSystem) -> Iterator[InDoubt]:
-    for name in prepared.listed(fs, layout.HEURISTIC):
+    for name in listed(fs, layout.HEURISTIC):
         path = f"{layout.HEURISTIC}/{name}"
         xid = layout.parse_xid(name)
         if xid is None:
@@ -164,3 +151,44 @@ def _decided(fs: FileSystem) -> Iterator[InDoubt]:
         held = [Content(row.queue, row.message_id) for row in rows if row.kind is Kind.DEQUEUE]
         state = heuristics.OUTCOMES[decision.outcome].value
         yield InDoubt(xid, state, decision.at, added, held, [], decision)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One queue that a branch touches. Messages count those that are held; held, by branches in doubt."""
+
+    queue: str
+    adds: int
+    holds: int
+    messages: int
+    messages_after: int
+    held: int
+    held_after: int
+
+
+def dry_run_of(branch: InDoubt, waiting: Sequence[InDoubt], depths: Mapping[str, int], commit: bool) -> list[Change]:
+    """What becomes of every queue that the branch touches, sorted by name.
+
+    waiting: all branches in doubt; depths: of those queues. Raises what ``decide`` would refuse with.
+    """
+    check_open(branch, commit)
+    adds = Counter(content.queue for content in branch.added)
+    holds = Counter(content.queue for content in branch.held)
+    held = Counter(content.queue for other in waiting if other.decision is None for content in other.held)
+    changes = []
+    for queue in sorted({*adds, *holds}):
+        before = depths.get(queue, 0)
+        after = max(before - holds[queue], 0) + adds[queue] if commit else before
+        changes.append(Change(queue, adds[queue], holds[queue], before, after, held[queue], held[queue] - holds[queue]))
+    return changes
+
+
+def check_open(branch: InDoubt, commit: bool) -> None:
+    """HeuristicOutcome where it was decided before, ProtocolError where a rollback comes too late."""
+    if branch.decision is not None:
+        code = HEURISTICS[heuristics.OUTCOMES[branch.decision.outcome]]
+        raise HeuristicOutcome(f"branch {branch.xid} is {branch.state} already; forget ends this", code)
+    if branch.state not in (Verdict.IN_DOUBT.value, Verdict.COMMITTING.value):
+        raise DamagedBlock(f"branch {branch.xid} is {branch.state}: open the space once, and look again")
+    if branch.state == Verdict.COMMITTING.value and not commit:
+        raise ProtocolError(f"branch {branch.xid} is past its commit point: it can only be committed")

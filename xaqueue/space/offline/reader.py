@@ -2,26 +2,37 @@
 
 Every message at or below the watermark is in its range directory or has been consumed, so what a reader finds is
 complete, and the same range read again holds a subset of what it held. A reader never writes, locks or waits.
+
+``follow`` goes on as the queue grows. The owner writes the watermark once for each group of commits, so its file is
+what is watched; the messages between the old mark and the new one are then read. Where the file system tells of no
+changes (network mounts), a look every ``IDLE_S`` seconds does. What is consumed before it is read is not seen.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from xaqueue.errors import DamagedBlock, SpaceError
+from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.message import MessageId, check_queue_name
-from xaqueue.space.model import layout, retries, stream_records
-from xaqueue.space.model.block_files import read_message
+from xaqueue.space.model import layout, records
+from xaqueue.space.model.block_files import ahead, listed, ranges_in, read_message
 from xaqueue.space.model.format import check_recovered, read_format
 from xaqueue.space.model.message_name import ID_DIGITS, parse_seq
-from xaqueue.storage.fs import DirectoryFileSystem
-from xaqueue.storage.read_ahead import ahead
-from xaqueue.storage.regular import NO_DIRECTORY, NO_FILE, read_at_most
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.regular import NO_DIRECTORY, NO_FILE
 
-WATERMARK_TRIES = 50
+READ_TRIES = 50
+IDLE_S = 1.0
+EARLIEST, LATEST = "earliest", "latest"
+
+Followed = tuple[int, MessageId, bytes]
+"""Sequence number, message id, and the bytes of the message's block."""
 
 
 class QueueReader:
@@ -37,30 +48,23 @@ class QueueReader:
         read_format(path)
         if not even_behind:
             check_recovered(path)
-        self._directory = self.space / layout.queue_path(queue)
+        self._fs = DirectoryFileSystem(self.space, keep_unsynced=False)
 
     def watermark(self) -> int:
         """The highest published sequence number; 0 for a queue that has had no message yet.
 
         Raises SpaceError when the watermark stays unreadable.
         """
-        path = self.space / layout.watermark_path(self.queue)
-        for _ in range(WATERMARK_TRIES):
-            try:
-                data = read_at_most(str(path), layout.WATERMARK_BYTES)
-            except FileNotFoundError:
-                return 0
-            except OSError as error:
-                if error.errno not in NO_FILE | NO_DIRECTORY:
-                    raise
-                break
-            if not data and not self.ranges():  # the queue's first message is on its way, or was when the power went
-                return 0
-            watermark = layout.parse_watermark(data)
-            if watermark is not None:
-                return watermark.published
-            time.sleep(0.001)  # half a write was seen
-        raise SpaceError(f"{path} stays unreadable: run `xaqueue check --space {self.space}`")
+        path = layout.watermark_path(self.queue)
+        try:
+            found = watermark_in(self._fs, self.queue)
+        except OSError as error:
+            if error.errno not in NO_FILE | NO_DIRECTORY:
+                raise
+            found = None
+        if found is None:
+            raise SpaceError(f"{self.space / path} stays unreadable: run `xaqueue check --space {self.space}`")
+        return found
 
     def consumed(self) -> int:
         """Everything up to this number is consumed by a stream, and is never given out; 0 where no stream is known.
@@ -68,16 +72,24 @@ class QueueReader:
         Raises SpaceError when the stream's record is damaged.
         """
         try:
-            record = stream_records.read(DirectoryFileSystem(self.space, keep_unsynced=False), self.queue)
+            record = self._stream()
         except (DamagedBlock, OSError) as error:
             path = self.space / layout.stream_path(self.queue)
-            told = f"{path} cannot be read ({error}), and what is consumed is not known"
-            raise SpaceError(f"{told}: run `xaqueue check --space {self.space}`") from error
+            reason = f"{path} cannot be read ({error}), and what is consumed is not known"
+            raise SpaceError(f"{reason}: run `xaqueue check --space {self.space}`") from error
         return record.consumed if record is not None else 0
+
+    def _stream(self) -> records.StreamRecord | None:
+        """Raises DamagedBlock where the record stays unreadable, OSError."""
+        for _ in range(READ_TRIES):
+            with suppress(DamagedBlock):
+                return records.read_stream(self._fs, self.queue)
+            time.sleep(0.001)  # half a write was seen
+        return records.read_stream(self._fs, self.queue)
 
     def ranges(self) -> list[int]:
         """The numbers of the range directories there are now, ascending; range r holds seq with seq >> 12 == r."""
-        return sorted(number for name in _listed(self._directory) if (number := layout.parse_range(name)) is not None)
+        return ranges_in(self._fs, self.queue)
 
     def names(self, after: int, upto: int) -> Iterator[tuple[int, list[tuple[int, str]]]]:
         """Per range directory, ascending: its number and the (seq, file name) with after < seq <= upto, ascending.
@@ -89,25 +101,23 @@ class QueueReader:
             if number < (after + 1) >> layout.RANGE_BITS or number > upto >> layout.RANGE_BITS:
                 continue
             low, high = f"{after:016x}.~", f"{upto:016x}.~"
-            listed = _listed(self._range(number))
-            taken = sorted(name for name in listed if low < name <= high)
+            taken = [name for name in listed(self._fs, self._range(number)) if low < name <= high]
             found = [(seq, name) for name in taken if (seq := parse_seq(name)) is not None]
             if found:
                 yield number, found
 
     def tries(self) -> dict[int, int]:
         """By number, how often dequeues of those messages were rolled back that had any. Raises OSError."""
-        fs = DirectoryFileSystem(self.space, keep_unsynced=False)
-        return {seq: tries for (seq, _), tries in retries.read_all(fs, self.queue).items()}
+        return {seq: tries for (seq, _), tries in records.read_tries(self._fs, self.queue).items()}
 
-    def read(self, after: int, upto: int) -> Iterator[tuple[int, MessageId, bytes]]:
-        """(seq, message id, the block's bytes) for after < seq <= upto, ascending; what was consumed is left out.
+    def read(self, after: int, upto: int) -> Iterator[Followed]:
+        """What there is for after < seq <= upto, ascending; what was consumed is left out.
 
         The caller passes an ``upto`` that it got from ``watermark``.
         """
         for number, found in self.names(after, upto):
             try:
-                directory = os.open(self._range(number), os.O_RDONLY | os.O_DIRECTORY)
+                directory = os.open(self.space / self._range(number), os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:
                 continue
             try:
@@ -118,8 +128,25 @@ class QueueReader:
             finally:
                 os.close(directory)
 
-    def _range(self, number: int) -> Path:
-        return self.space / layout.range_path(self.queue, number << layout.RANGE_BITS)
+    def _range(self, number: int) -> str:
+        return layout.range_path(self.queue, number << layout.RANGE_BITS)
+
+
+def watermark_in(fs: FileSystem, queue: str) -> int | None:
+    """The highest published number of a queue; 0 before the first, None where it stays damaged. Raises OSError."""
+    path = layout.watermark_path(queue)
+    for _ in range(READ_TRIES):
+        try:
+            data = fs.read(path, layout.WATERMARK_BYTES)
+        except FileNotFoundError:
+            return 0
+        watermark = layout.parse_watermark(data)
+        if watermark is not None:
+            return watermark.published
+        if not data and not ranges_in(fs, queue):
+            return 0  # the queue's first message is on its way, or was when the power went
+        time.sleep(0.001)  # half a write was seen
+    return None
 
 
 def queues(path: str | os.PathLike[str]) -> list[str]:
@@ -131,11 +158,44 @@ def queues(path: str | os.PathLike[str]) -> list[str]:
     return sorted(queue for name in names if (queue := layout.parse_queue_directory(name)))
 
 
-def _listed(directory: Path) -> list[str]:
-    """The names in a directory; none where it was emptied and cleaned up since, or is none."""
-    try:
-        return os.listdir(directory)  # noqa: PTH208
-    except OSError as error:
-        if error.errno not in NO_DIRECTORY:
-            raise
-        return []
+def start_after(reader: QueueReader, start: str) -> int:
+    """The sequence number behind which ``start`` begins: "earliest", "latest", or the first number wanted.
+
+    Raises InvalidArgument, SpaceError.
+    """
+    if start == EARLIEST:
+        return 0
+    if start == LATEST:
+        return reader.watermark()
+    if not (start.isascii() and start.isdigit()) or int(start) > layout.LAST_SEQ:
+        raise InvalidArgument(f"start {start!r} is refused: a sequence number, {EARLIEST} or {LATEST} is wanted")
+    return max(int(start) - 1, 0)
+
+
+def follow(
+    path: str | os.PathLike[str],
+    queue: str,
+    *,
+    start: str = LATEST,
+    stopped: threading.Event | None = None,
+    idle_s: float = IDLE_S,
+) -> Iterator[Followed]:
+    """Messages of the queue, and then those that come, until ``stopped`` is set; the queue may not exist yet.
+
+    ``stopped`` is noticed at the next message or look. Raises SpaceError, InvalidArgument.
+    """
+    from xaqueue.space.owner.watches import QueueWatch  # its import costs as much as all others
+
+    reader = QueueReader(path, queue)
+    stopped = stopped or threading.Event()
+    after = start_after(reader, start)
+    with QueueWatch(Path(path), queue) as watch:
+        while not stopped.is_set():
+            watch.arm()
+            upto = reader.watermark()
+            for followed in reader.read(after, upto):
+                if stopped.is_set():
+                    return
+                yield followed
+            after = max(after, upto)
+            watch.wait(idle_s)

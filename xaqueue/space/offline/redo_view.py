@@ -19,17 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xaqueue.errors import JournalDamaged, SpaceError
+from xaqueue.space.engine import redo
 from xaqueue.space.model import change, layout
 from xaqueue.space.model.block import decode_head
 from xaqueue.space.model.change import Content, Moved, final_states, highest_numbers, ops_of
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import JOURNAL, Watermark
-from xaqueue.space.owner.open import Owner, is_owned, read_owner
-from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
+from xaqueue.space.owner.open import is_owned
+from xaqueue.space.owner.record import Owner, read_owner
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.journal_format import Record, parse_name
-from xaqueue.storage.journal_reader import Found, look
+from xaqueue.storage.journal_reader import Found, look, read_readable
 from xaqueue.storage.layers import ReadOnlyFileSystem
-from xaqueue.storage.readable_records import read_remains
 from xaqueue.storage.regular import NO_FILE
 
 TRIES = 40
@@ -66,7 +68,7 @@ def read_journal(fs: FileSystem, owner: Owner | None, owned: bool) -> Seen:
             return Seen(found, found.records)
         except JournalDamaged as damage:
             if not owned or str(damage) == before:
-                return Seen(None, read_remains(fs, JOURNAL, change.is_valid).records, str(damage))
+                return Seen(None, read_readable(fs, JOURNAL, change.is_valid).records, str(damage))
             before = str(damage)
         except FileNotFoundError:
             before = ""
@@ -128,12 +130,16 @@ class RedoView(ReadOnlyFileSystem):
     def _places(self, path: str, last: Content | Moved | None) -> tuple[str, ...]:
         """Where it may stand, in the end and on its way there: twice in the end, where it may come meanwhile.
 
-        An earlier branch of the same name may have left another file in prepared/: its way there comes first.
+        Another branch of its name may have a file in prepared/: the way there comes first, and a message's own file.
         """
         if last is None:
             return ()
         before = last.places if isinstance(last, Moved) else ()
-        return (*before, path) if path.startswith(layout.PREPARED) else (path, *before, path)
+        if path.startswith(layout.PREPARED):
+            return (*before, path)
+        if isinstance(last, Moved) and not self._fs.exists(path) and (place := redo.place_of(self._fs, path, last)):
+            before = (place, *before)
+        return (path, *before, path)
 
     def _place(self, path: str) -> str | None:
         """Where the file stands; None where it is gone, or in the journal only."""

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xaqueue.errors import SpaceError
-from xaqueue.space.model import layout, stream_records
+from xaqueue.space.model import layout
 from xaqueue.space.model.format import read_format
 from xaqueue.space.offline.check import SpaceCheck
 from xaqueue.space.offline.check_committed import CommittedCheck
 from xaqueue.space.offline.findings import WRONG, Finding, Looks, Severity
 from xaqueue.space.owner.open import is_owned
 from xaqueue.space.recovery import prepared
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 FIRST = 50
 """Findings that are shown to people."""
@@ -213,14 +213,6 @@ def _is_behind(space: str) -> bool:
     with closing(check.bare):
         list(check.journal.run())
         return bool(check.journal.ahead)
-
-
-def _is_there(place: Place, message_id: bytes) -> bool:
-    """Whether a message still stands there, and no stream has consumed it."""
-    if not os.path.lexists(f"{place.space}/{place.path(message_id)}"):
-        return False
-    with closing(DirectoryFileSystem(place.space, keep_unsynced=False)) as fs:
-        return place.seq > stream_records.consumed_in(fs, place.queue)
 
 
 def _placed(space: str, findings: Iterable[Finding]) -> list[Finding]:

@@ -1,1 +1,1 @@
-"""One process has the directory: opening, threads, I/O watchdog, reload."""
+"""One process has the directory: opening, threads, I/O watchdog, watches."""

@@ -7,54 +7,59 @@ child of a fork does not inherit the space: its copy is fenced before it can tou
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
-import socket
 import stat
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, SpaceError, SpaceInUse
+from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, SpaceError
 from xaqueue.space.engine.cleanup import Clearer
 from xaqueue.space.engine.disk_space import RoomLimit
-from xaqueue.space.engine.follower import Follower
 from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import Space, wall_clock
+from xaqueue.space.engine.state import Space
 from xaqueue.space.model import definitions as definitions_of
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import FORMAT_VERSION
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, check_new, checked_name, read_format
-from xaqueue.space.model.group import find_group, open_to
-from xaqueue.space.owner.checkpointer import Checkpointer
-from xaqueue.space.owner.io_watchdog import Watchdog
+from xaqueue.space.owner.record import (
+    READ_ONLY,
+    READY,
+    Owner,
+    find_group,
+    format_owner,
+    in_use,
+    is_suspect,
+    next_owner,
+    open_to,
+    read_owner,
+    record_trouble,
+    write_owner,
+)
+from xaqueue.space.owner.threads import Checkpointer, Follower, Watchdog
 from xaqueue.space.recovery.load import Progress
 from xaqueue.space.recovery.recover import open_space
-from xaqueue.storage.fs import NO_ROOM, DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.hardening import DEFAULT, Hardening
-from xaqueue.storage.journal_reader import check_version
+from xaqueue.storage.journal_reader import headers
 from xaqueue.storage.layers import OwnerFileSystem
 from xaqueue.storage.modes import PRIVATE
-from xaqueue.storage.owner_file import OwnerFile, boot_id, boot_to_close, read_owner_file
+from xaqueue.storage.owner_file import OwnerFile, boot_id
 from xaqueue.storage.owner_file import is_owned as is_owned
 from xaqueue.storage.reserve import Reserve
 from xaqueue.storage.scheduling import THREADS, Threads
 
 if TYPE_CHECKING:
-    from xaqueue.space.owner.reload import DefinitionsWatch
+    from xaqueue.space.owner.watches import DefinitionsWatch
 
 FLAGS_VARIABLE = "XAQUEUE_FLAGS"
-RECOVERING, READY, READ_ONLY = "recovering", "ready", "read-only"
-"""States of an owner."""
 NEW_QUEUES = """\
 # The queues of this space. xaqueue(5) describes every key; changes take effect at once.
 """
@@ -65,39 +70,6 @@ order = "fifo"       # fifo, lifo or priority
 
 log = logging.getLogger("xaqueue")
 Background = Clearer | Follower | Checkpointer
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The content of the owner file: who has the space open, or had it last."""
-
-    epoch: int
-    host: str
-    pid: int
-    since: str
-    sync: str
-    recovery: str = ""
-    endpoint: str = ""
-    boot: str = ""
-    """The boot of the host since which the directories are true, where only a journal makes them so after a crash."""
-    state: str = ""
-    """How far it is, as long as it holds the lock: "recovering", "ready", or "read-only"."""
-    journalled: bool = False
-    """Whether there is a journal since the last clean close, without which the directories are not to be trusted."""
-    trouble: str = ""
-    """Why it is fenced."""
-    space: str = ""
-    """The line of FORMAT, should that get lost."""
-    unclosed: str = ""
-    """The boot in which it was opened, until it is closed well; see ``boot_to_close``."""
-
-    @classmethod
-    def of(cls, given: Any) -> Owner:
-        """From its fields; others, of a later version, are passed over. Raises TypeError, ValueError."""
-        owner = cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
-        if any(type(getattr(owner, name)) is not int for name in ("epoch", "pid")):
-            raise ValueError("epoch and pid are numbers")
-        return owner
 
 
 @dataclass(slots=True)
@@ -170,14 +142,6 @@ def _define(root: Path, sync: str | None, any_queue: bool) -> None:
     _write_durably(root, layout.QUEUES, text)
 
 
-def read_owner(path: str | os.PathLike[str]) -> Owner | None:
-    """The space's present or last owner; None where that cannot be told."""
-    try:
-        return _parse_owner(read_owner_file(path))
-    except OSError:
-        return None
-
-
 def read_definitions(path: str | os.PathLike[str]) -> Definitions:
     """The definitions in the directory's queues.toml. Raises InvalidArgument; a missing file defines nothing."""
     try:
@@ -188,6 +152,12 @@ def read_definitions(path: str | os.PathLike[str]) -> Definitions:
         raise InvalidArgument(f"queues.toml cannot be read: {error}") from error
 
 
+def hardening_of(flags: str | None, definitions: Definitions) -> Hardening:
+    """By these flags; without any XAQUEUE_FLAGS, then queues.toml, then the default hold. Raises InvalidArgument."""
+    asked = flags if flags is not None else os.environ.get(FLAGS_VARIABLE)
+    return Hardening.parse(asked) if asked is not None else definitions.sync or DEFAULT
+
+
 def attach(
     path: str | os.PathLike[str],
     *,
@@ -196,15 +166,14 @@ def attach(
     name: str | None = None,
     watch: bool = True,
     progress: Progress | None = None,
-    environment: Mapping[str, str] = os.environ,
     waiting: Threads = THREADS,
     on_branches: Callable[[Space], object] = lambda _: None,
 ) -> Session:
     """A session with the space in this directory, which this process opens if it has not yet.
 
-    sync: flags; without them XAQUEUE_FLAGS, then queues.toml, then the default hold. name: must be the space's, where
-    given. watch: whether queues.toml is reloaded when it changes. waiting, on_branches: see ``Space``; where it is
-    opened now. Closing the last session closes the space.
+    sync: flags; see ``hardening_of``. name: must be the space's, where given. watch: whether queues.toml is reloaded
+    when it changes. waiting, on_branches: see ``Space``; where it is opened now. Closing the last session closes the
+    space.
     Raises SpaceInUse, SpaceError, InvalidArgument.
     """
     root = Path(os.path.realpath(path))  # which raises nothing, whatever stands there
@@ -221,7 +190,7 @@ def attach(
             del _attached[root]
             attached = None
         if attached is None:
-            attached = _attached[root] = _open(root, found, sync, environment, watch, progress, waiting, on_branches)
+            attached = _attached[root] = _open(root, found, sync, watch, progress, waiting, on_branches)
         elif sync is not None and Hardening.parse(sync) != attached.space.hardening:
             raise InvalidArgument(f"the space is open with {attached.space.hardening} in this process, not {sync}")
         attached.users += 1
@@ -232,7 +201,6 @@ def _open(
     root: Path,
     found: Format,
     sync: str | None,
-    environment: Mapping[str, str],
     watch: bool,
     progress: Progress | None,
     waiting: Threads,
@@ -240,8 +208,7 @@ def _open(
 ) -> _Attached:
     definitions = read_definitions(root)
     group = find_group(definitions.group)
-    asked = sync if sync is not None else environment.get(FLAGS_VARIABLE)
-    hardening = Hardening.parse(asked) if asked is not None else definitions.sync or DEFAULT
+    hardening = hardening_of(sync, definitions)
     try:
         lock = OwnerFile(root)
     except OSError as error:
@@ -249,18 +216,18 @@ def _open(
     fs: DirectoryFileSystem | None = None
     try:
         if not lock.acquire():
-            raise _in_use(root, read_owner(root))  # noqa: TRY301
+            raise in_use(root, read_owner(root))  # noqa: TRY301
         modes = open_to(root, group)
         fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal, modes=modes)
-        check_version(fs, layout.JOURNAL)
+        headers(fs, layout.JOURNAL)  # which refuses those of a newer xaqueue
         content, has_journal = lock.read(), fs.is_dir(layout.JOURNAL)
-        owner, suspect = _next_owner(content, found, hardening, has_journal), _is_suspect(content, has_journal)
+        owner, suspect = next_owner(content, found, hardening, has_journal), is_suspect(content, has_journal)
         behind, epoch = owner.boot, owner.epoch
         boot = boot_id() if hardening.journal else ""
         reserve = Reserve(DirectoryFileSystem(root, keep_unsynced=False, modes=modes), layout.RESERVE)
         files = OwnerFileSystem(fs, reserve)
         room = RoomLimit(files, reserve, files.unreserved())
-        lock.write(files, _format_owner(replace(owner, boot=behind or boot)))
+        lock.write(files, format_owner(replace(owner, boot=behind or boot)))
         space = open_space(
             files,
             definitions,
@@ -284,11 +251,11 @@ def _open(
         else:
             owner = replace(owner, state=READ_ONLY, boot=behind)
         owner = replace(owner, recovery=str(space.report))
-        _write_owner(files, lock, owner)
+        write_owner(files, lock, owner)
         watching = _watch(root, space) if watch else None
         background = start_background(space)
         if space.read_only is None:
-            watchdog = Watchdog(space, files, lambda told: _tell_trouble(files, lock, owner, told))
+            watchdog = Watchdog(space, files, lambda why: record_trouble(files, lock, owner, why))
     except BaseException as error:
         if fs is not None:
             fs.close()
@@ -316,7 +283,7 @@ def start_background(space: Space) -> list[Background]:
 
 def _watch(root: Path, space: Space) -> DefinitionsWatch:
     """Its import costs as much as all others: it is for those who watch."""
-    from xaqueue.space.owner.reload import DefinitionsWatch
+    from xaqueue.space.owner.watches import DefinitionsWatch
 
     return DefinitionsWatch(root, space)
 
@@ -335,7 +302,7 @@ def _detach(root: Path, attached: _Attached) -> None:
         try:
             if attached.space.close():
                 closed = replace(attached.owner, boot="", journalled=False, unclosed="")
-                _write_owner(attached.files, attached.lock, closed)
+                write_owner(attached.files, attached.lock, closed)
         finally:
             attached.files.close()
             if attached.watchdog is not None:
@@ -349,66 +316,7 @@ def announce(root: Path, endpoint: str) -> None:
     with _guard_of(root):
         attached = _attached[root]
         attached.owner = replace(attached.owner, endpoint=endpoint)
-        _write_owner(attached.files, attached.lock, attached.owner)
-
-
-def _tell_trouble(files: OwnerFileSystem, lock: OwnerFile, owner: Owner, told: str) -> None:
-    """Not durably: the disk may hang. One that a power loss leaves empty is taken for the worst."""
-    with suppress(OSError, ResourceFailed):
-        _write_owner(files, lock, replace(owner, trouble=told), durable=False)
-
-
-def _write_owner(files: OwnerFileSystem, lock: OwnerFile, owner: Owner, *, durable: bool = True) -> None:
-    """All but the first, which makes it this process's. Without any room it says what it said. Raises OSError."""
-
-    def write() -> None:
-        lock.write(files, _format_owner(owner), durable=durable)
-
-    try:
-        try:
-            write()
-        except OSError as error:
-            if files.reserve is None:
-                raise
-            files.reserve.again(error, write)
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
-        log.warning("no room to write %s: %s", layout.OWNER, error.strerror)
-
-
-def _next_owner(content: bytes | None, found: Format, hardening: Hardening, has_journal: bool) -> Owner:
-    """Who opens the space, after whoever ``content`` names. ``boot``: why the directories may be behind.
-
-    Where that cannot be read, the epoch is above any that can have been used, and the journal is believed to count.
-    """
-    before = _parse_owner(content or b"")
-    if before is not None:
-        epoch, boot, journalled = before.epoch + 1, before.boot, before.journalled
-    elif content is not None or has_journal:
-        epoch, boot, journalled = wall_clock() // 1_000_000, "unknown" if has_journal else "", has_journal
-    else:
-        epoch, boot, journalled = 1, "", False
-    return Owner(
-        epoch,
-        socket.gethostname(),
-        os.getpid(),
-        datetime.now(UTC).isoformat(timespec="seconds"),
-        str(hardening),
-        boot=boot,
-        state=RECOVERING,
-        journalled=journalled,
-        space=found.line,
-        unclosed=boot_to_close(),
-    )
-
-
-def _is_suspect(content: bytes | None, has_journal: bool) -> bool:
-    """Whether what is read of the space may be in memory only; where nobody tells, it may."""
-    before = _parse_owner(content or b"")
-    if before is None:
-        return content is not None or has_journal
-    return before.unclosed == boot_to_close()
+        write_owner(attached.files, attached.lock, attached.owner)
 
 
 def _reason(error: OSError) -> str:
@@ -422,28 +330,6 @@ def _reason(error: OSError) -> str:
 def is_attached(path: str | os.PathLike[str]) -> bool:
     """Whether this process has the space open."""
     return Path(path).resolve() in _attached
-
-
-def _in_use(root: Path, owner: Owner | None) -> SpaceInUse:
-    who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
-    if owner is not None and owner.endpoint:
-        return SpaceInUse(f"{root} is in use by {who}, which serves it: connect to {owner.endpoint}")
-    url = f"xaq+unix://{quote(str(root / layout.SOCKET))}"
-    return SpaceInUse(
-        f"{root} is in use by {who}: stop it, or let all share a server, `xaqueue serve --space {root}`, and connect "
-        f"to {url}"
-    )
-
-
-def _parse_owner(content: bytes) -> Owner | None:
-    try:
-        return Owner.of(json.loads(content))
-    except (ValueError, TypeError):
-        return None
-
-
-def _format_owner(owner: Owner) -> bytes:
-    return json.dumps(asdict(owner)).encode() + b"\n"
 
 
 def _write_durably(root: Path, name: str, text: str) -> None:

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,16 +22,17 @@ from xaqueue.errors import JournalDamaged, SpaceError, SpaceInUse
 from xaqueue.space.engine import redo
 from xaqueue.space.model import change, layout
 from xaqueue.space.model.format import read_format
-from xaqueue.space.model.group import find_group, open_to
 from xaqueue.space.model.layout import JOURNAL
-from xaqueue.space.owner.open import read_definitions, read_owner
-from xaqueue.space.recovery.cut_short import check_end
-from xaqueue.storage.fs import DirectoryFileSystem, FileSystem
-from xaqueue.storage.journal import free_archive, make_segment, whole_sectors
+from xaqueue.space.owner.open import read_definitions
+from xaqueue.space.owner.record import find_group, open_to, read_owner
+from xaqueue.space.recovery.from_journal import check_end
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.journal import whole_sectors
 from xaqueue.storage.journal_format import Record, Segment
-from xaqueue.storage.journal_reader import look
+from xaqueue.storage.journal_reader import Gap, look, read_readable
+from xaqueue.storage.journal_segment import free_archive, make_segment
 from xaqueue.storage.owner_file import OwnerFile
-from xaqueue.storage.readable_records import Gap, read_remains
 
 log = logging.getLogger("xaqueue")
 
@@ -74,10 +74,10 @@ def find_loss(path: str | os.PathLike[str]) -> Loss | None:
     damage = _damage(fs, path)
     if damage is None:
         return None
-    remains = read_remains(fs, JOURNAL, change.is_valid)
-    gaps = remains.gaps or ([] if damage.lost_from is None else [Gap(damage.lost_from, None, remains.files[-1])])
+    readable = read_readable(fs, JOURNAL, change.is_valid)
+    gaps = readable.gaps or ([] if damage.lost_from is None else [Gap(damage.lost_from, None, readable.files[-1])])
     first = min((gap.start for gap in gaps), default=None)
-    steps = [_step(record, first is not None and record.lsn > first) for record in remains.records]
+    steps = [_step(record, first is not None and record.lsn > first) for record in readable.records]
     return Loss(str(damage), list(damage.lost_files), gaps, steps)
 
 
@@ -86,36 +86,38 @@ def salvage(path: str | os.PathLike[str]) -> Salvaged:
     read_format(path)
     definitions = read_definitions(path)
     group = find_group(definitions.group)
-    with _locked(Path(path)):
-        fs = DirectoryFileSystem(path, modes=open_to(Path(path), group))
-        try:
+    lock = OwnerFile(path)
+    try:
+        if not lock.acquire():
+            raise SpaceInUse(f"{os.fspath(path)} is in use: stop its owner first")
+        with closing(DirectoryFileSystem(path, modes=open_to(Path(path), group))) as fs:
             if _damage(fs, path) is None:
                 raise SpaceError(f"the journal of {os.fspath(path)} is sound: nothing is to be given up")
             done = give_up(fs, definitions.journal_segment_bytes)
-        finally:
-            fs.close()
+    finally:
+        lock.release()
     log.warning("the journal of %s was given up; %d steps of it were done again", path, done.steps)
     return done
 
 
 def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
     """Does what can be read of the journal again, and begins a new one. Raises OSError."""
-    remains = read_remains(fs, JOURNAL, change.is_valid)
+    readable = read_readable(fs, JOURNAL, change.is_valid)
     for name in (*layout.DIRECTORIES, JOURNAL):
         if not fs.is_dir(name):
             fs.make_dir(name)
-    notes = redo.replay(fs, remains.records, anew=True, without_lost=True)
+    notes = redo.replay(fs, readable.records, anew=True, without_lost=True)
     fs.sync_all()
-    for name in remains.unused:
+    for name in readable.unused:
         fs.unlink(f"{JOURNAL}/{name}")
-    size, epoch = whole_sectors(segment_bytes), remains.epoch + 1
-    make_segment(fs, JOURNAL, Segment(remains.fresh, size, checkpoint=remains.fresh, epoch=epoch))
+    size, epoch = whole_sectors(segment_bytes), readable.epoch + 1
+    make_segment(fs, JOURNAL, Segment(readable.fresh, size, checkpoint=readable.fresh, epoch=epoch))
     archives = []
-    for name in remains.files:
+    for name in readable.files:
         archives.append(free_archive(fs, f"{JOURNAL}/{name}"))
         fs.rename(f"{JOURNAL}/{name}", archives[-1])
     fs.sync_dir(JOURNAL)
-    return Salvaged(len(remains.records), archives, notes)
+    return Salvaged(len(readable.records), archives, notes)
 
 
 def _damage(fs: FileSystem, path: str | os.PathLike[str]) -> JournalDamaged | None:
@@ -132,14 +134,3 @@ def _damage(fs: FileSystem, path: str | os.PathLike[str]) -> JournalDamaged | No
 def _step(record: Record, behind: bool) -> StepRead:
     kind = change.Kind(record.kind).name.lower().replace("_", " ")
     return StepRead(record.lsn, kind, change.name_of(record), change.queues_of(record), behind)
-
-
-@contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    lock = OwnerFile(root)
-    try:
-        if not lock.acquire():
-            raise SpaceInUse(f"{root} is in use: stop its owner first")
-        yield
-    finally:
-        lock.release()

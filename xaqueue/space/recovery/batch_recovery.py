@@ -14,10 +14,10 @@ from xaqueue.space.engine import batch_steps
 from xaqueue.space.engine.batch_steps import of_batch
 from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.timeouts import sweep
-from xaqueue.space.model import batch_record, layout
+from xaqueue.space.model import layout, records
 from xaqueue.space.model.branch import State
 from xaqueue.space.model.layout import BATCHES, FIRST, HEURISTIC
-from xaqueue.space.recovery.prepared import Standing
+from xaqueue.space.recovery.prepared import PreparedBranch
 from xaqueue.storage.fs import discard
 from xaqueue.xid import Xid
 
@@ -43,9 +43,9 @@ def decisions(space: Space, xids: Iterable[Xid], set_aside: SetAside, note: Call
     """Those on the batches of these branches; also below the last of a query, where a crash came between the two."""
     found: dict[bytes, Decision] = {}
     for gtrid in sorted({xid.gtrid for xid in xids if is_of_a_batch(xid)}):
-        path = batch_record.path_of(gtrid)
+        path = records.decision_path(gtrid)
         try:
-            found[gtrid] = batch_record.read(space.fs, path)
+            found[gtrid] = records.read_decision(space.fs, path)
         except FileNotFoundError:
             continue
         except DamagedBlock as damage:
@@ -57,7 +57,7 @@ def decisions(space: Space, xids: Iterable[Xid], set_aside: SetAside, note: Call
     return found
 
 
-def rolls_forward(space: Space, decided: Decisions, found: Standing, files: Mapping[str, str]) -> bool:
+def rolls_forward(space: Space, decided: Decisions, found: PreparedBranch, files: Mapping[str, str]) -> bool:
     """Whether a decision commits a branch of several blocks, some of which may have moved already."""
     decision = decided.get(found.xid.gtrid)
     if FIRST not in files or decision is None or found.xid not in decision.xids:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model import layout, retries
+from xaqueue.space.model import layout, records
 from xaqueue.space.model.block import (
     HEAD_READ_BYTES,
     Head,
@@ -23,15 +23,16 @@ from xaqueue.space.model.block import (
     unpack_list,
     verify,
 )
-from xaqueue.space.model.block_files import damage_of, read_block
+from xaqueue.space.model.block_files import damage_of, listed, read_checked
 from xaqueue.space.model.index import Entry
-from xaqueue.space.model.layout import RANGE_BITS
+from xaqueue.space.model.layout import COMMITTED, RANGE_BITS, STREAMS, Watermark
 from xaqueue.space.model.message_name import ID_DIGITS, PLAIN_NAME, parse, parse_plain
 from xaqueue.space.model.queue import Queue
-from xaqueue.space.recovery import stock
-from xaqueue.space.recovery.stock import SetAside
-from xaqueue.storage.fs import FileSystem, discard
+from xaqueue.space.model.records import StreamRecord
+from xaqueue.storage.fs import FileSystem, discard, is_damage
 
+SetAside = Callable[[str, str], None]
+"""Quarantines a path for a reason."""
 Progress = Callable[[int, int], None]
 """Called with messages found and, about, messages there, now and then."""
 
@@ -52,10 +53,7 @@ def read_head(fs: FileSystem, path: str) -> Head:
 
 def read_list(fs: FileSystem, path: str) -> list[Listed]:
     """What a branch block lists. Raises DamagedBlock as ``read_head`` does."""
-    try:
-        return unpack_list(decode(read_block(fs, path)).body)
-    except OSError as error:
-        raise damage_of(fs, path, error) from error
+    return unpack_list(decode(read_checked(fs, path)).body)
 
 
 class Load:
@@ -69,19 +67,19 @@ class Load:
         """Finds the queues, their ranges and their numbers; of the messages it reads none."""
         self._space = space
         self._set_aside = set_aside
-        queues = stock.queues(space, set_aside)
-        self._found = [(queue, stock.ranges(space.fs, queue.name, set_aside)) for queue in queues]
+        queues = _queues(space, set_aside)
+        self._found = [(queue, _ranges(space.fs, queue.name, set_aside)) for queue in queues]
         self._begun: dict[str, _Loading] = {}
-        self._tries: dict[str, dict[retries.Place, int]] = {}
+        self._tries: dict[str, dict[records.Place, int]] = {}
         """By queue, of the messages that are not loaded yet."""
         self.highest: dict[str, int] = {}
         """The highest number in each queue, before others used what was placed."""
         for queue, ranges in self._found:
-            last, when_us = stock.newest(space.fs, queue.name, ranges)
+            last, when_us = _newest(space.fs, queue.name, ranges)
             space.committed_by(when_us)
-            queue.found(ranges, last, stock.watermark(space, queue, bool(ranges), set_aside, note))
-            self._tries[queue.name] = retries.read_all(space.fs, queue.name, set_aside)
-        stock.streams(space, set_aside, note)
+            queue.found(ranges, last, _watermark(space, queue, bool(ranges), set_aside, note))
+            self._tries[queue.name] = records.read_tries(space.fs, queue.name, set_aside)
+        _streams(space, set_aside, note)
 
     def place(self, wanted: Mapping[str, Collection[MessageId]]) -> None:
         """Loads these messages, by queue, as far as they are there."""
@@ -119,15 +117,10 @@ class Load:
         return _Loading(self._space, queue, self._tries[queue.name], self._set_aside)
 
 
-def remaining_s(done: int, total: int, elapsed_s: float) -> float:
-    """How long the rest takes if it goes on like this."""
-    return elapsed_s * (total - done) / done if done else 0.0
-
-
 class _Loading:
     """One queue's messages, by their names."""
 
-    def __init__(self, space: Space, queue: Queue, tries: dict[retries.Place, int], set_aside: SetAside) -> None:
+    def __init__(self, space: Space, queue: Queue, tries: dict[records.Place, int], set_aside: SetAside) -> None:
         self._fs = space.fs
         self._lock = space.lock
         self._queue = queue
@@ -241,3 +234,98 @@ class _Loading:
             self._queue.holds(number, 1)
         self._last = seq
         return ""
+
+
+def _queues(space: Space, set_aside: SetAside) -> list[Queue]:
+    found = []
+    for name in sorted(space.fs.list(COMMITTED)):
+        queue_name = layout.parse_queue_directory(name)
+        if queue_name is not None and space.fs.is_dir(layout.queue_path(queue_name)):
+            found.append(space.queue(queue_name))
+        elif not name.startswith("."):
+            why = "its name is not queue=<name>" if queue_name is None else "a file where a queue's directory should be"
+            set_aside(f"{COMMITTED}/{name}", f"no queue directory: {why}")
+    return found
+
+
+def _streams(space: Space, set_aside: SetAside, note: Callable[[str], None]) -> None:
+    """Who consumes the queues, and how far. A damaged record stays, and its queue is kept for nobody knows whom.
+
+    No crash leaves one: its content is hardened before its name.
+    """
+    for name in listed(space.fs, STREAMS):
+        path, queue_name = f"{STREAMS}/{name}", layout.parse_queue_directory(name)
+        if queue_name is None:
+            set_aside(path, "no record of a stream: its name is not queue=<name>")
+            continue
+        queue = space.queue(queue_name)
+        try:
+            record = records.read_stream(space.fs, queue_name)
+        except DamagedBlock as damage:
+            record = StreamRecord(queue_name, "", damage=str(damage))
+        if record is not None:
+            queue.keep(record)
+            if record.damage:
+                note(f"{path}: {records.refusal(record)}")
+
+
+def _ranges(fs: FileSystem, queue: str, set_aside: SetAside) -> list[int]:
+    directory = layout.queue_path(queue)
+    found = []
+    for name in sorted(fs.list(directory)):
+        number = layout.parse_range(name)
+        path = f"{directory}/{name}"
+        if number is not None and fs.is_dir(path):
+            found.append(number)
+        elif not name.startswith("."):
+            set_aside(path, "no range directory")
+    return found
+
+
+def _newest(fs: FileSystem, queue: str, ranges: Sequence[int]) -> tuple[int, int]:
+    """The highest number in the queue's directory, and when it was committed; 0 for what cannot be told."""
+    for number in reversed(ranges):
+        directory = layout.range_path(queue, number << RANGE_BITS)
+        places = [(layout.parse_message(name), name) for name in fs.list(directory)]
+        found = [(place[0], name) for place, name in places if place is not None and place[0] >> RANGE_BITS == number]
+        if found:
+            seq, name = max(found)
+            return seq, _modified_us(fs, f"{directory}/{name}")
+    return 0, 0
+
+
+def _modified_us(fs: FileSystem, path: str) -> int:
+    try:
+        return fs.modified_ns(path) // 1000
+    except OSError as error:
+        if not is_damage(fs, path, error):
+            raise
+        return 0
+
+
+def _watermark(
+    space: Space, queue: Queue, used: bool, set_aside: SetAside, note: Callable[[str], None]
+) -> Watermark | None:
+    """The queue's watermark. Where it is lost, one that is above every number that can have been used before."""
+    path = layout.watermark_path(queue.name)
+    data: bytes | None
+    try:
+        data = space.fs.read(path, 4096)
+    except OSError as error:
+        missing = not space.fs.exists(path)
+        if not missing and not is_damage(space.fs, path, error):
+            raise
+        data = b"" if missing else None
+    watermark = layout.parse_watermark(data) if data else None
+    if watermark is not None:
+        return watermark
+    if data == b"":  # a crash leaves it missing or empty while the queue's first message is on its way
+        if not used:
+            return None
+        reason = "is missing or empty"
+    else:
+        set_aside(path, "no watermark: damaged or foreign")
+        reason = "was damaged"
+    above = max(space.now_us(), 1)
+    note(f"the watermark of queue {queue.name} {reason}: its numbers go on at {above:,}, so that none is used twice")
+    return Watermark(above, above)

@@ -6,22 +6,21 @@ moved on, and raises FileNotFoundError out of ``survey`` so that the caller look
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
 from xaqueue.space.engine import quarantine
-from xaqueue.space.model import batch_record, layout
-from xaqueue.space.model.block import HEAD_READ_BYTES, NOTHING, Head, Kind, Listed, decode, unpack_list, verify
-from xaqueue.space.model.block_files import read_block
-from xaqueue.space.model.layout import COMMIT, FIRST, numbered
+from xaqueue.space.model import layout, records
+from xaqueue.space.model.block import HEAD_READ_BYTES, NOTHING, Head, Kind, Listed, verify
+from xaqueue.space.model.block_files import listed, ranges_in, read_checked
+from xaqueue.space.model.layout import ACTIVE, COMMIT, FIRST, numbered
 from xaqueue.space.model.message_name import ID_DIGITS
-from xaqueue.space.model.stream_records import consumed_in
-from xaqueue.space.recovery.load import read_head
+from xaqueue.space.model.records import consumed_in
+from xaqueue.space.recovery.load import read_head, read_list
 from xaqueue.storage.fs import FileSystem
-from xaqueue.storage.regular import DAMAGE, NO_DIRECTORY
 from xaqueue.xid import Xid
 
 Holds = Callable[[str, MessageId], bool]
@@ -41,7 +40,7 @@ class Verdict(Enum):
 
 
 @dataclass(slots=True)
-class Standing:
+class PreparedBranch:
     """One branch in ``prepared/``. Paths are relative to the space."""
 
     xid: Xid
@@ -63,16 +62,6 @@ class Standing:
     @property
     def damage(self) -> list[str]:
         return [f"{path}: {reason}" for path, reason in self.broken] + self.lost
-
-
-def listed(fs: FileSystem, path: str) -> list[str]:
-    """The names in a directory, sorted, without those that start with a dot; none where it is gone."""
-    try:
-        return sorted(name for name in fs.list(path) if not name.startswith("."))
-    except OSError as error:
-        if error.errno not in NO_DIRECTORY:
-            raise
-        return []
 
 
 def branches(fs: FileSystem, directory: str) -> tuple[dict[Xid, dict[str, str]], list[str]]:
@@ -99,11 +88,6 @@ def prepared(fs: FileSystem) -> tuple[dict[Xid, dict[str, str]], list[str]]:
     return found, foreign
 
 
-def files_of(fs: FileSystem, xid: Xid) -> dict[str, str]:
-    """The paths of one branch's blocks by suffix, as ``prepared`` has them."""
-    return prepared(fs)[0].get(xid, {})
-
-
 def unprepared(fs: FileSystem) -> dict[Xid, dict[str, str]]:
     """The blocks in ``active/`` of branches that have none in ``prepared/``."""
     found, _ = branches(fs, layout.ACTIVE)
@@ -113,9 +97,8 @@ def unprepared(fs: FileSystem) -> dict[Xid, dict[str, str]]:
 
 def message_names(fs: FileSystem, queue: str) -> list[str]:
     """The names of a queue's message files, those of foreign files among them, and of none that is consumed."""
-    directory = layout.queue_path(queue)
-    ranges = [name for name in listed(fs, directory) if layout.parse_range(name) is not None]
-    names = [name for inner in ranges for name in listed(fs, f"{directory}/{inner}")]
+    ranges = [layout.range_path(queue, number << layout.RANGE_BITS) for number in ranges_in(fs, queue)]
+    names = [name for directory in ranges for name in listed(fs, directory)]
     consumed = consumed_in(fs, queue)
     return [name for name in names if not layout.is_consumed(name, consumed)] if consumed else names
 
@@ -138,35 +121,29 @@ def read_whole(fs: FileSystem, path: str) -> Head:
     """The head of a block, after its every bit was checked. Raises DamagedBlock, and OSError for a vanished file."""
     head = read_head(fs, path)
     if head.size_bytes >= HEAD_READ_BYTES:
-        try:
-            data = read_block(fs, path)
-        except OSError as error:
-            if error.errno not in DAMAGE:
-                raise
-            raise DamagedBlock(f"cannot be read: {error.strerror}") from error
-        verify(head, data)
+        verify(head, read_checked(fs, path))
     return head
 
 
 def survey(
     fs: FileSystem, xid: Xid, files: dict[str, str], lost: Sequence[str], holds: Holds, *, whole: bool = False
-) -> Standing:
+) -> PreparedBranch:
     """What a branch is, from its files in ``prepared/`` by suffix, and where it is of a batch from what that decided.
 
     lost: names of its blocks in quarantine. whole: whether bodies are read and checked too.
     """
-    standing = survey_alone(fs, xid, files, lost, holds, whole=whole)
-    listed = batch_record.lists(fs, xid)
-    if listed is not None and standing.verdict in (Verdict.IN_DOUBT, Verdict.INCOMPLETE) and files:
-        standing.verdict = Verdict.COMMITTING if listed else Verdict.INCOMPLETE
-        told = "committed: to be rolled forward" if listed else "decided without it: to be rolled back"
-        standing.leftovers = [(path, f"its batch is {told}") for path in sorted(files.values())[:1]]
-    return standing
+    status = survey_alone(fs, xid, files, lost, holds, whole=whole)
+    commits = records.decision_lists(fs, xid)
+    if commits is not None and status.verdict in (Verdict.IN_DOUBT, Verdict.INCOMPLETE) and files:
+        status.verdict = Verdict.COMMITTING if commits else Verdict.INCOMPLETE
+        outcome = "committed: to be rolled forward" if commits else "decided without it: to be rolled back"
+        status.leftovers = [(path, f"its batch is {outcome}") for path in sorted(files.values())[:1]]
+    return status
 
 
 def survey_alone(
     fs: FileSystem, xid: Xid, files: dict[str, str], lost: Sequence[str], holds: Holds, *, whole: bool = False
-) -> Standing:
+) -> PreparedBranch:
     """As ``survey``, without a look at its batch."""
     return _Survey(fs, files, lost, holds, read_whole if whole else read_head).of(xid)
 
@@ -179,67 +156,67 @@ class _Survey:
     holds: Holds
     read: Callable[[FileSystem, str], Head]
 
-    def of(self, xid: Xid) -> Standing:
-        standing = Standing(xid, lost=[f"{layout.QUARANTINE}/{name}" for name in self.lost])
+    def of(self, xid: Xid) -> PreparedBranch:
+        status = PreparedBranch(xid, lost=[f"{layout.QUARANTINE}/{name}" for name in self.lost])
         if COMMIT in self.files:
-            self._committing(standing)
+            self._committing(status)
         elif FIRST in self.files:
-            self._first(standing)
+            self._first(status)
         elif any(name.partition("~")[0].endswith(f".{FIRST}") for name in self.lost):
-            self._rest(standing)
+            self._rest(status)
         else:
-            standing.verdict = Verdict.INCOMPLETE
+            status.verdict = Verdict.INCOMPLETE
             for path in self.files.values():
-                standing.leftovers.append((path, "its branch has no .000: never prepared, to be rolled back"))
-        return standing
+                status.leftovers.append((path, "its branch has no .000: never prepared, to be rolled back"))
+        return status
 
-    def _committing(self, standing: Standing) -> None:
+    def _committing(self, status: PreparedBranch) -> None:
         path = self.files[COMMIT]
-        standing.verdict = Verdict.COMMITTING
-        rows = self._rows(standing, path)
+        status.verdict = Verdict.COMMITTING
+        rows = self._rows(status, path)
         if rows is None:
-            self._rest(standing)
+            self._rest(status)
             return
-        standing.rows, standing.list_path = rows, path
-        standing.prepared_at = self.fs.modified_ns(path) // 1000
-        standing.leftovers.append((path, "its branch is committed: to be rolled forward"))
+        status.rows, status.list_path = rows, path
+        status.prepared_at = self.fs.modified_ns(path) // 1000
+        status.leftovers.append((path, "its branch is committed: to be rolled forward"))
         for number, row in enumerate(rows, 1):
             if numbered(number) in self.files and row != NOTHING and not self._is_done(row):
-                self._block(standing, numbered(number), row)
+                self._block(status, numbered(number), row)
 
     def _is_done(self, row: Listed) -> bool:
         """Whether the message came or went: then a block of that number may be of a later life of the branch."""
         return self.holds(row.queue, row.message_id) is not (row.kind is Kind.DEQUEUE)
 
-    def _first(self, standing: Standing) -> None:
+    def _first(self, status: PreparedBranch) -> None:
         path = self.files[FIRST]
-        first = self._block(standing, FIRST)
+        first = self._block(status, FIRST)
         if first is None:
-            self._rest(standing)
+            self._rest(status)
             return
-        standing.prepared_at = self.fs.modified_ns(path) // 1000
+        status.prepared_at = self.fs.modified_ns(path) // 1000
         if first.kind is Kind.BRANCH:
-            standing.blocks.clear()
-            self._all_listed(standing, path)
+            status.blocks.clear()
+            self._all_listed(status, path)
         else:
-            self._only(standing, path, first)
+            self._only(status, path, first)
 
-    def _only(self, standing: Standing, path: str, first: Head) -> None:
+    def _only(self, status: PreparedBranch, path: str, first: Head) -> None:
         there = self.holds(first.properties.queue, first.message_id)
         if first.kind is Kind.DEQUEUE and not there and quarantine.has_message(self.fs, first.message_id):
-            standing.lost.append(f"message {first.message_id.hex()}, which {path} dequeues, is in quarantine")
+            status.lost.append(f"message {first.message_id.hex()}, which {path} dequeues, is in quarantine")
         elif there is (first.kind is not Kind.DEQUEUE):
-            standing.verdict = Verdict.FINISHED
-            standing.leftovers.append((path, "what it asks for is done: to be removed"))
+            status.verdict = Verdict.FINISHED
+            status.leftovers.append((path, "what it asks for is done: to be removed"))
         for suffix in sorted(set(self.files) - {FIRST}):
-            standing.leftovers.append((self.files[suffix], "its branch has one block, .000: to be removed"))
+            status.leftovers.append((self.files[suffix], "its branch has one block, .000: to be removed"))
 
-    def _all_listed(self, standing: Standing, path: str) -> None:
-        rows = self._rows(standing, path)
+    def _all_listed(self, status: PreparedBranch, path: str) -> None:
+        rows = self._rows(status, path)
         if rows is None:
-            self._rest(standing)
+            self._rest(status)
             return
-        standing.rows, standing.list_path = rows, path
+        status.rows, status.list_path = rows, path
         aside = {name.partition("~")[0].rpartition(".")[2] for name in self.lost}
         known = {FIRST}
         for number, row in enumerate(rows, 1):
@@ -248,48 +225,62 @@ class _Survey:
             if row == NOTHING:
                 continue
             if suffix in self.files:
-                self._listed_block(standing, suffix, row)
+                self._listed_block(status, suffix, row)
             elif suffix not in aside:
-                standing.verdict = Verdict.INCOMPLETE
-                standing.leftovers.append((path, f"lists block {suffix}, which is not there: to be rolled back"))
+                status.verdict = Verdict.INCOMPLETE
+                status.leftovers.append((path, f"lists block {suffix}, which is not there: to be rolled back"))
         for suffix in sorted(set(self.files) - known):
-            standing.leftovers.append((self.files[suffix], "its branch block does not list it: to be removed"))
+            status.leftovers.append((self.files[suffix], "its branch block does not list it: to be removed"))
 
-    def _listed_block(self, standing: Standing, suffix: str, row: Listed) -> None:
-        head = self._block(standing, suffix, row)
+    def _listed_block(self, status: PreparedBranch, suffix: str, row: Listed) -> None:
+        head = self._block(status, suffix, row)
         if head is not None and head.kind is Kind.DEQUEUE and not self.holds(row.queue, row.message_id):
             gone = f"message {row.message_id.hex()} of queue {row.queue}"
-            standing.lost.append(f"{gone}, which {self.files[suffix]} dequeues, is gone")
+            status.lost.append(f"{gone}, which {self.files[suffix]} dequeues, is gone")
 
-    def _rest(self, standing: Standing) -> None:
+    def _rest(self, status: PreparedBranch) -> None:
         """Without a list: whatever of the branch can be read."""
         for suffix in sorted(set(self.files) - {FIRST, COMMIT}, key=int):
-            self._block(standing, suffix)
+            self._block(status, suffix)
 
-    def _rows(self, standing: Standing, path: str) -> list[Listed] | None:
+    def _rows(self, status: PreparedBranch, path: str) -> list[Listed] | None:
         try:
             self.read(self.fs, path)
-            return unpack_list(decode(read_block(self.fs, path)).body)
+            return read_list(self.fs, path)
         except DamagedBlock as damage:
-            standing.broken.append((path, str(damage)))
+            status.broken.append((path, str(damage)))
             return None
 
-    def _block(self, standing: Standing, suffix: str, row: Listed | None = None) -> Head | None:
+    def _block(self, status: PreparedBranch, suffix: str, row: Listed | None = None) -> Head | None:
         path = self.files[suffix]
         try:
             head = self.read(self.fs, path)
             if row is not None and (head.checksum, head.message_id) != (row.checksum, row.message_id):
                 raise DamagedBlock("is not the block that its branch lists")  # noqa: TRY301
         except DamagedBlock as damage:
-            standing.broken.append((path, str(damage)))
+            status.broken.append((path, str(damage)))
             return None
-        standing.blocks.append((path, head))
+        status.blocks.append((path, head))
         return head
 
 
-def lost_blocks(fs: FileSystem) -> dict[Xid, list[str]]:
-    """Names in quarantine of blocks that branches in doubt have lost."""
+def named(fs: FileSystem, paths: Iterable[str]) -> dict[str, set[MessageId]]:
+    """By queue the messages that these blocks of branches add or remove, which recovery needs before it can judge a
+    branch. A damaged block names none."""
+    found: dict[str, set[MessageId]] = {}
+    for path in paths:
+        for queue, message_id in _named_by(fs, path):
+            found.setdefault(queue, set()).add(message_id)
+    return found
+
+
+def _named_by(fs: FileSystem, path: str) -> Iterator[tuple[str, MessageId]]:
     try:
-        return quarantine.lost_blocks(fs)
-    except FileNotFoundError:
-        return {}
+        head = read_head(fs, path)
+        rows = read_list(fs, path) if head.kind is Kind.BRANCH else []
+    except DamagedBlock:
+        return
+    if head.kind is Kind.BRANCH:
+        yield from ((item.queue, item.message_id) for item in rows if item != NOTHING)
+    elif head.kind is not Kind.ENQUEUE or not path.startswith(ACTIVE):  # which is in no queue yet
+        yield head.properties.queue, head.message_id

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from xaqueue.errors import DamagedBlock, JournalDamaged, RetryLater
@@ -26,27 +26,24 @@ from xaqueue.message import MessageId
 from xaqueue.space.engine import commit, heuristics, quarantine, redo, tries
 from xaqueue.space.engine.cleanup import filled_archives
 from xaqueue.space.engine.directory_log import STAGED
-from xaqueue.space.engine.disk_space import segment_bytes
+from xaqueue.space.engine.memory import RecoveryReport
 from xaqueue.space.engine.register import Register
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import change, layout
 from xaqueue.space.model.block import NO_MESSAGE, Head, Kind
+from xaqueue.space.model.block_files import listed
 from xaqueue.space.model.branch import Branch, State, Written
 from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.layout import ACTIVE, COMMIT, COMMITTED, DIRECTORIES, FIRST, PREPARED
 from xaqueue.space.model.message_name import tags_of
-from xaqueue.space.model.report import RecoveryReport
-from xaqueue.space.recovery import batch_recovery, killed_tries, prepared, read_only
-from xaqueue.space.recovery.cut_short import check_end
+from xaqueue.space.recovery import batch_recovery, prepared
+from xaqueue.space.recovery.from_journal import open_for_reading, open_journal
 from xaqueue.space.recovery.load import Load, Progress, read_head
-from xaqueue.space.recovery.named import named, stands_at
-from xaqueue.space.recovery.prepared import Standing, Verdict
+from xaqueue.space.recovery.prepared import PreparedBranch, Verdict, named
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.hardening import DEFAULT, Hardening
-from xaqueue.storage.journal import Journal
-from xaqueue.storage.journal_format import Record
 from xaqueue.storage.regular import DAMAGE, NO_FILE
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -83,13 +80,16 @@ def open_space(
     """
     definitions = definitions or Definitions()
     try:
-        journal, records, notes = _open_journal(fs, definitions, hardening, epoch, journalled, suspect)
+        journal, records, notes = open_journal(fs, definitions, hardening, epoch, journalled, suspect)
     except JournalDamaged as damage:
         space = Space(fs, definitions, hardening=hardening, epoch=epoch, **options)
-        read_only.open_for_reading(space, damage, progress)
+        open_for_reading(space, damage, progress)
         return space
     space = Space(fs, definitions, hardening=hardening, journal=journal, epoch=epoch, **options)
-    _remember_all(space, records)
+    for record in records:  # whoever was not told what became of a branch may ask
+        outcome, xid = _RECORDED.get(record.kind), layout.parse_xid(change.name_of(record))
+        if outcome is not None and xid is not None and not xid.is_local:
+            space.remember(xid, outcome)
     try:
         space.report = _Recovery(space, suspect and journal is None).run(progress, lambda: on_branches(space))
         space.report.notes[:0] = notes
@@ -103,44 +103,6 @@ def open_space(
             space.settled.notify_all()
         raise
     return space
-
-
-def _open_journal(
-    fs: FileSystem, definitions: Definitions, hardening: Hardening, epoch: int, used: bool, suspect: bool
-) -> tuple[Journal | None, Sequence[Record], list[str]]:
-    """Makes the directories what the journal says. The journal, where steps are to be recorded; what it held; and what
-    is worth a note. Raises JournalDamaged."""
-    if not hardening.journal and not used and not fs.is_dir(layout.JOURNAL):
-        return None, (), []
-    fs.hold_dir("")
-    size = segment_bytes(definitions, fs.room())
-    journal = Journal(fs, layout.JOURNAL, segment_bytes=size, sound=change.is_valid, used=used, epoch=epoch)
-    records = journal.replay
-    check_end(fs, records, journal.position)
-    journal.harden()
-    notes: list[str] = []
-    if records:
-        notes += redo.replay(fs, records, anew=suspect)
-        fs.sync_all()
-    if journal.position or suspect or hardening.journal:
-        notes += journal.start([])  # whoever had the old one may write there yet
-    else:
-        journal.tidy()
-    if records:
-        journal.write_checkpoint(journal.position)
-        journal.recycle()
-        log.info("%d records of the journal were done again", len(records))
-    for note in notes:
-        log.warning("%s", note)
-    return journal if hardening.journal else None, records, notes
-
-
-def _remember_all(space: Space, records: Iterable[Record]) -> None:
-    """What became of the branches whose steps were done again: whoever was not told may ask."""
-    for record in records:
-        outcome, xid = _RECORDED.get(record.kind), layout.parse_xid(change.name_of(record))
-        if outcome is not None and xid is not None and not xid.is_local:
-            space.remember(xid, outcome)
 
 
 class _Recovery:
@@ -169,7 +131,7 @@ class _Recovery:
         answer()
         aside = len(self.report.quarantined)
         messages.rest(progress)
-        killed_tries.count(self.space, self._set_aside)
+        tries.count_killed(self.space, self._set_aside)
         if len(self.report.quarantined) > aside:
             self._sync_directories()
         self._publish(messages.highest)
@@ -197,14 +159,11 @@ class _Recovery:
             if xid not in self.space.branches:
                 self._remove(earlier.values())
         self._heuristic()
-        self._settle(decided)
-        for xid, files in active.items():
-            self._roll_back_active(xid, files)
-
-    def _settle(self, decided: batch_recovery.Decisions) -> None:
         done, undone = batch_recovery.settle(self.space, decided, self._note)
         self.report.rolled_forward += done
         self.report.rolled_back += undone
+        for xid, files in active.items():
+            self._roll_back_active(xid, files)
 
     def _clear_staged(self) -> None:
         """What a step had not given its name yet was promised to nobody."""
@@ -244,9 +203,9 @@ class _Recovery:
     def _holds(self, queue: str, message_id: MessageId) -> bool:
         return message_id in self.space.queue(queue).index
 
-    def _in_doubt(self, found: Standing) -> Branch:
+    def _in_doubt(self, found: PreparedBranch) -> Branch:
         """A branch in doubt: what it removes is locked, what is damaged is set aside and noted."""
-        branch = Branch(found.xid, base=State.PREPARED, prepared_at=found.prepared_at)
+        branch = Branch(found.xid, str(found.xid), base=State.PREPARED, prepared_at=found.prepared_at)
         for path, reason in found.broken:
             self._set_aside(path, reason)
             branch.damage.append(path)
@@ -270,10 +229,10 @@ class _Recovery:
             Written(number, head.kind, queue.name, head.message_id, head.checksum, entry, suffix, path=path)
         )
 
-    def _roll_forward(self, found: Standing, files: Mapping[str, str]) -> None:
+    def _roll_forward(self, found: PreparedBranch, files: Mapping[str, str]) -> None:
         """What is left to do of a branch that is committed, from wherever each of its blocks is found."""
         xid = found.xid
-        branch = Branch(xid, base=State.COMMITTING if COMMIT in files else State.PREPARED)
+        branch = Branch(xid, str(xid), base=State.COMMITTING if COMMIT in files else State.PREPARED)
         for path, reason in found.broken:
             self._set_aside(path, reason)
             if path.endswith((f".{COMMIT}", f".{FIRST}")):
@@ -296,8 +255,13 @@ class _Recovery:
         self._remember(xid)
         self.report.rolled_forward += 1
 
-    def _number_again(self, branch: Branch, found: Standing) -> None:
-        """Messages of one commit have consecutive numbers in a queue: what has moved tells those of the rest."""
+    def _number_again(self, branch: Branch, found: PreparedBranch) -> None:
+        """Messages of one commit have consecutive numbers in a queue: what has moved tells those of the rest.
+
+        Not to a journal, where a record of a number below others says that what follows is lost: ``check_end``.
+        """
+        if self.space.log.is_atomic:
+            return
         for name in {row.queue for row in found.rows if row.kind is Kind.ENQUEUE}:
             index = self.space.queue(name).index
             added = [row for row in found.rows if row.kind is Kind.ENQUEUE and row.queue == name]
@@ -314,12 +278,11 @@ class _Recovery:
                     entry.seq = seq
 
     def _is_taken(self, queue: str, seq: int) -> bool:
-        return stands_at(self.fs, layout.range_path(queue, seq), [seq])
+        directory, start = layout.range_path(queue, seq), f"{seq:016x}."
+        return self.fs.is_dir(directory) and any(name.startswith(start) for name in self.fs.list(directory))
 
     def _heuristic(self) -> None:
-        for name in self.fs.list(layout.HEURISTIC):
-            if name.startswith("."):
-                continue
+        for name in listed(self.fs, layout.HEURISTIC):
             path = f"{layout.HEURISTIC}/{name}"
             xid = layout.parse_xid(name)
             try:
@@ -384,15 +347,11 @@ class _Recovery:
         space.log.sync_contents([layout.watermark_path(queue.name) for queue in used])
         space.log.sync_names([layout.queue_path(queue.name) for queue in used])
 
-    def _every_directory(self) -> list[str]:
-        """In an order that syncs targets of moves before sources."""
+    def _sync_directories(self) -> None:
+        """Every name that is seen in them is on disk, and every one that is not is gone: targets of moves first."""
         queues = [path for queue in self.space.queues.values() for path in queue.directories()]
         records = [layout.QUARANTINE, layout.HEURISTIC, layout.BATCHES, layout.STREAMS]
-        return [*filled_archives(self.space), *records, *queues, COMMITTED, PREPARED, ACTIVE, ""]
-
-    def _sync_directories(self) -> None:
-        """Every name that is seen in them is on disk, and every one that is not is gone."""
-        self.space.log.sync_names(self._every_directory())
+        self.space.log.sync_names([*filled_archives(self.space), *records, *queues, COMMITTED, PREPARED, ACTIVE, ""])
 
     def _remove(self, paths: Iterable[str]) -> None:
         """The files of a branch that is over, of which a journal may have only the names; what is no file was never a

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
 from xaqueue.space.model.format import why_behind
 from xaqueue.spark.checkpoint import harden_done
-from xaqueue.spark.source.offsets import Numbers
 from xaqueue.spark.source.options import ARCHIVE, SourceOptions
+from xaqueue.spark.source.plan import Numbers
 from xaqueue.spark.source.snapshot import call_with_deadline
 
 if TYPE_CHECKING:

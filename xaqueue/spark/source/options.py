@@ -17,8 +17,7 @@ from xaqueue.message import QUEUE_NAME, check_queue_name
 from xaqueue.space.model.layout import LAST_SEQ
 from xaqueue.spark import options as kinds
 from xaqueue.spark.options import Given, json_object, option, refused, space_path, table
-from xaqueue.spark.source.offsets import EARLIEST, LATEST, Bounds, bounds
-from xaqueue.spark.source.plan import Tasks
+from xaqueue.spark.source.plan import EARLIEST, LATEST, Bounds, Tasks, bounds
 
 DELETE, ARCHIVE, KEEP = "delete", "archive", "keep"
 SPACE_TIMEOUT_S = 10.0

@@ -27,17 +27,16 @@ from pyspark.sql.types import StructType
 
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, SpaceError
 from xaqueue.space.model.block import split_message, stored_in
-from xaqueue.space.model.block_files import read_message
+from xaqueue.space.model.block_files import ahead, read_message
 from xaqueue.space.model.layout import RANGE_BITS, RANGE_SIZE, range_path
 from xaqueue.space.model.message_name import ID_DIGITS
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.spark.options import log_ignored
 from xaqueue.spark.source import plan
 from xaqueue.spark.source.columns import Columns, Rows
-from xaqueue.spark.source.offsets import EARLIEST, LATEST, Bounds, Moment, Offset
 from xaqueue.spark.source.options import SourceOptions
+from xaqueue.spark.source.plan import EARLIEST, LATEST, Bounds, Moment, Offset
 from xaqueue.spark.source.snapshot import QueueState, Spaces, SpaceSnapshot, reserved
-from xaqueue.storage.read_ahead import ahead
 from xaqueue.storage.regular import READ
 
 BATCH_ROWS = 2_000

@@ -24,15 +24,15 @@ from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, SpaceError, UnknownQueue
-from xaqueue.space.model import stream_records
+from xaqueue.space.model import records
 from xaqueue.space.model.definitions import suggestion
 from xaqueue.space.model.format import check_recovered, read_format, why_behind
 from xaqueue.space.model.layout import FORMAT, stream_path
-from xaqueue.space.model.stream_records import StreamRecord
+from xaqueue.space.model.records import StreamRecord
 from xaqueue.space.offline.reader import QueueReader, queues
 from xaqueue.space.owner.open import read_definitions
 from xaqueue.spark.source.options import SourceOptions, is_pattern
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 ID_DIGITS = 8
 """Of a space's id that an offset keeps: enough to tell another one."""
@@ -203,7 +203,7 @@ class Spaces:
 def reserved(reader: QueueReader) -> StreamRecord | None:
     """Which stream the queue is reserved for, and what it has consumed; None where it never was."""
     try:
-        return stream_records.read(DirectoryFileSystem(reader.space, keep_unsynced=False), reader.queue)
+        return records.read_stream(DirectoryFileSystem(reader.space, keep_unsynced=False), reader.queue)
     except DamagedBlock as damage:
         path = reader.space / stream_path(reader.queue)
         raise DamagedBlock(f"{path}: {damage}: run `xaqueue release {reader.queue} --space {reader.space}`") from None

@@ -31,11 +31,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from xaqueue.errors import InvalidArgument, SpaceError
-from xaqueue.space.model.stream_records import refusal
+from xaqueue.space.model.records import refusal
 from xaqueue.spark.source import columns, plan
 from xaqueue.spark.source.consumer import Consumer
-from xaqueue.spark.source.offsets import EARLIEST, LATEST, Bounds, StreamOffsets, between, nested, read
 from xaqueue.spark.source.options import KEEP, SourceOptions, parse
+from xaqueue.spark.source.plan import EARLIEST, LATEST, Bounds, StreamOffsets, between, nested, read
 from xaqueue.spark.source.reader import QueueSpan, Reader, sizes, span_of
 from xaqueue.spark.source.snapshot import QueueState, SpaceSnapshot, reserved
 
@@ -45,7 +45,7 @@ Document = dict[str, Any]
 
 
 class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTriggerAvailableNow):
-    """See the module. Offsets are those of ``offsets.py``."""
+    """See the module. Offsets are ``plan.StreamOffsets``."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._consumer = Consumer(options)

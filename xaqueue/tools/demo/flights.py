@@ -7,13 +7,12 @@ alone. PASSED or FAILED is said before anything is removed, which a disk may tak
 
 from __future__ import annotations
 
+import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -24,16 +23,11 @@ from matplotlib.figure import Figure
 
 import xaqueue
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.space.offline.inspect_branches import in_doubt
-from xaqueue.space.owner.open import create
 from xaqueue.spark import session
-from xaqueue.storage.hardening import DEFAULT
-from xaqueue.tm.coordinator import TraceStep
-from xaqueue.tm.log_directory import view_log
 from xaqueue.tools.demo import records
-from xaqueue.tools.demo.records import Delay, ranked
-from xaqueue.tools.demo.sender import FLIGHTS, PAGES
-from xaqueue.tools.demo.stage import Expectation, Report, judge, last_words, place_for, tenths
+from xaqueue.tools.demo.records import TOTAL, Delay, ranked
+from xaqueue.tools.demo.sender import FLIGHTS, PAGES, SYNC
+from xaqueue.tools.demo.stage import Expectation, Program, Report, in_doubt, judge, place_for, tenths
 
 PAGE = 200
 """Flights of one transaction."""
@@ -41,16 +35,14 @@ LEAST_PAGES = 15
 """A small run has smaller pages instead, so that there are commits enough to be killed in."""
 LEAST_FLIGHTS = 10 * LEAST_PAGES
 KILLS = (
-    (0.05, TraceStep.DECIDE, "with every vote and before the decision"),
-    (0.2, TraceStep.DECIDED, "after the decision, before anybody was told"),
-    (0.4, TraceStep.COMMIT, "while a decision was carried out"),
+    (0.05, "decide", "with every vote and before the decision"),
+    (0.2, "decided", "after the decision, before anybody was told"),
+    (0.4, "commit", "while a decision was carried out"),
 )
 """After which share of the pages, at which step of a transaction, and that in words."""
-CHART = "xaqueue-demo.png"
 COMMITTED, KILLED, RECOVERED = "#33658a", "#b8352f", "#5f8f5a"
 BYTES_PER_FLIGHT = 4_500
 """Of disk: a file's block, its inode, and its share of the directories and of the Parquet files."""
-MESSAGES_PER_TRIGGER = 50_000
 STUCK_S = 180.0
 """A stream that reads nothing for so long is stuck."""
 
@@ -60,6 +52,11 @@ FLIGHT = (
     "distance int, hour int, minute int, time_hour timestamp"
 )
 """The JSON of a message, as a Spark schema."""
+COLUMNS = (
+    "message_id",
+    "CAST(CAST(correlation_id AS STRING) AS BIGINT) AS record",
+    f"from_json(CAST(body AS STRING), '{FLIGHT}') AS flight",
+)
 TALLY = "SELECT count(*), count(DISTINCT message_id), count(DISTINCT record), min(record), max(record) FROM flights"
 ANSWER = "SELECT carrier, count(*), count(dep_delay), coalesce(sum(dep_delay), 0) FROM flights GROUP BY carrier"
 
@@ -101,14 +98,16 @@ def run(
     ``xaqueue-demo.png`` in the current directory. Raises InvalidArgument, OperationalError (something is missing, or a
     part failed or got stuck).
     """
-    count = records.checked_count(flights)
-    if count < LEAST_FLIGHTS:
-        raise InvalidArgument(f"{count:,} flights are too few to be killed in: {LEAST_FLIGHTS:,} or more are wanted")
-    chart = (chart or Path(CHART)).absolute()
+    wanted = TOTAL if flights is None else flights
+    if not 1 <= wanted <= TOTAL:
+        raise InvalidArgument(f"{wanted:,} flights are asked for: 1 to {TOTAL:,} can be had")
+    if wanted < LEAST_FLIGHTS:
+        raise InvalidArgument(f"{wanted:,} flights are too few to be killed in: {LEAST_FLIGHTS:,} or more are wanted")
+    chart = (chart or Path("xaqueue-demo.png")).absolute()
     if not os.access(chart.parent, os.W_OK):
         raise InvalidArgument(f"{chart.parent} cannot be written to: run the demo where its chart may stay")
     with place_for(directory, report, keep=keep) as place:
-        passed = _run(place, count, chart, report)
+        passed = _run(place, wanted, chart, report)
         report("PASSED" if passed else "FAILED")
         report(f"The chart is {chart}")
     return passed
@@ -119,89 +118,69 @@ def _run(place: Path, flights: int, chart: Path, report: Report) -> bool:
     _check_room(place, flights)
     with _timed("the pages", report):
         pages = lay_out(place, flights, size)
-    report(f"{flights:,} flights in {pages:,} transactions of {size}, sync {DEFAULT}: a commit {DEFAULT.promise}")
+    report(f"{flights:,} flights in {pages:,} transactions of {size}, sync {SYNC}: a commit survives power loss")
     with _timed("the sender", report):
         toll = send_under_fire(place, flights, size, report)
     with _timed("stream to Parquet", report):
-        places: dict[str, Any] = {"spark.sql.warehouse.dir": str(place / "warehouse")}
-        spark = session("xaqueue demo", **places)
+        options: dict[str, Any] = {"spark.sql.warehouse.dir": str(place / "warehouse")}
+        spark = session("xaqueue demo", **options)
         _stream(spark, place, flights, report)
     with _timed("queries", report):
         spark.read.parquet(str(place / "flights.parquet")).createOrReplaceTempView("flights")
         tally = Tally(*spark.sql(TALLY).collect()[0])
         answer = {row[0]: Delay(*row[1:]) for row in spark.sql(ANSWER).collect()}
     names = records.carriers()
-    for line in records.table(answer, names):
-        report(line)
+    report(f"  {'carrier':<30} {'flights':>8} {'mean departure delay':>22}")
+    for code, delay in ranked(answer):
+        report(f"  {code}  {names.get(code, ''):<26} {delay.flights:>8,} {delay.mean:>18.2f} min")
     draw(answer, names, toll, chart)
+    doubtful = sum(in_doubt(place / name) for name in (PAGES, FLIGHTS))
     claims = check(flights, tally, answer, records.delays(flights), len(toll.kills))
-    doubtful = sum(len(in_doubt(place / name)) for name in (PAGES, FLIGHTS))
     return judge([*claims, Expectation(f"{doubtful} branches are left in doubt", doubtful == 0)], report)
 
 
 def lay_out(place: Path, flights: int, size: int) -> int:
     """The space of pages, full, and that of flights, empty; returns how many pages there are."""
-    create(place / FLIGHTS, name=FLIGHTS, any_queue=True)
-    create(place / PAGES, name=PAGES, any_queue=True)
-    with xaqueue.connect(place / PAGES) as connection:
-        lines = records.lines(flights)
-        head, pages = next(lines), 0
-        while text := "".join(islice(lines, size)):
-            connection.enqueue(PAGES, (head + text).encode(), correlation_id=str(pages * size))
-            pages += 1
-    return pages
+    xaqueue.connect(place / FLIGHTS, create=True).close()
+    rows, pages = records.rows(flights), range(0, flights, size)
+    with xaqueue.connect(place / PAGES, create=True) as connection:
+        for first in pages:
+            connection.enqueue(PAGES, json.dumps(list(islice(rows, size))).encode(), correlation_id=str(first))
+    return len(pages)
 
 
 def send_under_fire(place: Path, flights: int, size: int, report: Report) -> Toll:
     """Runs the sender to its end through all kills. Raises OperationalError where it fails or is stuck."""
-    toll, pages = Toll(), -(-flights // size)
+    toll, pages, before = Toll(), -(-flights // size), 0.0
     advance = tenths(report, "sent", flights)
-    before = 0.0
     for share, step, when in (*KILLS, (0.0, "", "")):
         number = str(max(1, round((share - before) * pages)))
-        command = [sys.executable, "-m", "xaqueue.tools.demo.sender", str(place), step, number]
         before = share
-        with ExitStack() as stack:
-            log = stack.enter_context((place / "sender.log").open("ab"))
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
-            stack.enter_context(child)
-            stack.callback(child.kill)  # it does not outlive the block
-            assert child.stdout is not None
-            for line in child.stdout:
-                word, number = line.split()
+        command = [sys.executable, "-m", "xaqueue.tools.demo.sender", str(place), step, number]
+        with Program("the sender", command, place / "sender.log") as sender:
+            for word, counted in sender:
                 if word == "left" and toll.kills:
                     toll.recoveries.append(toll.now())
                     report(f"  started again, all of it finished after {toll.recoveries[-1] - toll.kills[-1]:.1f} s")
-                done = toll.committed[-1][1] + int(number) if word == "sent" else flights - int(number)
+                done = toll.committed[-1][1] + int(counted) if word == "sent" else flights - int(counted)
                 toll.committed.append((toll.now(), done))
                 advance(done)
-            code = child.wait()
-        if code == 0:
-            break
-        if code != -signal.SIGKILL:
-            raise OperationalError(f"the sender ended with code {code}:\n{last_words(place / 'sender.log')}")
+            if not sender.was_killed():
+                break
         toll.kills.append(toll.now())
-        report(f"kill {len(toll.kills)}: SIGKILL {when}; {_left(place)}")
+        doubtful = sum(in_doubt(place / name) for name in (PAGES, FLIGHTS))
+        report(f"kill {len(toll.kills)}: SIGKILL {when}; branches in doubt: {doubtful}")
     return toll
-
-
-def _left(place: Path) -> str:
-    """What a sender that is gone has left, for the next one to finish."""
-    doubtful = {branch.xid.gtrid for name in (PAGES, FLIGHTS) for branch in in_doubt(place / name)}
-    log = view_log(place / "decisions")
-    decided = sum(log.table.decision_on(gtrid) is not None for gtrid in doubtful)
-    return f"transactions in doubt: {len(doubtful)}, {decided} of them decided"
 
 
 def _stream(spark: Any, place: Path, flights: int, report: Report) -> None:
     """Everything that is in the queue now, into Parquet. Raises what Spark raises, OperationalError if stuck."""
     messages = spark.readStream.format("xaqueue").options(path=str(place / FLIGHTS), queue=FLIGHTS, consume="keep")
-    record = "CAST(CAST(correlation_id AS STRING) AS BIGINT) AS record"
     query = (
-        messages.option("maxMessagesPerTrigger", MESSAGES_PER_TRIGGER)
+        messages.option("maxMessagesPerTrigger", 50_000)
         .load()
-        .selectExpr("seq", "message_id", record, f"from_json(CAST(body AS STRING), '{FLIGHT}') AS flight")
-        .selectExpr("seq", "message_id", "record", "flight.*")
+        .selectExpr(*COLUMNS)
+        .selectExpr("message_id", "record", "flight.*")
         .writeStream.format("parquet")
         .option("path", str(place / "flights.parquet"))
         .option("checkpointLocation", str(place / "checkpoint"))
@@ -239,8 +218,8 @@ def check(
 
 def draw(answer: Mapping[str, Delay], names: Mapping[str, str], toll: Toll, path: Path) -> None:
     """Writes the chart to ``path``: the run above, below it one bar a carrier, the longest delay at the top."""
-    figure = Figure(figsize=(9, 3.2 + 0.34 * len(answer) + 1.4), layout="constrained")
-    above, below = figure.subplots(2, 1, height_ratios=[3.2, 0.34 * len(answer) + 1.0])
+    figure = Figure(figsize=(9, 4.6 + 0.34 * len(answer)), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=[3.2, 1.0 + 0.34 * len(answer)])
     _draw_run(above, toll)
     _draw_answer(below, answer, names)
     for axes in (above, below):
@@ -249,15 +228,12 @@ def draw(answer: Mapping[str, Delay], names: Mapping[str, str], toll: Toll, path
 
 
 def _draw_run(axes: Axes, toll: Toll) -> None:
-    times, flights = [when for when, _ in toll.committed], [count for _, count in toll.committed]
-    axes.plot(times, flights, color=COMMITTED, drawstyle="steps-post", label="messages committed")
+    axes.plot(*zip(*toll.committed, strict=True), color=COMMITTED, drawstyle="steps-post", label="messages committed")
     for number, when in enumerate(toll.kills):
         axes.axvline(when, color=KILLED, linewidth=1, label="" if number else "killed in the middle of a commit")
     for number, when in enumerate(toll.recoveries):
         axes.axvline(when, color=RECOVERED, linewidth=1, linestyle="--", label="" if number else "recovered, goes on")
-    axes.set_xlabel("seconds")
-    axes.set_ylim(0)
-    axes.set_xlim(0)
+    axes.set(xlabel="seconds", xlim=(0, None), ylim=(0, None))
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.legend(loc="upper left", framealpha=1.0, edgecolor="none", fontsize=8)
     axes.set_title("Flights committed to the queue, while their producer is killed", loc="left")
@@ -267,9 +243,9 @@ def _draw_answer(axes: Axes, answer: Mapping[str, Delay], names: Mapping[str, st
     carriers = list(reversed(ranked(answer)))
     means = [delay.mean for _, delay in carriers]
     axes.barh([names.get(code, code) for code, _ in carriers], means, color=COMMITTED)
-    for row, (mean, (_, delay)) in enumerate(zip(means, carriers, strict=True)):
-        label = f"{mean:.1f}  ({delay.flights:,} flights)"  # right of zero, clear of the names
-        axes.annotate(label, (max(mean, 0.0), row), (4, 0), textcoords="offset points", va="center", fontsize=8)
+    for row, (_, delay) in enumerate(carriers):
+        label = f"{delay.mean:.1f}  ({delay.flights:,} flights)"  # right of zero, clear of the names
+        axes.annotate(label, (max(delay.mean, 0.0), row), (4, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_xlim(min(0.0, *means) * 1.1, max(1.0, *means) * 1.3)
     axes.set_xlabel("mean departure delay, minutes")
     axes.set_title("What Spark read from it, each message once: delays by carrier", loc="left")

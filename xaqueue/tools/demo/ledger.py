@@ -4,30 +4,128 @@ A service takes orders and sends them, each in one transaction over both, while 
 and PostgreSQL's backends get SIGKILL in turn. Nobody repairs anything; at the end the books are compared, order by
 order: a row that is taken has its message, a row that was sent has none, and nothing is left open. PASSED or FAILED is
 said before anything is removed.
+
+    python -m xaqueue.tools.demo.ledger DSN QUEUE LOG LIFE ORDERS
+
+is the service, until it has taken so many. A taken order is a row in PostgreSQL and a message in the queue; sending it
+takes the message and marks the row. It says a line for each: ``taken ID``, ``sent ID``; ``refused ID`` where the
+transaction was rolled back, ``unknown ID`` where nobody can tell. Orders are named after the life of the service, so
+that no two lives take the same one.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import signal
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
 import xaqueue
-from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.space.offline.inspect_branches import in_doubt
-from xaqueue.space.owner.open import create
-from xaqueue.tm.log_directory import view_log
-from xaqueue.tools.demo.ledger_service import QUEUE, TABLE, Addresses
-from xaqueue.tools.demo.postgres import PostgresServer
-from xaqueue.tools.demo.stage import Deadline, Expectation, Program, Report, judge, place_for, tenths
+from xaqueue.errors import Error, HeuristicOutcome, InvalidArgument, OutcomeUnknown
+from xaqueue.tools.demo.stage import Expectation, Program, Report, judge, place_for, say, tenths
+from xaqueue.tools.postgres import PostgresServer
+
+QUEUE = "orders"
+TABLE = (
+    "create table if not exists orders "
+    "(id text primary key deferrable initially deferred, item text not null, state text not null)"
+)
+TAKE = "insert into orders values (%s, %s, 'taken')"
+SEND = "update orders set state = 'sent' where id = %s and state = 'taken'"
+TAKERS = 3
+PAUSE_S = 0.1
+"""After a failure: what is down may be up again then."""
+STUCK_S = 120.0
+"""Where no order is taken for so long it ends, and says where each of its threads is."""
+
+
+Work = Callable[[Any, str], str]
+"""What is done in a transaction for an order; returns which order it was."""
+
+
+class Early(Exception):
+    """The message is there before its row: the other half of the transaction is being committed."""
+
+
+class Nothing(Exception):
+    """There is no order to be sent."""
+
+
+def manager_of(dsn: str, queue: str, log: str, **options: Any) -> xaqueue.TransactionManager:
+    """Over both, whom it first asks what is left open. ``queue``: a URL or a directory."""
+    parties: dict[str, Callable[[], Any]] = {
+        "ledger": partial(psycopg.connect, dsn),
+        "queue": partial(xaqueue.connect, queue),
+    }
+    return xaqueue.TransactionManager(log, parties, timeout_s=20.0, recovery_interval_s=1.0, **options)
+
+
+def take(tx: Any, order: str) -> str:
+    tx["ledger"].execute(TAKE, (order, f"item of {order}"))
+    tx["queue"].enqueue(QUEUE, f"item of {order}".encode(), correlation_id=order)
+    return order
+
+
+def send(tx: Any, _: str) -> str:
+    message = tx["queue"].dequeue(QUEUE)
+    if message is None:
+        raise Nothing
+    order: str = message.correlation_id.decode()
+    if tx["ledger"].execute(SEND, (order,)).rowcount != 1:
+        raise Early
+    return order
+
+
+def attempt(manager: xaqueue.TransactionManager, word: str, order: str, work: Work) -> bool:
+    """One transaction; whether it is over. It is said which order was done, or that ``order`` was not."""
+    try:
+        with manager.transaction() as tx:
+            done = work(tx, order)
+    except (Early, Nothing):
+        return False
+    except (HeuristicOutcome, OutcomeUnknown) as error:
+        say("unknown", order)
+        sys.stderr.write(f"{order}: {error!r}\n")
+        return True
+    except (Error, psycopg.Error) as error:
+        say("refused", order)
+        sys.stderr.write(f"{order}: {error!r}\n")
+        return False
+    say(word, done)
+    return True
+
+
+def serve(manager: xaqueue.TransactionManager, life: str, orders: int, work: Work = take) -> None:
+    """Until so many orders are taken; with every other one an order is sent."""
+    numbers = count()
+
+    def turn(number: int) -> None:
+        while not attempt(manager, "taken", f"{life}-{next(numbers):05d}", work):
+            time.sleep(PAUSE_S)
+        faulthandler.dump_traceback_later(STUCK_S, exit=True)
+        if number % 2:
+            attempt(manager, "sent", "-", send)
+
+    faulthandler.dump_traceback_later(STUCK_S, exit=True)
+    with ThreadPoolExecutor(TAKERS) as takers:
+        list(takers.map(turn, range(orders)))
+    faulthandler.cancel_dump_traceback_later()
+
+
+# The demo
 
 ORDERS = 1_000
 LEAST_ORDERS = 50
@@ -37,25 +135,23 @@ FROM, TO = 0.05, 0.9
 """The shares of the orders between which the kills are spread."""
 SHORT_PATH = 80
 """Bytes of a directory's name: a socket in it may have 107."""
-WORDS = ("taken", "sent", "refused", "unknown")
-COMMAND = (sys.executable, "-c", "from xaqueue.cli.main import main; main()")
-SERVICE = (sys.executable, "-m", "xaqueue.tools.demo.ledger_service")
+LONGEST_S = 120.0
+SERVE = (sys.executable, "-m", "xaqueue", "serve")
+SERVICE = (sys.executable, "-m", "xaqueue.tools.demo.ledger")
 BACKENDS = "select pid from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()"
 
 
-@dataclass(slots=True)
-class ServiceLog:
-    """How often the service has said what of each order, over all its lives."""
+Said = dict[str, Counter[str]]
+"""How often the service has said what of each order, over all its lives: by the word, and the order."""
 
-    taken: Counter[str] = field(default_factory=Counter)
-    sent: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
-    unknown: Counter[str] = field(default_factory=Counter)
 
-    def hear(self, lines: Iterable[list[str]]) -> None:
-        for word, order in (line for line in lines if len(line) == 2):
-            if word in WORDS and order != "-":
-                getattr(self, word)[order] += 1
+def hear(said: Said, line: Sequence[str]) -> None:
+    if len(line) == 2 and line[0] in said and line[1] != "-":
+        said[line[0]][line[1]] += 1
+
+
+def nothing_said() -> Said:
+    return {word: Counter() for word in ("taken", "sent", "refused", "unknown")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,120 +173,108 @@ class Books:
     def open(self) -> int:
         return self.prepared + self.branches + self.unfinished
 
-    @classmethod
-    def read(cls, at: Addresses) -> Books:
-        """``at``: whose service does not run."""
-        with reached(at.dsn) as ledger:
-            prepared = len(ledger.tpc_recover())
-        with xaqueue.connect(at.queue) as connection:
-            branches = len(connection.tpc_recover())
-        found = rows(at)
-        return cls(found["taken"], found["sent"], messages(at), prepared, branches, len(view_log(at.log).open))
-
-    def check(self, said: ServiceLog) -> list[Expectation]:
+    def check(self, said: Said) -> list[Expectation]:
         """Every claim of the ledger, held against what is there."""
+        confirmed, sent, refused, unknown = (said[word].keys() for word in ("taken", "sent", "refused", "unknown"))
         there = (self.taken + self.sent).keys()
         same = f"{self.taken.total():,} rows wait and {self.messages.total():,} messages do: the same orders"
-        once = max([*said.taken.values(), *said.sent.values()], default=1) == 1 and said.sent.keys() <= self.sent.keys()
+        once = {*said["taken"].values(), *said["sent"].values()} <= {1} and sent <= self.sent.keys()
         return [
             Expectation(same, self.taken == self.messages),
             Expectation(f"{self.sent.total():,} orders were sent, each once", once),
-            Expectation(f"{len(said.taken):,} orders were confirmed, and each is there", said.taken.keys() <= there),
-            Expectation(
-                f"{len(said.refused):,} orders were refused, and none is there", not said.refused.keys() & there
-            ),
-            Expectation(f"nobody was left without an answer ({len(said.unknown)})", not said.unknown),
+            Expectation(f"{len(confirmed):,} orders were confirmed, and each is there", confirmed <= there),
+            Expectation(f"{len(refused):,} orders were refused, and none is there", not refused & there),
+            Expectation(f"nobody was left without an answer ({len(unknown)})", not unknown),
             Expectation(f"PostgreSQL has {self.prepared} prepared transactions", self.prepared == 0),
             Expectation(f"the queue has {self.branches} branches in doubt", self.branches == 0),
             Expectation(f"the decision log has {self.unfinished} transactions open", self.unfinished == 0),
         ]
 
 
-def rows(at: Addresses) -> dict[str, Counter[str]]:
-    """The orders in PostgreSQL, by state."""
-    found: dict[str, Counter[str]] = {"taken": Counter(), "sent": Counter()}
-    with reached(at.dsn) as ledger:
-        for state, order in ledger.execute("select state, id from orders").fetchall():
-            found[state][order] += 1
-    return found
-
-
-def messages(at: Addresses) -> Counter[str]:
-    """The orders in the queue."""
-    with xaqueue.connect(at.queue) as connection:
-        return Counter((message.properties.correlation_id or b"").decode() for message in connection.browse(QUEUE))
-
-
-class QueueServer(Program):
+class QueueServer:
     """``xaqueue serve`` over one space, started again when it was killed."""
 
-    def __init__(self, space: Path, socket: Path, output: Path) -> None:
+    def __init__(self, space: Path, socket: Path, log: Path) -> None:
         self.url = f"xaq+unix://{socket}"
-        super().__init__((*COMMAND, "serve", "--space", str(space), "--unix", str(socket)), output)
-        self.wait_for("serving")
+        self._command, self._log = (*SERVE, "--space", str(space), "--unix", str(socket)), log
+        self._start()
+
+    def _start(self) -> None:
+        self.program = Program("the queue server", self._command, self._log)
+        if next(iter(self.program), None) is None:  # its first line is that it serves
+            self.program.was_killed()
 
     def revive(self) -> bool:
         """Starts it again if it was killed, by whomever; whether it was. Raises OperationalError if it failed."""
-        code = self.ended()
-        if code is None:
-            return False
-        if code != -signal.SIGKILL:
-            raise OperationalError(f"the queue server ended with code {code}:\n{self.complaint()}")
-        self._start()
-        self.wait_for("serving")
-        return True
+        dead = not self.program.running and self.program.was_killed()
+        if dead:
+            self.program.stop()
+            self._start()
+        return dead
 
 
 def reached(dsn: str) -> psycopg.Connection:
     """A connection, also right after a crash: then the server refuses for as long as it recovers."""
-    deadline = Deadline("PostgreSQL refuses")
+    deadline = time.monotonic() + LONGEST_S
     while True:
         try:
             return psycopg.connect(dsn, autocommit=True)
         except psycopg.OperationalError:
-            deadline.look()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def kill_a_backend(dsn: str, choose: Callable[[Sequence[int]], int]) -> bool:
     """SIGKILL to the backend of somebody else; PostgreSQL then ends all of them and recovers. False: there is none."""
     with reached(dsn) as connection:
         pids = [row[0] for row in connection.execute(BACKENDS)]
-        if not pids:
-            return False
-        os.kill(choose(pids), signal.SIGKILL)
-    return True
+        if pids:
+            os.kill(choose(pids), signal.SIGKILL)
+    return bool(pids)
 
 
 @dataclass(slots=True)
 class Scene:
     """Everything that runs, and what has been said so far."""
 
-    place: Addresses
-    space: Path
+    dsn: str
     server: QueueServer
-    output: Path
-    orders: int
-    report: Report
-    said: ServiceLog = field(default_factory=ServiceLog)
+    place: Path
+    said: Said = field(default_factory=nothing_said)
     lives: int = 0
-    kills: list[str] = field(default_factory=list)
 
-    def program(self) -> Program:
-        """The service, in a new life: it takes what is left of the orders."""
+    def arguments(self, orders: int) -> list[str]:
+        """Of the service, in a new life."""
         self.lives += 1
-        left, at = max(self.orders - len(self.said.taken), 0), self.place
-        return Program([*SERVICE, at.dsn, at.queue, str(at.log), f"{self.lives:02d}", str(left)], self.output)
+        return [self.dsn, self.server.url, str(self.place / "decisions"), f"{self.lives:03d}", str(orders)]
+
+    def rows(self, state: str) -> Counter[str]:
+        """The orders in PostgreSQL that are in this state."""
+        with reached(self.dsn) as ledger:
+            return Counter(row[0] for row in ledger.execute("select id from orders where state = %s", (state,)))
+
+    def messages(self) -> Counter[str]:
+        """The orders in the queue."""
+        with xaqueue.connect(self.server.url) as connection:
+            return Counter((message.correlation_id or b"").decode() for message in connection.browse(QUEUE))
+
+    def in_doubt(self) -> tuple[int, int]:
+        """Prepared transactions of PostgreSQL, and branches of the queue space."""
+        with reached(self.dsn) as ledger, xaqueue.connect(self.server.url) as queue:
+            return len(ledger.tpc_recover()), len(queue.tpc_recover())
 
     def come_to_rest(self) -> Books:
-        """A last life of the service with nothing to take: what is open is finished as at any start."""
-        deadline = Deadline(f"something is still open, see {self.output.with_suffix('.err')},")
+        """What is open is finished, as at any start of a transaction manager. The service does not run."""
+        deadline = time.monotonic() + LONGEST_S
         while True:
             self.server.revive()
-            with self.program() as program:
-                program.wait_for("done")
-            if not (books := Books.read(self.place)).open:
+            with manager_of(self.dsn, self.server.url, str(self.place / "decisions")) as manager:
+                manager.recover()
+                unfinished = len(manager.in_doubt())
+            books = Books(self.rows("taken"), self.rows("sent"), self.messages(), *self.in_doubt(), unfinished)
+            if not books.open or time.monotonic() > deadline:
                 return books
-            deadline.look()
 
 
 def run(orders: int | None, directory: Path | None, report: Report, *, keep: bool = False) -> bool:
@@ -205,93 +289,62 @@ def run(orders: int | None, directory: Path | None, report: Report, *, keep: boo
     if directory is not None and len(os.fsencode(directory.absolute())) > SHORT_PATH:
         raise InvalidArgument(f"{directory} is too long for a socket in it: choose a shorter --directory")
     with place_for(directory, report, keep=keep) as place:
-        with scene_of(place, wanted, report) as scene:
-            _take_all(scene)
-            books = scene.come_to_rest()
-            for line in _table(scene, books):
-                report(line)
-            kills = Expectation(f"there were {len(scene.kills)} kills", len(scene.kills) >= len(KILLS))
-            passed = judge([*books.check(scene.said), kills], report)
+        with scene_of(place) as scene:
+            report(f"{wanted:,} orders: a row each in PostgreSQL, and a message in {QUEUE!r} of {scene.server.url}")
+            kills = _take_all(scene, wanted, report)
+            fallen = Expectation(f"there were {kills} kills", kills >= len(KILLS))
+            report(f"  {scene.lives} lives of the service")
+            passed = judge([*scene.come_to_rest().check(scene.said), fallen], report)
         report("PASSED" if passed else "FAILED")
     return passed
 
 
 @contextmanager
-def scene_of(directory: Path, orders: int, report: Report) -> Iterator[Scene]:
+def scene_of(place: Path) -> Iterator[Scene]:
     """PostgreSQL and the queue server, started; they end with the block."""
-    with ExitStack() as stack:
-        ledger = PostgresServer(directory)
-        stack.callback(ledger.stop)
-        ledger.wait()
-        space = directory / "space"
-        create(space, name="ledger", any_queue=True)
-        server = QueueServer(space, directory / "socket", directory / "server.out")
-        stack.callback(server.stop)
+    with PostgresServer(place) as ledger:
         with reached(ledger.dsn) as connection:
             connection.execute(TABLE)
-            version = connection.info.server_version // 10_000
-        report(
-            f"{orders:,} orders: a row each in PostgreSQL {version}, and a message in queue {QUEUE!r} of {server.url}"
-        )
-        place = Addresses(ledger.dsn, server.url, directory / "decisions")
-        yield Scene(place, space, server, directory / "service.out", orders, report)
+        xaqueue.connect(place / "space", create=True).close()
+        server = QueueServer(place / "space", place / "socket", place / "server.log")
+        try:
+            yield Scene(ledger.dsn, server, place)
+        finally:
+            server.program.stop()
 
 
-def _take_all(scene: Scene) -> None:
-    """Life after life of the service, until it has taken all orders."""
-    advance = tenths(scene.report, "orders taken", scene.orders)
-    shares = [FROM + (TO - FROM) * number / (len(KILLS) - 1) for number in range(len(KILLS))]
-    due = list(zip(KILLS, shares, strict=True))
-    while len(scene.said.taken) < scene.orders:
-        before, seen, deadline = len(scene.said.taken), -1, None
-        with scene.program() as program:
-            while program.ended() is None:
-                scene.server.revive()
-                taken = before + program.tally()["taken"]
-                if taken != seen or deadline is None:
-                    seen, deadline = taken, Deadline(f"no order was taken, see {scene.output.with_suffix('.err')},")
-                    advance(taken)
-                if due and taken >= due[0][1] * scene.orders and _kill(scene, program, due[0][0], taken):
-                    due.pop(0)
-                deadline.look()
-            if program.ended() not in (0, -signal.SIGKILL):
-                raise OperationalError(f"the service ended with code {program.ended()}:\n{program.complaint()}")
-            scene.said.hear(program.lines())
+def _take_all(scene: Scene, orders: int, report: Report) -> int:
+    """Life after life of the service, until it has taken all orders; returns how often somebody was killed."""
+    advance = tenths(report, "orders taken", orders)
+    due = [orders * (FROM + (TO - FROM) * number / (len(KILLS) - 1)) for number in range(len(KILLS))]
+    kills, taken = 0, scene.said["taken"]
+    while len(taken) < orders:
+        command = [*SERVICE, *scene.arguments(orders - len(taken))]
+        with Program("the service", command, scene.place / "service.log") as service:
+            for line in service:
+                hear(scene.said, line)
+                advance(len(taken))
+                if kills < len(KILLS) and len(taken) >= due[kills] and _kill(scene, service, KILLS[kills]):
+                    report(f"  kill {kills + 1}: {KILLS[kills]} got SIGKILL, with {len(taken):,} orders taken")
+                    kills += 1
+            if service.was_killed():
+                report("  it left {} rows and {} branches in doubt".format(*scene.in_doubt()))
+    return kills
 
 
-def _kill(scene: Scene, program: Program, victim: str, taken: int) -> bool:
+def _kill(scene: Scene, service: Program, victim: str) -> bool:
     """False where there is none just now: it is tried again."""
-    left = ""
-    if victim == VICTIMS[0]:
-        scene.server.kill()
-    elif victim == VICTIMS[1]:
-        if not kill_a_backend(scene.place.dsn, random.choice):
-            return False
+    if victim == VICTIMS[1]:
+        return kill_a_backend(scene.dsn, random.choice)
+    if victim == VICTIMS[2]:
+        service.kill()
     else:
-        program.kill()
-        left = _left(scene)
-    scene.kills.append(victim)
-    scene.report(f"  kill {len(scene.kills)}: {victim} got SIGKILL, with {taken:,} orders taken{left}")
+        scene.server.program.kill()
+        scene.server.revive()
     return True
 
 
-def _left(scene: Scene) -> str:
-    """What a service that is gone has left, for its next life to finish."""
-    with reached(scene.place.dsn) as ledger:
-        row = ledger.execute("select count(*) from pg_prepared_xacts").fetchone()
-    decided = len(view_log(scene.place.log).open)
-    return f"; in doubt: {row[0] if row else 0} rows, {len(in_doubt(scene.space))} branches, {decided} of them decided"
-
-
-def _table(scene: Scene, books: Books) -> list[str]:
-    lines = (
-        ("orders confirmed", len(scene.said.taken)),
-        ("  rows that wait to be sent", books.taken.total()),
-        ("  messages in the queue", books.messages.total()),
-        ("  rows sent", books.sent.total()),
-        ("orders refused: rolled back", len(scene.said.refused)),
-        ("kills", len(scene.kills)),
-        ("lives of the service", scene.lives),
-        ("left in doubt", books.open),
-    )
-    return [f"  {name:<30} {number:>8,}" for name, number in lines]
+if __name__ == "__main__":
+    dsn, queue, log, life, orders = sys.argv[1:]
+    with manager_of(dsn, queue, log) as manager:
+        serve(manager, life, int(orders))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 from zipfile import ZipFile
 
-from xaqueue.errors import InvalidArgument, OperationalError
+from xaqueue.errors import OperationalError
 
 TOTAL = 336_776
 TEXTS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
@@ -37,29 +37,16 @@ class Delay(NamedTuple):
         return self.minutes / self.departed if self.departed else 0.0
 
 
-def checked_count(flights: int | None) -> int:
-    """How many flights are meant; None means all. Raises InvalidArgument beyond what there is."""
-    if flights is None:
-        return TOTAL
-    if not 1 <= flights <= TOTAL:
-        raise InvalidArgument(f"{flights:,} flights are asked for: 1 to {TOTAL:,} can be had")
-    return flights
-
-
-def lines(count: int) -> Iterator[str]:
-    """The head of the CSV and the first ``count`` lines of it. Raises OperationalError without the package."""
-    with ZipFile(_data() / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
-        yield from islice(io.TextIOWrapper(file, "utf-8", newline=""), count + 1)
-
-
 def rows(count: int) -> Iterator[dict[str, str]]:
-    """The first ``count`` flights, as text by column."""
-    return csv.DictReader(lines(count))
+    """The first ``count`` flights, as text by column. Raises OperationalError without the package."""
+    with ZipFile(_data() / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
+        yield from islice(csv.DictReader(io.TextIOWrapper(file, "utf-8", newline="")), count)
 
 
 def body(row: Mapping[str, str]) -> bytes:
     """A flight as JSON."""
-    return json.dumps({name: _value(name, text) for name, text in row.items()}, separators=(",", ":")).encode()
+    flight = {name: None if text == "NA" else text if name in TEXTS else int(text) for name, text in row.items()}
+    return json.dumps(flight, separators=(",", ":")).encode()
 
 
 def carriers() -> dict[str, str]:
@@ -70,34 +57,17 @@ def carriers() -> dict[str, str]:
 
 def delays(flights: int) -> dict[str, Delay]:
     """The answer for the first flights of the CSV by carrier, without queue and Spark."""
-    sums: dict[str, list[int]] = {}
+    sums: dict[str, Delay] = {}
     for row in rows(flights):
-        found = sums.setdefault(row["carrier"], [0, 0, 0])
-        found[0] += 1
-        if row["dep_delay"] != "NA":
-            found[1] += 1
-            found[2] += int(row["dep_delay"])
-    return {carrier: Delay(*found) for carrier, found in sums.items()}
+        count, departed, minutes = sums.get(row["carrier"], Delay(0, 0, 0))
+        late = row["dep_delay"]
+        sums[row["carrier"]] = Delay(count + 1, departed + (late != "NA"), minutes + (late != "NA" and int(late)))
+    return sums
 
 
 def ranked(answer: Mapping[str, Delay]) -> Sequence[tuple[str, Delay]]:
     """By mean delay, the longest first."""
     return sorted(answer.items(), key=lambda item: (-item[1].mean, item[0]))
-
-
-def table(answer: Mapping[str, Delay], names: Mapping[str, str]) -> list[str]:
-    """The answer as lines of text, the longest delay first."""
-    head = f"  {'carrier':<30} {'flights':>8} {'mean departure delay':>22}"
-    return [head] + [
-        f"  {code}  {names.get(code, ''):<26} {delay.flights:>8,} {delay.mean:>18.2f} min"
-        for code, delay in ranked(answer)
-    ]
-
-
-def _value(name: str, text: str) -> str | int | None:
-    if text == "NA":
-        return None
-    return text if name in TEXTS else int(text)
 
 
 def _data() -> Path:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
+import signal
 import subprocess
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import xaqueue
 from xaqueue.errors import InvalidArgument, OperationalError
 
-TENTHS = 10
-LONGEST_S = 120.0
-LOOK_S = 0.01
+STOP_S = 60.0
+SILENT_S = 240.0
+"""Longer than the demos' own programs let themselves be stuck: those say where."""
 TAIL = 12
 
 Report = Callable[[str], None]
@@ -58,31 +59,13 @@ def place_for(directory: Path | None, report: Report, *, keep: bool) -> Iterator
     try:
         yield place
     finally:
-        if directory is None and not keep:
-            _remove(place, report)
-        else:
+        if directory is not None or keep:
             report(f"Everything else is in {place}")
-
-
-def tenths(report: Report, what: str, total: int) -> Callable[[int], None]:
-    """A function that is called with how many of ``total`` are done, and reports a line at every tenth."""
-    reported = 0
-
-    def advance(done: int) -> None:
-        nonlocal reported
-        tenth = done * TENTHS // total
-        if tenth > reported:
-            reported = tenth
-            report(f"  {what}: {done:,} of {total:,}")
-
-    return advance
-
-
-def _remove(place: Path, report: Report) -> None:
-    try:
-        shutil.rmtree(place, ignore_errors=True)
-    except KeyboardInterrupt:
-        report(f"What is left is in {place}: remove it with rm -r")
+        else:
+            try:
+                shutil.rmtree(place, ignore_errors=True)
+            except KeyboardInterrupt:
+                report(f"What is left is in {place}: remove it with rm -r")
 
 
 def _temporary() -> str:
@@ -91,88 +74,94 @@ def _temporary() -> str:
     return chosen if os.access(chosen, os.W_OK) else tempfile.gettempdir()
 
 
+def tenths(report: Report, what: str, total: int) -> Callable[[int], None]:
+    """A function that is called with how many of ``total`` are done, and reports a line at every tenth."""
+    reported = 0
+
+    def advance(done: int) -> None:
+        nonlocal reported
+        if (tenth := done * 10 // total) > reported:
+            reported = tenth
+            report(f"  {what}: {done:,} of {total:,}")
+
+    return advance
+
+
 class Program:
-    """One run of a program. What it says is kept in the file ``output``, behind what an earlier run said.
+    """A process whose lines are read as it says them. What it complains of is in ``log``, behind earlier complaints.
 
     As a context manager it does not outlive its block.
     """
 
-    def __init__(self, command: Sequence[str], output: Path) -> None:
-        self.output = output
-        self._command = command
-        self._start()
-
-    def _start(self) -> None:
-        self._from = self.output.stat().st_size if self.output.exists() else 0
-        with self.output.open("ab") as said, self.output.with_suffix(".err").open("ab") as complained:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=said, stderr=complained)
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self._name, self._log = name, log
+        with log.open("ab") as complaints:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints
+            )
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def ended(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
-        return self._process.poll()
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
 
-    def lines(self) -> list[list[str]]:
-        """The words of each whole line of this run."""
-        with self.output.open("rb") as file:
-            file.seek(self._from)
-            whole = file.read().rpartition(b"\n")[0]
-        return [line.split() for line in whole.decode().splitlines()]
+    def __iter__(self) -> Iterator[list[str]]:
+        """The words of each line, until it ends. Raises OperationalError where it says none for ``SILENT_S``."""
+        assert self._process.stdout is not None
+        said, begun = select.poll(), b""
+        said.register(self._process.stdout, select.POLLIN)
+        while said.poll(SILENT_S * 1000):
+            data = os.read(self._process.stdout.fileno(), 65536)
+            if not data:
+                return
+            *lines, begun = (begun + data).split(b"\n")
+            for line in lines:
+                yield line.decode().split()
+        raise OperationalError(f"{self._name} has said nothing for {SILENT_S:.0f} s, see {self._log}")
 
-    def tally(self) -> Counter[str]:
-        """How many lines of two words it has said, by the first one."""
-        return Counter(line[0] for line in self.lines() if len(line) == 2)
-
-    def wait_for(self, word: str) -> None:
-        """Until a line begins with this word. Raises OperationalError where the program ends first, or is stuck."""
-        deadline = Deadline(f"no {word!r} in {self.output}")
-        while all(line[:1] != [word] for line in self.lines()):
-            if self.ended() is not None:
-                raise OperationalError(f"{self.output.stem} ended with code {self.ended()}:\n{self.complaint()}")
-            deadline.look()
-
-    def complaint(self) -> str:
-        """Its last words on stderr."""
-        return last_words(self.output.with_suffix(".err"))
+    def was_killed(self) -> bool:
+        """Waits for its end. False: it was through. Raises OperationalError where it failed, with its last words, or
+        does not end."""
+        try:
+            code = self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            raise OperationalError(f"{self._name} does not end, see {self._log}") from None
+        if code not in (0, -signal.SIGKILL):
+            said = self._log.read_text("utf-8", "replace").strip().splitlines()
+            raise OperationalError("\n".join([f"{self._name} ended with code {code}:", *said[-TAIL:]]))
+        return code != 0
 
     def kill(self) -> None:
         """SIGKILL; returns once it is gone and its locks are free."""
         self._process.kill()
         self._process.wait()
 
-    def stop(self) -> None:
-        """SIGTERM; SIGKILL if that does not help."""
-        self._process.terminate()
-        try:
-            self._process.wait(LONGEST_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.ended() is None:
-            self.stop()
+        self.stop()
+
+    def stop(self) -> None:
+        """SIGTERM; SIGKILL if that does not help."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
-class Deadline:
-    """Ends in OperationalError where something takes far too long."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._until = time.monotonic() + LONGEST_S
-
-    def look(self) -> None:
-        """A short pause between two looks."""
-        if time.monotonic() > self._until:
-            raise OperationalError(f"{self._what} for {LONGEST_S:.0f} s")
-        time.sleep(LOOK_S)
+def say(word: str, what: object) -> None:
+    """A line to the demo, from a program of it; it is out when this returns."""
+    os.write(1, f"{word} {what}\n".encode())
 
 
-def last_words(path: Path, lines: int = TAIL) -> str:
-    """The end of what a program said into a file."""
-    return "\n".join(path.read_text("utf-8", "replace").strip().splitlines()[-lines:])
+def in_doubt(space: str | Path) -> int:
+    """How many branches of a space wait for a decision."""
+    with xaqueue.connect(space) as connection:
+        return len(connection.tpc_recover())

@@ -8,21 +8,15 @@ that was made with its content may end in the middle of it.
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from hashlib import blake2b
-from math import prod
+from typing import Self
 
 SECTOR_BYTES = 512
 PAGE_SECTORS = 8
 """Of 4 KiB: drives with larger sectors, and the page cache, tear there."""
-EVERY = 32
-"""A file is torn in every way where there are no more ways than this; elsewhere in those that are named below."""
-LAST_WRITES = 3
-"""How many of the writes not synced are torn in each way; those before them are there or not."""
 
 _ZEROS = bytes(SECTOR_BYTES)
 
@@ -42,15 +36,13 @@ class FileContent:
     """Since the sync: which version each sector has, of those that the write touched."""
     _cut: bytes | None = None
     """A new file that ends in the middle."""
-    _lost: set[int] = field(default_factory=set)
-    """Sectors that a failed sync has dropped and nobody has written since: no later sync writes them."""
 
     @classmethod
-    def durable(cls, data: bytes) -> FileContent:
+    def durable(cls, data: bytes) -> Self:
         return cls(data, data)
 
     @classmethod
-    def new(cls, data: bytes) -> FileContent:
+    def new(cls, data: bytes) -> Self:
         """Of a file that is made with this content."""
         made = cls(data)
         written = [data[at : at + SECTOR_BYTES] for at in range(0, len(data), SECTOR_BYTES)]
@@ -69,80 +61,38 @@ class FileContent:
     def is_synced(self) -> bool:
         return not self._writes and self._cut is None
 
-    def copy(self) -> FileContent:
-        versions = {sector: list(known) for sector, known in self._versions.items()}
-        return FileContent(self.now, self._synced, versions, list(self._writes), self._cut, set(self._lost))
-
     def overwrite(self, offset: int, data: bytes) -> None:
         old, first, end = self.now, offset // SECTOR_BYTES, -(-(offset + len(data)) // SECTOR_BYTES)
         self.now = old[:offset].ljust(offset, b"\0") + data + old[offset + len(data) :]
         after = {}
         for sector in range(min(first, len(old) // SECTOR_BYTES), end):
             versions = self._versions.setdefault(sector, [_sector(old, sector) or None])
-            self._lost.discard(sector)
             if (written := _sector(self.now, sector)) != versions[-1]:
                 versions.append(written)
             after[sector] = len(versions) - 1
         self._writes.append(after)
-        self._forget()
 
     def sync(self) -> None:
-        synced, lost = self.now, dict[int, int]()
-        if self._lost:
-            newest = self._moment(len(self._writes))
-            lost = {sector: newest[sector] for sector in self._lost}
-            synced = self._chosen(newest | dict.fromkeys(lost, 0))
-        self._synced, self._cut = synced, None
-        self._versions = {sector: self._versions[sector] for sector in lost}
-        self._writes = [lost] if lost else []
-        self._forget()
+        self._synced, self._cut = self.now, None
+        self._versions, self._writes = {}, []
 
-    def lose(self) -> None:
-        """A sync failed: of what was to be written there may be anything, and it counts as written."""
-        self._lost.update(self._versions)
-
-    @cached_property
-    def variants(self) -> list[bytes]:
-        """What a crash may leave, none twice, what it is now first. All of it, where ``all_listed``."""
-        choices = map(self._chosen, self._every() if self.all_listed else self._named())
-        left = dict.fromkeys((self.now, *choices, *(() if self._cut is None else (self._cut,))))
-        return list(left)
-
-    @cached_property
-    def all_listed(self) -> bool:
-        return prod(len(versions) for versions in self._versions.values()) <= EVERY
+    @property
+    def barest(self) -> bytes:
+        """Nothing of what was not synced."""
+        return self._chosen(self._moment(0))
 
     def by_chance(self, dice: random.Random) -> bytes:
-        """One of all that a crash may leave; what is torn is torn by sectors, by pages, or as ``variants`` has it."""
-        if self.all_listed or (how := dice.random()) < 0.25:
-            return dice.choice(self.variants)
+        """One of all that a crash may leave: torn by sectors or by pages, as it was at one moment, or cut."""
+        how = dice.random()
+        if self._cut is not None and how < 0.05:
+            return self._cut
+        if how < 0.15:
+            return self._chosen(self._moment(dice.randrange(len(self._writes) + 1)))
         if how < 0.6:
             return self._chosen({sector: dice.randrange(len(known)) for sector, known in self._versions.items()})
         moments = [self._moment(count) for count in range(len(self._writes) + 1)]
         pages = {sector // PAGE_SECTORS: dice.choice(moments) for sector in sorted(self._versions)}
         return self._chosen({sector: pages[sector // PAGE_SECTORS][sector] for sector in self._versions})
-
-    def _every(self) -> Iterator[Choice]:
-        for versions in itertools.product(*(range(len(known)) for known in self._versions.values())):
-            yield dict(zip(self._versions, versions, strict=True))
-
-    def _named(self) -> Iterator[Choice]:
-        """All; each moment between two writes; each of the last writes lost alone, and torn in each way of it."""
-        newest = self._moment(len(self._writes))
-        for count in range(len(self._writes), -1, -1):
-            yield self._moment(count)
-        first = max(0, len(self._writes) - LAST_WRITES)
-        for count, write in enumerate(self._writes[first:], first):
-            before, after = self._moment(count), self._moment(count + 1)
-            for lost in _ways(sorted(write)):
-                gone = {sector: before[sector] for sector in lost}
-                yield after | gone
-                if write is not self._writes[-1]:
-                    yield newest | gone
-        if self._cut is not None:
-            for lost in _ways(sorted(self._versions)):
-                yield newest | dict.fromkeys(lost, 0)
-                yield newest | dict.fromkeys(lost, 1)
 
     def _moment(self, count: int) -> Choice:
         """What each sector was after so many of the writes."""
@@ -164,22 +114,6 @@ class FileContent:
         for at, data in parts:
             left[at * SECTOR_BYTES : at * SECTOR_BYTES + len(data)] = data
         return bytes(left)
-
-    def _forget(self) -> None:
-        self.__dict__.pop("variants", None)
-        self.__dict__.pop("all_listed", None)
-
-
-def _ways(sectors: Sequence[int]) -> dict[frozenset[int], None]:
-    """Which sectors of a write are lost: all; up to a boundary or from it on; one or all but one; pages likewise."""
-    pages = [list(inner) for _, inner in itertools.groupby(sectors, lambda sector: sector // PAGE_SECTORS)]
-    lost: list[list[list[int]]] = []
-    for units in ([[sector] for sector in sectors], pages):
-        for boundary in (0, 1, len(units) // 2, len(units) - 1):
-            lost += units[boundary:], units[:boundary]
-        for one in (0, len(units) // 2, len(units) - 1):
-            lost += units[one : one + 1], units[:one] + units[one + 1 :]
-    return dict.fromkeys(frozenset(itertools.chain.from_iterable(units)) for units in lost)
 
 
 def _sector(data: bytes, sector: int) -> bytes:

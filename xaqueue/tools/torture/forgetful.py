@@ -72,6 +72,9 @@ class NameChange:
 class ForgetfulFileSystem:
     """The port in memory. ``tree``: what is in it, durably."""
 
+    content = FileContent
+    """The kind of its files."""
+
     def __init__(self, tree: Tree | None = None) -> None:
         self._nodes: dict[int, Node] = {ROOT: Node(None)}
         self._names: Names = {ROOT: {}}
@@ -85,12 +88,12 @@ class ForgetfulFileSystem:
     # The port: what changes or syncs something
 
     def create(self, path: str, chunks: Sequence[bytes]) -> None:
-        self._make(path, Node(FileContent.new(b"".join(chunks))))
+        self._make(path, Node(self.content.new(b"".join(chunks))))
 
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         directory, name = self._place(path)
         if name not in self._names[directory]:
-            self._change(directory, name, self._new(Node(FileContent(b""))))
+            self._change(directory, name, self._new(Node(self.content(b""))))
         self._file(path).overwrite(offset, b"".join(chunks))
 
     def set_modified_ns(self, path: str, when_ns: int) -> None:
@@ -186,11 +189,10 @@ class ForgetfulFileSystem:
         return self._tree(world, {number: file.by_chance(dice) for number, file in self._files(world).items()})
 
     def barest_trees(self) -> Iterator[Tree]:
-        """No name that was not synced; every content as it is, and where there are several torn in one way."""
+        """No name that was not synced; every content as it is, and then as it was synced."""
         world = self._world(frozenset())
         yield self._tree(world, {})
-        variants = {number: file.variants for number, file in self._files(world).items()}
-        yield self._tree(world, {number: left[1] for number, left in variants.items() if len(left) > 1})
+        yield self._tree(world, {number: file.barest for number, file in self._files(world).items()})
 
     def _closed(self, chosen: frozenset[int]) -> frozenset[int]:
         """Without the changes that require one that did not survive."""
@@ -267,7 +269,7 @@ class ForgetfulFileSystem:
         if path in tree.twins:
             number = self._number(tree.twins[path])
         else:
-            number = self._new(Node(None if content is None else FileContent.durable(content)))
+            number = self._new(Node(None if content is None else self.content.durable(content)))
         self._names[directory][name] = self._durable[directory][name] = number
 
     def _change(self, directory: int, name: str, node: int | None, requires: tuple[int, ...] = ()) -> int:

@@ -17,20 +17,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any
 
 from xaqueue.errors import DiskFull, Error
 from xaqueue.space.engine.session import Session
 from xaqueue.space.owner import open
 from xaqueue.space.recovery.recover import open_space
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.hardening import Hardening
 from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.tools.torture.ledger import CrashTally, Ledger, Statement
 from xaqueue.tools.torture.work import Worker, reopened
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 DEFINITIONS = '[default]\n[space]\njournal_segment_bytes = 65536\ncheckpoint_s = 1\nsync = "NONE"\n'
 """Small segments, so that they are recycled while one looks."""
@@ -38,6 +35,11 @@ CALLS = (10, 60, 400)
 """One of them is the most calls that are still done before the power goes."""
 WORKERS = (1, 3)
 LONGEST_PLAY_S = 5.0
+CHANGES = (
+    *("create", "write_at", "set_modified_ns", "rename", "unlink", "make_dir", "remove_dir"),
+    *("sync_file", "sync_data", "sync_dir", "sync_all"),
+)
+LOOKS = ("read", "size", "modified_ns", "list", "is_dir", "exists", "hold_dir", "room")
 TREES = 8
 """Of one power loss: drawn from all there are, beside the barest."""
 
@@ -130,7 +132,7 @@ class PowerLost(OSError):
         super().__init__(errno.EIO, "the power is gone")
 
 
-class RecordingFileSystem:
+class RecordingFileSystem(DirectoryFileSystem):
     """A port that does everything twice: in the directory, and in a file system that knows what a power loss may leave.
 
     What is in the directory when this is made is durable. Safe for threads: one call at a time. ``lost`` is set before
@@ -138,31 +140,11 @@ class RecordingFileSystem:
     """
 
     def __init__(self, root: Path, *, keep_unsynced: bool) -> None:
-        self.real = real = DirectoryFileSystem(root, keep_unsynced=keep_unsynced)
+        super().__init__(root, keep_unsynced=keep_unsynced)
         self.model = ForgetfulFileSystem(tree_in(root))
-        self.guard = threading.Lock()
+        self.guard = threading.RLock()
         self.lost = threading.Event()
         self._left: int | None = None
-        self.create = self._done_twice(real.create, self.model.create)
-        self.write_at = self._done_twice(real.write_at, self.model.write_at)
-        self.set_modified_ns = self._done_twice(real.set_modified_ns, self.model.set_modified_ns)
-        self.rename = self._done_twice(real.rename, self.model.rename)
-        self.unlink = self._done_twice(real.unlink, self.model.unlink)
-        self.make_dir = self._done_twice(real.make_dir, self.model.make_dir)
-        self.remove_dir = self._done_twice(real.remove_dir, self.model.remove_dir)
-        self.sync_file = self._done_twice(real.sync_file, self.model.sync_file)
-        self.sync_data = self._done_twice(real.sync_data, self.model.sync_data)
-        self.sync_dir = self._done_twice(real.sync_dir, self.model.sync_dir)
-        self.sync_all = self._done_twice(real.sync_all, self.model.sync_all)
-        self.read = self._while_powered(real.read)
-        self.size = self._while_powered(real.size)
-        self.modified_ns = self._while_powered(real.modified_ns)
-        self.list = self._while_powered(real.list)
-        self.is_dir = self._while_powered(real.is_dir)
-        self.exists = self._while_powered(real.exists)
-        self.hold_dir = self._while_powered(real.hold_dir)
-        self.room = self._while_powered(real.room)
-        self.close = real.close
 
     def lose_power_after(self, calls: int) -> None:
         """So many calls that change or sync something are still done."""
@@ -172,31 +154,47 @@ class RecordingFileSystem:
     def agrees(self) -> bool:
         """Whether directory and model hold the same."""
         with self.guard:
-            return tree_in(Path(self.real.root)).key() == self.model.tree_after_kill().key()
+            return tree_in(Path(self.root)).key() == self.model.tree_after_kill().key()
 
-    def _done_twice(self, in_directory: Callable[P, None], in_model: Callable[P, None]) -> Callable[P, None]:
-        def call(*args: P.args, **kwargs: P.kwargs) -> None:
-            with self.guard:
-                if self._left == 0:
-                    self.lost.set()
-                if self._left is not None:
-                    self._left -= 1
-                self._check_power()
-                in_directory(*args, **kwargs)
-                in_model(*args, **kwargs)
+    def count(self) -> None:
+        """One more call that changes or syncs something."""
+        if self._left == 0:
+            self.lost.set()
+        if self._left is not None:
+            self._left -= 1
+        self.check_power()
 
-        return call
-
-    def _while_powered(self, look: Callable[P, R]) -> Callable[P, R]:
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            self._check_power()
-            return look(*args, **kwargs)
-
-        return call
-
-    def _check_power(self) -> None:
+    def check_power(self) -> None:
         if self.lost.is_set():
             raise PowerLost
+
+
+def _done_twice(name: str) -> Callable[..., None]:
+    in_directory = getattr(DirectoryFileSystem, name)
+
+    def call(port: RecordingFileSystem, *args: Any) -> None:
+        with port.guard:
+            port.count()
+            in_directory(port, *args)
+            getattr(port.model, name)(*args)
+
+    return call
+
+
+def _while_powered(name: str) -> Callable[..., Any]:
+    look = getattr(DirectoryFileSystem, name)
+
+    def call(port: RecordingFileSystem, *args: Any) -> Any:
+        port.check_power()
+        return look(port, *args)
+
+    return call
+
+
+for _name in CHANGES:
+    setattr(RecordingFileSystem, _name, _done_twice(_name))
+for _name in LOOKS:
+    setattr(RecordingFileSystem, _name, _while_powered(_name))
 
 
 @contextmanager

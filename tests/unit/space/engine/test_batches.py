@@ -19,7 +19,7 @@ from xaqueue.errors import (
     ResourceFailed,
     RetryLater,
 )
-from xaqueue.space.engine import batch_steps, heuristics, state
+from xaqueue.space.engine import batch_steps, heuristics, memory
 from xaqueue.space.engine.session import Session
 from xaqueue.space.offline.inspect_branches import in_doubt
 from xaqueue.space.recovery.prepared import Verdict
@@ -132,7 +132,7 @@ def test_what_became_of_a_batch_is_told_from_its_record(
     """Wherever that is: a journal may have it before the directories do."""
     a, b, other = three(session)
     session.commit_all(batch(), [a, b])
-    monkeypatch.setattr(state, "FINISHED_SECONDS", -1.0)
+    monkeypatch.setattr(memory, "FINISHED_SECONDS", -1.0)
     for _ in range(2):
         assert [session.outcome(xid) for xid in (a, b, other)] == [Outcome.COMMITTED] * 2 + [Outcome.ROLLED_BACK]
         assert session.decision(batch()) == session.commit_all(batch(), [a, b])

@@ -19,7 +19,7 @@ from xaqueue.errors import (
     RetryLater,
 )
 from xaqueue.space.engine.session import Session
-from xaqueue.space.model import batch_record, layout
+from xaqueue.space.model import layout, records
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 
@@ -89,6 +89,21 @@ def test_a_record_that_nobody_needed_is_found_damaged_when_it_is(bare: BareSpace
     assert bodies(session) == [b"1", b"2", b"3"]
 
 
+def test_without_room_a_damaged_record_is_set_aside_later(bare: BareSpace, session: Session) -> None:
+    a, b, _ = three(session)
+    session.commit_all(batch(), [a, b])
+    bare.space.checkpoint()
+    session = reopened(bare)
+    spoiled(bare.root / RECORD)
+    bare.fs.faults["rename", layout.QUARANTINE] = errno.ENOSPC
+    with pytest.raises(RetryLater, match="no room to set"):
+        session.decision(batch())
+    bare.fs.faults.clear()
+    with pytest.raises(ResourceError, match="was damaged"):
+        session.decision(batch())
+    assert bare.space.failure is None
+
+
 def test_foreign_names_among_the_records(bare: BareSpace) -> None:
     record = layout.batch_path(batch(2).key, 2)
     session = Session(bare.space)
@@ -156,4 +171,4 @@ def test_bytes_that_are_no_decision(tmp_path: Path) -> None:
         prepared(session, "a", batch(), b"1", b"2")
         (first,) = (bare.root / layout.PREPARED).glob("*.000")
         with pytest.raises(DamagedBlock, match="no record of a batch"):
-            batch_record.read(bare.fs, f"{layout.PREPARED}/{first.name}")
+            records.read_decision(bare.fs, f"{layout.PREPARED}/{first.name}")

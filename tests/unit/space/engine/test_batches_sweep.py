@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from support.bare_space import ANY_QUEUE, DURABLE, BareSpace, bare_space
+from support.bare_space import ANY_QUEUE, DURABLE, BareSpace, bare_space, wall_clock
 from support.contract_batches import PATIENCE_S, SCAN, batch, prepared
 from support.served import ServerThread
 from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Plan
 from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.rpc.client.manager import remote_manager
-from xaqueue.rpc.server import housekeeping
+from xaqueue.rpc.server import server as served
 from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import wall_clock
 from xaqueue.space.engine.timeouts import FORGET_EVERY_US, sweep
 from xaqueue.space.model import layout
 from xaqueue.space.model.definitions import Definitions, parse
@@ -170,7 +169,7 @@ def test_its_age_is_defined(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_a_server_sweeps_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(housekeeping, "SWEEP_S", 0.0)
+    monkeypatch.setattr(served, "SWEEP_S", 0.0)
     attach_room.create(tmp_path / "space", any_queue=True)
     server = ServerThread(tmp_path / "space", tmp_path / "socket")
     try:

@@ -181,3 +181,17 @@ def test_a_decision_that_was_not_carried_out_keeps_its_reason(bare: BareSpace) -
     bare.fs.faults.clear()
     assert heuristics.decide(bare.space, xid, False, "another", "the second").reason == "the first word"
     check_carried_out(bare, xid)
+
+
+def test_a_record_that_cannot_be_read_now_is_asked_for_again(bare: BareSpace, decided: Xid) -> None:
+    """For want of a descriptor; nothing is decided anew, and nothing forgotten."""
+    bare.fs.faults = {("read", layout.HEURISTIC): errno.EMFILE}
+    with pytest.raises(RetryLater, match="cannot be read now"):
+        heuristics.decide(bare.space, decided, False, by="another")
+    bare.fs.faults.clear()
+    assert heuristics.decide(bare.space, decided, False, by="another").outcome == "commit"
+    bare.fs.faults = {("read", layout.HEURISTIC): errno.EMFILE}
+    with pytest.raises(RetryLater, match="cannot be read now"):
+        operator_log.forget(Session(bare.space), decided, "another", "done")
+    bare.fs.faults.clear()
+    check_carried_out(bare, decided)

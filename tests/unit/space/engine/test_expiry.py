@@ -40,6 +40,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
+    monkeypatch.setattr("xaqueue.space.engine.association.time", made)
     monkeypatch.setattr("xaqueue.space.engine.session.time", made)
     monkeypatch.setattr("xaqueue.space.engine.busy.time", made)
     return made
@@ -198,7 +199,7 @@ def test_a_branch_that_was_failed_is_rolled_back_too(bare: BareSpace, session: S
 
 def test_why_a_branch_was_doomed_before_is_not_forgotten(bare: BareSpace, session: Session, clock: Clock) -> None:
     work_in(session)
-    bare.space.branches[X].doom = RolledBack("something else", Code.XA_RBOTHER)
+    bare.space.branches[X].rollback_reason = RolledBack("something else", Code.XA_RBOTHER)
     passes(bare, clock)
     assert is_clean(bare)
     assert told_by(lambda: session.end(X)) is Code.XA_RBOTHER

@@ -84,7 +84,7 @@ def test_a_failed_early_sync_of_another_branch_is_no_disk_full(
     bare: BareSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too many unsynced files: the oldest is synced early. Its failure, of whatever kind, must not pass for room."""
-    monkeypatch.setattr("xaqueue.storage.fs.OPEN_FILES", 4)
+    monkeypatch.setattr("xaqueue.storage.directory_fs.OPEN_FILES", 4)
     first = bare.connect()
     first.tpc_begin(Xid(1, b"first", b"b"))
     first.enqueue("orders", b"early")

@@ -21,14 +21,14 @@ from support.journal_log_scene import DIRECTORIES, MARK, RANGE, LoggedDirectorie
 from xaqueue.errors import ResourceFailed
 from xaqueue.message import MessageId
 from xaqueue.space.engine import journal_log
-from xaqueue.space.engine.follower import Follower
 from xaqueue.space.engine.journal_log import KEPT_BYTES, LAG_S
 from xaqueue.space.model.block import Kind as Block
 from xaqueue.space.model.branch import Branch, Written
 from xaqueue.space.model.change import DROP, MOVE, PUT
 from xaqueue.space.model.layout import parse_watermark
 from xaqueue.space.owner.open import attach
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.space.owner.threads import Follower
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.journal_format import Entry
 from xaqueue.xid import Xid
 
@@ -232,7 +232,7 @@ def test_names_in_active_are_synced_behind_those_that_left_it() -> None:
 
 
 def branch() -> Branch:
-    return Branch(Xid(1, b"x", b""))
+    return Branch(Xid(1, b"x", b""), "x")
 
 
 def test_a_large_block_is_written_at_once_and_a_small_one_kept() -> None:
@@ -278,6 +278,18 @@ def test_who_adds_to_too_much_that_is_pending_follows_first(monkeypatch: pytest.
         log.add(branch(), Written(1, Block.ENQUEUE, "q", MessageId(bytes(16)), 0), b"head", b"")
         log.do((PUT, f"{RANGE}/{name}", b"x", b"", 0))
     assert fs.list(RANGE) == ["a", "b", "c"]
+
+
+def test_whoever_is_told_that_something_is_pending_finds_it() -> None:
+    """A follower that looks at once, and finds nothing, sleeps on: nobody tells it again."""
+    log = LoggedDirectories(directories())
+    found: list[bool] = []
+    log.notify = lambda: found.append(log.pending)
+    for name in "ab":
+        log.do((PUT, f"{RANGE}/{name}", b"x", b"", 0))
+    log.settle()
+    log.do((PUT, f"{RANGE}/c", b"x", b"", 0))
+    assert found == [True, True]
 
 
 def test_too_much_that_is_pending_is_counted_in_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,14 @@ import pytest
 from support.bare_space import FaultyFileSystem
 from support.journal_log_scene import DIRECTORIES, MARK, RANGE, LoggedDirectories
 from xaqueue.errors import ResourceFailed
-from xaqueue.space.engine import follower
-from xaqueue.space.engine.follower import Follower
+from xaqueue.message import MessageId
+from xaqueue.space.engine import journal_log
+from xaqueue.space.model.block import Kind
+from xaqueue.space.model.branch import Branch, Written
 from xaqueue.space.model.change import DROP, MOVE, PUT, Op
+from xaqueue.space.owner import threads
+from xaqueue.space.owner.threads import Follower
+from xaqueue.xid import Xid
 
 PATIENCE_S = 30.0
 
@@ -155,6 +160,16 @@ def test_a_step_goes_on_while_others_wait_for_room(stuck: LoggedDirectories, dis
     assert disk.messages() == ["second", "third"]
 
 
+def test_what_ends_a_branch_does_not_wait_for_room(stuck: LoggedDirectories, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who adds a message does, where too much is pending."""
+    monkeypatch.setattr(journal_log, "PENDING_FILES", 0)
+    ending = Branch(Xid(1, b"ending", b""), "ending")
+    for kind in (Kind.DEQUEUE, Kind.BRANCH):
+        stuck.add(ending, Written(1, kind, "q", MessageId(bytes(16)), 0), b"head", b"")
+    with pytest.raises(OSError, match="No space left"):
+        stuck.add(ending, Written(1, Kind.ENQUEUE, "q", MessageId(bytes(16)), 0), b"head", b"")
+
+
 def test_a_checkpoint_covers_nothing_that_finds_no_room(stuck: LoggedDirectories, disk: SmallDisk) -> None:
     end, followed = stuck.journal.position, stuck.followed
     with pytest.raises(OSError, match="No space left"):
@@ -182,7 +197,7 @@ def test_a_sync_that_fails_ends_a_checkpoint(full: LoggedDirectories, disk: Smal
 def test_the_thread_tries_again_when_there_is_room(
     stuck: LoggedDirectories, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "RETRY_S", 0.01)
+    monkeypatch.setattr(threads, "RETRY_S", 0.01)
     tried, follow = threading.Semaphore(0), stuck.follow
 
     def noted() -> None:

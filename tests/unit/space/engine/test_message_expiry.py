@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 import xaqueue
-from support.bare_space import BareSpace, bare_space
+from support.bare_space import BareSpace, bare_space, wall_clock
 from support.crash_level import NOON_US
 from support.served import ServerThread
 from xaqueue.errors import QueueReserved
 from xaqueue.rpc.methods.service import queue_list
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
-from xaqueue.space.engine.state import wall_clock
 from xaqueue.space.model import layout
 from xaqueue.space.model.change import Change
 from xaqueue.space.offline.reader import QueueReader

@@ -11,12 +11,12 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, FaultyFileSystem, bare_space
 from xaqueue import Connection
 from xaqueue.errors import DiskFull, ProtocolError, ResourceFailed, RetryLater, SpaceError
-from xaqueue.space.engine import cleanup, heuristics, streams
+from xaqueue.space.engine import cleanup, heuristics
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.model.branch import State
 from xaqueue.space.owner import open
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.xa import Flag, Vote
 from xaqueue.xid import Xid
 
@@ -132,6 +132,27 @@ def test_a_prepared_branch_past_its_commit_point_is_listed(bare: BareSpace) -> N
     session.commit(other)
     session.commit(X, Flag.ONEPHASE)
     assert bare.take("out") == [b"3", b"4", b"1", b"2"]
+
+
+def test_what_was_removed_before_there_was_no_room_is_on_disk_with_its_round(bare: BareSpace) -> None:
+    session = Session(bare.space)
+    for name in ("first", "then"):
+        bare.put(name, name.encode())
+    session.start(X)
+    assert session.dequeue("first") is not None
+    assert session.dequeue("then") is not None
+    session.end(X)
+    session.prepare(X)
+    synced: list[str] = []
+    bare.fs.meanwhile["sync_dir", layout.range_path("first", 1)] = lambda: synced.append("first")
+    bare.fs.faults["unlink", layout.range_path("then", 1)] = errno.ENOSPC
+    with pytest.raises(RetryLater):
+        session.commit(X)
+    assert bare.messages("first") == []
+    assert synced == ["first"]
+    bare.fs.faults.clear()
+    session.commit(X)
+    assert blocks(bare) == []
 
 
 def test_an_operators_rollback_past_the_commit_point_is_refused(bare: BareSpace) -> None:
@@ -284,8 +305,8 @@ def test_a_count_that_was_given_back_is_none_for_a_stream(bare: BareSpace) -> No
     session.commit(X, Flag.ONEPHASE)
     bare.put("out", b"in the next range")
     assert bare.space.queues["out"].ranges == {0: 3, 1: 1}
-    streams.reserve(bare.space, "out", "stream", 0, last)
-    streams.consume(bare.space, "out", "stream", last)
+    session.reserve("out", "stream", 0, last)
+    session.consume("out", "stream", last)
     cleanup.clear(bare.space)
     assert bare.space.failure is None
     assert [path.parent for path in bare.messages("out")] == [bare.root / layout.range_path("out", last + 1)]

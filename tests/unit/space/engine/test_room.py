@@ -30,9 +30,10 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.offline import inspect
-from xaqueue.space.owner import open
+from xaqueue.space.owner import record
 from xaqueue.space.recovery.recover import open_space
-from xaqueue.storage.fs import DirectoryFileSystem, Room
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import Room
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.layers import OwnerFileSystem
@@ -600,7 +601,7 @@ def test_a_process_keeps_a_reserve_and_tells_of_room(tmp_path: Path) -> None:
             connection.enqueue("orders", b"refused")
         assert connection.dequeue("orders") is not None
         connection.commit()
-    assert open.read_owner(root) is not None
+    assert record.read_owner(root) is not None
 
 
 def test_a_reserve_that_cannot_be_made_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,16 +6,19 @@ import errno
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
-from xaqueue.errors import DuplicateXid
-from xaqueue.space.engine import heuristics
+from xaqueue.errors import DiskFull, DuplicateXid
+from xaqueue.space.engine import heuristics, journal_log
 from xaqueue.space.engine.journal_log import KEPT_BYTES
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
+from xaqueue.space.offline import inspect_branches
+from xaqueue.space.offline.inspect import browse
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
@@ -82,15 +85,34 @@ def test_a_block_that_is_written_behind_a_turn_without_room_stays(tmp_path: Path
         assert bare.in_doubt() == [X]
 
 
+def test_a_move_whose_time_found_no_room_takes_no_later_block(tmp_path: Path) -> None:
+    with bare_space(tmp_path / "space", "JOURNAL") as bare:
+        session = Session(bare.space)
+        first_life(session)
+        bare.fs.faults["set_modified_ns", ""] = errno.ENOSPC
+        with pytest.raises(OSError, match="No space"):
+            bare.space.log.settle()
+        with suppress(DiskFull):
+            enqueued(session, b"2" + LARGE)
+        bare.fs.faults.clear()
+        bare.space.log.settle()
+        assert bare.take("q") == [b"1" + LARGE]
+
+
+def rolled_back_and_begun_anew(bare: BareSpace) -> None:
+    """The first life's block stands in prepared/; nobody has followed its rollback."""
+    session = Session(bare.space)
+    enqueued(session, b"1")
+    session.prepare(X)
+    bare.space.log.settle()
+    session.rollback(X)
+    second_life(session)
+
+
 def test_a_replay_takes_the_block_of_the_life_that_its_record_tells_of(tmp_path: Path) -> None:
     """Where that is to move to, there stands what an earlier life had prepared and rolled back."""
     with bare_space(tmp_path / "space", "JOURNAL") as bare:
-        session = Session(bare.space)
-        enqueued(session, b"1")
-        session.prepare(X)
-        bare.space.log.settle()
-        session.rollback(X)
-        second_life(session)
+        rolled_back_and_begun_anew(bare)
         bare.reopen()
         assert bare.space.read_only is None
         assert bare.in_doubt() == [X]
@@ -98,15 +120,68 @@ def test_a_replay_takes_the_block_of_the_life_that_its_record_tells_of(tmp_path:
         assert [body[:1] for body in bare.take("q")] == [b"2"]
 
 
+@pytest.mark.parametrize("followed", range(16))
+@pytest.mark.parametrize("second", ["commit", "rollback", ""], ids=["committed", "rolled back", "in doubt"])
+@pytest.mark.parametrize(
+    ("first", "ids"),
+    [("commit", (b"1", b"2")), ("rollback", (b"1", b"2")), ("rollback", (b"1", b"1"))],
+    ids=["committed", "rolled back", "rolled back and tried again"],
+)
+def test_two_lives_of_which_the_journal_has_names_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, ids: tuple[bytes, bytes], second: str, followed: int
+) -> None:
+    """followed: a bit for each step behind which the directories have followed. Whoever looks then sees what a replay
+    makes of them."""
+    monkeypatch.setattr(journal_log, "KEPT_BYTES", 0)
+    ends = {b"one": first, b"two": second}
+    with bare_space(tmp_path / "space", "JOURNAL") as bare:
+        session, steps = Session(bare.space), count()
+        for (body, end), message_id in zip(ends.items(), ids, strict=True):
+            session.start(X)
+            session.enqueue("q", body, message_id=message_id * 16)
+            session.end(X)
+            for verb in ("prepare", end):
+                if verb:
+                    getattr(session, verb)(X)
+                if followed >> next(steps) & 1:
+                    bare.space.log.settle()
+        committed = [body for body, end in ends.items() if end == "commit"]
+        in_doubt = [] if second else [X]
+        assert [message.body for message in browse(bare.root, "q", lambda *_: None)] == committed
+        assert [found.xid for found in inspect_branches.in_doubt(bare.root)] == in_doubt
+        bare.reopen()
+        assert bare.space.read_only is None
+        assert bare.in_doubt() == in_doubt
+        assert bare.take("q") == committed
+        for xid in in_doubt:
+            Session(bare.space).commit(xid)
+            committed.append(b"two")
+        assert bare.take("q") == committed
+
+
+def test_what_is_put_while_an_earlier_block_moves_there_is_kept_in_memory(tmp_path: Path) -> None:
+    """As long as there is no room for it in the directories."""
+    with bare_space(tmp_path / "space", "JOURNAL") as bare:
+        session = Session(bare.space)
+        enqueued(session, b"1" + LARGE)
+        session.prepare(X)
+
+        def small() -> None:
+            session.rollback(X)
+            enqueued(session, b"2")
+            session.prepare(X)
+
+        bare.fs.meanwhile["rename", layout.PREPARED] = small
+        bare.space.log.settle()
+        session.commit(X)
+        bare.fs.faults["make_dir", layout.COMMITTED] = errno.ENOSPC
+        assert bare.take("q") == [b"2"]
+
+
 def test_a_block_is_read_where_an_earlier_one_has_not_gone(tmp_path: Path) -> None:
     """Under its name there stands what was rolled back, and its own file has not moved there."""
     with bare_space(tmp_path / "space", "JOURNAL") as bare:
-        session = Session(bare.space)
-        enqueued(session, b"1")
-        session.prepare(X)
-        bare.space.log.settle()
-        session.rollback(X)
-        second_life(session)
+        rolled_back_and_begun_anew(bare)
         (written,) = bare.space.branches[X].blocks
         assert b"2" + LARGE in bare.space.log.read(written.path)
 

@@ -18,6 +18,7 @@ from xaqueue.errors import InvalidArgument, QueueReserved, ResourceFailed, Retry
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server import scheduler
 from xaqueue.space.engine import cleanup
+from xaqueue.space.engine.redo import make_dirs
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.owner import open
@@ -119,6 +120,24 @@ def test_an_archive_without_room_is_filled_later(bare: BareSpace) -> None:
     assert (files(bare, layout.ARCHIVE), files(bare, layout.COMMITTED)) == ([1, 2, 3], [4, 5])
 
 
+@pytest.mark.parametrize("call", ["list", "unlink"])
+def test_tries_that_cannot_be_cleared_now_are_cleared_later(bare: BareSpace, call: str) -> None:
+    """For want of a descriptor, or of room."""
+    with closing(bare.connect()) as connection:
+        assert connection.dequeue("orders") is not None
+        connection.rollback()
+    bare.space.log.settle()
+    session = Session(bare.space)
+    session.reserve("orders", STREAM, 0, 3)
+    session.consume("orders", STREAM, 3)
+    bare.fs.faults = {(call, layout.retries_path("orders")): errno.EMFILE}
+    with pytest.raises(RetryLater, match="no room to clear"):
+        cleanup.clear(bare.space)
+    bare.fs.faults.clear()
+    assert cleanup.clear(bare.space)
+    assert bare.fs.list(layout.retries_path("orders")) == []
+
+
 @pytest.mark.parametrize("bare", [DURABLE], indirect=True)
 def test_what_is_past_its_commit_point_and_waits_for_room_comes_above_what_was_read(bare: BareSpace) -> None:
     """Else it would come below what a stream has read, and be consumed unread."""
@@ -184,7 +203,7 @@ def test_whoever_waits_for_the_archive_keeps_no_thread_from_those_who_harden(
 ) -> None:
     for name, value in (("SLOW_CALLS", 1), ("BRIEF_S", -1.0), ("APART_S", 3600.0)):
         monkeypatch.setattr(scheduler, name, value)
-    make_dirs, begun = cleanup.make_dirs, threading.Event()
+    begun = threading.Event()
 
     def slow(fs: FileSystem, directory: str) -> None:
         begun.set()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -18,9 +19,9 @@ from xaqueue.errors import InvalidArgument, QueueReserved, UnknownQueue
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
-from xaqueue.space.model import layout, stream_records
+from xaqueue.space.model import layout, records
 from xaqueue.space.model.layout import RANGE_SIZE
-from xaqueue.space.model.stream_records import StreamRecord
+from xaqueue.space.model.records import StreamRecord
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 from xaqueue.space.offline.reader import QueueReader
@@ -145,6 +146,41 @@ def test_what_is_kept_is_in_the_archive(host: Host) -> None:
     until(lambda: host.files() == [8, 9, 10])
     assert host.files(layout.ARCHIVE) == [3, 4, 5]
     assert [finding for finding in check(host.root) if finding.severity is Severity.DAMAGE] == []
+
+
+IN_THE_WAY = pytest.mark.parametrize(
+    "place", [layout.ARCHIVE, "archive/queue=orders", "archive/queue=orders/range=0000000000000"]
+)
+
+
+@IN_THE_WAY
+def test_what_is_in_the_way_of_the_archive_is_set_aside(host: Host, place: str) -> None:
+    host.put(*range(5))
+    host.streams.reserve("orders", STREAM, 0, 3)
+    foreign = host.root / place
+    foreign.parent.mkdir(parents=True, exist_ok=True)
+    foreign.write_text("foreign")
+    host.streams.consume("orders", STREAM, 3, archive=True)
+    until(lambda: host.files(layout.ARCHIVE) == [1, 2, 3] and host.files() == [4, 5])
+    aside = host.root / layout.QUARANTINE / f"foreign.{place.replace('/', '.')}"
+    assert aside.read_text() == "foreign"
+    host.put(6)
+    assert host.left() == [4, 5, 6]
+
+
+@IN_THE_WAY
+def test_a_space_opens_with_something_in_the_way_of_the_archive(host: Host, place: str) -> None:
+    host.put(*range(5))
+    host.streams.reserve("orders", STREAM, 0, 4)
+    host.streams.consume("orders", STREAM, 3, archive=True)
+    until(lambda: host.files(layout.ARCHIVE) == [1, 2, 3] and host.files() == [4, 5])
+    host.stop()
+    rmtree(host.root / place)
+    (host.root / place).write_text("foreign")
+    host._start()
+    host.streams.consume("orders", STREAM, 4, archive=True)
+    until(lambda: host.files(layout.ARCHIVE) == [4] and host.files() == [5])
+    assert host.left() == [5]
 
 
 def test_nobody_else_takes_its_messages(host: Host) -> None:
@@ -319,6 +355,18 @@ def test_a_reader_of_the_directory_takes_nothing_that_is_consumed(host: Host, mo
 
 
 @on(BARE)
+def test_half_a_record_is_read_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.put(1, 2)
+    host.streams.reserve("orders", STREAM, 0, 2)
+    host.streams.consume("orders", STREAM, 1)
+    path = host.root / layout.stream_path("orders")
+    whole = path.read_bytes()
+    path.write_bytes(b"")
+    monkeypatch.setattr(time, "sleep", lambda _: path.write_bytes(whole))
+    assert QueueReader(host.root, "orders").consumed() == 1
+
+
+@on(BARE)
 def test_range_directories_go_with_their_messages(host: Host) -> None:
     host.put(*range(2 * RANGE_SIZE + 10))
     host.streams.reserve("orders", STREAM, 0, 2 * RANGE_SIZE)
@@ -368,12 +416,12 @@ def test_a_record_is_what_was_encoded() -> None:
         StreamRecord("orders", STREAM),
         StreamRecord("orders", STREAM, 7, 1_700_000_000_000_000, 3, True, ("a b", STREAM)),
     ):
-        data = b"".join(stream_records.encode(record, 5))
-        assert stream_records.decode_record(data, "orders") == record
+        data = b"".join(records.encode_stream(record, 5))
+        assert records.decode_stream(data, "orders") == record
 
 
 def test_a_reserved_queue_that_lost_its_directory_gives_out_no_number_twice() -> None:
-    record = b"".join(stream_records.encode(StreamRecord("orders", STREAM, 41), 1))
+    record = b"".join(records.encode_stream(StreamRecord("orders", STREAM, 41), 1))
     nodes = {**dict.fromkeys(layout.DIRECTORIES), layout.stream_path("orders"): record}
     session = Session(open_space(Tree(nodes).open(), ANY_QUEUE))
     xid = Xid(1, b"put", b"")

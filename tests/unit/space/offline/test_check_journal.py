@@ -16,10 +16,11 @@ from support.journals import PLACE
 from xaqueue.space.model import layout
 from xaqueue.space.offline.check import check, repair
 from xaqueue.space.offline.findings import Finding, Severity
-from xaqueue.space.offline.inspect import status
-from xaqueue.space.offline.inspect_journal import JournalStatus, journal_status
-from xaqueue.space.owner.open import is_owned, read_owner
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.space.offline.inspect import JournalStatus, journal_status, status
+from xaqueue.space.offline.redo_view import read_journal
+from xaqueue.space.owner.open import is_owned
+from xaqueue.space.owner.record import read_owner
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.journal_format import CRC, HEADER, MAGIC, SECTOR_BYTES, Segment, header_of, name_of
 
@@ -156,11 +157,11 @@ def test_what_was_given_up_is_kept_by_the_next_open(root: Path) -> None:
     header = header_of(Segment(1 << 32, SMALLEST_SEGMENT_BYTES, 0, 1 << 32))
     fs.create(f"{PLACE}/{name_of(1 << 32)}", [header.ljust(SMALLEST_SEGMENT_BYTES, b"\0")])
     fs.close()
-    given_up = [path for path, problem in found(root, Severity.LEFTOVER) if "given up for its damage" in problem]
-    assert len(given_up) == 2
+    abandoned = [path for path, problem in found(root, Severity.LEFTOVER) if "given up for its damage" in problem]
+    assert len(abandoned) == 2
     xaqueue.connect(root).close()
     assert sorted(f"{PLACE}/{path.name}" for path in (root / PLACE).glob("*.archive")) == [
-        f"{path}.archive" for path in given_up
+        f"{path}.archive" for path in abandoned
     ]
 
 
@@ -253,11 +254,11 @@ class Flicker(DirectoryFileSystem):
 
 def test_what_looks_damaged_once_is_not(root: Path) -> None:
     fs = Flicker(root)
-    told = journal_status(fs, read_owner(root), owned=True)
+    told = journal_status(fs, read_journal(fs, read_owner(root), owned=True))
     assert told is not None
     assert (fs.bad, told.damage, told.ahead) == (0, "", len(STEPS))
     fs.bad = 2
-    told = journal_status(fs, read_owner(root), owned=True)
+    told = journal_status(fs, read_journal(fs, read_owner(root), owned=True))
     assert told is not None
     assert "is damaged" in told.damage
 

@@ -15,8 +15,7 @@ from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import decode
 from xaqueue.space.model.layout import Watermark
-from xaqueue.space.offline.follow import follow, start_after
-from xaqueue.space.offline.reader import QueueReader
+from xaqueue.space.offline.reader import QueueReader, follow, start_after
 from xaqueue.space.owner.open import create
 
 FOREVER_S = 600.0

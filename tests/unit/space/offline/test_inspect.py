@@ -40,7 +40,7 @@ def prepare(root: Path, xid: Xid = XID) -> tuple[bytes, bytes]:
 
 
 def test_a_new_space(space: Path) -> None:
-    found = status(space, {})
+    found = status(space)
     assert (found.format.name, found.owned, found.owner, found.recovery) == ("space", False, None, "")
     assert (found.sync, found.queues, found.complaint) == ("NONE", [], "")
     assert "power loss" in found.promise
@@ -53,18 +53,22 @@ def test_what_is_no_space_is_refused(tmp_path: Path) -> None:
             look(tmp_path)
 
 
-def test_the_next_sync_is_that_of_the_environment_before_that_of_the_definitions(space: Path) -> None:
-    assert status(space, {"XAQUEUE_FLAGS": "FSYNC"}).sync == "FSYNC"
+def test_the_next_sync_is_that_of_the_environment_before_that_of_the_definitions(
+    space: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XAQUEUE_FLAGS", "FSYNC")
+    assert status(space).sync == "FSYNC"
 
 
-def test_an_owned_space_tells_its_owner_and_its_level(space: Path) -> None:
+def test_an_owned_space_tells_its_owner_and_its_level(space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with xaqueue.connect(space, sync="FDATASYNC"):
-        found = status(space, {"XAQUEUE_FLAGS": "FSYNC"})
+        monkeypatch.setenv("XAQUEUE_FLAGS", "FSYNC")
+        found = status(space)
     assert found.owned
     assert found.owner is not None
     assert found.owner.pid == os.getpid()
     assert found.sync == "FDATASYNC"
-    after = status(space, {})
+    after = status(space)
     assert not after.owned
     assert after.owner is not None
     assert after.recovery.startswith("0 messages")

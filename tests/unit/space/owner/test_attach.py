@@ -23,11 +23,11 @@ from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.space.model import layout
 from xaqueue.space.model.format import read_format, why_behind
 from xaqueue.space.owner import open as attach_room
-from xaqueue.space.owner.open import announce, attach, create, is_owned, read_definitions, read_owner
+from xaqueue.space.owner.open import announce, attach, create, is_owned, read_definitions
+from xaqueue.space.owner.record import read_owner
 from xaqueue.storage import owner_file
-from xaqueue.storage.fs import FileSystem
-from xaqueue.storage.lock import FileLock
-from xaqueue.storage.owner_file import write_owner_file
+from xaqueue.storage.fs import FileSystem, replace_file
+from xaqueue.storage.owner_file import OWNER, FileLock
 from xaqueue.tm.log_directory import open_log
 
 
@@ -158,15 +158,15 @@ def test_a_crash_leaves_one_owner_or_the_other() -> None:
     """As ``xaqueue.storage.owner_file`` writes it, whole, and one that was known is the least that is known."""
     for crash_after in itertools.count():
         fs = Tree({}).open()
-        write_owner_file(fs, b"the first")
+        replace_file(fs, OWNER, b"the first")
         fs.crash_after = fs.calls + crash_after
         with suppress(Crashed):
-            write_owner_file(fs, b"the second")
+            replace_file(fs, OWNER, b"the second")
         allowed = {b"the second"} if not fs.crashed else {b"the first", b"the second"}
         for tree in (fs.tree_after_kill(), *fs.trees_after_crash()):
             assert tree.nodes["owner"] in allowed
             again = tree.open()
-            write_owner_file(again, b"the third")  # whatever the crash has left in its way
+            replace_file(again, OWNER, b"the third")  # whatever the crash has left in its way
             assert again.read("owner") == b"the third"
         if not fs.crashed:
             break
@@ -176,11 +176,11 @@ def test_the_owner_file_is_written_through_the_port(tmp_path: Path, monkeypatch:
     """So that what holds of one write of it holds of all: nothing else ever writes to it."""
     written: list[bytes] = []
 
-    def write(fs: FileSystem, content: bytes, *, durable: bool = True) -> None:
+    def write(fs: FileSystem, path: str, content: bytes, *, durable: bool = True) -> None:
         written.append(content)
-        write_owner_file(fs, content, durable=durable)
+        replace_file(fs, path, content, durable=durable)
 
-    monkeypatch.setattr(owner_file, "write_owner_file", write)
+    monkeypatch.setattr(owner_file, "replace_file", write)
     session = attach(tmp_path / "s", create_missing=True, watch=False)
     announce(tmp_path / "s", "xaq+unix:///run/x.sock")
     assert (tmp_path / "s" / "owner").read_bytes() == written[-1]

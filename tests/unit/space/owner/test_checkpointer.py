@@ -15,9 +15,9 @@ from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.offline import inspect
 from xaqueue.space.offline.reader import QueueReader
-from xaqueue.space.owner import checkpointer
-from xaqueue.space.owner.checkpointer import Checkpointer, format_counters, parse_counters
+from xaqueue.space.owner import threads
 from xaqueue.space.owner.open import attach
+from xaqueue.space.owner.threads import Checkpointer, format_counters, parse_counters
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
 from xaqueue.storage.owner_file import boot_id
 
@@ -86,7 +86,7 @@ def test_checkpoints_come_with_time(root: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_checkpoints_come_with_new_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file above the last one is made anew by an open after a kill."""
-    monkeypatch.setattr(checkpointer, "NEW_FILES", 5)
+    monkeypatch.setattr(threads, "NEW_FILES", 5)
     session, journal = opened(root)
     recycled = Recycled(journal, monkeypatch)
     before = journal.checkpoint

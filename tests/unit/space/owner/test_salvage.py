@@ -16,7 +16,7 @@ from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.owner.open import attach
 from xaqueue.space.owner.salvage import find_loss, salvage
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.journal_format import SECTOR_BYTES, name_of
 

@@ -19,11 +19,11 @@ from support.bare_space import DURABLE, BareSpace
 from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
-from xaqueue.space.owner import io_watchdog, open
-from xaqueue.space.owner.io_watchdog import Watchdog
+from xaqueue.space.owner import record, threads
+from xaqueue.space.owner.threads import Watchdog
 from xaqueue.space.recovery.recover import open_space
 from xaqueue.storage import layers
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.layers import OwnerFileSystem
 from xaqueue.xid import Xid
@@ -164,7 +164,7 @@ class WatchedSpace(BareSpace):
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(io_watchdog, "LOOK_S", SHORT_S)
+    monkeypatch.setattr(threads, "WATCH_S", SHORT_S)
 
 
 @pytest.fixture(params=LEVELS)
@@ -351,7 +351,7 @@ def test_a_space_that_closes_well_had_no_trouble(tmp_path: Path) -> None:
     with xaqueue.connect(root, create=True) as connection:
         connection.enqueue("orders", b"first")
         connection.commit()
-    owner = open.read_owner(root)
+    owner = record.read_owner(root)
     assert owner is not None
     assert owner.trouble == ""
     assert "trouble" in json.loads((root / layout.OWNER).read_bytes())

@@ -259,8 +259,8 @@ def test_quarantine_keeps_files_of_one_name_apart(bare: BareSpace) -> None:
 
 
 def test_a_foreign_file_in_quarantine_is_left_alone(bare: BareSpace) -> None:
-    strays = ["notes.txt", "prepared.notes", "prepared.1.YQ.Yg.000.reason"]
-    for name in strays:
+    orphans = ["notes.txt", "prepared.notes", "prepared.1.YQ.Yg.000.reason"]
+    for name in orphans:
         (bare.root / layout.QUARANTINE / name).write_bytes(b"")
     (bare.root / layout.QUARANTINE / "folder").mkdir()
     bare.reopen()

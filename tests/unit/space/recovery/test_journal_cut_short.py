@@ -16,7 +16,7 @@ from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 from xaqueue.space.owner.open import attach
 from xaqueue.space.owner.salvage import find_loss, salvage
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.journal_format import SECTOR_BYTES
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.log_directory import open_log

@@ -17,12 +17,11 @@ from xaqueue.space.model import layout, message_name
 from xaqueue.space.model.block import HEAD_READ_BYTES
 from xaqueue.space.model.layout import RANGE_SIZE
 from xaqueue.space.model.message_name import correlation_hash
-from xaqueue.space.model.retries import encode_record
+from xaqueue.space.model.records import encode_tries
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
-from xaqueue.space.offline.inspect_messages import browse
+from xaqueue.space.offline.inspect import browse
 from xaqueue.space.offline.reader import QueueReader
-from xaqueue.space.recovery import load
 from xaqueue.space.recovery.recover import open_space
 
 NOON_US = 1_800_000_000_000_000
@@ -98,7 +97,7 @@ def test_everything_that_decides_a_turn_is_in_the_name(bare: BareSpace) -> None:
     lay(bare, 4, identity(4), body=bytes(HEAD_READ_BYTES))
     record = bare.root / layout.retry_path("q", 1, identity(1))
     record.parent.mkdir()
-    record.write_bytes(encode_record("q", identity(1), 2, 1))
+    record.write_bytes(encode_tries("q", identity(1), 2, 1))
     first, *others = bare.reopen().queues["q"].index.entries(0)
     assert (first.correlation, first.priority, first.not_before, first.expires_at, first.tries) == (
         *(correlation_hash(b"c"), 7, 5, 2**60, 2),
@@ -274,9 +273,3 @@ def test_progress_ends_with_as_many_as_there_are(bare: BareSpace) -> None:
     )
     assert told == [(10, 30), (12, 18), (13, 13)]
     assert opened.report.messages == 13
-
-
-def test_the_rest_takes_as_long_as_it_did_so_far() -> None:
-    assert load.remaining_s(250, 1000, 10.0) == 30.0
-    assert load.remaining_s(0, 1000, 10.0) == 0.0
-    assert load.remaining_s(1000, 1000, 10.0) == 0.0

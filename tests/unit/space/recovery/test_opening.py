@@ -345,8 +345,8 @@ def test_a_watermark_tells_of_no_message_that_the_directories_lack(tmp_path: Pat
             if path == layout.watermark_path("q"):
                 mark = layout.parse_watermark(b"".join(chunks))
                 assert mark is not None
-                standing = [int(file.name.partition(".")[0], 16) for file in bare.messages("q")]
-                ahead.extend({mark.published} - {0, *standing})
+                status = [int(file.name.partition(".")[0], 16) for file in bare.messages("q")]
+                ahead.extend({mark.published} - {0, *status})
 
     with bare_space(tmp_path / "space", "JOURNAL") as bare:
         bare.put("q", b"1")

@@ -22,9 +22,10 @@ from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.model.branch import State
 from xaqueue.space.offline.check import repair
-from xaqueue.space.owner.open import READ_ONLY, READY, RECOVERING, attach, read_owner
+from xaqueue.space.owner.open import attach
+from xaqueue.space.owner.record import READ_ONLY, READY, RECOVERING, read_owner
 from xaqueue.space.recovery.recover import open_space
-from xaqueue.storage.fs import DirectoryFileSystem
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.journal_format import CRC, HEADER, MAGIC, SECTOR_BYTES, parse_name
 from xaqueue.storage.layers import ReadOnlyFileSystem

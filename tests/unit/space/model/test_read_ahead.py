@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from xaqueue.storage import read_ahead
-from xaqueue.storage.read_ahead import AHEAD, ahead, blocks_read
+from xaqueue.space.model import block_files
+from xaqueue.space.model.block_files import AHEAD, ahead, blocks_read
 from xaqueue.tools.environment import IN_MEMORY, look
 
 MANY = 2 * AHEAD + 10
@@ -27,7 +27,7 @@ def directory(tmp_path: Path) -> Iterator[int]:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
-    monkeypatch.setattr(read_ahead, "_ask", lambda directory, name: names.append(name))
+    monkeypatch.setattr(block_files, "_ask", lambda directory, name: names.append(name))
     return names
 
 
@@ -39,7 +39,7 @@ def test_all_names_come_in_their_order(directory: int, many: int) -> None:
 def test_a_block_is_asked_for_before_its_first_file_comes(
     directory: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_ahead, "blocks_read", count().__next__)
+    monkeypatch.setattr(block_files, "blocks_read", count().__next__)
     for position, _ in enumerate(ahead(directory, NAMES)):
         blocks = position // AHEAD + 1
         assert asked == [name for _, name in NAMES[: blocks * AHEAD]]
@@ -48,7 +48,7 @@ def test_a_block_is_asked_for_before_its_first_file_comes(
 def test_what_is_in_memory_is_not_asked_for_behind_the_first_block(
     directory: int, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_ahead, "blocks_read", lambda: 7)
+    monkeypatch.setattr(block_files, "blocks_read", lambda: 7)
     assert list(ahead(directory, NAMES)) == NAMES
     assert asked == [name for _, name in NAMES[:AHEAD]]
 
@@ -58,7 +58,7 @@ def test_a_disk_that_is_read_again_is_asked_again(
 ) -> None:
     """The caller's own readings count: in the second block something was not in memory after all."""
     read = iter([0, 0, 0, 1, 1, 1])
-    monkeypatch.setattr(read_ahead, "blocks_read", read.__next__)
+    monkeypatch.setattr(block_files, "blocks_read", read.__next__)
     assert list(ahead(directory, NAMES)) == NAMES
     assert asked == [name for _, name in [*NAMES[:AHEAD], *NAMES[2 * AHEAD :]]]
 

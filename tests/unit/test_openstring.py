@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import xaqueue
+from xaqueue.endpoint import OPEN_STRING as GRAMMAR
+from xaqueue.endpoint import parse_open_string as parse
 from xaqueue.errors import InvalidArgument, SpaceError
-from xaqueue.space.model.openstring import GRAMMAR, parse
 
 
 @pytest.mark.parametrize(

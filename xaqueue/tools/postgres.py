@@ -16,13 +16,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from xaqueue.errors import OperationalError
-from xaqueue.tools.demo.stage import last_words
 
 USER = "xaqueue"
 UNPRIVILEGED = ("postgres", "nobody")
@@ -46,22 +45,18 @@ def running(directory: Path) -> Iterator[str]:
     """The DSN of a PostgreSQL whose data stay in ``directory``: one that runs there, or one that runs until the end."""
     pid, state, sockets = _lock_file(directory / "postgres")
     if pid and state == "ready" and Path(f"/proc/{pid}").exists():
-        yield _dsn(Path(sockets))
+        yield _dsn(sockets)
         return
     directory.mkdir(parents=True, exist_ok=True)
-    server = PostgresServer(directory, keep=True)
-    try:
-        server.wait()
+    with PostgresServer(directory, keep=True) as server:
         yield server.dsn
-    finally:
-        server.stop()
 
 
 def directories() -> Iterator[Path]:
     """Where there is a server: on PATH, where Debian puts it, newest first, and in the package of the extra."""
     found = shutil.which("postgres")
     places = [Path(found).resolve().parent] if found else []
-    places += sorted(SYSTEM.glob("*/bin"), key=lambda path: _number(path.parent.name), reverse=True)
+    places += sorted(SYSTEM.glob("[0-9]*/bin"), key=lambda path: int(path.parent.name), reverse=True)
     spec = find_spec(PACKAGE)
     for root in spec.submodule_search_locations or () if spec is not None else ():
         places += [Path(root) / name / "bin" for name in ("pginstall18", "pginstall")]
@@ -71,7 +66,7 @@ def directories() -> Iterator[Path]:
 
 
 class PostgresServer:
-    """A started server. Raises OperationalError that says what is missing, or what the server said."""
+    """A server that takes connections. Raises OperationalError that says what is missing, or what the server said."""
 
     def __init__(
         self, scratch: Path, clients: int = CLIENTS, *, keep: bool = False, settings: Mapping[str, str] | None = None
@@ -98,6 +93,7 @@ class PostgresServer:
             if not (self._home / "data" / "PG_VERSION").exists():
                 self._make(programs)
             self._start(programs, clients)
+            self._wait()
         except BaseException:
             self.stop()
             raise
@@ -107,21 +103,22 @@ class PostgresServer:
         assert self._process is not None
         return self._process.pid
 
-    def check(self) -> None:
-        """OperationalError with what the server said, once it has ended."""
-        assert self._process is not None
-        if self._process.poll() is not None:
-            raise OperationalError(f"the PostgreSQL server ended: {last_words(self._log, 1) or 'it said nothing'}")
-
-    def wait(self) -> None:
+    def _wait(self) -> None:
         """Until it takes connections."""
         give_up = time.monotonic() + START_S
-        assert self._process is not None
-        while _lock_file(self._home)[:2] != (self._process.pid, "ready"):  # it may be the file of one that was killed
-            self.check()
+        while _lock_file(self._home)[:2] != (self.pid, "ready"):  # it may be the file of one that was killed
+            if self._process is None or self._process.poll() is not None:
+                said = self._log.read_text("utf-8", "replace").strip().rpartition("\n")[2]
+                raise OperationalError(f"the PostgreSQL server ended: {said or 'it said nothing'}")
             if time.monotonic() > give_up:
                 raise OperationalError(f"the PostgreSQL server does not get ready, see {self._log}")
             time.sleep(0.01)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """Ends it; without a checkpoint where its data go anyway."""
@@ -193,29 +190,20 @@ def _end_with_its_starter() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
-def _dsn(sockets: Path) -> str:
+def _dsn(sockets: str | Path) -> str:
     return f"host={sockets} user={USER} dbname=postgres"
 
 
 def _lock_file(home: Path) -> tuple[int, str, str]:
     """Process id, state and directory of sockets as the server's own lock file tells them; zero and empty for none."""
-    try:
+    with suppress(OSError, ValueError, IndexError):  # there is none, or it is being written
         lines = (home / "data" / "postmaster.pid").read_text("utf-8").splitlines()
-    except OSError:
-        return 0, "", ""
-    if len(lines) < 8:
-        return 0, "", ""
-    return _number(lines[0].strip()), lines[7].strip(), lines[4].strip()
+        return int(lines[0]), lines[7].strip(), lines[4].strip()
+    return 0, "", ""
 
 
 def _unprivileged() -> pwd.struct_passwd:
     for name in UNPRIVILEGED:
-        try:
+        with suppress(KeyError):
             return pwd.getpwnam(name)
-        except KeyError:
-            continue
     raise OperationalError(f"PostgreSQL refuses to run as root, and there is no user {' or '.join(UNPRIVILEGED)}")
-
-
-def _number(name: str) -> int:
-    return int(name) if name.isdigit() else 0

@@ -21,7 +21,7 @@ from xaqueue.space.model import layout
 from xaqueue.space.model.index import Order
 from xaqueue.space.owner import open as attach_room
 from xaqueue.space.owner.open import attach, write_definitions
-from xaqueue.space.owner.reload import DefinitionsWatch
+from xaqueue.space.owner.watches import DefinitionsWatch
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
@@ -165,7 +165,7 @@ def test_without_a_watch_the_start_holds_and_a_warning_says_so(
         def is_alive(self) -> bool:
             return False
 
-    monkeypatch.setattr("xaqueue.space.owner.reload.Observer", NoWatches)
+    monkeypatch.setattr("xaqueue.space.owner.watches.Observer", NoWatches)
     with caplog.at_level(logging.WARNING, "xaqueue"):
         attach(tmp_path / "s", create_missing=True, sync="NONE").close()
     assert "queues.toml is not watched" in caplog.text

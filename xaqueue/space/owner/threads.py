@@ -1,0 +1,189 @@
+"""The threads of an owner that look after its space: one follows the journal, one makes checkpoints, and one fences the
+space where the disk hangs.
+
+Without the first two a space is just as durable, and its journal grows until the space is closed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from xaqueue.errors import ResourceFailed
+from xaqueue.space.engine.journal_log import LAG_S, RETRY_S, JournalLog
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
+from xaqueue.storage.fs import NO_ROOM
+from xaqueue.storage.layers import OwnerFileSystem
+
+LOOK_S = 1.0
+"""How often the checkpointer looks whether there is something to do."""
+NEW_FILES = 16 * 1024
+"""With more since the last checkpoint, the next one is due."""
+WATCH_S = 5.0
+"""The watchdog looks at least so often; where the deadline is short, four times within it."""
+LOCK_S = 1.0
+"""Who holds the space's lock for longer is the one that hangs."""
+
+
+class _BackgroundThread:
+    """A thread that runs until ``stop``, or until the space fails."""
+
+    _thread: threading.Thread
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
+        self._due = threading.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._due.set()
+        self._thread.join()
+
+
+class Follower(_BackgroundThread):
+    """Has the directories follow the journal, a moment behind it; ``failed`` is called with an error that ends it."""
+
+    def __init__(self, log: JournalLog, failed: Callable[[BaseException], object]) -> None:
+        super().__init__()
+        self._log = log
+        self._failed = failed
+        log.notify = self._due.set
+        if log.pending:
+            self._due.set()
+        self._thread = threading.Thread(target=self._run, name="xaqueue-follow", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._due.wait()
+            self._due.clear()
+            while self._log.pending and not self._stopped.is_set():
+                self._stopped.wait(LAG_S)
+                try:
+                    self._log.follow()
+                except ResourceFailed:
+                    return  # whoever raised it has fenced the space
+                except BaseException as error:
+                    if not isinstance(error, OSError) or error.errno not in NO_ROOM:
+                        self._failed(error)
+                        return
+                    self._stopped.wait(RETRY_S)
+
+
+class Checkpointer(_BackgroundThread):
+    """Makes one when a segment of the journal is full, when the directories have so many new files that an open after
+    a kill would take long to make them anew, and now and then while there is work.
+    """
+
+    def __init__(self, space: Space, log: JournalLog) -> None:
+        super().__init__()
+        self._space = space
+        self._log = log
+        self._written = (0, 0)
+        self.checkpoints = 0
+        self.seconds = 0.0
+        """The last checkpoint took so long."""
+        log.journal.switched = self._due.set
+        self._thread = threading.Thread(target=self._run, name="xaqueue-checkpoint", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        log, journal = self._log, self._log.journal
+        covered, made, last = journal.position, log.made, time.monotonic()
+        while True:
+            due = self._due.wait(LOOK_S)
+            self._due.clear()
+            if self._stopped.is_set():
+                return
+            self._write_counters()
+            started = time.monotonic()
+            due = due or started > last + self._space.definitions.checkpoint_s or log.made > made + NEW_FILES
+            if not due or journal.position == covered:
+                continue
+            try:
+                self._space.checkpoint()
+            except ResourceFailed:
+                return  # which is logged
+            covered, made, last = journal.position, log.made, time.monotonic()
+            self.checkpoints += 1
+            self.seconds = last - started
+
+    def _write_counters(self) -> None:
+        """The cache's counters, for those who ask for the status."""
+        counters = self._log.hits, self._log.misses
+        if counters == self._written:
+            return
+        self._written = counters
+        with suppress(OSError):
+            self._space.fs.write_at(layout.COUNTERS, 0, [format_counters(*counters)])
+
+
+def format_counters(hits: int, misses: int) -> bytes:
+    """One line of fixed length, written in place."""
+    return b"%020d %020d\n" % (hits, misses)
+
+
+def parse_counters(data: bytes) -> tuple[int, int] | None:
+    """Reads answered from memory, and from files; None for what is no such line."""
+    words = data.split()
+    return (int(words[0]), int(words[1])) if len(data) == 42 and len(words) == 2 and data[:20].isdigit() else None
+
+
+class Watchdog(_BackgroundThread):
+    """Sees a write, a rename or a sync take too long, or that another process has taken the space over, and fences the
+    space for everybody else. It ends where the space has failed, for whatever reason; ``told`` then hears of it, once.
+
+    Whoever waits for others to harden a step is told at once. The thread that hangs in the kernel is told when its
+    call returns, and so is who needs the space's lock meanwhile, where the call is one that is made with it held.
+    """
+
+    def __init__(
+        self, space: Space, files: OwnerFileSystem, when_failed: Callable[[str], None] = lambda _: None
+    ) -> None:
+        super().__init__()
+        self._space = space
+        self._files = files
+        self._when_failed = when_failed
+        space.log.when_fenced(self._due.set)
+        self._thread = threading.Thread(target=self._run, name="xaqueue-watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Does not wait: it may itself hang on that disk."""
+        self._stopped.set()
+        self._due.set()
+
+    def _run(self) -> None:
+        space = self._space
+        while not self._stopped.is_set():
+            self._due.wait(min(WATCH_S, space.definitions.io_deadline_s / 4))
+            limit_s = space.definitions.io_deadline_s
+            slow = self._files.slow(limit_s)
+            if slow and space.failure is None:
+                space.fence(TimeoutError(f"{slow}, and io_deadline_s is {limit_s:g}"))
+                self._wake()
+            if space.failure is None:
+                with suppress(ResourceFailed):  # who only waits looks at nothing
+                    space.check_owner()
+                    continue
+                self._wake()
+            failure = space.failure
+            if failure is not None:
+                if space.log.fenced:
+                    self._when_failed(str(failure) or repr(failure))
+                return
+
+    def _wake(self) -> None:
+        """Those who wait for a branch or a message look again, and find the space fenced."""
+        space = self._space
+        if not space.lock.acquire(timeout=LOCK_S):
+            return  # the call that hangs holds it
+        try:
+            space.settled.notify_all()
+            for queue in space.queues.values():
+                queue.arrived.notify_all()
+        finally:
+            space.lock.release()
