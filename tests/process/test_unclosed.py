@@ -137,7 +137,8 @@ connection = xaqueue.connect(sys.argv[1], create=True, sync=sys.argv[2])
 connection.tpc_begin(connection.xid(1, "old", "b"))
 connection.enqueue("orders", b"1")
 connection.tpc_prepare()
-time.sleep(0.5)  # the directories follow
+while not os.listdir(f"{sys.argv[1]}/prepared"):  # the directories follow
+    time.sleep(0.01)
 os.kill(os.getpid(), 9)
 """
 

@@ -60,8 +60,9 @@ class Follower(_BackgroundThread):
         while not self._stopped.is_set():
             self._due.wait()
             self._due.clear()
-            while self._log.pending and not self._stopped.is_set():
-                self._stopped.wait(LAG_S)
+            while self._log.pending:
+                if self._stopped.wait(LAG_S):
+                    return  # who closes the space follows what is left, and who abandons it does not want that
                 try:
                     self._log.follow()
                 except ResourceFailed:

@@ -26,6 +26,7 @@ from xaqueue.space.model.block import Kind as Block
 from xaqueue.space.model.branch import Branch, Written
 from xaqueue.space.model.change import DROP, MOVE, PUT
 from xaqueue.space.model.layout import parse_watermark
+from xaqueue.space.owner import threads
 from xaqueue.space.owner.open import attach
 from xaqueue.space.owner.threads import Follower
 from xaqueue.storage.directory_fs import DirectoryFileSystem
@@ -342,6 +343,17 @@ def test_a_thread_follows_after_a_moment(tmp_path: Path) -> None:
     finally:
         follower.stop()
         fs.close()
+
+
+def test_a_thread_that_is_stopped_follows_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close follows what is left; a space that is given up is as a killed process leaves it."""
+    monkeypatch.setattr(threads, "LAG_S", PATIENCE_S)
+    fs = directories()
+    log = LoggedDirectories(fs)
+    follower = Follower(log, lambda error: pytest.fail(str(error)))
+    log.do((PUT, f"{RANGE}/a", b"x", b"", 0))
+    follower.stop()
+    assert fs.list(RANGE) == []
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), MemoryError(), KeyError("a fault")])
