@@ -16,14 +16,16 @@ FOLLOW = READ & ~os.O_NOFOLLOW
 """For files that people write, too, and may replace by a link to one."""
 WRITE = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 
-DAMAGE = frozenset({errno.EIO, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EUCLEAN, errno.ELOOP})
-"""Errors of a read that concern this one file; any other (no descriptors, no memory) concerns the whole space."""
+DAMAGE = frozenset({errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EUCLEAN, errno.ELOOP})
+"""Errors of a read that mean that this one file is lost; any other (no descriptors, no memory) says nothing of it."""
+NO_RIGHTS = frozenset({errno.EACCES, errno.EPERM})
+"""Somebody changed the rights, or this is another user: the file itself is sound."""
 NO_FILE = frozenset({errno.EISDIR, errno.EUCLEAN})
 """What is raised for what is no regular file."""
 NO_DIRECTORY = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 """What is raised for a directory that is not there, or is none."""
 
-_OF_OTHER_KINDS = NO_FILE | NO_DIRECTORY | {errno.EACCES, errno.EPERM, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP}
+_OF_OTHER_KINDS = NO_FILE | NO_DIRECTORY | NO_RIGHTS | {errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP}
 """Errors of an open that may have met one: a device without a driver, or where none is allowed, or a dangling link."""
 _KINDS = {
     stat.S_IFIFO: "a FIFO",

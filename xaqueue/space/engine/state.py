@@ -34,6 +34,7 @@ from xaqueue.storage.fs import NO_ROOM, FileSystem, synced
 from xaqueue.storage.group_commit import nothing
 from xaqueue.storage.hardening import DEFAULT, Hardening
 from xaqueue.storage.journal import Journal, checkpoint_entry
+from xaqueue.storage.regular import NO_RIGHTS
 from xaqueue.storage.scheduling import THREADS, Threads
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID
@@ -259,6 +260,11 @@ class Space(Memory):
         """What a read that failed for no fault of its file means: not now, or the end."""
         if error.errno in NO_ROOM:
             return RetryLater(f"{path} cannot be read now ({error.strerror}): try again")
+        if error.errno in NO_RIGHTS:
+            return RetryLater(
+                f"{path} cannot be read ({error.strerror}): nothing was changed. Run this as the user that the space "
+                f"belongs to, or give the file its rights and owner back, and try again"
+            )
         return self.fence(error)
 
     def discard(self, paths: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.fault_exercise import BILLS, RANGE, check_exercise, check_fenced, exercise
 from support.space_scan import scan
-from xaqueue.errors import DiskFull, InvalidArgument, ResourceFailed, RolledBack
+from xaqueue.errors import DiskFull, InvalidArgument, ResourceFailed, RetryLater, RolledBack
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
@@ -293,3 +293,43 @@ def test_message_ids_stay_unique_over_a_restart_with_an_earlier_clock(tmp_path: 
         bare.reopen()
         with closing(bare.connect()) as connection, pytest.raises(InvalidArgument, match="ids are unique"):
             connection.enqueue("orders", b"again", message_id=given)
+
+
+NO_RIGHTS = [errno.EACCES, errno.EPERM]
+
+
+@pytest.mark.parametrize("number", NO_RIGHTS)
+@pytest.mark.parametrize("sync", [DURABLE, "JOURNAL"])
+def test_a_message_that_this_user_may_not_read_stays_where_it_is(tmp_path: Path, sync: str, number: int) -> None:
+    """Somebody's chmod, or a restore as root, is no damage: nothing goes to quarantine for it."""
+    with bare_space(tmp_path / "space", sync) as bare:
+        bare.put("q", b"1", b"2")
+        bare.reopen()
+        with closing(bare.connect()) as connection:
+            bare.fs.faults["read", layout.COMMITTED] = number
+            for _ in range(2):
+                with pytest.raises(RetryLater, match=r"as the user that the space belongs to.*rights and owner back"):
+                    connection.dequeue("q")
+                with pytest.raises(RetryLater, match="rights and owner back"):
+                    list(connection.browse("q"))
+            connection.rollback()
+        assert (bare.space.failure, bare.quarantined()) == (None, [])
+        bare.fs.faults.clear()
+        assert bare.take("q") == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("number", NO_RIGHTS)
+@pytest.mark.parametrize("sync", [DURABLE, "JOURNAL"])
+def test_a_branch_in_doubt_that_this_user_may_not_read_keeps_the_space_closed(
+    tmp_path: Path, sync: str, number: int
+) -> None:
+    with bare_space(tmp_path / "space", sync) as bare:
+        xid = bare.prepare("x", add=[("q", b"1")])
+        bare.space.log.settle()
+        bare.crash()
+        bare.fs.faults["read", "prepared/"] = number
+        with pytest.raises(PermissionError):
+            bare.reopen()
+        bare.fs.faults.clear()
+        bare.reopen()
+        assert (bare.in_doubt(), bare.quarantined()) == ([xid], [])
