@@ -20,6 +20,7 @@ import os
 import stat
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,16 +71,22 @@ class FileLock:
         return os.fstat(self._fd)
 
     def release(self) -> None:
-        """Drops the lock by closing the file; a second call does nothing."""
+        """Drops the lock, whatever child was forked meanwhile and has the file too; a second call does nothing."""
         with self._guard:
             if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+                with suppress(OSError):
+                    fcntl.flock(self._fd, fcntl.LOCK_UN)
+                self._close()
 
     def abandon(self) -> None:
         """In a forked child: closes its copy of the file, whatever threads of the parent were about to do."""
         self._guard = threading.Lock()
-        self.release()
+        self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class _Seen(NamedTuple):

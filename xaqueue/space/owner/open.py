@@ -295,15 +295,16 @@ def _detach(root: Path, attached: _Attached) -> None:
             return
         if _attached.get(root) is attached:
             del _attached[root]
-        if attached.watch is not None:
-            attached.watch.stop()
-        for thread in attached.background:
-            thread.stop()
         try:
+            if attached.watch is not None:
+                attached.watch.stop()
+            for thread in attached.background:
+                thread.stop()
             if attached.space.close():
                 closed = replace(attached.owner, boot="", journalled=False, unclosed="")
                 write_owner(attached.files, attached.lock, closed)
         finally:
+            attached.space.log.end(ResourceFailed("the space is closed"))  # a thread may be at work, if interrupted
             attached.files.close()
             if attached.watchdog is not None:
                 attached.watchdog.stop()

@@ -19,7 +19,7 @@ import pytest
 
 import xaqueue
 from support.forgetful import Crashed, Tree
-from xaqueue.errors import InvalidArgument, SpaceError
+from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError
 from xaqueue.space.model import layout
 from xaqueue.space.model.format import read_format, why_behind
 from xaqueue.space.owner import open as attach_room
@@ -143,6 +143,67 @@ def test_the_lock_is_held_by_one_file_at_a_time(tmp_path: Path) -> None:
     two.release()
     with pytest.raises(FileNotFoundError):
         FileLock(tmp_path / "none", create=False)
+
+
+def test_a_child_that_was_forked_meanwhile_does_not_keep_a_lock_that_is_released(tmp_path: Path) -> None:
+    """It has the file too, and no hook knows of an open or a close that another thread was in."""
+    lock = FileLock(tmp_path / "lock")
+    assert lock.acquire()
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    os.close(read)
+    try:
+        lock.release()
+        other = FileLock(tmp_path / "lock")
+        assert other.acquire()
+        other.release()
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)
+
+
+def test_a_child_that_lets_go_of_its_copy_leaves_the_lock(tmp_path: Path) -> None:
+    lock, other = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
+    assert lock.acquire()
+    child = os.fork()
+    if not child:
+        lock.abandon()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not other.acquire()
+    lock.release()
+    other.release()
+
+
+@pytest.mark.parametrize("sync", ["JOURNAL", "NONE"])
+def test_a_close_that_is_interrupted_gives_the_space_back(
+    tmp_path: Path, sync: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it waits for a thread that is at work; the next open finds what a kill would leave."""
+    session = attach(tmp_path / "s", create_missing=True, sync=sync, watch=False)
+    with xaqueue.connect(tmp_path / "s") as connection:
+        connection.enqueue("q", b"1")
+    attached = attach_room._attached[(tmp_path / "s").resolve()]
+    stopped = [(thread, thread.stop) for thread in attached.background]
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert stopped
+    monkeypatch.setattr(stopped[0][0], "stop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.close()
+    for _, stop in stopped:
+        stop()
+    with pytest.raises(ResourceFailed):
+        session.space.check()
+    session.close()
+    with xaqueue.connect(tmp_path / "s") as again:
+        assert [message.body for message in again.browse("q")] == [b"1"]
 
 
 def test_a_directory_whose_owner_cannot_be_told_is_not_believed(tmp_path: Path) -> None:
