@@ -107,7 +107,7 @@ class RecoveryThread:
         pause_s = FIRST_PAUSE_S
         while not self._stopped:
             number = self._asked
-            report = self.run_once()
+            report = self._run_whatever_comes()
             with self._changed:
                 self._answered = max(self._answered, number)
                 self._changed.notify_all()
@@ -115,6 +115,16 @@ class RecoveryThread:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if report.error else FIRST_PAUSE_S
                 self._changed.wait_for(lambda: self._asked > number or self._stopped, wait_s)  # noqa: B023
         self._drop()
+
+    def _run_whatever_comes(self) -> ScanReport:
+        """A round in this thread, to which nobody else would see: a driver may raise CancelledError, or SystemExit."""
+        try:
+            return self.run_once()
+        except BaseException as error:
+            self._connection = None
+            self.report = ScanReport(self._name, error=f"{type(error).__name__}: {error}")
+            self._log_changes(self.report)
+            return self.report
 
     def run_once(self) -> ScanReport:
         """A round. A connection that was kept and fails is replaced at once."""

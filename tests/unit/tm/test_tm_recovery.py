@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -370,6 +372,22 @@ def test_a_listed_branch_is_not_gone_because_of_some_programming_error(
         assert not rig.recover()["b"].complete
     rig.recover()
     assert scene.world.states(gtrid) == {"a": COMMITTED, "b": COMMITTED}
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(1), GeneratorExit()])
+def test_recovery_goes_on_whatever_a_driver_raises(tmp_path: Path, error: BaseException) -> None:
+    bank, errors = Bank(World(), "a"), [error]
+
+    def connect() -> BankConnection:
+        if errors and threading.current_thread().name.startswith("xaqueue-recovery"):
+            raise errors.pop()
+        return bank.connect()
+
+    parties = {"a": connect, "b": Bank(World(), "b").connect}
+    with TransactionManager(tmp_path / "log", parties, recovery_interval_s=0.05) as manager:
+        deadline = time.monotonic() + PATIENCE_S
+        while errors or not manager.recover(timeout_s=PATIENCE_S).complete:
+            assert time.monotonic() < deadline
 
 
 def test_recovery_opens_a_fenced_space_again(tmp_path: Path) -> None:
