@@ -16,7 +16,7 @@ from xaqueue.cli import output, parameters
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import SpaceOption, connected, directory_of, location_of, reached
 from xaqueue.connection import Connection
-from xaqueue.errors import DamagedBlock, Error, InvalidArgument
+from xaqueue.errors import DamagedBlock, Error, InvalidArgument, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods import service
@@ -114,7 +114,7 @@ def get(
 
     Byte for byte, with nothing between them; on a terminal a line end follows. Exit 1 where there is no message. A
     message is committed as taken once it was written and flushed, so a pipe sees it at least once: if this command dies
-    in between, the message is back in its location, and the next get writes it again.
+    in between, the message is back in its place, and the next get writes it again.
     """
     if lines and json:
         raise InvalidArgument("--lines and --json are two forms: give one")
@@ -230,22 +230,26 @@ def _complain_of_damage(seq: int, damage: str) -> None:
 def _put_lines(connection: Connection, queue: str, source: BinaryIO, options: EnqueueOptions, together: int) -> int:
     """Enqueues every line, without its line end, and commits each so many. Returns how many are committed."""
     committed = pending = 0
+    unsure = False
     with output.progress_bar("putting lines") as bar:
         try:
-            for line in source:
-                pending += 1
-                connection.enqueue(queue, line.removesuffix(b"\n").removesuffix(b"\r"), **options)
-                if pending == together:
-                    connection.commit()
-                    committed, pending = committed + pending, 0
-                    bar(committed)
-            connection.commit()
-        except (Error, KeyboardInterrupt):
+            while lines := list(islice(source, together)):
+                for line in lines:
+                    pending += 1
+                    connection.enqueue(queue, line.removesuffix(b"\n").removesuffix(b"\r"), **options)
+                unsure = True
+                connection.commit()
+                unsure = False
+                committed, pending = committed + pending, 0
+                bar(committed)
+        except (Error, KeyboardInterrupt) as error:
             if committed or pending > 1:
                 read = output.counted(committed + pending, "line")
                 complain(f"stopped after {read}: of these the first {committed:,} are committed")
+            if unsure and not isinstance(error, RolledBack | RetryLater):
+                complain(f"whether the {pending:,} behind them are committed is not known: `xaqueue browse` tells")
             raise
-    return committed + pending
+    return committed
 
 
 @contextmanager

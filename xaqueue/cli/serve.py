@@ -31,15 +31,13 @@ def serve(
         list[Path] | None, typer.Option("--unix", metavar="PATH", help="A Unix socket; DIR/socket without it.")
     ] = None,
     socket_mode: Annotated[str, typer.Option(metavar="MODE", help="Of the Unix sockets: 600, 660 or 666.")] = "600",
-    tls: Annotated[list[str] | None, typer.Option("--tls", metavar=_PLACE, help="ListenConfig there with TLS.")] = None,
+    tls: Annotated[list[str] | None, typer.Option("--tls", metavar=_PLACE, help="Listen there with TLS.")] = None,
     cert: Annotated[str | None, typer.Option(metavar=_FILE, help="The server's certificate, for --tls.")] = None,
     key: Annotated[str | None, typer.Option(metavar=_FILE, help="Its key, if not in the same file.")] = None,
     client_ca: Annotated[
         str | None, typer.Option(metavar=_FILE, help="Take only clients with a certificate signed by one of these.")
     ] = None,
-    tcp: Annotated[
-        list[str] | None, typer.Option("--tcp", metavar=_PLACE, help="ListenConfig there without TLS.")
-    ] = None,
+    tcp: Annotated[list[str] | None, typer.Option("--tcp", metavar=_PLACE, help="Listen there without TLS.")] = None,
     token_file: Annotated[
         str | None, typer.Option(metavar=_FILE, help="Without an [access] table: whoever shows this token is let in.")
     ] = None,

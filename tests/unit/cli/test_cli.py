@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from xaqueue.cli import parameters
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.cli.output import counted, moment, preview, progress_bar, size
+from xaqueue.connection import Connection
+from xaqueue.errors import ResourceFailed, RolledBack
 from xaqueue.space.model import layout
 
 PATIENCE_S = 60.0
@@ -408,3 +411,31 @@ def test_a_bar_is_silent_where_there_is_no_terminal(capsys: pytest.CaptureFixtur
     with progress_bar("working") as bar:
         bar(1, 2)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), "whether the 2 behind them are committed is not known"),
+        (ResourceFailed("the space is fenced"), "whether the 2 behind them are committed is not known"),
+        (RolledBack("the branch is rolled back"), ""),
+    ],
+)
+def test_lines_whose_commit_was_cut_off_are_not_counted_as_missing(
+    space: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str
+) -> None:
+    """Whoever goes on behind the count would put them twice."""
+    commit, commits = Connection.commit, count(1)
+
+    def cut_off(connection: Connection) -> None:
+        commit(connection)
+        if next(commits) == 2:
+            raise error
+
+    monkeypatch.setattr(Connection, "commit", cut_off)
+    words = ["put", "orders", "--lines", "--count-per-branch", "2"]
+    result = CliRunner().invoke(app, words, input="a\nb\nc\nd\ne\n")
+    assert result.exit_code != ExitCode.OK
+    assert "stopped after 4 lines: of these the first 2 are committed" in result.stderr
+    assert said in result.stderr
+    assert ("not known" in result.stderr) == bool(said)
