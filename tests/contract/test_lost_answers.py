@@ -322,6 +322,29 @@ def test_what_gets_to_the_server_when_its_client_has_gone_on_is_never_read(groun
     assert ground.stands() == UNDONE
 
 
+@pytest.mark.parametrize("earlier", ["committed at once", "committed", "rolled back"])
+@pytest.mark.parametrize("verb", ["prepare", "commit"])
+def test_an_earlier_life_of_the_xid_answers_for_nothing(ground: Ground, verb: str, earlier: str) -> None:
+    """This one has never got to the server: it is no vote, and nothing was committed."""
+    with ground.connect() as first:
+        first.tpc_begin(X)
+        first.enqueue("replies", b"first")
+        if earlier != "committed at once":
+            first.tpc_prepare()
+        (first.tpc_rollback if earlier == "rolled back" else first.tpc_commit)()
+    connection = ground.connect(Cut("request", 2, "early"))
+    connection.tpc_begin(X)
+    connection.enqueue("replies", b"second")
+    call = connection.tpc_prepare if verb == "prepare" else connection.tpc_commit
+    with pytest.raises(OutcomeUnknown):
+        call()
+    for _ in range(2 if verb == "commit" else 1):
+        with pytest.raises(RolledBack if verb == "prepare" else OutcomeUnknown):
+            call()
+    _, replies, in_doubt = ground.stands()
+    assert (replies, in_doubt) == ([] if earlier == "rolled back" else [b"first"], [])
+
+
 @pytest.mark.parametrize("steps", [ACTIVE_BACK, ONE_PHASE_BACK], ids=["branch", "local"])
 @pytest.mark.parametrize("cut", cuts(3), ids=str)
 def test_rollback_of_active_work(ground: Ground, cut: Cut, steps: list[Step]) -> None:

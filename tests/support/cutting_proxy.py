@@ -19,7 +19,8 @@ class Cut:
     """Where: before, in the middle of, or after the nth request or answer of one connection, from 1.
 
     After a request the server may or may not get to it; before an answer it has carried it out. Late: what comes behind
-    the nth request is kept back, up to the next one, and gets to the server when it is let go.
+    the nth request is kept back, up to the next one, and gets to the server when it is let go. Early: nothing gets to
+    the server that comes behind the request before it, not even what is pipelined.
     """
 
     frame: str
@@ -131,6 +132,10 @@ class _Pair:
                         self._let_go.wait(PATIENCE_S)
                         target.sendall(kept_back)
                         return
+                elif self._cut == Cut(frame, number + 1, "early") and not counts:
+                    self._mute = True
+                    self._has_cut.set()
+                    return
                 elif counts and self._cut is not None and (frame, number) == (self._cut.frame, self._cut.number):
                     kept = {"before": 0, "within": len(data) // 2, "after": len(data)}[self._cut.when]
                     self._mute = frame == "request"

@@ -222,6 +222,13 @@ def queue_of(value: Any) -> str:
     return value
 
 
+def key_of(value: Any) -> bytes | None:
+    """Raises InvalidArgument."""
+    if value is not None and not isinstance(value, bytes):
+        raise InvalidArgument(f"session key {_short(value)} is refused: bytes are wanted")
+    return value
+
+
 def timeout_of(value: Any) -> float | None:
     """Raises InvalidArgument."""
     if value is None:

@@ -94,6 +94,8 @@ class RemoteBranch:
     progress: BranchProgress = BranchProgress.NONE
     why: Error | None = None
     """What went wrong with it, or with the connection that it was on."""
+    begun_by: bytes | None = None
+    """The key of the session that was to begin it; None where it was there before."""
 
     def disconnect(self, lost: Error) -> None:
         if self.xid is not None:

@@ -110,7 +110,7 @@ class BranchCalls(Link):
         """Pipelined; with flags it is asked, since there is something to find."""
         if self._socket is None or self._socket.is_stale:
             self._reconnect()
-        self._branch = RemoteBranch(xid, BranchProgress.OPEN)
+        self._branch = RemoteBranch(xid, BranchProgress.OPEN, None, None if flags else self._key)
         if flags:
             self._ask("start", xid, flags, timeout_s)
         elif timeout_s is None:
@@ -273,8 +273,13 @@ class BranchCalls(Link):
         return Vote.OK
 
     def _is_done(self, verb: Verb, xid: Xid) -> bool:
-        """A branch that somebody else committed was prepared: the second phase tells. Raises RolledBack."""
-        found = self.outcome(xid)
+        """A branch that somebody else committed was prepared: the second phase tells. Raises RolledBack.
+
+        What an earlier life of the xid came to is no answer: this one may never have reached the server.
+        """
+        branch = self._branch
+        begun_by = branch.begun_by if branch.xid == xid else None
+        found = self.outcome(xid) if begun_by is None else Outcome(self.call("outcome", xid, begun_by))
         if found is Outcome.ROLLED_BACK:
             raise RolledBack(f"branch {xid} was rolled back: the {verb.value} got lost, or its session")
         return found is Outcome.COMMITTED or (found is Outcome.IN_DOUBT and verb is Verb.PREPARE)

@@ -69,7 +69,7 @@ def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
     if type(protocol) is not int or protocol < 1:
         raise InvalidArgument(f"protocol {protocol!r} is refused: this server speaks 1 to {wire.PROTOCOL}")
     key, lost = _key(given, "session"), _key(given, "instead_of")
-    caller.key = key or caller.key
+    caller.key = caller.session.key = key or caller.key
     if lost is not None:
         caller.cut(lost)
     definitions = caller.session.space.definitions

@@ -55,7 +55,10 @@ VERBS = (
     *(Session.reserve, Session.consume, Session.release, Session.reservations),
 )
 """Methods that only hand on what they are given."""
-FORMS = {"xid": wire.xid_of, "flags": wire.flags_of, "timeout_s": wire.timeout_of, "queue": wire.queue_of}
+FORMS = {
+    **{"xid": wire.xid_of, "flags": wire.flags_of, "timeout_s": wire.timeout_of, "queue": wire.queue_of},
+    "begun_by": wire.key_of,
+}
 """By the name of the parameter."""
 
 

@@ -38,6 +38,8 @@ class Association:
         """The last local branch: nobody else finishes it, not even when it is idle."""
         self._undone: list[Branch] = []
         """Branches that ``fail`` has left, which nobody may have been told."""
+        self.key: bytes | None = None
+        """By which a client names this session in another, once it has lost it."""
         self.branch_limit: int | None = None
         """So many branches may be begun here and be neither prepared nor over."""
         self._begun: list[Xid] = []
@@ -152,7 +154,7 @@ class Association:
         if self.branch_limit is not None:
             self._count_locked(xid, self.branch_limit)
         branch = self.space.branches[xid] = Branch(xid, str(xid))
-        branch.begun = time.monotonic()
+        branch.begun, branch.begun_by = time.monotonic(), self.key
         late = batches.refusal(self.space, xid) if xid[0] in BATCH_FORMAT_IDS and is_of_a_batch(xid) else ""
         if late:
             branch.rollback_reason = RolledBack(late)

@@ -26,7 +26,7 @@ FINISHED_LIMIT = 10_000
 FINISHED_SECONDS = 3600.0
 """For how long a finished xid is remembered, at most."""
 
-_Finished = OrderedDict[Xid, tuple[Outcome, float]]
+_Finished = OrderedDict[Xid, tuple[Outcome, float, bytes | None]]
 
 
 _OUTCOMES = {
@@ -136,24 +136,32 @@ class Memory:
                 if written.kind is Kind.DEQUEUE and written.entry is not None
             ]
 
-    def remember(self, xid: Xid, outcome: Outcome) -> None:
+    def remember(self, xid: Xid, outcome: Outcome, begun_by: bytes | None = None) -> None:
         """Called with the lock held."""
         finished = self._finished[xid[0] == LOCAL_FORMAT_ID]
         finished.pop(xid, None)
-        finished[xid] = (outcome, time.monotonic())
+        finished[xid] = (outcome, time.monotonic(), begun_by)
         while len(finished) > FINISHED_LIMIT:
             finished.popitem(last=False)
 
-    def outcome(self, xid: Xid) -> Outcome:
-        """What became of a branch. UNKNOWN: never started, still active, or finished too long ago."""
+    def outcome(self, xid: Xid, begun_by: bytes | None = None) -> Outcome:
+        """What became of a branch. UNKNOWN: never started, still active, or finished too long ago.
+
+        begun_by: the key of a session; of a branch that another one has begun, an earlier life of the xid, it tells
+        nothing.
+        """
         with self.lock:
             branch = self.branches.get(xid)
             if branch is not None:
+                if begun_by and branch.begun_by and branch.begun_by != begun_by:
+                    return Outcome.UNKNOWN
                 if branch.base is State.ROLLBACK_ONLY and not branch.blocks:
                     return Outcome.ROLLED_BACK
                 return _OUTCOMES.get(branch.base, Outcome.UNKNOWN)
-            outcome, when = self._finished[xid.is_local].get(xid, (Outcome.UNKNOWN, 0.0))
-            return outcome if time.monotonic() - when <= FINISHED_SECONDS else Outcome.UNKNOWN
+            outcome, when, session = self._finished[xid.is_local].get(xid, (Outcome.UNKNOWN, 0.0, None))
+            if time.monotonic() - when > FINISHED_SECONDS or (begun_by and session and session != begun_by):
+                return Outcome.UNKNOWN
+            return outcome
 
     def was_here(self, xid: Xid) -> bool:
         """Whether a branch of this xid is known to be over."""

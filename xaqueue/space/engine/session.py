@@ -134,11 +134,12 @@ class Session(Association, BatchVerbs, StreamVerbs):
             self._scan = None
         return page
 
-    def outcome(self, xid: Xid) -> Outcome:
+    def outcome(self, xid: Xid, begun_by: bytes | None = None) -> Outcome:
+        """begun_by: see ``Memory.outcome``."""
         self._check_open()
         with self.space.lock:
             self._settled_locked(xid)  # a step on its way is waited for: what it comes to is the answer
-        found = self.space.outcome(xid)
+        found = self.space.outcome(xid, begun_by)
         return batches.outcome(self.space, xid) if found is Outcome.UNKNOWN and is_of_a_batch(xid) else found
 
     # The work

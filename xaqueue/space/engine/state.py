@@ -322,7 +322,7 @@ class Space(Memory):
         self.branches.pop(xid, None)
         branch.base = State.UNKNOWN
         if self.remembers_local or xid[0] != LOCAL_FORMAT_ID:
-            self.remember(xid, outcome)
+            self.remember(xid, outcome, branch.begun_by)
 
     def close(self) -> bool:
         """Ends the use of the directories. Blocks of branches still active are rolled back by the next open.

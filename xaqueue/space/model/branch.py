@@ -255,6 +255,8 @@ class Branch:
     """Of the monotonic clock, as ``progress`` is."""
     begun: float = 0.0
     """Of the monotonic clock; 0 where another owner has begun it."""
+    begun_by: bytes | None = None
+    """The key of the session that has, where that has one and is of this owner."""
     progress: float = 0.0
     """When something was last done in it or to it."""
     working: set[int] = field(default_factory=set)
