@@ -232,16 +232,21 @@ def _put_lines(connection: Connection, queue: str, source: BinaryIO, options: En
     committed = pending = 0
     unsure = False
     with output.progress_bar("putting lines") as bar:
+
+        def commit() -> None:
+            nonlocal committed, pending, unsure
+            unsure = True
+            connection.commit()
+            committed, pending, unsure = committed + pending, 0, False
+            bar(committed)
+
         try:
-            while lines := list(islice(source, together)):
-                for line in lines:
-                    pending += 1
-                    connection.enqueue(queue, line.removesuffix(b"\n").removesuffix(b"\r"), **options)
-                unsure = True
-                connection.commit()
-                unsure = False
-                committed, pending = committed + pending, 0
-                bar(committed)
+            for line in source:
+                pending += 1
+                connection.enqueue(queue, line.removesuffix(b"\n").removesuffix(b"\r"), **options)
+                if pending == together:
+                    commit()
+            commit()
         except (Error, KeyboardInterrupt) as error:
             if committed or pending > 1:
                 read = output.counted(committed + pending, "line")

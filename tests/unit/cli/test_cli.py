@@ -7,17 +7,18 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pytest
 from typer.testing import CliRunner
 
 import xaqueue
 from support.doubtful import fails, run
-from xaqueue.cli import parameters
+from xaqueue.cli import messages, parameters
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.cli.output import counted, moment, preview, progress_bar, size
@@ -439,3 +440,19 @@ def test_lines_whose_commit_was_cut_off_are_not_counted_as_missing(
     assert "stopped after 4 lines: of these the first 2 are committed" in result.stderr
     assert said in result.stderr
     assert ("not known" in result.stderr) == bool(said)
+
+
+def test_lines_that_were_read_and_not_committed_are_counted(space: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each is put when it comes, however long the next one takes."""
+
+    def interrupted() -> Iterator[bytes]:
+        yield from (b"a\n", b"b\n", b"c\n")
+        raise KeyboardInterrupt
+
+    with xaqueue.connect(space) as connection:
+        with pytest.raises(KeyboardInterrupt):
+            messages._put_lines(connection, "orders", cast(BinaryIO, interrupted()), {}, 2)
+        connection.rollback()
+    said = capfd.readouterr().err
+    assert "stopped after 3 lines: of these the first 2 are committed" in said
+    assert "not known" not in said
