@@ -11,7 +11,13 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.events import (
+    FileClosedEvent,
+    FileCreatedEvent,
+    FileMovedEvent,
+    FileSystemEvent,
+    FileSystemEventHandler,
+)
 from watchdog.observers import Observer
 
 from xaqueue.errors import InvalidArgument
@@ -20,6 +26,9 @@ from xaqueue.space.model import definitions, layout
 
 _CHANGES = frozenset({"modified", "created", "moved", "closed"})
 """Reading a file makes events too; following those would be following oneself."""
+
+_ARRIVALS: list[type[FileSystemEvent]] = [FileMovedEvent, FileCreatedEvent, FileClosedEvent]
+"""The kernel tells of these alone: a write into a file that stays open, like the register of tries, wakes nobody."""
 
 log = logging.getLogger("xaqueue")
 
@@ -45,7 +54,7 @@ class DefinitionsWatch(FileSystemEventHandler):
         self._observer = Observer()
         self._observer.daemon = True
         try:
-            self._observer.schedule(self, str(root), recursive=False)
+            self._observer.schedule(self, str(root), recursive=False, event_filter=_ARRIVALS)
             self._observer.start()
         except OSError as error:
             log.warning("queues.toml is not watched (%s): restart to reload it", error)
