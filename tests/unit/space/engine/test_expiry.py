@@ -497,7 +497,9 @@ def test_a_session_that_closes_meanwhile_gives_back_once(
 def rotate(bare: BareSpace, worker: int, committed: list[bytes]) -> None:
     """Takes a message and puts it back at the end, and three more elsewhere, in one transaction, again and again."""
     with closing(bare.connect()) as connection:
-        for number in range(30):
+        for number in range(3000):
+            if number >= 30 and committed:
+                break
             body = b"%d.%d" % (worker, number)
             try:
                 taken = connection.dequeue("q")
@@ -515,14 +517,18 @@ def rotate(bare: BareSpace, worker: int, committed: list[bytes]) -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_sessions_that_work_beside_it_lose_and_double_nothing(bare: BareSpace) -> None:
-    """Real time, and no patience: branches expire in the middle of everything, all the time."""
+    """Real time, and no patience: branches expire in the middle of everything; in pauses that grow some commit."""
     stop = threading.Event()
     committed: list[bytes] = []
     expired = [0]
 
     def timer() -> None:
-        while not stop.is_set():
-            expired[0] += expire(bare.space, time.monotonic(), 0.0005)
+        pause_s = 0.005
+        while not stop.wait(pause_s):
+            pause_s *= 1.5
+            end = time.monotonic() + 0.02
+            while time.monotonic() < end:
+                expired[0] += expire(bare.space, time.monotonic(), 0.0005)
 
     ticking, ended = in_thread(timer)
     workers = [in_thread(partial(rotate, bare, worker, committed)) for worker in range(3)]
