@@ -60,6 +60,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.get_closest_marker("spark") is None, RINGS.index(ring_of(item))))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Its own one looks, after each test, at all tests that were ever given to that worker: as long as a short test."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
+
+    class Dealer(LoadGroupScheduling):  # type: ignore[misc]  # it has no types
+        def _pending_of(self, workload: dict[str, dict[str, bool]]) -> int:
+            for group in [name for name, tests in workload.items() if all(tests.values())]:
+                del workload[group]
+            return sum(not done for tests in workload.values() for done in tests.values())
+
+    return Dealer(config, log)
+
+
 def pytest_collection_finish() -> None:
     """The collector of garbage looks no more at what all the tests are made of, which stays until the end."""
     gc.collect()

@@ -1,4 +1,4 @@
-"""A transaction wakes no thread but those that do its work: a wake-up costs more than the work of a small transaction."""
+"""A transaction wakes no thread but those that do its work: a wake-up costs more than a small transaction."""
 
 from __future__ import annotations
 
