@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from support.postgres import HASTY
+from xaqueue import TransactionManager
 from xaqueue.tm import last_resource
 from xaqueue.tools import postgres
 
@@ -55,6 +56,37 @@ def test_the_table_may_be_made_by_somebody_else(dsn: str) -> None:
         with psycopg.connect(dsn) as connection:
             connection.execute(f"revoke all on {last_resource.TABLE} from clerk")
             connection.execute("drop role clerk")
+
+
+def test_a_kept_connection_that_the_server_ended_is_replaced_without_a_word(dsn: str, tmp_path: Path) -> None:
+    """A restart, a time limit of idle sessions, an administrator: the next transaction meets a new connection."""
+    pids = []
+    with (
+        TransactionManager(tmp_path / "log", {"db": lambda: psycopg.connect(dsn)}, last_resource="db") as manager,
+        psycopg.connect(dsn, autocommit=True) as other,
+    ):
+        other.execute("create table t (n int)")
+        for n in range(4):
+            with manager.transaction() as tx:
+                tx["db"].execute("insert into t values (%s)", [n])
+                pids.append(tx["db"].info.backend_pid)
+            if n == 1:
+                other.execute("select pg_terminate_backend(%s, 60000)", [pids[-1]])
+        assert other.execute("select count(*) from t").fetchone() == (4,)
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+
+
+def test_of_a_transaction_that_met_a_lost_connection_nothing_is_kept(dsn: str, tmp_path: Path) -> None:
+    """A lost one that gave no sign is met by one transaction, which is told, and by no other."""
+    with TransactionManager(tmp_path / "log", {"db": lambda: psycopg.connect(dsn)}, last_resource="db") as manager:
+        source = manager._sources["db"]
+        opened = [source.open(), source.open()]
+        for connection in opened:
+            source.give_back(connection)
+        with pytest.raises(psycopg.OperationalError), manager.transaction() as tx:
+            tx["db"].execute("select pg_terminate_backend(pg_backend_pid())")
+        assert source._idle == []
+        assert all(connection.closed for connection in opened)
 
 
 def test_a_server_whose_last_one_was_killed_is_waited_for() -> None:

@@ -126,6 +126,11 @@ class Coordinator:
             self._quiet.notify_all()
         self.wake(unfinished)
 
+    @property
+    def is_lone(self) -> bool:
+        """Whether at most one transaction is live: more keep the processor busy without handing calls to threads."""
+        return len(self._live) < 2
+
     def live(self) -> list[LiveTransaction]:
         with self._mutex:
             return list(self._live.values())

@@ -1,16 +1,20 @@
 """What is used of a participant's PEP 249 driver, and what its errors mean.
 
-Nothing is used but the two-phase methods and ``close``, and four things where a driver has them: an ``outcome`` of a
-branch and the forgetting of a heuristic one (ours), what interrupts a statement, and the transaction status that tells
-a failed PostgreSQL transaction, which PREPARE TRANSACTION would quietly roll back.
+Nothing is used but the two-phase methods and ``close``, and five things where a driver has them: an ``outcome`` of a
+branch and the forgetting of a heuristic one (ours), what interrupts a statement, the transaction status that tells
+a failed PostgreSQL transaction, which PREPARE TRANSACTION would quietly roll back, and the socket, on which a server
+takes its leave.
 """
 
 from __future__ import annotations
 
+import select
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, Error, HeuristicOutcome, ResourceFailed, UnknownXid
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.voting import Reply
@@ -22,8 +26,10 @@ UNCERTAIN = ("08", "40003")
 """SQLSTATEs, or their classes, of what may have been carried out: a connection broke, perhaps one behind a pooler."""
 INTERRUPTION_S = 5.0
 """An interruption is tried for so long, where the driver takes a limit."""
-IN_ERROR = 3
-"""libpq's PQTRANS_INERROR: a statement has failed, and all that can come is a rollback."""
+SHARED_CONNECTIONS = 2
+"""PEP 249's ``threadsafety`` from which on a connection may be handed to another thread."""
+IDLE, IN_ERROR = 0, 3
+"""libpq's PQTRANS_IDLE, no transaction is open, and PQTRANS_INERROR: one has failed, and can only be rolled back."""
 
 
 def close(connection: Any) -> None:
@@ -32,9 +38,44 @@ def close(connection: Any) -> None:
         connection.close()
 
 
+def is_shared(connection: Any) -> bool:
+    """Whether another thread than the one that opened it may use it, though not at the same time.
+
+    sqlite3 claims threadsafety 3, and its connections are their thread's by default.
+    """
+    if isinstance(connection, Connection):
+        return True  # it wants one thread at a time, and does not mind which
+    modules = {cls.__module__.partition(".")[0] for cls in type(connection).__mro__}
+    claims = (getattr(sys.modules.get(module), "threadsafety", 0) for module in modules)
+    return "sqlite3" not in modules and any(claim >= SHARED_CONNECTIONS for claim in claims)
+
+
 def commits_itself(connection: Any) -> bool:
-    """Whether it is a connection of sqlite3 that begins no transaction."""
-    return hasattr(connection, "in_transaction") and getattr(connection, "isolation_level", "") is None
+    """Whether each statement is a transaction, so that its work would not wait for the transaction's end."""
+    if getattr(connection, "autocommit", None) is True:
+        return True
+    is_of_sqlite = hasattr(connection, "in_transaction")
+    return is_of_sqlite and getattr(connection, "isolation_level", "") is None
+
+
+def is_at_rest(connection: Any) -> bool:
+    """Whether it may wait for the next transaction: open, in none, and as it was opened in what matters here."""
+    if getattr(connection, "closed", False) or getattr(connection, "in_transaction", False):
+        return False
+    return _status(connection) in (None, IDLE) and not commits_itself(connection)
+
+
+def is_left(connection: Any) -> bool:
+    """Whether its server has said something while it was idle, which is goodbye, or has gone without a word."""
+    fileno = getattr(connection, "fileno", None)
+    if not callable(fileno):
+        return False
+    try:
+        poll = select.poll()
+        poll.register(fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+    except Exception:  # whatever a driver raises of a connection that is closed
+        return True
 
 
 def interruption_of(connection: Any) -> Callable[[], object] | None:
@@ -56,8 +97,12 @@ def xid_on(connection: Any, gtrid: bytes, name: str) -> Any:
 
 def has_failed(connection: Any) -> bool:
     """Whether a statement failed in the transaction, so that PostgreSQL would take a commit for a rollback."""
+    return _status(connection) == IN_ERROR
+
+
+def _status(connection: Any) -> int | None:
     status = getattr(getattr(connection, "info", None), "transaction_status", None)
-    return isinstance(status, int) and int(status) == IN_ERROR
+    return int(status) if isinstance(status, int) else None
 
 
 def is_unknown_xid(error: Exception) -> bool:

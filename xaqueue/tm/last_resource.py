@@ -140,6 +140,7 @@ class LastResource(EnlistedBranch):
                 self.connection.rollback()
         except Exception as error:
             self._failed(error)
+            self.source.drop_idle()
         if not self._is_usable:
             self.discard()
         return Reply.DONE

@@ -5,22 +5,19 @@ In a transaction it has a branch, on a connection of its own (``EnlistedBranch``
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
-from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, ResourceFailed, RolledBack
 from xaqueue.tm import driver
 from xaqueue.tm.gtrid import checked_name
 from xaqueue.tm.voting import Reply
 
-SHARED_CONNECTIONS = 2
-"""PEP 249's ``threadsafety`` from which on a connection may be handed to another thread."""
 INTERRUPTIONS = 16
 """Interruptions of one participant that are on their way at a time, at most: each has a thread, and may hang."""
 
@@ -34,7 +31,7 @@ class Participant:
     connect: opens a connection, not in autocommit. sort_key: participants are begun on and prepared in the order of
     their keys; without one, the connection's ``sortKey()`` or the participant's name. parallel: whether another thread
     may prepare and commit on its connections while their own one waits; without it, its driver's ``threadsafety`` says.
-    idle: how many connections are kept open between transactions.
+    idle: how many connections are kept open between transactions, as the last one left them.
     """
 
     connect: Connect
@@ -50,16 +47,16 @@ class ConnectionSource:
         self.name = checked_name(name)
         self.participant = participant
         self.is_last = is_last
-        """Whether it is the last resource: its connections may be tied to their thread, so none is kept."""
         self._mutex = threading.Lock()
-        self._idle: list[Any] = []
+        self._idle: list[tuple[int | None, Any]] = []
+        """The longest kept first, each with the thread that alone may use it; None for one of any thread."""
         self.interruptions = threading.BoundedSemaphore(INTERRUPTIONS)
         self._closed = False
 
     def open(self) -> Any:
         """A connection that nobody used before. Raises what the driver raises."""
         connection = self.participant.connect()
-        if getattr(connection, "autocommit", None) is True or driver.commits_itself(connection):
+        if driver.commits_itself(connection):
             driver.close(connection)
             raise InvalidArgument(
                 f"participant {self.name!r} is in autocommit mode, so that its work would not wait for the "
@@ -77,29 +74,37 @@ class ConnectionSource:
             driver.close(connection)
 
     def take_idle(self) -> Any | None:
-        """One that was kept and looks usable; None without one."""
+        """One that was kept, for this thread, and looks usable; None without one."""
+        homes = (None, get_ident())
         while True:
             with self._mutex:
-                if not self._idle:
+                at = next((at for at in reversed(range(len(self._idle))) if self._idle[at][0] in homes), None)
+                if at is None:
                     return None
-                connection = self._idle.pop()
-            if not getattr(connection, "closed", False):
+                _, connection = self._idle.pop(at)
+            if not driver.is_left(connection) and driver.is_at_rest(connection):
                 return connection
+            driver.close(connection)
 
     def give_back(self, connection: Any) -> None:
-        """Keeps it for the next, outside of any transaction as it is."""
+        """Keeps it for the next, where it is outside of any transaction; the one that was kept longest goes for it."""
+        home = get_ident() if self.is_last and not self.is_parallel(connection) else None
+        if not driver.is_at_rest(connection):
+            driver.close(connection)
+            return
         with self._mutex:
-            if not (self._closed or self.is_last or len(self._idle) >= self.participant.idle):
-                self._idle.append(connection)
-                return
-        driver.close(connection)
+            kept = [*self._idle, (home, connection)]
+            too_many = max(0, len(kept) - (0 if self._closed else self.participant.idle))
+            gone, self._idle = kept[:too_many], kept[too_many:]
+        for _, dropped in gone:
+            driver.close(dropped)
 
     def drop_idle(self) -> None:
         """One connection was lost: its siblings most likely are, too."""
         with self._mutex:
             dropped, self._idle = self._idle, []
-        for connection in dropped:
-            driver.close(connection)
+        for _, connection in dropped:
+            driver.close(connection)  # another thread's goes with the last who knows it
 
     def close(self) -> None:
         self._closed = True
@@ -113,14 +118,8 @@ class ConnectionSource:
 
     def is_parallel(self, connection: Any) -> bool:
         """Whether another thread may work on it while this one waits."""
-        if self.is_last:
-            return False  # sqlite3 claims threadsafety 3, and its connections are their thread's by default
-        if self.participant.parallel is not None:
-            return self.participant.parallel
-        if isinstance(connection, Connection):
-            return True  # it wants one thread at a time, and does not mind which
-        module = sys.modules.get(type(connection).__module__.partition(".")[0])
-        return bool(getattr(module, "threadsafety", 0) >= SHARED_CONNECTIONS)
+        given = self.participant.parallel
+        return driver.is_shared(connection) if given is None else given
 
 
 def sources(

@@ -157,11 +157,13 @@ class Transaction:
             with source.opened() as connection:
                 create_table(connection)
             self._coordinator.has_table = True
-        self._branches[name] = LastResource(source, source.open(), self.gtrid)
+        kept = source.take_idle()
+        self._branches[name] = LastResource(source, source.open() if kept is None else kept, self.gtrid)
         return self._branches[name]
 
     def _are_parallel(self, names: Iterable[str]) -> bool:
-        return all(self._branches[name].is_parallel for name in names)
+        """Whether they are called side by side: where nobody else is at work who would only wait for the threads."""
+        return self._coordinator.is_lone and all(self._branches[name].is_parallel for name in names)
 
     # Ending
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,73 @@ def test_without_it_a_transaction_is_as_any_other(scene: Scene) -> None:
     assert rig.transact("a", "b").outcome is Outcome.COMMITTED
     rig.recover()
     assert scene.rows == []
+
+
+def test_its_connection_is_kept_for_its_thread(scene: Scene) -> None:
+    """Those of sqlite3 are tied to the thread that opened them."""
+    rig = scene.boot()
+    for name in ("one", "two", "three"):
+        assert scene.transact(rig, name, "a") is Outcome.COMMITTED
+    source = rig.coordinator.sources[FILES]
+    ((home, kept),) = source._idle
+    assert home == threading.get_ident()
+    other: list[Any] = []
+    thread = threading.Thread(target=lambda: other.append(source.take_idle()))
+    thread.start()
+    thread.join()
+    assert other == [None]
+    assert source.take_idle() is kept
+    source.close()
+
+
+def left_in_a_transaction(connection: sqlite3.Connection) -> None:
+    connection.execute("insert into files values ('left behind')")
+
+
+def left_without_transactions(connection: sqlite3.Connection) -> None:
+    connection.isolation_level = None
+
+
+@pytest.mark.parametrize("leave", [left_in_a_transaction, left_without_transactions])
+def test_a_connection_that_is_not_at_rest_is_not_kept(
+    scene: Scene, leave: Callable[[sqlite3.Connection], None]
+) -> None:
+    source = scene.boot().coordinator.sources[FILES]
+    connection = source.open()
+    leave(connection)
+    source.give_back(connection)
+    assert source.take_idle() is None
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("select 1")
+    assert scene.files == []
+
+
+def test_one_that_may_not_be_shared_goes_with_its_thread(tmp_path: Path) -> None:
+    """Each thread has its own; none is used, or closed, where sqlite3 forbids it, and no more are kept than wanted."""
+    path, errors = tmp_path / "db", list[BaseException]()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("create table t (n integer)")
+
+    def works(manager: TransactionManager, number: int) -> None:
+        try:
+            for _ in range(3):
+                with manager.transaction() as tx:
+                    tx[FILES].execute(f"insert into t values ({number})")
+        except BaseException as error:
+            errors.append(error)
+
+    with TransactionManager(
+        tmp_path / "log", {FILES: Participant(lambda: sqlite3.connect(path, timeout=60), idle=2)}, last_resource=FILES
+    ) as manager:
+        for number in range(6):
+            thread = threading.Thread(target=works, args=(manager, number))
+            thread.start()
+            thread.join()
+        works(manager, 6)
+        assert len(manager._sources[FILES]._idle) == 2
+    assert errors == []
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("select count(*) from t").fetchone() == (21,)
 
 
 def test_it_is_rolled_back_where_another_refuses(scene: Scene) -> None:

@@ -179,6 +179,26 @@ def test_side_by_side_where_all_of_them_allow_it(scene: Scene) -> None:
     assert scene.states() == {"a": COMMITTED, "b": COMMITTED}
 
 
+def test_no_call_goes_to_a_thread_where_another_transaction_is_at_work(scene: Scene) -> None:
+    """Who works beside it has more use for the processor."""
+    preparing: list[int] = []
+
+    class Noting(BankConnection):
+        def tpc_prepare(self) -> bool | None:
+            preparing.append(threading.get_ident())
+            return super().tpc_prepare()
+
+    connects: dict[str, Any] = {
+        name: Participant(lambda bank=bank: Noting(bank), parallel=True)  # type: ignore[misc]
+        for name, bank in (("a", scene.a), ("b", scene.b))
+    }
+    rig = scene.boot(connects)
+    with rig.transaction("a"):
+        rig.transact("a", "b")
+        assert set(preparing) == {threading.get_ident()}
+    assert scene.states() == {"a": COMMITTED, "b": COMMITTED}
+
+
 # What goes wrong
 
 
@@ -374,7 +394,7 @@ def test_no_more_connections_are_kept_than_wanted(scene: Scene) -> None:
     opened = [source.open() for _ in range(4)]
     for connection in opened:
         source.give_back(connection)
-    assert [connection.closed for connection in opened] == [False, False, True, True]
+    assert [connection.closed for connection in opened] == [True, True, False, False]
     source.close()
     assert all(connection.closed for connection in opened)
 
