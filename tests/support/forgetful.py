@@ -128,9 +128,12 @@ class LastingFileSystem(forgetful.ForgetfulFileSystem):
         self._make(path, Node(FileContent.durable(b"".join(chunks))))
 
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        if not self.exists(path):
+        try:
+            file = self._file(path)
+        except FileNotFoundError:
             self.create(path, ())
-        file, data = self._file(path), b"".join(chunks)
+            file = self._file(path)
+        data = b"".join(chunks)
         file.now = file.now[:offset].ljust(offset, b"\0") + data + file.now[offset + len(data) :]
 
     def sync_dir(self, path: str) -> None:
