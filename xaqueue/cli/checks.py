@@ -13,7 +13,7 @@ import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain, extra_there
-from xaqueue.cli.location import JsonOption, SpaceOption, directory_of, owned, paths_of
+from xaqueue.cli.location import DirectoryOption, JsonOption, directory_of, owned, paths_of
 from xaqueue.errors import InvalidArgument, SpaceInUse
 from xaqueue.space.model.layout import parse_xid
 from xaqueue.space.offline import check as one_space
@@ -39,7 +39,7 @@ def check(
         bool, typer.Option("--repair", help="Open the space, and move what is damaged into quarantine/.")
     ] = False,
     json: JsonOption = False,
-    space: SpaceOption = None,
+    space: DirectoryOption = None,
 ) -> None:
     """Check every file and every invariant of a space.
 
@@ -77,7 +77,7 @@ def verify(
         typer.Option(metavar="PATH", help="With --spark: all findings as a table, PATH.parquet or PATH.csv."),
     ] = None,
     json: JsonOption = False,
-    space: SpaceOption = None,
+    space: DirectoryOption = None,
 ) -> None:
     """Check every block of many spaces, and all of them against each other.
 
@@ -142,7 +142,7 @@ def salvage_journal(
     ctx: typer.Context,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
     json: JsonOption = False,
-    space: SpaceOption = None,
+    space: DirectoryOption = None,
 ) -> None:
     """Go on without what a damaged journal has lost.
 

@@ -18,7 +18,7 @@ import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, extra_there
-from xaqueue.cli.location import JsonOption, SpaceOption, paths_of
+from xaqueue.cli.location import DirectoryOption, JsonOption, paths_of
 
 if TYPE_CHECKING:
     from xaqueue.spark.ingest import IngestJob, IngestProgress
@@ -66,7 +66,7 @@ def ingest(
     cores: Annotated[int, typer.Option(metavar="N", min=1, help="Processor cores for Spark.")] = 2,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of Spark's JVM.")] = "2g",
     json: JsonOption = False,
-    space: SpaceOption = None,
+    space: DirectoryOption = None,
 ) -> None:
     """Let queues flow into Parquet files, each message exactly once.
 

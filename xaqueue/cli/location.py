@@ -36,6 +36,13 @@ SpaceOption = Annotated[
         show_default=False,
     ),
 ]
+DirectoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--space", metavar="DIR", help=f"The queue space's directory, if not {SPACE_VARIABLE}.", show_default=False
+    ),
+]
+"""Of a command that works on the directory itself."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 
 

@@ -14,7 +14,7 @@ import typer
 
 from xaqueue.cli import output, parameters
 from xaqueue.cli.exit_codes import ExitCode, complain
-from xaqueue.cli.location import SpaceOption, connected, directory_of, location_of, reached
+from xaqueue.cli.location import DirectoryOption, SpaceOption, connected, directory_of, location_of, reached
 from xaqueue.connection import Connection
 from xaqueue.errors import DamagedBlock, Error, InvalidArgument, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message
@@ -196,7 +196,7 @@ def tail(
         ),
     ] = None,
     json: JsonLinesOption = False,
-    space: SpaceOption = None,
+    space: DirectoryOption = None,
 ) -> None:
     """Show messages as they are committed, until interrupted.
 

@@ -12,7 +12,7 @@ import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain
-from xaqueue.cli.location import JsonOption, SpaceOption, directory_of, location_of, remote, served_at
+from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, remote, served_at
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.server.peer import NEVER_S, Limits
@@ -63,7 +63,7 @@ def serve(
     idle_exit: Annotated[
         float | None, typer.Option(metavar=_SECONDS, help="End once nobody was connected for so long.")
     ] = None,
-    space: SpaceOption = None,
+    space: DirectoryOption = None,
 ) -> None:
     """Serve a queue space to other processes, until SIGTERM, SIGINT or SIGHUP.
 

@@ -13,6 +13,7 @@ import typer
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import (
+    DirectoryOption,
     JsonOption,
     Location,
     SpaceOption,
@@ -147,7 +148,7 @@ def define(
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Its name.")],
     order: Annotated[OrderName | None, typer.Option(help="Which message is next. A new queue is fifo.")] = None,
     description: Annotated[str | None, typer.Option(help="What it is for.", metavar="TEXT")] = None,
-    space: SpaceOption = None,
+    space: DirectoryOption = None,
 ) -> None:
     """Define a queue, or change its definition.
 

@@ -62,6 +62,12 @@ class ConnectionSource:
                 f"participant {self.name!r} is in autocommit mode, so that its work would not wait for the "
                 "transaction's end: open it with autocommit off"
             )
+        if not (self.is_last or hasattr(connection, "tpc_begin")):
+            driver.close(connection)
+            raise InvalidArgument(
+                f"participant {self.name!r} has no two-phase commit ({type(connection).__module__} has no tpc_begin): "
+                "make it the last_resource, of which there may be one"
+            )
         return connection
 
     @contextmanager

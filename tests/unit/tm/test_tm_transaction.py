@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -404,6 +406,13 @@ def test_a_connection_in_autocommit_is_refused(scene: Scene) -> None:
     rig = scene.boot({"a": lambda: auto(scene.a)})
     with pytest.raises(InvalidArgument, match="autocommit"), rig.transaction("a"):
         pass
+
+
+def test_a_participant_without_two_phases_is_refused(scene: Scene, tmp_path: Path) -> None:
+    rig = scene.boot({"files": lambda: sqlite3.connect(tmp_path / "files.db")})
+    with pytest.raises(InvalidArgument, match="'files' has no two-phase commit .*make it the last_resource"):
+        rig.transact("files")
+    assert not rig.recover()["files"].complete
 
 
 @pytest.mark.parametrize("name", ["", "two words", "x" * 65, "é"])

@@ -51,7 +51,10 @@ def read_format(path: str | os.PathLike[str], *, is_expected: bool = False) -> F
         raise SpaceError(f"{root / layout.FORMAT} cannot be read: {error}") from error
     words = text.split()
     if len(words) != 4 or words[0] != "xaqueue" or not words[1].isdigit():
-        raise SpaceError(f"{root / layout.FORMAT} is damaged: 'xaqueue <version> <name> <id>' is wanted, not {text!r}")
+        raise SpaceError(
+            f"{root / layout.FORMAT} is damaged: 'xaqueue <version> <name> <id>' is wanted, not {text!r}; nothing was "
+            f"changed. Put it back from a copy, or write it anew, one line: {_former_line(root)}"
+        )
     if int(words[1]) != FORMAT_VERSION:
         raise SpaceError(f"{root} has format {words[1]}; this xaqueue reads format {FORMAT_VERSION}: use a newer one")
     return Format(int(words[1]), words[2], words[3])

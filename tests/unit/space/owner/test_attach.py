@@ -297,6 +297,17 @@ def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path: Path,
     assert files_of(tmp_path / "s") == before
 
 
+@pytest.mark.parametrize("text", ["", "xaqueue 1 orders\n"])
+def test_an_error_of_a_damaged_format_says_what_stood_there(tmp_path: Path, text: str) -> None:
+    root = tmp_path / "s"
+    xaqueue.connect(root, create=True).close()
+    line = (root / "FORMAT").read_text()
+    (root / "FORMAT").write_text(text)
+    with pytest.raises(SpaceError, match="is damaged.*nothing was changed") as told:
+        attach(root)
+    assert line.strip() in str(told.value)
+
+
 def test_a_format_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     create(tmp_path / "s")
     (tmp_path / "s" / "FORMAT").write_bytes(b"\xff\xfe\x00")
