@@ -128,12 +128,9 @@ class LastingFileSystem(forgetful.ForgetfulFileSystem):
         self._make(path, Node(FileContent.durable(b"".join(chunks))))
 
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
-        try:
-            file = self._file(path)
-        except FileNotFoundError:
+        if not self.exists(path):
             self.create(path, ())
-            file = self._file(path)
-        data = b"".join(chunks)
+        file, data = self._file(path), b"".join(chunks)
         file.now = file.now[:offset].ljust(offset, b"\0") + data + file.now[offset + len(data) :]
 
     def sync_dir(self, path: str) -> None:

@@ -81,8 +81,9 @@ class ForgetfulFileSystem:
         self._durable: Names = {ROOT: {}}
         self._pending: list[NameChange] = []
         self._numbers = itertools.count(1)
-        if tree is not None:
-            self._settle(tree)
+        for path in sorted(tree.nodes if tree else ()):
+            assert tree is not None
+            self._settle(path, tree)
 
     # The port: what changes or syncs something
 
@@ -157,10 +158,7 @@ class ForgetfulFileSystem:
         return sorted(self._names[self._directory(path)])
 
     def is_dir(self, path: str) -> bool:
-        try:
-            return self._node(path).file is None
-        except FileNotFoundError:
-            return False
+        return self.exists(path) and self._node(path).file is None
 
     def exists(self, path: str) -> bool:
         try:
@@ -261,21 +259,18 @@ class ForgetfulFileSystem:
         return file
 
     def _file(self, path: str) -> FileContent:
-        number = self._number(path)
-        if self._nodes[number].file is None:
+        if self._node(path).file is None:
             raise IsADirectoryError(errno.EISDIR, "is a directory", path)
-        return self._own(number)
+        return self._own(self._number(path))
 
-    def _settle(self, tree: Tree) -> None:
-        numbers = {"": ROOT}
-        for path, content in sorted(tree.nodes.items()):
-            directory, _, name = path.rpartition("/")
-            number = numbers[tree.twins[path]] if path in tree.twins else None
-            if number is None:
-                number = self._new(Node(None if content is None else self.content.durable(content)))
-            numbers[path] = number
-            place = numbers[directory]
-            self._names[place][name] = self._durable[place][name] = number
+    def _settle(self, path: str, tree: Tree) -> None:
+        directory, name = self._place(path)
+        content = tree.nodes[path]
+        if path in tree.twins:
+            number = self._number(tree.twins[path])
+        else:
+            number = self._new(Node(None if content is None else self.content.durable(content)))
+        self._names[directory][name] = self._durable[directory][name] = number
 
     def _change(self, directory: int, name: str, node: int | None, requires: tuple[int, ...] = ()) -> int:
         """The name is added, or removed where there is no node."""
@@ -306,12 +301,12 @@ class ForgetfulFileSystem:
         return self._nodes[self._number(path)]
 
     def _number(self, path: str) -> int:
-        number, names = ROOT, self._names
-        try:
-            for part in path.split("/") if path else ():
-                number = names[number][part]
-        except KeyError:
-            raise FileNotFoundError(errno.ENOENT, "not there", path) from None
+        number = ROOT
+        for part in path.split("/") if path else ():
+            try:
+                number = self._names[number][part]
+            except KeyError:
+                raise FileNotFoundError(errno.ENOENT, "not there", path) from None
         return number
 
 
