@@ -83,13 +83,15 @@ def status(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = No
     if json:
         output.as_json(fields)
         return
-    output.pairs([*server, *_status_rows(found)])
+    output.pairs([*server, *_status_rows(found, has_all=bool(server))])
     typer.echo()
     queue_table(found.queues)
 
 
-def _status_rows(found: inspect.Status) -> list[tuple[str, object]]:
+def _status_rows(found: inspect.Status, *, has_all: bool) -> list[tuple[str, object]]:
+    """has_all: the owner itself told it; with a journal it alone knows of branches that have no file yet."""
     owner = found.owner
+    unseen = found.owned and found.journal is not None and not has_all
     who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "nobody yet"
     damaged = f", {found.damaged} of them damaged: see `xaqueue indoubt list`" if found.damaged else ""
     return [
@@ -101,7 +103,7 @@ def _status_rows(found: inspect.Status) -> list[tuple[str, object]]:
         ("journal", _journal(found.journal) if found.journal is not None else ""),
         ("cache", _cache(*found.cache) if found.cache is not None else ""),
         ("last recovery", found.recovery),
-        ("active", output.counted(found.active, "branch", "branches")),
+        ("active", output.counted(found.active, "branch", "branches") + (" with files" if unseen else "")),
         ("in doubt", output.counted(found.in_doubt, "branch", "branches") + damaged),
         ("committing", output.counted(found.committing, "branch", "branches") if found.committing else ""),
         ("heuristic", output.counted(found.heuristic, "branch", "branches")),

@@ -155,6 +155,15 @@ def test_status_of_a_sound_journal(root: Path) -> None:
     broken_journal.killed(root)
 
 
+def test_status_from_outside_does_not_count_what_the_owner_has_in_memory(root: Path) -> None:
+    run("salvage-journal", "--yes")
+    with xaqueue.connect(root) as connection:
+        connection.enqueue("orders", b"small")
+        assert "active         0 branches with files\n" in run("status")[0]
+        connection.rollback()
+    assert "active         0 branches\n" in run("status")[0]
+
+
 def test_status_of_a_killed_space(tmp_path: Path) -> None:
     root = broken_journal.make(tmp_path / "killed")
     told = run("status", "--space", str(root))[0]

@@ -117,7 +117,9 @@ def test_refusals_come_through(server: ServerThread, space: str) -> None:
 
 
 def test_status_by_url(server: ServerThread) -> None:
-    assert "ready" in run("status", "--space", server.url)
+    told = run("status", "--space", server.url)
+    assert "ready" in told
+    assert "0 branches\n" in told
     assert json.loads(run("status", "--space", server.url, "--json"))["state"] == "ready"
 
 

@@ -410,7 +410,7 @@ def test_a_connection_in_autocommit_is_refused(scene: Scene) -> None:
 
 def test_a_participant_without_two_phases_is_refused(scene: Scene, tmp_path: Path) -> None:
     rig = scene.boot({"files": lambda: sqlite3.connect(tmp_path / "files.db")})
-    with pytest.raises(InvalidArgument, match="'files' has no two-phase commit .*make it the last_resource"):
+    with pytest.raises(InvalidArgument, match=r"'files' has no two-phase commit .*make it the last_resource"):
         rig.transact("files")
     assert not rig.recover()["files"].complete
 

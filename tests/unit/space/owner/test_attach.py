@@ -303,7 +303,7 @@ def test_an_error_of_a_damaged_format_says_what_stood_there(tmp_path: Path, text
     xaqueue.connect(root, create=True).close()
     line = (root / "FORMAT").read_text()
     (root / "FORMAT").write_text(text)
-    with pytest.raises(SpaceError, match="is damaged.*nothing was changed") as told:
+    with pytest.raises(SpaceError, match=r"is damaged.*nothing was changed") as told:
         attach(root)
     assert line.strip() in str(told.value)
 
