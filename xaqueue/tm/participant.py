@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from threading import get_ident
 from typing import Any
 
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, ResourceFailed, RolledBack
@@ -18,6 +17,8 @@ from xaqueue.tm import driver
 from xaqueue.tm.gtrid import checked_name
 from xaqueue.tm.voting import Reply
 
+KEPT_S = 60.0
+"""A connection that was idle for longer is not used again: firewalls forget it, and say so to nobody."""
 INTERRUPTIONS = 16
 """Interruptions of one participant that are on their way at a time, at most: each has a thread, and may hang."""
 
@@ -48,8 +49,8 @@ class ConnectionSource:
         self.participant = participant
         self.is_last = is_last
         self._mutex = threading.Lock()
-        self._idle: list[tuple[int | None, Any]] = []
-        """The longest kept first, each with the thread that alone may use it; None for one of any thread."""
+        self._idle: list[tuple[float, Any]] = []
+        """Each with the time since when it is kept, by the monotonic clock; the longest kept first."""
         self.interruptions = threading.BoundedSemaphore(INTERRUPTIONS)
         self._closed = False
 
@@ -80,26 +81,28 @@ class ConnectionSource:
             driver.close(connection)
 
     def take_idle(self) -> Any | None:
-        """One that was kept, for this thread, and looks usable; None without one."""
-        homes = (None, get_ident())
+        """One that was kept and looks usable; None without one."""
         while True:
             with self._mutex:
-                at = next((at for at in reversed(range(len(self._idle))) if self._idle[at][0] in homes), None)
-                if at is None:
+                if not self._idle:
                     return None
-                _, connection = self._idle.pop(at)
-            if not driver.is_left(connection) and driver.is_at_rest(connection):
+                since, connection = self._idle.pop()
+            is_fresh = time.monotonic() - since < KEPT_S
+            if is_fresh and driver.is_at_rest(connection) and not driver.is_left(connection):
                 return connection
             driver.close(connection)
 
     def give_back(self, connection: Any) -> None:
-        """Keeps it for the next, where it is outside of any transaction; the one that was kept longest goes for it."""
-        home = get_ident() if self.is_last and not self.is_parallel(connection) else None
-        if not driver.is_at_rest(connection):
+        """Keeps it for the next, where it is outside of any transaction; the one that was kept longest goes for it.
+
+        Not those of sqlite3: they are their thread's, a SELECT that was not read to its end keeps its snapshot in them,
+        and they cost little to open.
+        """
+        if not driver.is_at_rest(connection) or (self.is_last and not driver.is_shared(connection)):
             driver.close(connection)
             return
         with self._mutex:
-            kept = [*self._idle, (home, connection)]
+            kept = [*self._idle, (time.monotonic(), connection)]
             too_many = max(0, len(kept) - (0 if self._closed else self.participant.idle))
             gone, self._idle = kept[:too_many], kept[too_many:]
         for _, dropped in gone:
@@ -110,7 +113,7 @@ class ConnectionSource:
         with self._mutex:
             dropped, self._idle = self._idle, []
         for _, connection in dropped:
-            driver.close(connection)  # another thread's goes with the last who knows it
+            driver.close(connection)
 
     def close(self) -> None:
         self._closed = True
@@ -124,8 +127,9 @@ class ConnectionSource:
 
     def is_parallel(self, connection: Any) -> bool:
         """Whether another thread may work on it while this one waits."""
-        given = self.participant.parallel
-        return driver.is_shared(connection) if given is None else given
+        if self.is_last or self.participant.parallel is None:
+            return driver.is_shared(connection)
+        return self.participant.parallel
 
 
 def sources(

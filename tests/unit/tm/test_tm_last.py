@@ -17,7 +17,7 @@ from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Rig
 from xaqueue import TransactionManager
 from xaqueue.cli.tm_log import ParticipantConfig, opener
 from xaqueue.errors import InvalidArgument, OutcomeUnknown, RolledBack
-from xaqueue.tm import last_resource
+from xaqueue.tm import driver, last_resource
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.participant import Participant
 from xaqueue.tm.records import TransactionState
@@ -59,21 +59,15 @@ def test_without_it_a_transaction_is_as_any_other(scene: Scene) -> None:
     assert scene.rows == []
 
 
-def test_its_connection_is_kept_for_its_thread(scene: Scene) -> None:
-    """Those of sqlite3 are tied to the thread that opened them."""
+def test_those_of_sqlite3_are_not_kept(scene: Scene) -> None:
+    """Each is its thread's, and an unfinished SELECT would keep its snapshot for the next transaction."""
     rig = scene.boot()
-    for name in ("one", "two", "three"):
+    for name in ("one", "two"):
         assert scene.transact(rig, name, "a") is Outcome.COMMITTED
-    source = rig.coordinator.sources[FILES]
-    ((home, kept),) = source._idle
-    assert home == threading.get_ident()
-    other: list[Any] = []
-    thread = threading.Thread(target=lambda: other.append(source.take_idle()))
-    thread.start()
-    thread.join()
-    assert other == [None]
-    assert source.take_idle() is kept
-    source.close()
+    assert rig.coordinator.sources[FILES]._idle == []
+    for connection in scene.opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("select 1")
 
 
 def left_in_a_transaction(connection: sqlite3.Connection) -> None:
@@ -86,8 +80,9 @@ def left_without_transactions(connection: sqlite3.Connection) -> None:
 
 @pytest.mark.parametrize("leave", [left_in_a_transaction, left_without_transactions])
 def test_a_connection_that_is_not_at_rest_is_not_kept(
-    scene: Scene, leave: Callable[[sqlite3.Connection], None]
+    scene: Scene, leave: Callable[[sqlite3.Connection], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(driver, "is_shared", lambda _: True)
     source = scene.boot().coordinator.sources[FILES]
     connection = source.open()
     leave(connection)
@@ -98,32 +93,27 @@ def test_a_connection_that_is_not_at_rest_is_not_kept(
     assert scene.files == []
 
 
-def test_one_that_may_not_be_shared_goes_with_its_thread(tmp_path: Path) -> None:
-    """Each thread has its own; none is used, or closed, where sqlite3 forbids it, and no more are kept than wanted."""
-    path, errors = tmp_path / "db", list[BaseException]()
+def test_a_transaction_never_meets_what_an_unread_select_saw(tmp_path: Path) -> None:
+    """With the journal mode WAL such a statement keeps the state of the database that it began with."""
+    path = tmp_path / "db"
     with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("pragma journal_mode = wal")
         connection.execute("create table t (n integer)")
-
-    def works(manager: TransactionManager, number: int) -> None:
-        try:
-            for _ in range(3):
-                with manager.transaction() as tx:
-                    tx[FILES].execute(f"insert into t values ({number})")
-        except BaseException as error:
-            errors.append(error)
-
+        connection.executemany("insert into t values (?)", [(n,) for n in range(5)])
+        connection.commit()
     with TransactionManager(
-        tmp_path / "log", {FILES: Participant(lambda: sqlite3.connect(path, timeout=60), idle=2)}, last_resource=FILES
+        tmp_path / "log", {FILES: lambda: sqlite3.connect(path, timeout=1)}, last_resource=FILES
     ) as manager:
-        for number in range(6):
-            thread = threading.Thread(target=works, args=(manager, number))
-            thread.start()
-            thread.join()
-        works(manager, 6)
-        assert len(manager._sources[FILES]._idle) == 2
-    assert errors == []
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("select count(*) from t").fetchone() == (21,)
+        with manager.transaction() as tx:
+            unread = tx[FILES].execute("select n from t")
+            assert unread.fetchone() == (0,)
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("delete from t")
+            connection.commit()
+        with manager.transaction() as tx:
+            assert tx[FILES].execute("select count(*) from t").fetchone() == (0,)
+            tx[FILES].execute("insert into t values (7)")
+        del unread
 
 
 def test_it_is_rolled_back_where_another_refuses(scene: Scene) -> None:

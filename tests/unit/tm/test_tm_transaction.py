@@ -25,6 +25,7 @@ from support.tm_world import (
 )
 from support.tm_world import ProgrammingError as PlainProgrammingError
 from xaqueue.errors import InterfaceError, InvalidArgument, OutcomeUnknown, ProtocolError, RolledBack, UnknownXid
+from xaqueue.tm import participant
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.driver import is_unknown_xid
 from xaqueue.tm.participant import Participant, sources
@@ -399,6 +400,16 @@ def test_no_more_connections_are_kept_than_wanted(scene: Scene) -> None:
     assert [connection.closed for connection in opened] == [True, True, False, False]
     source.close()
     assert all(connection.closed for connection in opened)
+
+
+def test_one_that_was_idle_for_long_is_not_used_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is between may have forgotten it, and a statement on it would wait for an answer for ever."""
+    scene.rig.transact("a")
+    scene.rig.transact("a")
+    assert scene.a.opened == 1
+    monkeypatch.setattr(participant, "KEPT_S", 0.0)
+    scene.rig.transact("a")
+    assert scene.a.opened == 2
 
 
 def test_a_connection_in_autocommit_is_refused(scene: Scene) -> None:
