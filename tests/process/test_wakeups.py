@@ -13,8 +13,8 @@ from support.bare_space import DURABLE
 
 TRANSACTIONS = 200
 FEW = 20
-WORKS = frozenset({"xaqueue-follow", "xaqueue-checkpoint"})
-"""They come by every 50 ms, and wait for the interpreter at each file."""
+OF_TIMES = frozenset({"xaqueue-follow", "xaqueue-checkpoint", "xaqueue-watchdog"})
+"""They come by at times of their own, however many transactions there are in between."""
 
 
 def wakeups(thread: threading.Thread) -> int:
@@ -31,7 +31,7 @@ def test_a_transaction_wakes_nobody(tmp_path: Path, sync: str) -> None:
     try:
         connection.enqueue("orders", b"first")
         connection.commit()
-        idle = [thread for thread in set(threading.enumerate()) - others if thread.name not in WORKS]
+        idle = [thread for thread in set(threading.enumerate()) - others if thread.name not in OF_TIMES]
         assert idle, "the watch of queues.toml has threads"
         before = {thread: wakeups(thread) for thread in idle}
         for number in range(TRANSACTIONS):

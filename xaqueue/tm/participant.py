@@ -126,10 +126,9 @@ class ConnectionSource:
         return str(own()) if callable(own) else self.name
 
     def is_parallel(self, connection: Any) -> bool:
-        """Whether another thread may work on it while this one waits."""
-        if self.is_last or self.participant.parallel is None:
-            return driver.is_shared(connection)
-        return self.participant.parallel
+        """Whether another thread may work on it while this one waits; never on the last resource's."""
+        given = self.participant.parallel
+        return not self.is_last and (driver.is_shared(connection) if given is None else given)
 
 
 def sources(
