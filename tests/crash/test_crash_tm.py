@@ -19,7 +19,7 @@ import pytest
 
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from support.paths import Choices, every_path
-from support.tm_world import COMMITTED, PREPARED, READ_ONLY, ROLLED_BACK, Bank, Rig, World, rig_of
+from support.tm_world import COMMITTED, PREPARED, READ_ONLY, ROLLED_BACK, STARTED, Bank, Rig, World, mortal, rig_of
 from xaqueue.errors import DecisionLogError, HeuristicOutcome, OutcomeUnknown, RolledBack
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.tm.gtrid import Gtrid
@@ -29,40 +29,6 @@ from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
 
 NAMES = ("a", "b", "c")
-
-
-def _started() -> Tree:
-    """A log that was opened once, and closed."""
-    fs = Tree({}).open()
-    DecisionLog(fs, segment_bytes=SMALLEST_SEGMENT_BYTES).close()
-    return fs.tree_after_kill()
-
-
-STARTED = _started()
-
-
-class Mortal(ForgetfulFileSystem):
-    """Its end is the end of the transaction manager, and the other way round."""
-
-    world: World
-
-    def _look(self) -> None:
-        if not self.world.alive:
-            self.crashed = True
-        super()._look()
-
-    def _call(self) -> None:
-        try:
-            super()._call()
-        except Crashed:
-            self.world.alive = False
-            raise
-
-
-def mortal(tree: Tree, world: World, crash_after: int | None = None) -> Mortal:
-    fs = Mortal(crash_after, tree)
-    fs.world = world
-    return fs
 
 
 @dataclass
@@ -331,7 +297,7 @@ class Story:
         for number in range(rounds):
             gtrid = bytes(Gtrid(log.node, log.epoch, number + 1))
             self.on_their_way = {gtrid}
-            log.decide(gtrid, MANY, None if number % 5 else "last")
+            log.decide(gtrid, MANY)
             self.open.add(gtrid)
             if number % 3 == 1:
                 self.finish(log, gtrid)
@@ -350,7 +316,6 @@ class Story:
         log.close()
 
     def finish(self, log: DecisionLog, gtrid: bytes) -> None:
-        log.resolve(gtrid, Outcome.COMMITTED)
         assert [log.acknowledged(gtrid, name) for name in MANY] == [False] * (len(MANY) - 1) + [True]
         self.open.discard(gtrid)
         self.done.add(gtrid)

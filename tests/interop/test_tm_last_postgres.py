@@ -17,6 +17,7 @@ from xaqueue.tm import last_resource
 from xaqueue.tools import postgres
 
 PATIENCE_S = 60.0
+NODE = "0123456789abcdef"
 
 
 def test_the_table_is_made_by_whoever_comes_first(dsn: str) -> None:
@@ -29,7 +30,7 @@ def test_the_table_is_made_by_whoever_comes_first(dsn: str) -> None:
             with psycopg.connect(dsn) as connection:
                 begin.wait(PATIENCE_S)
                 try:
-                    last_resource.create_table(connection)
+                    last_resource.make_ready(connection, NODE, is_known=False)
                 except psycopg.Error as error:
                     errors.append(error)
 
@@ -46,12 +47,13 @@ def test_the_table_is_made_by_whoever_comes_first(dsn: str) -> None:
 def test_the_table_may_be_made_by_somebody_else(dsn: str) -> None:
     """For a role that may make none."""
     with psycopg.connect(dsn) as connection:
-        last_resource.create_table(connection)
+        connection.execute(last_resource.CREATE)
         connection.execute("create role clerk login")
-        connection.execute(f"grant all on {last_resource.TABLE} to clerk")
+        connection.execute(f"grant select, insert, delete on {last_resource.TABLE} to clerk")
     try:
         with psycopg.connect(dsn, user="clerk") as connection:
-            last_resource.create_table(connection)
+            last_resource.make_ready(connection, NODE, is_known=False)
+            last_resource.make_ready(connection, NODE, is_known=True)
     finally:
         with psycopg.connect(dsn) as connection:
             connection.execute(f"revoke all on {last_resource.TABLE} from clerk")

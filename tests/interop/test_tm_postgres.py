@@ -22,23 +22,47 @@ import xaqueue
 from support import SUPPORT
 from support.postgres import PATIENCE_S, crash, prepared, reached, terminate
 from xaqueue.errors import RolledBack
+from xaqueue.tm import last_resource
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.log_directory import view_log
 from xaqueue.xa import Outcome
 
 CHILD = SUPPORT / "tm_postgres_child.py"
 TOLD = (Step.PREPARE, Step.PREPARED, Step.COMMIT, Step.COMMITTED)
-STEPS = [(step, name) for step in TOLD for name in ("ledger", "queue")] + [(Step.DECIDE, ""), (Step.DECIDED, "")]
-DECIDED = (Step.DECIDED, Step.COMMIT, Step.COMMITTED, Step.DONE)
+STEPS = {
+    "two phases": [
+        *((step, name) for step in TOLD for name in ("ledger", "queue")),
+        *((Step.DECIDE, ""), (Step.DECIDED, "")),
+    ],
+    "row": [
+        *((step, "queue") for step in TOLD),
+        *((step, "ledger") for step in (Step.COMMIT_LAST, Step.COMMITTED_LAST)),
+    ],
+}
+DECIDED = (Step.DECIDED, Step.COMMITTED_LAST, Step.COMMIT, Step.COMMITTED, Step.DONE)
 LOSSES = pytest.mark.parametrize("lose", [terminate, crash])
 Lose = Callable[[str, psycopg.Connection], None]
 
 
-class Shop:
-    """A table, a queue, and a way to open transaction managers over both."""
+def cases(*more: tuple[Step, str]) -> pytest.MarkDecorator:
+    """The steps of either way."""
+    every = [(way, *step) for way, steps in STEPS.items() for step in (*steps, *more)]
+    ids = [f"{way}-{step}-{name or 'all'}" for way, step, name in every]
+    return pytest.mark.parametrize(("shop", "step", "name"), every, indirect=["shop"], ids=ids)
 
-    def __init__(self, dsn: str, directory: Path, stack: ExitStack) -> None:
+
+two_phases_only = pytest.mark.parametrize("shop", ["two phases"], indirect=True)
+
+
+class Shop:
+    """A table, a queue, and a way to open transaction managers over both.
+
+    way: whether PostgreSQL prepares, or decides by its own commit and a row.
+    """
+
+    def __init__(self, dsn: str, directory: Path, stack: ExitStack, way: str) -> None:
         self.dsn = dsn
+        self.way = way
         self.directory = directory
         self.space = directory / "space"
         self._stack = stack
@@ -51,7 +75,9 @@ class Shop:
         parties = {"ledger": lambda: psycopg.connect(self.dsn), "queue": lambda: xaqueue.connect(self.space)}
         watched: dict[str, Any] = {"on_step": lambda step, gtrid, name: self.on_step(step, name)}
         made = xaqueue.TransactionManager(
-            self.directory / log, parties, **{"recovery_interval_s": 0.1, **watched, **options}
+            self.directory / log,
+            parties,
+            **{"recovery_interval_s": 0.1, "two_phase": self.way != "row", **watched, **options},
         )
         return self._stack.enter_context(made)
 
@@ -67,8 +93,17 @@ class Shop:
         with xaqueue.connect(self.space) as own:
             return len(own.tpc_recover())
 
+    def decisions(self) -> int:
+        """Transactions that still need their row."""
+        with reached(self.dsn) as own:
+            if own.execute("select to_regclass(%s)", (last_resource.TABLE,)).fetchone() == (None,):
+                return 0
+            rows = own.execute(f"select count(*) from {last_resource.TABLE} where decision = 'commit'")
+            return int(rows.fetchone()[0])  # type: ignore[index]
+
     def rests(self, log: str = "decisions") -> bool:
-        return not (prepared(self.dsn) or self.doubtful() or view_log(self.directory / log).open)
+        open_ones = view_log(self.directory / log).open
+        return not (prepared(self.dsn) or self.doubtful() or self.decisions() or open_ones)
 
     def settle(self, log: str = "decisions") -> None:
         until = time.monotonic() + PATIENCE_S
@@ -77,10 +112,10 @@ class Shop:
             time.sleep(0.02)
 
 
-@pytest.fixture
-def shop(dsn: str, tmp_path: Path) -> Iterator[Shop]:
+@pytest.fixture(params=STEPS)
+def shop(dsn: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shop]:
     with ExitStack() as stack:
-        yield Shop(dsn, tmp_path, stack)
+        yield Shop(dsn, tmp_path, stack, request.param)
 
 
 def take(tx: Any, *ids: int) -> None:
@@ -241,7 +276,7 @@ def test_a_refused_serialization_is_told_as_rolled_back(shop: Shop) -> None:
 
 
 @LOSSES
-@pytest.mark.parametrize(("step", "name"), STEPS, ids=lambda value: str(value) or "all")
+@cases()
 def test_a_backend_lost_at_any_step_tears_nothing_apart(shop: Shop, step: Step, name: str, lose: Lose) -> None:
     manager = shop.manager()
     lost: list[psycopg.Connection] = []
@@ -286,19 +321,16 @@ def test_a_backend_lost_in_the_work_is_told_by_the_driver(shop: Shop, lose: Lose
 # A lost transaction manager
 
 
-@pytest.mark.parametrize(
-    ("step", "name"),
-    [(Step.BEGIN, "ledger"), (Step.BEGIN, "queue"), *STEPS, (Step.DONE, ""), (Step.ROLLBACK, "ledger")],
-    ids=lambda value: str(value) or "all",
-)
+@cases((Step.BEGIN, "ledger"), (Step.BEGIN, "queue"), (Step.DONE, ""), (Step.ROLLBACK, "ledger"))
 def test_the_next_life_finishes_what_a_killed_one_left(shop: Shop, step: Step, name: str) -> None:
-    words = [shop.dsn, str(shop.space), str(shop.directory / "decisions"), str(step), name]
+    words = [shop.dsn, str(shop.space), str(shop.directory / "decisions"), shop.way, str(step), name]
     done = subprocess.run(
         [sys.executable, str(CHILD), *words], capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     manager = shop.manager(recovery_interval_s=60.0)
-    manager.recover()
+    for _ in range(2):
+        manager.recover()
     manager.close()
     assert shop.rests()
     committed = [1] if step in DECIDED else []
@@ -308,12 +340,13 @@ def test_the_next_life_finishes_what_a_killed_one_left(shop: Shop, step: Step, n
 # Strangers
 
 
+@two_phases_only
 def test_two_managers_on_one_database_never_touch_each_others_work(shop: Shop) -> None:
     """One is killed before its decision, another after it; a third comes and goes, and then they come again."""
     with psycopg.connect(shop.dsn) as own:
         own.execute("alter table orders drop constraint orders_pkey")  # each takes an order 1
     for log, step in {"one": Step.DECIDE, "two": Step.DECIDED}.items():
-        arguments = [shop.dsn, str(shop.space), str(shop.directory / log), str(step), ""]
+        arguments = [shop.dsn, str(shop.space), str(shop.directory / log), shop.way, str(step), ""]
         subprocess.run([sys.executable, str(CHILD), *arguments], capture_output=True, check=False, timeout=PATIENCE_S)
     assert (len(prepared(shop.dsn)), shop.doubtful()) == (2, 2)
     shop.manager("three").recover()
@@ -343,6 +376,7 @@ def test_what_somebody_else_has_prepared_stays(shop: Shop) -> None:
     assert shop.rows() == [1]
 
 
+@two_phases_only
 def test_what_an_administrator_has_rolled_back_is_a_hazard_and_said(shop: Shop) -> None:
     """PostgreSQL cannot tell later what became of it."""
 

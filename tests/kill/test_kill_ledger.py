@@ -33,14 +33,18 @@ from xaqueue.tools.demo.stage import Program
 CHILD = SUPPORT / "ledger_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 ORDERS = 2_000 if FULL else 200
-LIVES = None if FULL else 5
+LIVES = None if FULL else 3
 SUDDEN = 8 if FULL else 1
 """Kills of each party at random moments."""
 LEAST_KILLS = 20
 VICTIMS = ("service", "server", "backend")
 OF_EACH = ("begin", "prepare", "prepared", "commit", "committed", "rollback", "rolled-back")
 OF_ALL = ("decide", "decided", "done")
-STEPS = [(step, name) for step in OF_EACH for name in ("ledger", "queue")] + [(step, "") for step in OF_ALL]
+LAST = [("begin", "ledger"), ("commit-last", "ledger"), ("committed-last", "ledger"), ("done", "")]
+STEPS = {
+    "two phases": [(step, name) for step in OF_EACH for name in ("ledger", "queue")] + [(step, "") for step in OF_ALL],
+    "row": [(step, "queue") for step in OF_EACH] + LAST,
+}
 ENDLESS = 1_000_000
 NEWBORN = "newborn"
 
@@ -53,9 +57,9 @@ class Life:
     sudden: tuple[str, ...] = ()
 
 
-def lives_of(rng: random.Random) -> Iterator[Life]:
+def lives_of(rng: random.Random, way: str) -> Iterator[Life]:
     """Every party is killed at every step; each life of the service ends with its own."""
-    at = {victim: [Strike(victim, *step, rng.randint(1, 4)) for step in STEPS] for victim in VICTIMS}
+    at = {victim: [Strike(victim, *step, rng.randint(1, 4)) for step in STEPS[way]] for victim in VICTIMS}
     for strikes in at.values():
         rng.shuffle(strikes)
     for others in zip(*(at[victim] for victim in VICTIMS), strict=True):
@@ -67,8 +71,10 @@ def lives_of(rng: random.Random) -> Iterator[Life]:
 class Campaign:
     """Lives of the service, one after the other, over one scene."""
 
-    def __init__(self, scene: Scene, rng: random.Random, *, careless: bool = False) -> None:
+    def __init__(self, scene: Scene, rng: random.Random, way: str, *, careless: bool = False) -> None:
+        """way: whether PostgreSQL prepares, or decides by a row."""
         self.scene = scene
+        self._way = way
         self.struck: Counter[str] = Counter()
         self.sudden: Counter[str] = Counter()
         self._rng = rng
@@ -94,7 +100,8 @@ class Campaign:
             program.was_killed()
 
     def _program(self, life: Life, orders: int) -> Program:
-        fate = [json.dumps(life.strikes), str(self.scene.place / "space"), "careless" if self._careless else ""]
+        fate = [json.dumps(life.strikes), str(self.scene.place / "space"), self._way]
+        fate.append("careless" if self._careless else "")
         command = [sys.executable, str(CHILD), *self.scene.arguments(orders), *fate]
         return Program("the service", command, self.scene.place / "service.log")
 
@@ -135,12 +142,13 @@ def scene() -> Iterator[Scene]:
 
 
 @pytest.mark.crash
-def test_rows_and_messages_agree_whoever_is_killed_and_when(scene: Scene) -> None:
+@pytest.mark.parametrize("way", STEPS)
+def test_rows_and_messages_agree_whoever_is_killed_and_when(scene: Scene, way: str) -> None:
     seed = os.environ.get("XAQUEUE_KILL_SEED") or str(random.SystemRandom().randrange(10**9))
     sys.stdout.write(f"seed: XAQUEUE_KILL_SEED={seed}\n")
     rng = random.Random(seed)
-    campaign = Campaign(scene, rng)
-    lives = list(lives_of(rng))[:LIVES]
+    campaign = Campaign(scene, rng, way)
+    lives = list(lives_of(rng, way))[:LIVES]
     lives += [Life((), ("server", "backend", "service")), Life((), (NEWBORN,))] * SUDDEN
     for life in lives:
         sys.stdout.write(f"{life}\n")
@@ -159,7 +167,7 @@ def test_rows_and_messages_agree_whoever_is_killed_and_when(scene: Scene) -> Non
 @pytest.mark.crash
 def test_a_careless_manager_is_found_out(scene: Scene) -> None:
     """The ring itself: without a decision log, a service that is killed between its commits tears orders apart."""
-    campaign = Campaign(scene, random.Random(1), careless=True)
+    campaign = Campaign(scene, random.Random(1), "two phases", careless=True)
     campaign.live(Life((Strike("service", "committed", "ledger", 1),)))
     campaign.live(Life(()), 1)
     campaign.live(Life(()), 0)

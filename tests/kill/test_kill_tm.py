@@ -88,7 +88,10 @@ class Place:
 
     def rows(self) -> int:
         with closing(sqlite3.connect(self.path / "files.db")) as connection:
-            return int(connection.execute(f"select count(*) from {last_resource.TABLE}").fetchone()[0])
+            if not connection.execute("select 1 from sqlite_master where name = ?", (last_resource.TABLE,)).fetchone():
+                return 0
+            rows = connection.execute(f"select count(*) from {last_resource.TABLE} where decision = 'commit'")
+            return int(rows.fetchone()[0])
 
 
 @pytest.mark.crash

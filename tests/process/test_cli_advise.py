@@ -199,7 +199,7 @@ def test_a_live_transaction_is_left_to_its_transaction_manager(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("step", "answer", "why"),
     [
-        ("commit-last", "cannot know", "the last resource, which does not tell it"),
+        ("commit-last", "cannot know", "a participant's database, which does not tell it"),
         ("committed-last", "commit", "files has committed"),
     ],
 )

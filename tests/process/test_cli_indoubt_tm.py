@@ -192,7 +192,11 @@ def test_what_names_no_transaction_is_refused(decided: Left) -> None:
         ("[participants.queue]\nkind = 'xaqueue'", "takes space = TEXT and nothing else"),
         ("[participants.queue]\nkind = 'xaqueue'\nspace = ''", "takes space = TEXT"),
         ("[participants.queue]\nkind = 'postgres'\ndsn = 'x'\nport = 1", "takes dsn = TEXT and nothing else"),
-        ("[participants.files]\nkind = 'sqlite'\npath = 'x'", "make it the last_resource"),
+        (
+            "last_resource = 'other'\n[participants.other]\nkind = 'sqlite'\npath = 'y'\n"
+            "[participants.files]\nkind = 'sqlite'\npath = 'x'",
+            "make it the last_resource",
+        ),
         ("last_resource = 'files'", "is none of the participants"),
         ("log = 'x'", "'log' is no key of it"),
         ("participants = 1", "are wanted"),

@@ -28,6 +28,7 @@ class CarelessManager:
         timeout_s: float,
         recovery_interval_s: float,
         on_step: Callable[[str, bytes, str], None] | None,
+        two_phase: bool,
     ) -> None:
         self._participants = participants
         self._step = on_step or (lambda step, gtrid, name: None)

@@ -1,9 +1,9 @@
 """The service of the ledger that test_kill_ledger kills: at a named step somebody gets SIGKILL, then at the next one.
 
 Arguments: those of ``xaqueue.tools.demo.ledger``; strikes in JSON, each ``[victim, step, participant, number]``
-with victim ``service``, ``server`` or ``backend``; the queue space; ``careless`` or nothing. A strike is armed when
-orders have been taken since the one before it. Now and then PostgreSQL refuses to prepare, so that there is something
-to roll back.
+with victim ``service``, ``server`` or ``backend``; the queue space; ``two phases`` where PostgreSQL prepares, or
+``row``; ``careless`` or nothing. A strike is armed when orders have been taken since the one before it. Now and then
+PostgreSQL refuses to prepare, or to commit, so that there is something to roll back.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def doubling(tx: Any, order: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    dsn, queue, log, life, orders, strikes, space, careless = arguments
+    dsn, queue, log, life, orders, strikes, space, way, careless = arguments
     fate = Fate([Strike(*strike) for strike in json.loads(strikes)], dsn, Path(space))
 
     def say_and_tell(word: str, what: object) -> None:
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> None:
     ledger.say = say_and_tell  # type: ignore[attr-defined]
     if careless:
         xaqueue.TransactionManager = CarelessManager  # type: ignore[assignment,misc]
-    with manager_of(dsn, queue, log, on_step=fate.on_step) as manager:
+    with manager_of(dsn, queue, log, on_step=fate.on_step, two_phase=way == "two phases") as manager:
         serve(manager, life, int(orders), doubling)
 
 

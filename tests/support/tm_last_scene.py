@@ -99,7 +99,9 @@ class Scene:
 
     @property
     def rows(self) -> list[str]:
-        return self.select(f"select decision from {last_resource.TABLE}")
+        if not self.select(f"select name from sqlite_master where name = '{last_resource.TABLE}'"):
+            return []
+        return self.select(f"select decision from {last_resource.TABLE} where decision <> 'node' order by gtrid")
 
     def states(self) -> set[str]:
         return {state for bank in (self.a, self.b) for state in bank.branches.values()}

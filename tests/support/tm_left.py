@@ -29,7 +29,8 @@ if dsn:
     participants["ledger"] = lambda: psycopg.connect(dsn)
 if last:
     participants[last] = lambda: sqlite3.connect(f"{root}/files.db")
-manager = xaqueue.TransactionManager(f"{root}/log", participants, last_resource=last or None, on_step=watch)
+how = {"last_resource": last} if last else {"two_phase": True}
+manager = xaqueue.TransactionManager(f"{root}/log", participants, **how, on_step=watch)
 with manager, manager.transaction("queue", "ledger") as tx:
     tx["queue"].enqueue("orders", b"order")
     if dsn:

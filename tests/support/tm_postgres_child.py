@@ -1,6 +1,6 @@
 """One global transaction over PostgreSQL and a queue space, in a process that dies at a named step.
 
-Arguments: dsn, space, decision log, step, participant.
+Arguments: dsn, space, decision log, "row" where PostgreSQL's own commit decides, step, participant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import xaqueue
 
 
 def main(arguments: Sequence[str]) -> None:
-    dsn, space, log, fatal, victim = arguments
+    dsn, space, log, way, fatal, victim = arguments
 
     def on_step(step: str, gtrid: bytes, participant: str) -> None:
         if (step, participant) == (fatal, victim):
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> None:
 
     participants = {"ledger": lambda: psycopg.connect(dsn), "queue": lambda: xaqueue.connect(space)}
     with (
-        xaqueue.TransactionManager(log, participants, on_step=on_step) as manager,
+        xaqueue.TransactionManager(log, participants, two_phase=way != "row", on_step=on_step) as manager,
         manager.transaction("ledger", "queue") as tx,
     ):
         tx["ledger"].execute("insert into orders values (1)")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.forgetful import Crashed
+from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.errors import HeuristicOutcome
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
@@ -276,7 +276,7 @@ class Rig:
     ) -> None:
         self.log = DecisionLog(fs, segment_bytes=SMALLEST_SEGMENT_BYTES, now_us=itertools.count(1).__next__)
         self.timeout_s = timeout_s
-        self.coordinator = Coordinator(self.log, sources(participants, last), last, on_step)
+        self.coordinator = Coordinator(self.log, sources(participants, last), on_step)
         self.woken: list[str] = []
         self.coordinator.wake = self.woken.extend
         self.resolvers = {
@@ -295,7 +295,13 @@ class Rig:
         return tx
 
     def recover(self) -> dict[str, ScanReport]:
-        return {name: resolver.run_once() for name, resolver in self.resolvers.items()}
+        """As ``TransactionManager.recover``."""
+        lasts = [name for name in self.resolvers if name in self.log.table.lasts]
+        order = [*lasts, *(name for name in self.resolvers if name not in lasts)]
+        reports = {name: self.resolvers[name].run_once() for name in order}
+        if self.coordinator.undecided():
+            reports = {name: reports[name].followed_by(self.resolvers[name].run_once()) for name in order}
+        return reports
 
 
 def rig_of(world: World, fs: FileSystem, **options: Any) -> Rig:
@@ -305,3 +311,40 @@ def rig_of(world: World, fs: FileSystem, **options: Any) -> Rig:
         world.point()
 
     return Rig(fs, {name: bank.connect for name, bank in world.banks.items()}, on_step=on_step, **options)
+
+
+# Its log
+
+
+def _started() -> Tree:
+    """A log that was opened once, and closed."""
+    fs = Tree({}).open()
+    DecisionLog(fs, segment_bytes=SMALLEST_SEGMENT_BYTES).close()
+    return fs.tree_after_kill()
+
+
+STARTED = _started()
+
+
+class Mortal(ForgetfulFileSystem):
+    """Its end is the end of the transaction manager, and the other way round."""
+
+    world: World
+
+    def _look(self) -> None:
+        if not self.world.alive:
+            self.crashed = True
+        super()._look()
+
+    def _call(self) -> None:
+        try:
+            super()._call()
+        except Crashed:
+            self.world.alive = False
+            raise
+
+
+def mortal(tree: Tree, world: World, crash_after: int | None = None) -> Mortal:
+    fs = Mortal(crash_after, tree)
+    fs.world = world
+    return fs

@@ -66,6 +66,8 @@ class World:
     def perform(self, command: Command) -> Replies:
         if command.verb is Verb.DECIDE:
             return {DECISION: self._decide(command)}
+        if command.verb is Verb.COMMIT_LAST:
+            return {command.last: self._commit_last(command)}
         perform = _PERFORMED_BY[command.verb]
         return {name: perform(self, name) for name in command.names}
 
@@ -87,14 +89,15 @@ class World:
         assert all(self.rms[name] is Rm.PREPARED for name in command.names)
         what = self.choices.choose(["recorded", "no room", "lost, recorded", "lost, not recorded"], "decide")
         if what in ("recorded", "lost, recorded"):
-            self.logged = Outcome.COMMITTED if command.last is None else Outcome.IN_DOUBT
+            self.logged = Outcome.COMMITTED
         return {"recorded": Reply.DONE, "no room": Reply.REFUSED}.get(what, Reply.LOST)
 
-    def _commit_last(self, name: str) -> Reply:
-        assert self.logged is Outcome.IN_DOUBT
+    def _commit_last(self, command: Command) -> Reply:
+        assert self.logged is None
+        assert all(self.rms[name] is Rm.PREPARED for name in command.names)
         what = self.choices.choose(["committed", "refused", "lost, committed", "lost, not committed"], "last")
         self.row = what in ("committed", "lost, committed")
-        self.rms[name] = Rm.COMMITTED if self.row else Rm.ROLLED_BACK
+        self.rms[command.last] = Rm.COMMITTED if self.row else Rm.ROLLED_BACK
         return {"committed": Reply.DONE, "refused": Reply.REFUSED}.get(what, Reply.LOST)
 
     def _one_phase(self, name: str) -> Reply:
@@ -153,9 +156,7 @@ class World:
         for name, state in self.rms.items():
             if state is Rm.ACTIVE:
                 self.rms[name] = Rm.ROLLED_BACK  # its session is gone
-        decision = self.logged
-        if decision is Outcome.IN_DOUBT:
-            decision = Outcome.COMMITTED if self.row else Outcome.ROLLED_BACK
+        decision = Outcome.COMMITTED if self.row else self.logged
         for name in [name for name in NAMES if name in self.rms]:
             heuristic = name in self.by_hand and name not in self.forgotten
             if self.rms[name] is Rm.PREPARED or heuristic:
@@ -178,7 +179,6 @@ class World:
 _PERFORMED_BY = {
     Verb.PREPARE: World._prepare,
     Verb.COMMIT_ONE_PHASE: World._one_phase,
-    Verb.COMMIT_LAST: World._commit_last,
     Verb.COMMIT: World._commit,
     Verb.ROLLBACK: World._rollback,
     Verb.ASK: World._ask,
@@ -206,7 +206,7 @@ def vote(choices: Choices, names: tuple[str, ...], last: str | None, tells: bool
         while True:
             if crashes and choices.choose(CRASHES, "before") is Crash.YES:
                 break
-            if command.verb is Verb.DECIDE:
+            if command.verb in (Verb.DECIDE, Verb.COMMIT_LAST):
                 prepared = command.names
             answers = world.perform(command)
             if crashes and choices.choose(CRASHES, "after") is Crash.YES:

@@ -167,7 +167,7 @@ def _by_hand(config: TmConfig, gtrid: Gtrid, report: ParticipantReport, answer: 
         return f"{answer.value} of {xid}"
     if report.status not in (ParticipantStatus.IN_DOUBT, ParticipantStatus.UNREACHABLE):
         return f"nothing, it is {report.status.value}"
-    if participant is None or report.participant == config.last_resource:
+    if participant is None or participant.kind == "sqlite":
         return "cannot be asked: ask again when it can"
     if xid is None:
         own = Xid(FORMAT_ID, bytes(gtrid), report.participant.encode())
@@ -274,9 +274,10 @@ def _ask_postgres(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig
     psycopg = postgres()
     timeout = {} if "connect_timeout" in participant.address else {"connect_timeout": CONNECT_S}
     with closing(psycopg.connect(participant.address, autocommit=True, **timeout)) as connection:
-        if participant.name == config.last_resource:
-            there = connection.execute(f"SELECT to_regclass('{last_resource.TABLE}')").fetchone()
-            yield _of_row(participant.name, connection, gtrid, bool(there and there[0]))
+        there = connection.execute(f"SELECT to_regclass('{last_resource.TABLE}')").fetchone()
+        row = _of_row(participant.name, connection, gtrid, bool(there and there[0]))
+        if row.status is not ParticipantStatus.ABSENT:
+            yield row
             return
         rows = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall()
     mine = [xid for xid in _branches(gid for (gid,) in rows) if xid.gtrid == bytes(gtrid)]
@@ -310,7 +311,7 @@ def _ask_sqlite(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) 
 
 
 def _of_row(name: str, connection: Any, gtrid: Gtrid, has_table: bool) -> ParticipantReport:
-    """The row of a last resource. Without one it may yet come, or be over and gone."""
+    """The row of a database that may have decided. Without one it may yet come, or be over and gone."""
     statement = f"SELECT decision FROM {last_resource.TABLE} WHERE gtrid = '{gtrid}'"
     row = connection.execute(statement).fetchone() if has_table else None
     if row is None:

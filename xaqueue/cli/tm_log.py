@@ -4,7 +4,7 @@ Looking works while the transaction manager runs. Nothing here decides: a commit
 refused, so that no outcome becomes mixed. A configuration for operators says where the log and its participants are:
 
     log_dir = "."                  # as seen from this file; the file's own directory without it
-    last_resource = "files"        # the one without two-phase commit, if there is one
+    last_resource = "files"        # only if the transaction manager has it so
 
     [participants.queue]           # names as the transaction manager has them
     kind = "xaqueue"
@@ -103,7 +103,7 @@ def _config(path: Path, document: Mapping[str, Any]) -> TmConfig:
     if last is not None and last not in participants:
         raise InvalidArgument(f"{path}: last_resource {last!r} is none of the participants {sorted(participants)}")
     for one in participants.values():
-        if one.kind == "sqlite" and one.name != last:
+        if one.kind == "sqlite" and last not in (None, one.name):
             raise InvalidArgument(f"{path}: {one.name} has no two-phase commit: make it the last_resource")
     return TmConfig((path.parent / log_dir).resolve(), participants, last)
 

@@ -25,7 +25,7 @@ class LogStatus(Enum):
 
     COMMIT = "commit is decided"
     ROLLBACK = "rollback is decided"
-    LAST = "the decision stands in the last resource"
+    LAST = "the decision may stand in a participant's database"
     NONE = "no decision, and nobody can be working on it: presumed rollback"
     LIVE = "no decision, and the transaction manager runs: it may be about to decide"
     FOREIGN = "the transaction was begun by another node"
@@ -33,10 +33,13 @@ class LogStatus(Enum):
     UNREAD = "the log cannot be read"
 
 
-def log_status(gtrid: Gtrid, *, node: str, epoch: int, in_use: bool, decision: Outcome | None) -> LogStatus:
+def log_status(
+    gtrid: Gtrid, *, node: str, epoch: int, in_use: bool, decision: Outcome | None, may_be_elsewhere: bool = False
+) -> LogStatus:
     """What a log says, from what ``view_log`` saw of it.
 
     in_use: before it was read; so where it was not, nobody who was at work then can decide any more.
+    may_be_elsewhere: whether it names databases in which the decision may stand.
     """
     if gtrid.node != node:
         return LogStatus.FOREIGN
@@ -44,6 +47,8 @@ def log_status(gtrid: Gtrid, *, node: str, epoch: int, in_use: bool, decision: O
         return _OF_DECISION[decision]
     if gtrid.epoch > epoch:
         return LogStatus.OLDER
+    if may_be_elsewhere:
+        return LogStatus.LAST
     return LogStatus.LIVE if in_use and gtrid.epoch == epoch else LogStatus.NONE
 
 
@@ -130,7 +135,7 @@ def _decision(log: LogStatus, says: Mapping[str, ParticipantStatus]) -> tuple[Ad
     if log is LogStatus.LIVE:
         why = "the transaction manager runs and may be about to decide: wait for it, or stop it and ask again"
     elif log is LogStatus.LAST:
-        why = "the decision stands in the last resource, which does not tell it: ask again when it does"
+        why = "the decision may stand in a participant's database, which does not tell it: ask again when it does"
     else:
         why = f"{log.value}, and no participant can tell an outcome: find the log that has the decision"
     return Advised.UNKNOWN, why

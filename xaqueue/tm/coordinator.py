@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from xaqueue.errors import InterfaceError
+from xaqueue.tm import last_resource
 from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.log import DecisionLog
 from xaqueue.tm.participant import ConnectionSource
-from xaqueue.tm.records import Heuristic, InDoubtTransaction, OpenDecision, in_doubt_transactions
+from xaqueue.tm.records import Heuristic, InDoubtTransaction, OpenDecision, TransactionState, in_doubt_transactions
 from xaqueue.tm.voting import ParticipantOutcome, Reply, recovery_action
 from xaqueue.xa import Outcome
 
@@ -76,6 +78,23 @@ class LogSnapshot:
         return is_own and gtrid <= self.newest and gtrid not in self.live
 
 
+@dataclass(slots=True)
+class Undecided:
+    """A transaction whose decision may stand in a participant's database."""
+
+    unasked: set[str]
+    """Those that may have decided, and were not asked yet."""
+    participants: set[str]
+    """Those that are known to have prepared."""
+    since_us: int
+
+    def as_in_doubt(self, gtrid: bytes, trouble_of: Callable[[str], str]) -> InDoubtTransaction:
+        names, unasked = tuple(sorted(self.participants)), sorted(self.unasked)
+        trouble = {name: why for name in unasked if (why := trouble_of(name))}
+        last = " ".join(unasked)
+        return InDoubtTransaction(gtrid, TransactionState.UNDECIDED, names, names, self.since_us, last, trouble=trouble)
+
+
 class Coordinator:
     """Safe for threads."""
 
@@ -83,17 +102,18 @@ class Coordinator:
         self,
         log: DecisionLog,
         sources: Mapping[str, ConnectionSource],
-        last_resource: str | None = None,
         on_step: OnStep | None = None,
     ) -> None:
         self.log = log
         self.sources = sources
-        self.last_resource = last_resource
         self.step: OnStep = on_step or (lambda step, gtrid, participant: None)
         self.wake: Callable[[Iterable[str]], None] = lambda _: None
         """Tells recovery that these participants have something to finish."""
-        self.has_table = False
-        """Whether the last resource is known to have the table of decisions."""
+        self._ready: set[str] = set()
+        """Participants whose databases may decide in this life: they have the table, and the log says so."""
+        self._undecided: dict[bytes, Undecided] = {}
+        self._late: set[str] = set()
+        """Participants that have committed something which they have not hardened yet."""
         self.trouble: dict[str, str] = {}
         """Why a participant could not be recovered at last, by name."""
         self._mutex = threading.Lock()
@@ -124,7 +144,9 @@ class Coordinator:
             self._live.pop(gtrid, None)
             self._remember(gtrid, outcome)
             self._quiet.notify_all()
-        self.wake(unfinished)
+            undecided = self._undecided.get(gtrid)
+            asked = sorted(undecided.unasked) if undecided is not None else []
+        self.wake([*unfinished, *asked])
 
     @property
     def is_lone(self) -> bool:
@@ -173,10 +195,12 @@ class Coordinator:
         decision: Outcome,
         participants: Mapping[str, ParticipantOutcome],
         details: Mapping[str, str],
+        late: Collection[str] = (),
     ) -> list[Heuristic]:
         """Records what these participants did, and that it is done once all have; returns the heuristics.
 
-        details: in the participants' words. Raises DecisionLogError where a heuristic could not be recorded.
+        details: in the participants' words. late: those that have not hardened it. Raises DecisionLogError where a
+        heuristic could not be recorded.
         """
         noted = [
             Heuristic(gtrid, name, decision, outcome, self.log.now_us(), details.get(name, ""))
@@ -186,7 +210,11 @@ class Coordinator:
         for heuristic in noted:
             self.log.note(heuristic)
         for name, outcome in participants.items():
-            if outcome is not ParticipantOutcome.PENDING and self.log.acknowledged(gtrid, name):
+            if name in late and outcome is ParticipantOutcome.COMMITTED:
+                self.log.committed_late(gtrid, name)
+                with self._mutex:
+                    self._late.add(name)
+            elif outcome is not ParticipantOutcome.PENDING and self.log.acknowledged(gtrid, name):
                 with self._mutex:
                     self._remember(gtrid, decision)
                 self.step(TraceStep.DONE, gtrid, "")
@@ -196,9 +224,59 @@ class Coordinator:
         """UNKNOWN: of somebody else, or finished too long ago; live ones are IN_DOUBT."""
         decided = self.log.decision_on(gtrid)
         with self._mutex:
-            if gtrid in self._live:
+            if gtrid in self._live or gtrid in self._undecided:
                 return decided or Outcome.IN_DOUBT
             return decided or self._finished.get(gtrid, Outcome.UNKNOWN)
+
+    # Decisions that stand in a participant's database
+
+    def make_ready(self, name: str) -> None:
+        """From here on this participant's database may decide. Raises what the driver raises, DecisionLogError."""
+        if name not in self._ready:
+            with self.sources[name].opened() as connection:
+                self.check_database(name, connection)
+            self.log.note_last(name)
+            self._ready.add(name)
+
+    def check_database(self, name: str, connection: Any) -> None:
+        """It is the one that has this log's decisions, if there are any. Raises what ``make_ready`` there raises."""
+        last_resource.make_ready(connection, self.log.node, is_known=name in self.log.table.lasts)
+
+    def expect_row(self, gtrid: bytes, name: str, participants: Sequence[str]) -> None:
+        """That participant is about to decide for these."""
+        with self._mutex:
+            self._undecided[gtrid] = Undecided({name}, set(participants), self.log.now_us())
+
+    def is_undecided(self, gtrid: bytes) -> bool:
+        """Whether a participant's database has to be asked."""
+        return gtrid in self._undecided
+
+    def take_row(self, row: DecisionRow, name: str) -> None:
+        """This is what stands in that participant's database, for good."""
+        is_committed = row.outcome is Outcome.COMMITTED
+        if is_committed:
+            self.log.add_row(row.gtrid, row.participants, name)
+        with self._mutex:
+            undecided = self._undecided.get(row.gtrid)
+            if undecided is None:
+                return
+            undecided.unasked.discard(name)
+            if is_committed or not undecided.unasked:
+                del self._undecided[row.gtrid]
+                self._remember(row.gtrid, row.outcome)
+
+    def undecided(self, name: str | None = None) -> list[bytes]:
+        """Transactions on which a participant's database has to be asked, perhaps this one; no live ones."""
+        snapshot = self.snapshot()
+        with self._mutex:
+            found = [(gtrid, one) for gtrid, one in self._undecided.items() if name is None or name in one.unasked]
+        return [gtrid for gtrid, _ in found if snapshot.is_over(gtrid)]
+
+    def take_late(self) -> set[str]:
+        """Participants that are to harden what they have committed; taken once."""
+        with self._mutex:
+            late, self._late = self._late, set()
+        return late
 
     def _remember(self, gtrid: bytes, outcome: Outcome) -> None:
         self._finished[gtrid] = outcome
@@ -218,48 +296,53 @@ class Coordinator:
         with self.log.lock:
             return [made for gtrid, made in self.log.table.open.items() if snapshot.is_over(gtrid)]
 
-    def outstanding(self, participant: str, snapshot: LogSnapshot) -> dict[bytes, Outcome]:
-        """Decisions that this participant has not acknowledged, and that it can be told."""
+    def outstanding(self, participant: str, snapshot: LogSnapshot) -> dict[bytes, bool]:
+        """Decisions that this participant has not acknowledged, and whether it has committed, and not hardened that."""
         return {
-            made.gtrid: made.outcome
+            made.gtrid: participant in made.late
             for made in self.unfinished(snapshot)
-            if participant in made.outstanding and made.outcome is not Outcome.IN_DOUBT
+            if participant in made.outstanding
         }
 
     def action_for(self, gtrid: bytes, participant: str, snapshot: LogSnapshot) -> Outcome | None:
         """What a branch is told that was listed after the snapshot was taken; see ``recovery_action``.
 
-        Once the log has failed, the absence of a decision proves nothing.
+        Once the log has failed, the absence of a decision proves nothing. Nor does it where the decision may stand in a
+        participant's database: that is asked first.
         """
         with self.log.lock:
             noted = self.log.table.heuristics.get((gtrid, participant))
             decision = self.log.table.decision_on(gtrid)
+            lasts = self.log.table.lasts_of(gtrid)
+        if decision is None and lasts and snapshot.is_over(gtrid):
+            decision = self._known_or_asked(gtrid, participant, lasts)
         action = recovery_action(snapshot.is_over(gtrid), decision, noted.outcome if noted is not None else None)
         return None if action is Outcome.ROLLED_BACK and self.log.failure is not None else action
 
-    def undecided(self) -> list[bytes]:
-        """Transactions whose decision stands in the last resource and was not read yet; no live ones."""
-        found = [made for made in self.unfinished(self.snapshot()) if made.outcome is Outcome.IN_DOUBT]
-        return [made.gtrid for made in found if made.last == self.last_resource]
-
-    @property
-    def needs_table(self) -> bool:
-        """Whether the last resource may lack the table of decisions. Where a decision stands there, it was made before:
-        a database without it is another one then."""
-        return not self.has_table and not self.undecided()
-
-    def over(self, gtrids: Iterable[bytes]) -> list[bytes]:
-        """Those of these that were named here, are not live and not open."""
-        snapshot = self.snapshot()
-        with self.log.lock:
-            return [gtrid for gtrid in gtrids if snapshot.is_over(gtrid) and gtrid not in self.log.table.open]
+    def _known_or_asked(self, gtrid: bytes, participant: str, lasts: set[str]) -> Outcome:
+        with self._mutex:
+            if gtrid not in self._undecided:
+                known = self._finished.get(gtrid)
+                if known in (Outcome.COMMITTED, Outcome.ROLLED_BACK):
+                    return known
+                self._undecided[gtrid] = Undecided(set(lasts), set(), self.log.now_us())
+            undecided = self._undecided[gtrid]
+            undecided.participants.add(participant)
+            asked = sorted(undecided.unasked)
+        self.wake(asked)
+        return Outcome.IN_DOUBT
 
     def in_doubt(self) -> list[InDoubtTransaction]:
         """What is not over, without live ones, oldest first."""
-        unfinished = self.unfinished(self.snapshot())
+        unfinished = [made for made in self.unfinished(self.snapshot()) if made.outstanding != made.late]
+        undecided = self.undecided()
         with self.log.lock:
             heuristics = list(self.log.table.heuristics.values())
-        return in_doubt_transactions(unfinished, heuristics, self._trouble_of)
+        found = in_doubt_transactions(unfinished, heuristics, self._trouble_of)
+        with self._mutex:
+            waiting = [(gtrid, one) for gtrid in undecided if (one := self._undecided.get(gtrid))]
+        found += [one.as_in_doubt(gtrid, self._trouble_of) for gtrid, one in waiting]
+        return sorted(found, key=lambda one: (one.decided_us, one.gtrid))
 
     def _trouble_of(self, name: str) -> str:
         if name not in self.sources:

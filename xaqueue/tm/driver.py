@@ -1,9 +1,9 @@
 """What is used of a participant's PEP 249 driver, and what its errors mean.
 
-Nothing is used but the two-phase methods and ``close``, and five things where a driver has them: an ``outcome`` of a
-branch and the forgetting of a heuristic one (ours), what interrupts a statement, the transaction status that tells
-a failed PostgreSQL transaction, which PREPARE TRANSACTION would quietly roll back, and the socket, on which a server
-takes its leave.
+Nothing is used but the two-phase methods and ``close``, cursors where its database may decide, and five things where
+a driver has them: an ``outcome`` of a branch and the forgetting of a heuristic one (ours), what interrupts a statement,
+the transaction status that tells a failed PostgreSQL transaction, which PREPARE TRANSACTION would quietly roll back,
+and the socket, on which a server takes its leave.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import select
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum
 from typing import Any
 
 from xaqueue.connection import Connection
@@ -28,8 +29,40 @@ INTERRUPTION_S = 5.0
 """An interruption is tried for so long, where the driver takes a limit."""
 SHARED_CONNECTIONS = 2
 """PEP 249's ``threadsafety`` from which on a connection may be handed to another thread."""
+FULL_SYNC = 2
+"""SQLite's ``synchronous`` from which on a commit waits for the disk, also with the journal mode WAL."""
 IDLE, IN_ERROR = 0, 3
 """libpq's PQTRANS_IDLE, no transaction is open, and PQTRANS_INERROR: one has failed, and can only be rolled back."""
+
+
+class Dialect(Enum):
+    """A database's, as far as its statements differ here."""
+
+    POSTGRESQL = "postgresql"
+    SQLITE = "sqlite"
+    MYSQL = "mysql"
+    OTHER = "other"
+
+
+_DIALECTS = {
+    **dict.fromkeys(("psycopg", "psycopg2", "pg8000"), Dialect.POSTGRESQL),
+    **dict.fromkeys(("sqlite3", "aiosqlite"), Dialect.SQLITE),
+    **dict.fromkeys(("MySQLdb", "pymysql", "mysql", "mariadb"), Dialect.MYSQL),
+}
+"""By the package of a connection's class."""
+
+
+def dialect_of(connection: Any) -> Dialect:
+    return next((known for name in _packages(connection) if (known := _DIALECTS.get(name))), Dialect.OTHER)
+
+
+def has_two_phases(connection: Any) -> bool:
+    return hasattr(connection, "tpc_begin")
+
+
+def takes_sql(connection: Any) -> bool:
+    """Whether a database is behind it, which may keep a decision as a row."""
+    return not isinstance(connection, Connection) and hasattr(connection, "cursor")
 
 
 def close(connection: Any) -> None:
@@ -45,9 +78,13 @@ def is_shared(connection: Any) -> bool:
     """
     if isinstance(connection, Connection):
         return True  # it wants one thread at a time, and does not mind which
-    modules = {cls.__module__.partition(".")[0] for cls in type(connection).__mro__}
-    claims = (getattr(sys.modules.get(module), "threadsafety", 0) for module in modules)
-    return "sqlite3" not in modules and any(claim >= SHARED_CONNECTIONS for claim in claims)
+    packages = _packages(connection)
+    claims = (getattr(sys.modules.get(package), "threadsafety", 0) for package in packages)
+    return "sqlite3" not in packages and any(claim >= SHARED_CONNECTIONS for claim in claims)
+
+
+def _packages(connection: Any) -> set[str]:
+    return {cls.__module__.partition(".")[0] for cls in type(connection).__mro__}
 
 
 def commits_itself(connection: Any) -> bool:
@@ -98,6 +135,26 @@ def xid_on(connection: Any, gtrid: bytes, name: str) -> Any:
 def has_failed(connection: Any) -> bool:
     """Whether a statement failed in the transaction, so that PostgreSQL would take a commit for a rollback."""
     return _status(connection) == IN_ERROR
+
+
+def harden(connection: Any) -> None:
+    """What was committed late here is on disk behind it. Raises what the driver raises."""
+    connection.harden()
+
+
+def has_ended(connection: Any) -> bool:
+    """Whether no transaction is open any more on a connection whose driver tells, and on which one was begun."""
+    return has_two_phases(connection) and _status(connection) == IDLE
+
+
+def sync_fully(connection: Any) -> None:
+    """A commit of this connection of SQLite waits for the disk."""
+    cursor = connection.cursor()
+    try:
+        if cursor.execute("PRAGMA synchronous").fetchone()[0] < FULL_SYNC:
+            cursor.execute("PRAGMA synchronous = FULL")
+    finally:
+        cursor.close()
 
 
 def _status(connection: Any) -> int | None:

@@ -1,99 +1,158 @@
-"""A participant without two phases may be the last one to be asked: its own commit decides for all.
-
-The decision of a transaction with a last resource is a row in that resource's own database.
+"""The decision of a transaction with a last resource is a row in that resource's own database.
 
 The row is written in the transaction that it decides on, so that both commit or neither does. To learn what was
 decided, the opposite is tried: a row that says rollback, under the same key. Either it goes in, and then a commit that
-is still on its way can never succeed, or the key is taken, and the row that is there tells.
+is still on its way can never succeed, or the key is taken, and the row that is there tells. A row of its node says
+that this is the database in which a transaction manager decides, and not another one or an old copy.
 
 Only literals of our own making go into the statements: drivers do not agree on how parameters are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
-from xaqueue.errors import OperationalError
-from xaqueue.tm.driver import is_a
+from xaqueue.errors import InvalidArgument, OperationalError
+from xaqueue.tm.driver import Dialect, dialect_of, is_a
 from xaqueue.tm.gtrid import Gtrid
-from xaqueue.tm.participant import EnlistedBranch
-from xaqueue.tm.voting import Reply
 from xaqueue.xa import Outcome
 
 TABLE = "xaqueue_decisions"
-CREATE = f"CREATE TABLE IF NOT EXISTS {TABLE} (gtrid VARCHAR(64) NOT NULL PRIMARY KEY, decision VARCHAR(16) NOT NULL)"
+NAMES_LENGTH = 2000
+"""Of the names of those that prepared, as the row has them, at most."""
+CREATE = (
+    f"CREATE TABLE IF NOT EXISTS {TABLE} (gtrid VARCHAR(64) NOT NULL PRIMARY KEY, decision VARCHAR(16) NOT NULL, "
+    f"participants VARCHAR({NAMES_LENGTH}) NOT NULL)"
+)
+"""What may be made by hand for a role that may make no table: it needs SELECT, INSERT and DELETE on it."""
 _AT_A_TIME = 200
 _WORDS = {Outcome.COMMITTED: "commit", Outcome.ROLLED_BACK: "rollback"}
 _OUTCOMES = {word: outcome for outcome, word in _WORDS.items()}
+_DURABLE = (
+    " FROM (SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' "
+    "ELSE current_setting('synchronous_commit') END, true)) AS durable"
+)
+"""PostgreSQL's commit of this transaction waits for its disk, whatever the database, the role or the pool has set."""
 
 
-def create_table(connection: Any) -> None:
-    """Makes the table where it is missing, in a transaction of its own: some databases commit before they create.
+class DecisionRow(NamedTuple):
+    """What stands there of one transaction. participants: those that prepared, where it was committed."""
 
-    Who may not create one uses the one that is there. Of two who make it at once PostgreSQL refuses one.
+    gtrid: bytes
+    outcome: Outcome
+    participants: tuple[str, ...] = ()
+
+
+def make_ready(connection: Any, node: str, *, is_known: bool) -> None:
+    """There is a table, with the row of this node, in a transaction of their own; some databases commit before they
+    create.
+
+    is_known: decisions of this node may stand here, so that a database without its row is the wrong one. Who may not
+    create a table uses the one that is there; of two who make it at once PostgreSQL refuses one. Raises
+    OperationalError for the wrong database, InvalidArgument for one whose commits are not durable, and what the driver
+    raises.
     """
-    if _is_there(connection):
+    dialect = dialect_of(connection)
+    if dialect is Dialect.MYSQL:
+        _check_mysql(connection)
+    trouble = _trouble_of_mark(connection, node)
+    if not trouble:
         return
+    mark = f"INSERT INTO {TABLE} (gtrid, decision, participants) VALUES ('XAQ1{node}', 'node', '')"
+    if is_known:
+        raise OperationalError(
+            f"decisions of this transaction manager stand in {TABLE} of this participant's database, and its row "
+            f"XAQ1{node} {trouble}: where it is another database, or an old copy, open the right one. Where the "
+            f"decisions are lost for good, run {CREATE}; {mark}; what is in doubt is rolled back then"
+        )
     try:
-        _run(connection, CREATE)
+        _run(connection, CREATE + (" ENGINE=InnoDB" if dialect is Dialect.MYSQL else ""))
         connection.commit()
-    except Exception:
+    except Exception as error:
         connection.rollback()
-        if not _is_there(connection):
-            raise
-
-
-def insert_row(connection: Any, gtrid: bytes, outcome: Outcome = Outcome.COMMITTED) -> None:
-    """Adds the row to the transaction that is open on this connection."""
-    _run(connection, f"INSERT INTO {TABLE} (gtrid, decision) VALUES ({_literal(gtrid)}, '{_WORDS[outcome]}')")
-
-
-def resolve_row(connection: Any, gtrid: bytes) -> Outcome:
-    """What stands there from now on: COMMITTED or ROLLED_BACK. Raises what the driver raises: try again then."""
+        trouble = f"cannot be made ({error}), run {CREATE}"
     try:
-        insert_row(connection, gtrid, Outcome.ROLLED_BACK)
+        _run(connection, mark)
+        connection.commit()
+    except Exception as error:
+        connection.rollback()
+        if _trouble_of_mark(connection, node):
+            raise OperationalError(
+                f"{TABLE}, in which this participant's database is to keep decisions, {trouble}; its role needs to "
+                f"SELECT, INSERT and DELETE there. Or give two_phase=True, where it can prepare ({error})"
+            ) from error
+
+
+def names_of(participants: Iterable[str]) -> str:
+    """As a row has them: nothing in it means anything to a database."""
+    return " ".join(quote(name, safe="") for name in participants)
+
+
+def insert_row(connection: Any, row: DecisionRow) -> None:
+    """Adds the row to the transaction that is open on this connection, and makes its commit a durable one."""
+    values = f"{_literal(row.gtrid)}, '{_WORDS[row.outcome]}', '{names_of(row.participants)}'"
+    is_postgresql = dialect_of(connection) is Dialect.POSTGRESQL
+    what = f"SELECT {values}{_DURABLE}" if is_postgresql else f"VALUES ({values})"
+    _run(connection, f"INSERT INTO {TABLE} (gtrid, decision, participants) {what}")
+
+
+def resolve_row(connection: Any, gtrid: bytes) -> DecisionRow:
+    """What stands there from now on. Raises what the driver raises: try again then."""
+    row = DecisionRow(gtrid, Outcome.ROLLED_BACK)
+    try:
+        insert_row(connection, row)
         connection.commit()
     except Exception as error:
         connection.rollback()
         if not is_a(error, "IntegrityError"):
             raise
-        return _read_row(connection, gtrid)
-    return Outcome.ROLLED_BACK
+        found = _select(connection, f"gtrid = {_literal(gtrid)}")
+        if not found:
+            raise OperationalError(
+                f"the row of {gtrid.decode()} in {TABLE} went while it was read: look again"
+            ) from error
+        return found[0]
+    return row
 
 
-def read_rows(connection: Any, node: str) -> list[bytes]:
-    """The gtrids of all rows that this node has written."""
-    found = _run(connection, f"SELECT gtrid FROM {TABLE} WHERE gtrid LIKE 'XAQ1{node}%'")
-    connection.rollback()
-    return [str(row[0]).encode("ascii") for row in found]
+def read_rows(connection: Any, node: str, epoch: int) -> list[DecisionRow]:
+    """All that this node has written before this epoch."""
+    found = _select(connection, f"gtrid LIKE 'XAQ1{node}%'")
+    return [row for row in found if (gtrid := Gtrid.parse(row.gtrid)) is not None and gtrid.epoch < epoch]
 
 
 def delete_rows(connection: Any, gtrids: Iterable[bytes]) -> None:
-    """Removes rows that nobody will ask for any more."""
+    """Removes rows that nobody will ask for any more; a crash may bring them back."""
     left = list(gtrids)
     while left:
         some, left = left[:_AT_A_TIME], left[_AT_A_TIME:]
+        if dialect_of(connection) is Dialect.POSTGRESQL:
+            _run(connection, "SET LOCAL synchronous_commit = off")
         _run(connection, f"DELETE FROM {TABLE} WHERE gtrid IN ({', '.join(map(_literal, some))})")
         connection.commit()
 
 
-def _is_there(connection: Any) -> bool:
+def _trouble_of_mark(connection: Any, node: str) -> str:
+    """Empty where the row of the node is there."""
     try:
-        _run(connection, f"SELECT gtrid FROM {TABLE} WHERE gtrid = ''")
-    except Exception:  # drivers do not agree on its class; if it is anything else, what follows fails of it
-        return False
+        found = _run(connection, f"SELECT gtrid FROM {TABLE} WHERE gtrid = 'XAQ1{node}'")
+    except Exception as error:  # drivers do not agree on its class; if it is anything else, what follows fails of it
+        return f"cannot be read ({error})"
     finally:
         connection.rollback()
-    return True
+    return "" if found else "is not there"
 
 
-def _read_row(connection: Any, gtrid: bytes) -> Outcome:
-    found = _run(connection, f"SELECT decision FROM {TABLE} WHERE gtrid = {_literal(gtrid)}")
+def _select(connection: Any, where: str) -> list[DecisionRow]:
+    found = _run(connection, f"SELECT gtrid, decision, participants FROM {TABLE} WHERE {where}")
     connection.rollback()
-    if not found:
-        raise OperationalError(f"the row of {gtrid.decode()} in {TABLE} went while it was read: look again")
-    return _OUTCOMES[str(found[0][0])]
+    return [
+        DecisionRow(str(gtrid).encode("ascii"), _OUTCOMES[decision], tuple(map(unquote, str(names).split())))
+        for gtrid, decision, names in found
+        if decision in _OUTCOMES
+    ]
 
 
 def _run(connection: Any, statement: str) -> Sequence[Any]:
@@ -112,49 +171,14 @@ def _literal(gtrid: bytes) -> str:
     return f"'{parsed}'"
 
 
-class LastResource(EnlistedBranch):
-    """Without two phases: a plain local transaction, whose commit decides where others have prepared."""
-
-    def _begin(self) -> None:
-        """A local transaction begins by itself, and nobody is asked for its outcome: its row tells."""
-        self._tells = False
-
-    def commit_last(self, check: Callable[[], None]) -> Reply:
-        """Commits it together with the row. LOST: nobody knows, not even the database just now.
-
-        check: raises where the log is not ours any more. Asked with the row in place, which keeps out a successor's.
-        """
-        try:
-            insert_row(self.connection, self.gtrid)
-            check()
-        except Exception as error:
-            self._failed(error)
-            self.discard()
-            return Reply.REFUSED
-        answer = self.commit_one_phase()
-        return self._read_decision() if answer is Reply.LOST else answer
-
-    def rollback(self) -> Reply:
-        try:
-            if not self._interrupted:
-                self.connection.rollback()
-        except Exception as error:
-            self._failed(error)
-            self.source.drop_idle()
-        if not self._is_usable:
-            self.discard()
-        return Reply.DONE
-
-    def _commit_at_once(self) -> None:
-        self.connection.commit()
-
-    def _read_decision(self) -> Reply:
-        """The commit got no answer: on a fresh connection its row can be read, or made impossible."""
-        self.discard()
-        try:
-            with self.source.opened() as connection:
-                outcome = resolve_row(connection, self.gtrid)
-        except Exception as error:
-            self._failed(error)
-            return Reply.LOST
-        return Reply.DONE if outcome is Outcome.COMMITTED else Reply.REFUSED
+def _check_mysql(connection: Any) -> None:
+    wanted = {"innodb_flush_log_at_trx_commit": "1"}
+    if str(_run(connection, "SELECT @@GLOBAL.log_bin")[0][0]) == "1":
+        wanted["sync_binlog"] = "1"
+    for setting, value in wanted.items():
+        found = str(_run(connection, f"SELECT @@GLOBAL.{setting}")[0][0])
+        if found != value:
+            raise InvalidArgument(
+                f"{setting} of this participant's database is {found}, so that a power loss may undo what its commit "
+                f"decided: SET GLOBAL {setting} = {value}"
+            )

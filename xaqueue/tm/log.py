@@ -92,6 +92,8 @@ class DecisionLog:
         self.lock = threading.Lock()
         self._over: list[bytes] = []
         """Done, and not recorded as such yet."""
+        self._done_rows: dict[str, list[bytes]] = {}
+        """By participant, done decisions whose rows are still in its database."""
         try:
             self.table = self._start(segment_bytes)
         except OSError as error:
@@ -119,7 +121,7 @@ class DecisionLog:
         used = bool(found.node)
         self._journal = Journal(self._fs, JOURNAL, segment_bytes=segment_bytes, used=used, epoch=self.epoch)
         self._journal.harden()
-        dangling = records.carried(found.table.open.values(), found.table.heuristics.values())
+        dangling = records.carried(found.table)
         for note in self._journal.start(list(dangling)):  # the old one may be in memory only, or written to late
             log.warning("decision log: %s", note)
         write_node(self._fs, self.node, self.epoch)
@@ -127,14 +129,13 @@ class DecisionLog:
 
     # Decisions
 
-    def decide(self, gtrid: bytes, participants: Sequence[str], last: str | None = None) -> None:
-        """Returns once the decision to commit these is hardened, or, with ``last``, that it will stand there.
+    def decide(self, gtrid: bytes, participants: Sequence[str]) -> None:
+        """Returns once the decision to commit these is hardened.
 
         Raises RetryLater where there was no room, and surely nothing was recorded; DecisionLogError where nobody
         knows: then only the next opening can tell.
         """
-        outcome = Outcome.COMMITTED if last is None else Outcome.IN_DOUBT
-        made = OpenDecision(gtrid, tuple(participants), self.now_us(), last, outcome, set(participants))
+        made = OpenDecision(gtrid, tuple(participants), self.now_us(), None, set(participants))
         self._append_with_done(lambda done: records.decision(made, done), lambda: self.table.add(made))
 
     def decision_on(self, gtrid: bytes) -> Outcome | None:
@@ -142,14 +143,47 @@ class DecisionLog:
         with self.lock:
             return self.table.decision_on(gtrid)
 
-    def resolve(self, gtrid: bytes, outcome: Outcome) -> None:
-        """The last resource was read: this is what stands there. It is read again after a crash."""
+    def note_last(self, participant: str) -> None:
+        """Returns once it is hardened that decisions of this life may stand in this participant's database.
+
+        Raises RetryLater, DecisionLogError.
+        """
+        epochs = self.epoch, self.epoch
+        self._append(lambda: records.last(participant, *epochs), lambda: self.table.add_last(participant, *epochs))
+
+    def lasts_of(self, gtrid: bytes) -> set[str]:
+        """Participants in whose databases the decision may stand."""
         with self.lock:
-            made = self.table.open.get(gtrid)
-            if made is None or made.outcome is not Outcome.IN_DOUBT:
-                return
-            made.outcome = outcome
-            self._end_locked(made)  # all of them may have answered with a heuristic, and nobody else will
+            return self.table.lasts_of(gtrid)
+
+    def add_row(self, gtrid: bytes, participants: Sequence[str], last: str) -> None:
+        """A row in the database of ``last`` decides to commit these; it is read again after a crash."""
+        made = OpenDecision(gtrid, tuple(participants), self.now_us(), last, set(participants))
+        with self.lock:
+            if gtrid not in self.table.open:
+                made.outstanding -= {name for other, name in self.table.heuristics if other == gtrid}
+                self.table.add(made)
+                self._end_locked(made)  # all of them may have answered with a heuristic, and nobody else will
+
+    def take_done_rows(self, last: str) -> list[bytes]:
+        """Decisions in this database that nobody needs any more; taken once."""
+        with self.lock:
+            return self._done_rows.pop(last, [])
+
+    def put_back_done_rows(self, last: str, gtrids: list[bytes]) -> None:
+        """They could not be removed."""
+        with self.lock:
+            self._done_rows.setdefault(last, []).extend(gtrids)
+
+    @property
+    def has_done_rows(self) -> list[str]:
+        """Those with decisions that nobody needs any more."""
+        return list(self._done_rows)
+
+    def committed_late(self, gtrid: bytes, participant: str) -> None:
+        """It has done what was decided, and is going to harden that: it has not acknowledged it yet."""
+        with self.lock:
+            self.table.open[gtrid].late.add(participant)
 
     def acknowledged(self, gtrid: bytes, participant: str) -> bool:
         """A participant has done what was decided; returns whether it was the last one that had to."""
@@ -162,10 +196,10 @@ class DecisionLog:
 
     def _end_locked(self, made: OpenDecision) -> bool:
         """Whether nothing is outstanding: then it is done."""
-        if made.outstanding or made.outcome is Outcome.IN_DOUBT:
+        if made.outstanding:
             return False
         del self.table.open[made.gtrid]
-        self._over.append(made.gtrid)
+        (self._over if made.last is None else self._done_rows.setdefault(made.last, [])).append(made.gtrid)
         return True
 
     def note(self, heuristic: Heuristic) -> bool:
@@ -212,7 +246,7 @@ class DecisionLog:
         def mark() -> None:
             nonlocal below
             below = self._journal.position  # between two rounds: the table has every record below it
-            dangling[:] = records.carried(self.table.open.values(), self.table.heuristics.values())
+            dangling[:] = records.carried(self.table)
 
         def covered() -> None:
             self._journal.checkpoint = max(self._journal.checkpoint, below)
@@ -307,7 +341,7 @@ class DecisionLog:
     def _relieve(self, below: int) -> None:
         """In the middle of a round that has no room: where nothing dangles, old segments can go."""
         with self.lock:
-            if self.table.open or self.table.heuristics or not self._journal.full_segments:
+            if any(records.carried(self.table)) or not self._journal.full_segments:
                 return
         self._journal.write_checkpoint(below)
         self._journal.recycle()

@@ -126,8 +126,14 @@ class LogView(LogContent):
 
     def status(self, gtrid: Gtrid) -> LogStatus:
         """What it says of this transaction."""
-        decision = self.table.decision_on(bytes(gtrid))
-        return log_status(gtrid, node=self.node, epoch=self.epoch, in_use=self.in_use, decision=decision)
+        return log_status(
+            gtrid,
+            node=self.node,
+            epoch=self.epoch,
+            in_use=self.in_use,
+            decision=self.table.decision_on(bytes(gtrid)),
+            may_be_elsewhere=bool(self.table.lasts_of(bytes(gtrid))),
+        )
 
 
 def view_log(log_dir: str | os.PathLike[str]) -> LogView:

@@ -73,6 +73,7 @@ class TransactionManager:
         participants: Mapping[str, Connect | Participant],
         *,
         last_resource: str | None = None,
+        two_phase: bool = False,
         timeout_s: float = 60.0,
         recovery_interval_s: float = 30.0,
         on_step: OnStep | None = None,
@@ -80,19 +81,22 @@ class TransactionManager:
         """Opens the decision log, or makes one, and starts recovery.
 
         log_dir: belongs to one transaction manager for ever, with its node id. participants: by name, how each is
-        opened; the names are part of what is written down, so they stay. last_resource: the one among them that has no
-        two-phase commit. timeout_s: a transaction that was not decided by then is rolled back.
-        recovery_interval_s: each participant is asked so often what is in doubt. on_step: see ``OnStep``.
+        opened; the names are part of what is written down, so they stay. last_resource: the one among them whose commit
+        decides for all that have prepared, where it takes part; its database keeps the decision as a row of the table
+        xaqueue_decisions. Without it that is, in each transaction, its database without two-phase commit, or else its
+        only database. two_phase: there is none, and all prepare. timeout_s: a transaction that was not decided by then
+        is rolled back. recovery_interval_s: each participant is asked so often what is in doubt. on_step: see
+        ``OnStep``.
         Raises DecisionLogInUse, DecisionLogDamaged, DecisionLogError, InvalidArgument.
         """
         if timeout_s <= 0 or recovery_interval_s <= 0:
             raise InvalidArgument("timeout_s and recovery_interval_s are numbers of seconds above 0")
-        self._sources = sources(participants, last_resource)
+        self._sources = sources(participants, last_resource, two_phase=two_phase)
         self._timeout_s = timeout_s
         self._closing = threading.Lock()
         self._closed = False
         self._log = open_log(log_dir)
-        self._coordinator = Coordinator(self._log, self._sources, last_resource, on_step)
+        self._coordinator = Coordinator(self._log, self._sources, on_step)
         self._recoveries = {
             name: RecoveryThread(self._coordinator, source, recovery_interval_s)
             for name, source in self._sources.items()
@@ -164,18 +168,25 @@ class TransactionManager:
     def recover(self, timeout_s: float | None = None) -> RecoveryResult:
         """A round of recovery at every participant, now; waits for it, or for so many seconds.
 
-        The last resource comes first: others may hang on what stands there.
+        Databases that may have decided come first, and once more where others list what they have not decided on.
         """
         self._check_open()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         result = RecoveryResult()
-        order = sorted(self._recoveries, key=lambda name: name != self._coordinator.last_resource)
-        split = 0 if self._coordinator.last_resource is None else 1
-        for names in (order[:split], order[split:]):
-            rounds = {name: self._recoveries[name].wake() for name in names}
-            for name, number in rounds.items():
-                result.scans[name] = self._recoveries[name].wait(number, deadline)
+        lasts = [name for name in self._recoveries if name in self._log.table.lasts]
+        others = [name for name in self._recoveries if name not in lasts]
+        for names in (lasts, others):
+            self._recover_at(names, result, deadline)
+        if self._coordinator.undecided():
+            for names in (lasts, others):
+                self._recover_at(names, result, deadline)
         return result
+
+    def _recover_at(self, names: Iterable[str], result: RecoveryResult, deadline: float | None) -> None:
+        rounds = {name: self._recoveries[name].wake() for name in names}
+        for name, number in rounds.items():
+            scan = self._recoveries[name].wait(number, deadline)
+            result.scans[name] = result.scans[name].followed_by(scan) if name in result.scans else scan
 
     def in_doubt(self) -> list[InDoubtTransaction]:
         """Global transactions that are not over, without live ones; also those with heuristics that nobody forgot."""
@@ -229,6 +240,7 @@ class TransactionManager:
         while not self._stopped.wait(HOUSEKEEPING_S):
             for transaction in self._coordinator.live():
                 transaction.interrupt_if_expired()
+            self._wake(self._coordinator.take_late())
             if has_failed or self._stopped.is_set():
                 continue
             try:

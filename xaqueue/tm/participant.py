@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from xaqueue.errors import ConnectionLost, Error, InvalidArgument, ResourceFailed, RolledBack
-from xaqueue.tm import driver
+from xaqueue.errors import ConnectionLost, Error, InvalidArgument, ProtocolError, ResourceFailed, RolledBack
+from xaqueue.tm import driver, last_resource
+from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import checked_name
+from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.voting import Reply
+from xaqueue.xa import Outcome
 
 KEPT_S = 60.0
 """A connection that was idle for longer is not used again: firewalls forget it, and say so to nobody."""
@@ -44,10 +47,11 @@ class Participant:
 class ConnectionSource:
     """Connections of one participant. Safe for threads."""
 
-    def __init__(self, name: str, participant: Participant, *, is_last: bool = False) -> None:
+    def __init__(self, name: str, participant: Participant, *, may_decide: bool = True) -> None:
+        """may_decide: its own commit may decide for all."""
         self.name = checked_name(name)
         self.participant = participant
-        self.is_last = is_last
+        self.may_decide = may_decide
         self._mutex = threading.Lock()
         self._idle: list[tuple[float, Any]] = []
         """Each with the time since when it is kept, by the monotonic clock; the longest kept first."""
@@ -63,11 +67,11 @@ class ConnectionSource:
                 f"participant {self.name!r} is in autocommit mode, so that its work would not wait for the "
                 "transaction's end: open it with autocommit off"
             )
-        if not (self.is_last or hasattr(connection, "tpc_begin")):
+        if not (driver.has_two_phases(connection) or (self.may_decide and driver.takes_sql(connection))):
             driver.close(connection)
             raise InvalidArgument(
                 f"participant {self.name!r} has no two-phase commit ({type(connection).__module__} has no tpc_begin): "
-                "make it the last_resource, of which there may be one"
+                "only a last_resource needs none, a database of which a transaction may have one"
             )
         return connection
 
@@ -98,7 +102,8 @@ class ConnectionSource:
         Not those of sqlite3: they are their thread's, a SELECT that was not read to its end keeps its snapshot in them,
         and they cost little to open.
         """
-        if not driver.is_at_rest(connection) or (self.is_last and not driver.is_shared(connection)):
+        is_of_its_thread = not (driver.has_two_phases(connection) or driver.is_shared(connection))
+        if is_of_its_thread or not driver.is_at_rest(connection):
             driver.close(connection)
             return
         with self._mutex:
@@ -126,23 +131,27 @@ class ConnectionSource:
         return str(own()) if callable(own) else self.name
 
     def is_parallel(self, connection: Any) -> bool:
-        """Whether another thread may work on it while this one waits; never on the last resource's."""
+        """Whether another thread may work on it while this one waits; never on one without two phases."""
         given = self.participant.parallel
-        return not self.is_last and (driver.is_shared(connection) if given is None else given)
+        return driver.has_two_phases(connection) and (driver.is_shared(connection) if given is None else given)
 
 
 def sources(
-    participants: Mapping[str, Connect | Participant], last_resource: str | None
+    participants: Mapping[str, Connect | Participant], last: str | None, *, two_phase: bool = False
 ) -> dict[str, ConnectionSource]:
-    """Raises InvalidArgument."""
-    if last_resource is not None and last_resource not in participants:
-        raise InvalidArgument(f"last_resource {last_resource!r} is none of the participants {sorted(participants)}")
+    """last: the only one whose commit may decide, where one is named; two_phase: none. Raises InvalidArgument."""
+    if last is not None and last not in participants:
+        raise InvalidArgument(f"last_resource {last!r} is none of the participants {sorted(participants)}")
+    if last is not None and two_phase:
+        raise InvalidArgument("last_resource and two_phase=True exclude one another: give one of them")
+    if len(last_resource.names_of(participants)) > last_resource.NAMES_LENGTH:
+        raise InvalidArgument("the names of the participants are too long for a row of all of them: give shorter ones")
     made = {}
     for name, given in participants.items():
         participant = given if isinstance(given, Participant) else Participant(given)
         if not callable(participant.connect):
             raise InvalidArgument(f"participant {name!r} is {given!r}: give a function that opens a connection")
-        made[name] = ConnectionSource(name, participant, is_last=name == last_resource)
+        made[name] = ConnectionSource(name, participant, may_decide=not two_phase and last in (None, name))
     return made
 
 
@@ -151,16 +160,21 @@ def enlist(source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
     kept = source.take_idle()
     if kept is not None:
         try:
-            return EnlistedBranch(source, kept, gtrid)
+            return _enlist_on(kept, source, gtrid)
         except Exception:  # it was lost while it was idle, and nothing was done on it yet
             driver.close(kept)
             source.drop_idle()
     connection = source.open()
     try:
-        return EnlistedBranch(source, connection, gtrid)
+        return _enlist_on(connection, source, gtrid)
     except BaseException:
         driver.close(connection)
         raise
+
+
+def _enlist_on(connection: Any, source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
+    kind = EnlistedBranch if driver.has_two_phases(connection) else PlainBranch
+    return kind(source, connection, gtrid)
 
 
 class EnlistedBranch:
@@ -169,6 +183,8 @@ class EnlistedBranch:
     What a reply leaves open is for recovery, on a connection of its own. A connection on which anything went wrong is
     closed and never used again: psycopg's believes itself prepared after a failed prepare, and a lost one is lost.
     """
+
+    has_two_phases = True
 
     def __init__(self, source: ConnectionSource, connection: Any, gtrid: bytes) -> None:
         self.source = source
@@ -181,6 +197,8 @@ class EnlistedBranch:
         """When that was."""
         self.sort_key = source.sort_key(connection)
         self.is_parallel = source.is_parallel(connection)
+        self.may_decide = source.may_decide and driver.takes_sql(connection)
+        """Whether its own commit may decide for all."""
         self._tells = driver.can_tell(connection)
         self._is_usable = True
         self._interrupted = False
@@ -240,6 +258,39 @@ class EnlistedBranch:
             self.discard()
             return Reply.REFUSED
         return Reply.DONE
+
+    def commit_last(self, prepared: Sequence[str], check: Callable[[], None]) -> Reply:
+        """Commits it together with the row that decides for those that prepared. LOST: nobody knows, not even the
+        database just now.
+
+        check: raises where the log is not ours any more. Asked with the row in place, which keeps out a successor's.
+        """
+        try:
+            self._refuse_failed()
+            self._refuse_ended()
+            last_resource.insert_row(self.connection, DecisionRow(self.gtrid, Outcome.COMMITTED, tuple(prepared)))
+            check()
+        except Exception as error:
+            self.refuse(error)
+            return Reply.REFUSED
+        answer = self.commit_one_phase()
+        return self._read_decision() if answer is Reply.LOST else answer
+
+    def refuse(self, error: Exception) -> None:
+        """It is not going to be committed, and this is why."""
+        self._failed(error)
+        self.discard()
+
+    def _read_decision(self) -> Reply:
+        """The commit got no answer: on a fresh connection its row can be read, or made impossible."""
+        self.discard()
+        try:
+            with self.source.opened() as connection:
+                outcome = last_resource.resolve_row(connection, self.gtrid).outcome
+        except Exception as error:
+            self._failed(error)
+            return Reply.LOST
+        return Reply.DONE if outcome is Outcome.COMMITTED else Reply.REFUSED
 
     def ask(self) -> Reply:
         """What became of a branch that is not known on this connection, or of a commit that got no answer."""
@@ -322,5 +373,38 @@ class EnlistedBranch:
                 "or use a savepoint around what may fail"
             )
 
+    def _refuse_ended(self) -> None:
+        if driver.has_ended(self.connection):
+            raise ProtocolError(
+                f"the transaction of participant {self.name!r} was ended by a COMMIT or ROLLBACK of its own: what it "
+                "has committed so stays. Leave that to the transaction"
+            )
+
     def _in_failed(self) -> bool:
         return self.connection is not None and driver.has_failed(self.connection)
+
+
+class PlainBranch(EnlistedBranch):
+    """Without two phases: a plain local transaction, whose commit decides where others have prepared."""
+
+    has_two_phases = False
+
+    def _begin(self) -> None:
+        """A local transaction begins by itself, and nobody is asked for its outcome: its row tells."""
+        self._tells = False
+        if driver.dialect_of(self.connection) is Dialect.SQLITE:
+            driver.sync_fully(self.connection)
+
+    def rollback(self) -> Reply:
+        try:
+            if not self._interrupted:
+                self.connection.rollback()
+        except Exception as error:
+            self._failed(error)
+            self.source.drop_idle()
+        if not self._is_usable:
+            self.discard()
+        return Reply.DONE
+
+    def _commit_at_once(self) -> None:
+        self.connection.commit()

@@ -2,14 +2,15 @@
 
     NODE         one line: xaqueue-tm 1 <node id> <boot epoch>
 
-    1 DECISION   [gtrid, when_us, last, [participant, ...], [gtrid that is done, ...]]
+    1 DECISION   [gtrid, when_us, [participant, ...], [gtrid that is done, ...]]
     2 DONE       [gtrid, ...]
     3 HEURISTIC  [gtrid, participant, decision, outcome, when_us, detail]
     4 FORGET     [gtrid]
-    5 CARRIED    [[DECISION without its fifth part, ...], [HEURISTIC, ...]]
+    5 CARRIED    [[DECISION without its fourth part, ...], [HEURISTIC, ...]]
+    6 LAST       [participant, first epoch, last epoch]
 
-``last`` is nil where the record is the decision to commit; otherwise the decision stands in that participant's
-database. CARRIED repeats what dangled at a checkpoint; it is never newer than what the other kinds say.
+LAST: a decision of a transaction that was begun in these epochs may stand in that participant's database, as a row,
+and nowhere else. CARRIED repeats what dangled at a checkpoint; it is never newer than what the other kinds say.
 """
 
 from __future__ import annotations
@@ -43,9 +44,7 @@ class TransactionState(Enum):
     COMMITTING = "committing"
     """Decided; some participants have not acknowledged yet."""
     UNDECIDED = "undecided"
-    """The decision stands in the last resource, which could not be read yet."""
-    ROLLING_BACK = "rolling back"
-    """The last resource did not commit; some participants have not acknowledged yet."""
+    """The decision may stand in a last resource, which could not be asked yet."""
     HEURISTIC = "heuristic"
     """Over, but a participant did something else, or perhaps did: kept until somebody forgets it."""
 
@@ -59,10 +58,11 @@ class OpenDecision:
     """Those that voted to commit, without the last resource."""
     when_us: int
     last: str | None = None
-    outcome: Outcome = Outcome.COMMITTED
-    """IN_DOUBT as long as it stands in a last resource that was not read."""
+    """In whose database its row is the decision; None where the log has it."""
     outstanding: set[str] = field(default_factory=set)
     """Participants that have not acknowledged."""
+    late: set[str] = field(default_factory=set)
+    """Outstanding ones that have committed, and lose that with a crash until they harden it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +103,6 @@ class InDoubtTransaction:
     """Why an outstanding participant has not answered, by its name."""
 
 
-_STATES = {
-    Outcome.COMMITTED: TransactionState.COMMITTING,
-    Outcome.ROLLED_BACK: TransactionState.ROLLING_BACK,
-    Outcome.IN_DOUBT: TransactionState.UNDECIDED,
-}
-
-
 def in_doubt_transactions(
     decisions: Iterable[OpenDecision], heuristics: Iterable[Heuristic], trouble_of: Callable[[str], str] = lambda _: ""
 ) -> list[InDoubtTransaction]:
@@ -120,11 +113,10 @@ def in_doubt_transactions(
     found = []
     for made in decisions:
         outstanding = tuple(sorted(made.outstanding))
-        asked = (made.last,) if made.outcome is Outcome.IN_DOUBT and made.last else outstanding
-        trouble = {name: why for name in asked if (why := trouble_of(name))}
+        trouble = {name: why for name in outstanding if (why := trouble_of(name))}
         own = tuple(noted.pop(made.gtrid, ()))
         rest = made.participants, outstanding, made.when_us, made.last, own, trouble
-        found.append(InDoubtTransaction(made.gtrid, _STATES[made.outcome], *rest))
+        found.append(InDoubtTransaction(made.gtrid, TransactionState.COMMITTING, *rest))
     for gtrid, some in noted.items():
         names, since = tuple(one.participant for one in some), min(one.when_us for one in some)
         found.append(InDoubtTransaction(gtrid, TransactionState.HEURISTIC, names, (), since, None, tuple(some)))
@@ -139,6 +131,7 @@ class LogRecordKind(IntEnum):
     HEURISTIC = 3
     FORGET = 4
     CARRIED = 5
+    LAST = 6
 
 
 def decision(made: OpenDecision, done: Sequence[bytes]) -> Entry:
@@ -157,9 +150,16 @@ def forget(gtrid: bytes) -> Entry:
     return Entry(LogRecordKind.FORGET, msgpack.packb([gtrid]))
 
 
-def carried(decisions: Iterable[OpenDecision], heuristics: Iterable[Heuristic]) -> Iterator[Entry]:
+def last(participant: str, first: int, newest: int) -> Entry:
+    return Entry(LogRecordKind.LAST, msgpack.packb([participant, first, newest]))
+
+
+def carried(table: DecisionTable) -> Iterator[Entry]:
     """As many records as it takes, perhaps none."""
-    rows, notes = map(_decision_parts, decisions), map(_heuristic_parts, heuristics)
+    for participant, epochs in table.lasts.items():
+        yield last(participant, *epochs)
+    rows = map(_decision_parts, [made for made in table.open.values() if made.last is None])
+    notes = map(_heuristic_parts, table.heuristics.values())
     while (some := list(islice(rows, CARRIED_AT_A_TIME))) or (more := list(islice(notes, CARRIED_AT_A_TIME))):
         yield Entry(LogRecordKind.CARRIED, msgpack.packb([some, [] if some else more]))
 
@@ -170,16 +170,26 @@ class DecisionTable:
 
     open: dict[bytes, OpenDecision] = field(default_factory=dict)
     heuristics: dict[tuple[bytes, str], Heuristic] = field(default_factory=dict)
+    lasts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By participant, the first and the last epoch in which decisions were made in its database."""
 
     def decision_on(self, gtrid: bytes) -> Outcome | None:
-        """None: there is none, which for a prepared branch means rollback. IN_DOUBT: it stands in the last resource."""
-        made = self.open.get(gtrid)
-        if made is not None:
-            return made.outcome
+        """None: there is none here, which for a prepared branch means rollback, unless ``lasts_of`` names anybody."""
+        if gtrid in self.open:
+            return Outcome.COMMITTED
         return next((noted.decision for (other, _), noted in self.heuristics.items() if other == gtrid), None)
 
     def add(self, made: OpenDecision) -> None:
         self.open[made.gtrid] = made
+
+    def lasts_of(self, gtrid: bytes) -> set[str]:
+        """Participants in whose databases the decision may stand."""
+        parsed = Gtrid.parse(gtrid)
+        return {name for name, (first, newest) in self.lasts.items() if parsed and first <= parsed.epoch <= newest}
+
+    def add_last(self, participant: str, first: int, newest: int) -> None:
+        known = self.lasts.get(participant, (first, newest))
+        self.lasts[participant] = min(first, known[0]), max(newest, known[1])
 
     def note(self, heuristic: Heuristic) -> None:
         self.heuristics[heuristic.gtrid, heuristic.participant] = heuristic
@@ -206,8 +216,8 @@ def replay(records: Iterable[Record]) -> DecisionTable:
 def _replay(table: DecisionTable, over: set[bytes], kind: LogRecordKind, parts: list[Any]) -> None:
     """over: what these records end, so that a CARRIED one does not begin it again."""
     if kind is LogRecordKind.DECISION:
-        table.add(_decision(parts[:4]))
-        _end(table, over, parts[4])
+        table.add(_decision(parts[:3]))
+        _end(table, over, parts[3])
     elif kind is LogRecordKind.DONE:
         _end(table, over, parts)
     elif kind is LogRecordKind.HEURISTIC:
@@ -215,6 +225,8 @@ def _replay(table: DecisionTable, over: set[bytes], kind: LogRecordKind, parts: 
     elif kind is LogRecordKind.FORGET:
         table.forget(parts[0])
         over.add(b"forgotten " + parts[0])
+    elif kind is LogRecordKind.LAST:
+        table.add_last(*parts)
     else:
         for made in map(_decision, parts[0]):
             if made.gtrid not in over:
@@ -231,13 +243,12 @@ def _end(table: DecisionTable, over: set[bytes], gtrids: Iterable[bytes]) -> Non
 
 
 def _decision_parts(made: OpenDecision) -> list[Any]:
-    return [made.gtrid, made.when_us, made.last, list(made.participants)]
+    return [made.gtrid, made.when_us, list(made.participants)]
 
 
 def _decision(parts: list[Any]) -> OpenDecision:
-    gtrid, when_us, last, names = parts
-    outcome = Outcome.COMMITTED if last is None else Outcome.IN_DOUBT
-    return OpenDecision(gtrid, tuple(names), when_us, last, outcome, set(names))
+    gtrid, when_us, names = parts
+    return OpenDecision(gtrid, tuple(names), when_us, None, set(names))
 
 
 def _heuristic_parts(noted: Heuristic) -> list[Any]:

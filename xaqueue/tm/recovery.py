@@ -15,13 +15,13 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from xaqueue.errors import DecisionLogError
 from xaqueue.tm import driver, last_resource, voting
 from xaqueue.tm.coordinator import Coordinator, TraceStep
-from xaqueue.tm.gtrid import Gtrid, ListedBranch, parse_listed
+from xaqueue.tm.gtrid import ListedBranch, parse_listed
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.records import Heuristic
 from xaqueue.tm.voting import Command, ParticipantOutcome, Replies, Reply, Verb
@@ -50,11 +50,21 @@ class ScanReport:
     """Decided, and not in doubt at the participant any more."""
     heuristics: list[Heuristic] = field(default_factory=list)
     left: list[bytes] = field(default_factory=list)
-    """Own ones that are live, or wait for the last resource."""
+    """Own ones that are live, or wait for a database that may have decided."""
     strangers: list[str] = field(default_factory=list)
     """Names of participants in own xids that are not configured here any more."""
     error: str = ""
     """Why it is not complete."""
+
+    def followed_by(self, later: ScanReport) -> ScanReport:
+        """Both, as one."""
+        return replace(
+            later,
+            committed=self.committed + later.committed,
+            rolled_back=self.rolled_back + later.rolled_back,
+            finished_before=self.finished_before + later.finished_before,
+            heuristics=self.heuristics + later.heuristics,
+        )
 
 
 class RecoveryThread:
@@ -66,6 +76,8 @@ class RecoveryThread:
         self._name = source.name
         self._interval_s = interval_s
         self._connection: Any = None
+        self._has_read = False
+        """Whether the decisions were read that earlier lives have left in its database."""
         self._changed = threading.Condition()
         self._asked = 0
         self._answered = 0
@@ -143,10 +155,10 @@ class RecoveryThread:
                 self._connection = self._source.open()
             if self._stopped:  # it hung in there, and its transaction manager is closed
                 report.error = "closed"
-            elif self._source.is_last:
-                self._read_last(report)
             else:
-                self._scan(report)
+                self._read_decisions(report)
+                if driver.has_two_phases(self._connection):
+                    self._scan(report)
         except DecisionLogError as error:
             report.error = str(error)
         except Exception as error:  # whatever a driver raises: it is reported, and the round is made again
@@ -180,6 +192,8 @@ class RecoveryThread:
         """Finishes what can be finished now. Raises what the driver raises to the listing itself."""
         before = self._coordinator.snapshot()
         outstanding = self._coordinator.outstanding(self._name, before)
+        if any(outstanding.values()):
+            driver.harden(self._connection)
         found = [branch for branch in map(parse_listed, self._connection.tpc_recover()) if branch is not None]
         own = [branch for branch in found if branch.gtrid.node == self._coordinator.log.node]
         report.strangers = list(self._strangers(own))
@@ -196,8 +210,12 @@ class RecoveryThread:
         for gtrid in sorted(outstanding.keys() - {bytes(branch.gtrid) for branch in mine}):
             if self._stopped:
                 return
+            if outstanding[gtrid]:  # committed before, and hardened now: a crash in between would have had it listed
+                self._coordinator.settle(gtrid, Outcome.COMMITTED, {self._name: ParticipantOutcome.COMMITTED}, {})
+                continue
             xid = driver.xid_on(self._connection, gtrid, self._name)
-            self._finish(gtrid, xid, outstanding[gtrid], report)  # told all the same: some never list anything
+            self._finish(gtrid, xid, Outcome.COMMITTED, report)  # told all the same: some never list anything
+        self._coordinator.wake(self._coordinator.log.has_done_rows)
 
     def _strangers(self, own: Iterable[ListedBranch]) -> Iterable[str]:
         """Of this node, and nobody's: a participant that was renamed, or branches of a later life of an older log."""
@@ -256,25 +274,34 @@ class RecoveryThread:
             failures.append(error)
             return Reply.PENDING
 
-    # The last resource
+    # A database that may decide
 
-    def _read_last(self, report: ScanReport) -> None:
-        """Reads decisions that nobody was told of, and removes rows that nobody needs any more.
+    def _read_decisions(self, report: ScanReport) -> None:
+        """Reads rows that nobody was told of, and removes those that nobody needs any more.
 
         Raises what the driver raises.
         """
-        decisions = self._coordinator.log
-        if self._coordinator.needs_table:
-            last_resource.create_table(self._connection)
-            self._coordinator.has_table = True
-        for gtrid in self._coordinator.undecided():
-            outcome = last_resource.resolve_row(self._connection, gtrid)
-            decisions.resolve(gtrid, outcome)
-            (report.committed if outcome is Outcome.COMMITTED else report.rolled_back).append(gtrid)
-        if report.committed or report.rolled_back:
-            self._coordinator.wake(self._coordinator.sources)
-        written = last_resource.read_rows(self._connection, decisions.node)
-        needless = self._coordinator.over([gtrid for gtrid in written if Gtrid.parse(gtrid) is not None])
-        if needless and decisions.failure is None:
-            decisions.flush()  # that they are done has to outlive their rows
+        coordinator, decisions = self._coordinator, self._coordinator.log
+        if self._name not in decisions.table.lasts:
+            return
+        if not self._has_read:
+            coordinator.check_database(self._name, self._connection)
+            needless = []
+            for row in last_resource.read_rows(self._connection, decisions.node, decisions.epoch):
+                coordinator.take_row(row, self._name)
+                if row.outcome is Outcome.ROLLED_BACK:
+                    needless.append(row.gtrid)  # nobody is left who could commit it
+            coordinator.wake(coordinator.sources)
             last_resource.delete_rows(self._connection, needless)
+            self._has_read = True
+        for gtrid in coordinator.undecided(self._name):
+            row = last_resource.resolve_row(self._connection, gtrid)
+            coordinator.take_row(row, self._name)
+            (report.committed if row.outcome is Outcome.COMMITTED else report.rolled_back).append(gtrid)
+            coordinator.wake(row.participants or coordinator.sources)
+        done = decisions.take_done_rows(self._name)
+        try:
+            last_resource.delete_rows(self._connection, done)
+        except BaseException:
+            decisions.put_back_done_rows(self._name, done)
+            raise

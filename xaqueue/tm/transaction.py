@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -31,7 +31,7 @@ from xaqueue.errors import (
 from xaqueue.tm import voting
 from xaqueue.tm.coordinator import Coordinator, TraceStep
 from xaqueue.tm.gtrid import FORMAT_ID
-from xaqueue.tm.last_resource import LastResource, create_table
+from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.participant import EnlistedBranch, enlist
 from xaqueue.tm.voting import DECISION, Command, ParticipantOutcome, Replies, Reply, TransactionResult, Verb, Voting
 from xaqueue.xa import Code, Outcome
@@ -150,16 +150,17 @@ class Transaction:
         if source is None:
             raise InvalidArgument(f"{name!r} is no participant: there are {sorted(self._coordinator.sources)}")
         self._coordinator.step(TraceStep.BEGIN, self.gtrid, name)
-        if not source.is_last:
-            self._branches[name] = enlist(source, self.gtrid)
-            return self._branches[name]
-        if self._coordinator.needs_table:
-            with source.opened() as connection:
-                create_table(connection)
-            self._coordinator.has_table = True
-        kept = source.take_idle()
-        self._branches[name] = LastResource(source, source.open() if kept is None else kept, self.gtrid)
-        return self._branches[name]
+        branch = enlist(source, self.gtrid)
+        self._branches[name] = branch
+        if not branch.has_two_phases:
+            plain = [repr(other.name) for other in self._branches.values() if not other.has_two_phases]
+            if len(plain) > 1:
+                raise InvalidArgument(
+                    f"participants {' and '.join(plain)} have no two-phase commit: one of them at most may take "
+                    "part in a transaction"
+                )
+            self._coordinator.make_ready(name)  # now: its database may be locked once there is work in it
+        return branch
 
     def _are_parallel(self, names: Iterable[str]) -> bool:
         """Whether they are called side by side: where nobody else is at work who would only wait for the threads."""
@@ -174,8 +175,16 @@ class Transaction:
                 raise ProtocolError(f"the transaction is {self._phase.value}: begin another one")
             self._phase = _Phase.ENDING
         in_order = sorted(self._branches.values(), key=lambda branch: (branch.sort_key, branch.name))
-        last = next((branch.name for branch in in_order if branch.source.is_last), None)
-        return [branch.name for branch in in_order if not branch.source.is_last], last
+        last = self._last()
+        return [branch.name for branch in in_order if branch.name != last], last
+
+    def _last(self) -> str | None:
+        """Whose own commit decides: the one without two phases, or else the only database, where there is one."""
+        may_decide = [branch for branch in self._branches.values() if branch.may_decide]
+        plain = [branch.name for branch in may_decide if not branch.has_two_phases]
+        if plain:
+            return plain[0]
+        return may_decide[0].name if len(may_decide) == 1 else None
 
     def _run(self, vote: Voting) -> TransactionResult:
         try:
@@ -188,7 +197,7 @@ class Transaction:
         if command.verb is Verb.DECIDE:
             return {DECISION: self._decide(command)}
         if command.verb is Verb.COMMIT_LAST:
-            return {name: self._commit_last(name) for name in command.names}
+            return {command.last: self._commit_last(command.last, command.names)}
         if command.verb is Verb.ASK:
             return {name: self._branches[name].ask() for name in command.names}
         return self._perform_at_each(command)
@@ -218,27 +227,37 @@ class Transaction:
             return Reply.REFUSED
         self._coordinator.step(TraceStep.DECIDE, self.gtrid, "")
         try:
-            self._coordinator.log.decide(self.gtrid, command.names, command.last)
+            self._coordinator.log.decide(self.gtrid, command.names)
         except (RetryLater, DecisionLogError) as error:
             self._log_error = error
             return Reply.REFUSED if isinstance(error, RetryLater) else Reply.LOST
         self._coordinator.step(TraceStep.DECIDED, self.gtrid, "")
         return Reply.DONE
 
-    def _commit_last(self, name: str) -> Reply:
-        last, log = self._branches[name], self._coordinator.log
-        assert isinstance(last, LastResource)
-        self._coordinator.step(TraceStep.COMMIT_LAST, self.gtrid, name)
-        reply = last.commit_last(log.check)
-        self._coordinator.step(TraceStep.COMMITTED_LAST, self.gtrid, name)
+    def _commit_last(self, name: str, prepared: Sequence[str]) -> Reply:
+        coordinator, last = self._coordinator, self._branches[name]
+        try:
+            if self._is_expired():
+                raise self._expired()  # noqa: TRY301
+            coordinator.make_ready(name)
+        except Exception as error:  # of its driver, or of the log: nothing is decided
+            last.refuse(error)
+            return Reply.REFUSED
+        coordinator.step(TraceStep.COMMIT_LAST, self.gtrid, name)
+        coordinator.expect_row(self.gtrid, name, prepared)
+        reply = last.commit_last(prepared, coordinator.log.check)
+        coordinator.step(TraceStep.COMMITTED_LAST, self.gtrid, name)
         if reply is not Reply.LOST:
-            log.resolve(self.gtrid, Outcome.COMMITTED if reply is Reply.DONE else Outcome.ROLLED_BACK)
+            outcome = Outcome.COMMITTED if reply is Reply.DONE else Outcome.ROLLED_BACK
+            coordinator.take_row(DecisionRow(self.gtrid, outcome, tuple(prepared)), name)
         return reply
 
     def _interrupted(self) -> None:
         """Between two commands: what is decided goes on without this thread, and what is not is rolled back."""
         log = self._coordinator.log
         decided = log.decision_on(self.gtrid)
+        if self._coordinator.is_undecided(self.gtrid):
+            decided = Outcome.IN_DOUBT
         alone = len(self._branches) < 2 or any(branch.commits_alone for branch in self._branches.values())
         if decided is None and (alone or log.failure is not None):
             decided = Outcome.UNKNOWN
@@ -273,9 +292,7 @@ class Transaction:
 
     def _leave(self, outcome: Outcome, unfinished: Iterable[str]) -> None:
         self._phase = _Phase.OVER
-        last = self._coordinator.last_resource
-        asked = [last] if outcome is Outcome.IN_DOUBT and last is not None else []
-        self._coordinator.leave(self.gtrid, outcome, [*unfinished, *asked])
+        self._coordinator.leave(self.gtrid, outcome, unfinished)
 
     # Errors
 

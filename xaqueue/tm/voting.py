@@ -67,9 +67,9 @@ class Verb(Enum):
     COMMIT_ONE_PHASE = "commit without a prepare"
     """Also the last resource's. DONE, REFUSED, LOST, or a heuristic one."""
     DECIDE = "harden the decision to commit these"
-    """With ``last``: that it will stand there. Under ``DECISION``: DONE, REFUSED (surely not recorded), LOST."""
-    COMMIT_LAST = "commit the last resource with its row, which is the decision"
-    """DONE, REFUSED, LOST."""
+    """Under ``DECISION``: DONE, REFUSED (surely not recorded), LOST."""
+    COMMIT_LAST = "commit the last resource with its row, which is the decision to commit these"
+    """Under its name: DONE, REFUSED, LOST."""
     COMMIT = "commit"
     """DONE, PENDING, UNKNOWN, or a heuristic one."""
     ROLLBACK = "roll back"
@@ -80,11 +80,11 @@ class Verb(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A verb, for these participants."""
+    """A verb, for these participants. last: of COMMIT_LAST, whose commit decides."""
 
     verb: Verb
     names: Names
-    last: str | None = None
+    last: str = ""
 
 
 DECISION = ""
@@ -124,7 +124,8 @@ def run(voting: Generator[Command, Replies, R], perform: Callable[[Command], Rep
 def commit(names: Sequence[str], last: str | None = None, *, together: bool = False) -> Voting:
     """Both phases, over the participants in this order.
 
-    last: one without two phases, committed between them; not among the names. together: they may prepare side by side.
+    last: committed in one phase between them, which decides; not among the names. together: they may prepare side by
+    side.
     """
     if last is None and len(names) == 1:
         return (yield from _one_phase(names[0], {}))
@@ -149,11 +150,10 @@ def commit(names: Sequence[str], last: str | None = None, *, together: bool = Fa
 
 
 def _decide(prepared: Sequence[str], last: str | None, outcomes: Outcomes) -> Voting:
-    decided = (yield Command(Verb.DECIDE, tuple(prepared), last))[DECISION]
-    if decided is Reply.REFUSED or (decided is Reply.LOST and last is not None):
-        return (yield from roll_back(prepared, last, outcomes))  # without its row the log's record decides nothing
-    if last is not None:
-        decided = (yield Command(Verb.COMMIT_LAST, (last,)))[last]
+    if last is None:
+        decided = (yield Command(Verb.DECIDE, tuple(prepared)))[DECISION]
+    else:
+        decided = (yield Command(Verb.COMMIT_LAST, tuple(prepared), last))[last]
         outcomes[last] = _OF_LAST[decided]
     if decided is Reply.LOST:
         return TransactionResult(Outcome.IN_DOUBT, outcomes | dict.fromkeys(prepared, ParticipantOutcome.PENDING))
@@ -254,7 +254,8 @@ def recovery_action(
 
     Only own branches whose global transaction is over are touched; without a decision they are rolled back. is_over: it
     was begun by this log's transaction manager, and was not live any more when the participant was asked for its list.
-    decision: IN_DOUBT where it stands in the last resource. noted: a heuristic of this very branch.
+    decision: IN_DOUBT where it may stand in a last resource that has not told it. noted: a heuristic of this very
+    branch.
     """
     if not is_over or decision is Outcome.IN_DOUBT:
         return None

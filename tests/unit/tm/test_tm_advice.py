@@ -148,7 +148,7 @@ def test_nothing_is_advised_against_what_somebody_has_done_for_good() -> None:
         (Log.COMMIT, Says.IN_DOUBT, Says.UNREACHABLE, Advised.COMMIT, "ledger does not answer"),
         (Log.UNREAD, Says.IN_DOUBT, Says.COMMITTED, Advised.COMMIT, "ledger has committed"),
         (Log.LAST, Says.IN_DOUBT, Says.COMMITTED, Advised.COMMIT, "ledger has committed"),
-        (Log.LAST, Says.IN_DOUBT, Says.ABSENT, Advised.UNKNOWN, "the last resource, which does not tell it"),
+        (Log.LAST, Says.IN_DOUBT, Says.ABSENT, Advised.UNKNOWN, "a participant's database, which does not tell it"),
         (Log.NONE, Says.IN_DOUBT, Says.COMMITTED, Advised.COMMIT, "ledger has committed"),
         (Log.ROLLBACK, Says.IN_DOUBT, Says.COMMITTED, Advised.MIXED, "the decision log says rollback, and ledger has"),
         (Log.COMMIT, Says.IN_DOUBT, Says.ROLLED_BACK, Advised.MIXED, "the decision log says commit, and ledger has"),
@@ -185,10 +185,17 @@ NODE, OTHER = "0123456789abcdef", "f" * 16
         (5, True, Outcome.COMMITTED, Log.COMMIT),
         (4, False, Outcome.COMMITTED, Log.COMMIT),
         (4, False, Outcome.ROLLED_BACK, Log.ROLLBACK),
-        (4, False, Outcome.IN_DOUBT, Log.LAST),
     ],
 )
 def test_what_a_log_of_its_fifth_boot_says(epoch: int, in_use: bool, decision: Outcome | None, says: Log) -> None:
     told = log_status(Gtrid(NODE, epoch, 7), node=NODE, epoch=5, in_use=in_use, decision=decision)
     assert told is says
     assert log_status(Gtrid(OTHER, epoch, 7), node=NODE, epoch=5, in_use=in_use, decision=decision) is Log.FOREIGN
+
+
+@pytest.mark.parametrize(
+    ("epoch", "in_use", "says"), [(4, False, Log.LAST), (5, True, Log.LAST), (6, False, Log.OLDER)]
+)
+def test_what_a_log_says_of_a_decision_that_it_does_not_have(epoch: int, in_use: bool, says: Log) -> None:
+    gtrid = Gtrid(NODE, epoch, 7)
+    assert log_status(gtrid, node=NODE, epoch=5, in_use=in_use, decision=None, may_be_elsewhere=True) is says

@@ -86,7 +86,7 @@ def test_what_was_decided_and_is_not_done_is_there_after_a_reopen(tmp_path: Path
     first, second, third = (gtrid_of(log, number) for number in (1, 2, 3))
     log.decide(first, ["a", "b"])
     log.decide(second, ["a"])
-    log.decide(third, ["b"], "files")
+    log.decide(third, ["b"])
     assert not log.acknowledged(first, "a")
     assert log.acknowledged(second, "a")
     log.close()
@@ -94,7 +94,7 @@ def test_what_was_decided_and_is_not_done_is_there_after_a_reopen(tmp_path: Path
     assert {name: made.participants for name, made in again.table.open.items()} == {first: ("a", "b"), third: ("b",)}
     assert again.table.open[first].outstanding == {"a", "b"}, "who has acknowledged is asked again"
     assert again.table.decision_on(first) is Outcome.COMMITTED
-    assert again.table.decision_on(third) is Outcome.IN_DOUBT
+    assert again.table.decision_on(third) is Outcome.COMMITTED
     assert again.table.decision_on(second) is None
     assert (again.node, again.epoch) == (log.node, log.epoch + 1)
 

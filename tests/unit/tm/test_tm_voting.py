@@ -93,7 +93,6 @@ def test_one_participant_commits_in_one_phase() -> None:
 def test_the_last_resource_is_committed_between_the_phases_or_alone() -> None:
     answers: dict[Verb, Replies] = {
         Verb.PREPARE: PREPARED,
-        Verb.DECIDE: DONE,
         Verb.COMMIT_LAST: DONE,
         Verb.COMMIT: DONE,
         Verb.COMMIT_ONE_PHASE: DONE,
@@ -101,8 +100,7 @@ def test_the_last_resource_is_committed_between_the_phases_or_alone() -> None:
     asked = commands(answers, LAST, together=True)
     assert asked == [
         Prepare(NAMES),
-        Decide(NAMES, LAST),
-        CommitLast((LAST,)),
+        CommitLast(NAMES, LAST),
         Commit(NAMES),
     ]
     assert commands({**answers, Verb.PREPARE: READ_ONLY}, LAST, together=True)[1:] == [CommitOnePhase((LAST,))]

@@ -56,12 +56,8 @@ Work = Callable[[Any, str], str]
 """What is done in a transaction for an order; returns which order it was."""
 
 
-class Early(Exception):
-    """The message is there before its row: the other half of the transaction is being committed."""
-
-
 class Nothing(Exception):
-    """There is no order to be sent."""
+    """There is no order that can be sent now."""
 
 
 def manager_of(dsn: str, queue: str, log: str, **options: Any) -> xaqueue.TransactionManager:
@@ -85,7 +81,7 @@ def send(tx: Any, _: str) -> str:
         raise Nothing
     order: str = message.correlation_id.decode()
     if tx["ledger"].execute(SEND, (order,)).rowcount != 1:
-        raise Early
+        raise Nothing
     return order
 
 
@@ -94,7 +90,7 @@ def attempt(manager: xaqueue.TransactionManager, word: str, order: str, work: Wo
     try:
         with manager.transaction() as tx:
             done = work(tx, order)
-    except (Early, Nothing):
+    except Nothing:
         return False
     except (HeuristicOutcome, OutcomeUnknown) as error:
         say("unknown", order)
