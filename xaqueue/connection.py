@@ -232,22 +232,31 @@ class Connection:
         finally:
             self._entered.release()
 
-    def tpc_commit(self, xid: Xid | None = None) -> None:
+    def tpc_commit(self, xid: Xid | None = None, *, late: bool = False) -> None:
         """Second phase; without tpc_prepare before it, a commit in one phase.
 
-        With ``xid``, outside a transaction: commits a branch that recovery listed. Raises UnknownXid where it is
-        finished, HeuristicOutcome where an operator decided, RetryLater where it stays in doubt.
+        With ``xid``, outside a transaction: commits a branch that recovery listed. late: for who can find out again,
+        after a crash, that this prepared branch was to be committed: it is visible to the sessions of this space's
+        owner at once, and on disk with whatever comes next, within 100 ms, or behind ``harden``; until then a crash
+        leaves it prepared. At level JOURNAL; the others do not wait. Raises UnknownXid where it is finished,
+        HeuristicOutcome where an operator decided, RetryLater where it stays in doubt.
         """
         if self._pid != os.getpid() or not self._entered.acquire(False):
             raise self._refused()
         try:
             if xid is not None:
                 self._transaction.check("the call with an xid")
-                self._manager.commit(_as_xid(xid))
+                self._manager.commit(_as_xid(xid), Flag.LATE if late else Flag.NOFLAGS)
                 return
-            self._transaction.commit_branch()
+            self._transaction.commit_branch(late=late)
         finally:
             self._entered.release()
+
+    @_alone
+    def harden(self) -> None:
+        """Returns once all is on disk that was committed with ``late``. Raises RetryLater where there is no room."""
+        self._transaction.check_open()
+        self._manager.harden()
 
     @_alone
     def tpc_rollback(self, xid: Xid | None = None) -> None:

@@ -33,7 +33,15 @@ class ResourceManager(Protocol):
         """Makes an idle branch durable and in doubt. RDONLY: it had no blocks, is gone, and no file was touched."""
 
     def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
-        """Commits a prepared branch, or with ONEPHASE an idle one. Returns once hardened and visible."""
+        """Commits a prepared branch, or with ONEPHASE an idle one. Returns once hardened and visible.
+
+        LATE, of a prepared one: once it is visible to the sessions of this owner, where the level allows it. It is
+        hardened with what comes next, a moment later, or by ``harden``; until then a crash leaves it prepared. For who
+        can find out again that it was to be committed.
+        """
+
+    def harden(self) -> None:
+        """Returns once all is hardened that was committed LATE. Raises RetryLater where there is no room."""
 
     def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         """Undoes an idle, rollback-only or prepared branch; its dequeued messages are back where they were."""

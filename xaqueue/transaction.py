@@ -159,10 +159,10 @@ class Transaction:
         else:
             self.phase = Phase.ENDED
 
-    def commit_branch(self) -> None:
+    def commit_branch(self, *, late: bool = False) -> None:
         """As ``tpc_commit`` without an xid."""
         if self.phase is Phase.PREPARED and self.xid is not None:
-            self._finish(self._manager.commit, self.xid)
+            self._finish(self._commit_late if late else self._manager.commit, self.xid)
             return
         current = self.check("tpc_commit")
         if self.phase is Phase.PREPARING:
@@ -174,6 +174,9 @@ class Transaction:
                 self.leave()
             case _:
                 self._commit_one_phase()
+
+    def _commit_late(self, xid: Xid) -> None:
+        self._manager.commit(xid, Flag.LATE)
 
     def roll_back_branch(self) -> None:
         """As ``tpc_rollback`` without an xid."""

@@ -24,6 +24,8 @@ class Flag(IntFlag):
     MULTIPLE = 0x00400000
     JOIN = 0x00200000
     MIGRATE = 0x00100000
+    LATE = 0x00000001
+    """Not XA's: see ``ResourceManager.commit``."""
 
 
 class Code(IntEnum):

@@ -103,10 +103,10 @@ class Scene:
                 assert (gtrid.decode() in self.ledger.done) == (self.told[gtrid] is Outcome.COMMITTED)
 
 
-def scene_of(fault: str = "", *, has_two_phases: bool = True, read_only: str = "") -> Scene:
+def scene_of(fault: str = "", *, has_two_phases: bool = True, read_only: str = "", late: str = "b") -> Scene:
     world = World()
     for name in NAMES:
-        Bank(world, name, votes_read_only=name in read_only)
+        Bank(world, name, votes_read_only=name in read_only, is_late=name in late)
     return Scene(world, Ledger(world, has_two_phases, fault_of=lambda: fault))
 
 
@@ -134,10 +134,52 @@ def test_dead_between_any_two_steps(fault: str, read_only: str, has_two_phases: 
         scene.recover(tree)
 
 
-def test_dead_in_a_later_transaction_of_the_same_life() -> None:
+@pytest.mark.parametrize("late", ["", "ab"])
+def test_dead_in_a_later_transaction_of_the_same_life(late: str) -> None:
     """The log has noted by then that this database decides, and rows wait to be removed."""
-    for scene, tree, _ in deaths(scene_of(), STARTED, transactions=3):
+    for scene, tree, _ in deaths(scene_of(late=late), STARTED, transactions=3):
         scene.recover(tree)
+
+
+@pytest.mark.parametrize("late", ["a", "ab"])
+def test_dead_while_rows_are_removed(late: str) -> None:
+    """A row goes once what it decided is hardened everywhere, and not before."""
+    for die_at in count():
+        scene = scene_of(late=late)
+        fs = mortal(STARTED, scene.world)
+        rig = scene.rig(fs)
+        scene.play(rig, 2)
+        assert [bank.late for bank in scene.world.banks.values() if bank.is_late] != []
+        scene.world.points, scene.world.die_at = 0, die_at
+        with contextlib.suppress(Crashed):
+            for _ in range(2):
+                rig.recover()
+        alive = scene.world.alive
+        assert not alive or scene.ledger.decisions() == []
+        scene.recover(fs.tree_after_kill())
+        if alive:
+            assert die_at > 10
+            return
+
+
+def test_a_queue_that_is_killed_and_lost_what_was_not_hardened_is_told_again() -> None:
+    """The transaction manager lives on, and its row is there as long as anybody may need it."""
+    scene = scene_of(late="ab")
+    rig = scene.rig(mortal(STARTED, scene.world))
+    scene.play(rig)
+    bank = scene.world.banks["a"]
+    assert len(bank.late) == 1
+    bank.lose_sessions()
+    assert len(bank.prepared()) == 1
+    rig.resolvers[LEDGER].run_once()
+    assert scene.ledger.decisions() == ["commit"]
+    assert rig.coordinator.in_doubt() == [], "it is committed as far as anybody knows"
+    rig.resolvers["a"].run_once()
+    assert bank.prepared() == bank.late == []
+    for _ in range(2):
+        rig.recover()
+    assert scene.ledger.decisions() == []
+    scene.judge()
 
 
 @pytest.mark.parametrize("fault", FAULTS)

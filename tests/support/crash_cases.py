@@ -101,7 +101,7 @@ ONE_BRANCH = {
     f"{name}: {end.name.lower()}": Story((act(end, *work),), start)
     for name, (work, start) in WORK.items()
     for end in End
-    if end is not End.EXPIRED
+    if end not in (End.EXPIRED, End.LATE, End.HARDENED)
 }
 
 COMMITS = (End.ONE_PHASE, End.TWO_PHASE, End.DECIDED_COMMIT)
@@ -182,7 +182,30 @@ LOST = {
     "watermark lost: takes one_phase": Story((act(End.ONE_PHASE, Take("a", 100), Take("a", 101)),), WITHOUT_WATERMARK)
 }
 
-STORIES = {**ONE_BRANCH, **SUCCESSORS, **BESIDE, **EDGES, **LIVES, **LOST}
+
+def _late() -> dict[str, Story]:
+    """Commits whose record rides with what comes next: alone, and before whatever builds on them."""
+    found = {}
+    for name in ("put", "take", "several", "both at the edge", "first in a bare directory"):
+        work, start = WORK[name]
+        found[f"late: {name}"] = Story((act(End.LATE, *work),), start)
+        found[f"late: {name}, hardened"] = Story((act(End.HARDENED, *work),), start)
+    put = act(End.LATE, Put("a", 1))
+    for end in (*FINALS, End.LATE, End.HARDENED):
+        found[f"late: put, take {end.name.lower()}"] = Story((put, act(end, Take("a", 1))), GIVEN)
+        beside = act(End.LATE, Take("a", 100), Put("b", 1)), act(end, Put("a", 2), Take("a", 101))
+        found[f"late: beside {end.name.lower()}"] = Story(beside, GIVEN)
+    three = act(End.LATE, Put("a", 1)), act(End.LATE, Take("a", 1), Put("b", 2)), act(End.LATE, Take("b", 2))
+    for number in (2, 3):
+        found[f"late: {number} in a row"] = Story(three[:number], GIVEN)
+        found[f"late: {number} in a row, and more"] = Story((*three[:number], act(End.ONE_PHASE, Put("c", 3))), GIVEN)
+    again = Act(End.LATE, (Put("a", 2),), life_of=0)
+    found["late: a second life"] = Story((put, again), GIVEN)
+    return found
+
+
+LATE = _late()
+STORIES = {**LATE, **ONE_BRANCH, **SUCCESSORS, **BESIDE, **EDGES, **LIVES, **LOST}
 FAMILIES = {name: name.partition(":")[0].partition(",")[0] for name in STORIES}
 """Stories of one family begin alike."""
 PLACE = {name: number for number, name in enumerate(STORIES)}

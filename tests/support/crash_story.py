@@ -56,6 +56,8 @@ class End(Enum):
     EXPIRED = (("expire", Became.NOTHING),)
     PREPARED = (("prepare", Became.IN_DOUBT),)
     TWO_PHASE = (*PREPARED, ("commit", Became.DONE))
+    LATE = (*PREPARED, ("commit late", Became.DONE))
+    HARDENED = (*LATE, ("harden", Became.DONE))
     UNDONE = (*PREPARED, ("rollback", Became.NOTHING))
     DECIDED_COMMIT = (*PREPARED, ("decide commit", Became.DECIDED_DONE))
     DECIDED_ROLLBACK = (*PREPARED, ("decide rollback", Became.DECIDED_NOTHING))
@@ -100,6 +102,9 @@ class Story:
         return sorted({work.queue for act in self.acts for work in act.work})
 
 
+RECORDED = ("prepare", "commit", "one-phase", "decide commit", "decide rollback", "forget", "harden")
+"""Verbs behind which all is durable that was committed late before."""
+
 Contents = dict[tuple[str, int], bool]
 """The messages of all queues, and whether each is locked."""
 
@@ -114,6 +119,8 @@ class Record:
     """The numbers of all messages that were ever published, each id's last."""
     before: dict[tuple[str, int], int] = field(default_factory=dict)
     """The numbers of an id's earlier lives: it never has one of them, or one below, again."""
+    late: list[int] = field(default_factory=list)
+    """Positions of the acts that were committed late, and with which nothing was hardened since."""
     undone: list[tuple[str, int]] = field(default_factory=list)
     """The messages whose taking was undone, acknowledged; each counts a try."""
     shown: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -130,9 +137,22 @@ class Record:
             may_be=list(self.may_be),
             seqs=dict(self.seqs),
             before=dict(self.before),
+            late=list(self.late),
             undone=list(self.undone),
             shown=dict(self.shown),
         )
+
+    def acknowledge(self, position: int, verb: str, promised: Became, after: Became, *, has_journal: bool) -> None:
+        """What this act is promised to be from now on, and all that went with it."""
+        if has_journal and verb == "commit late":
+            self.may_be[position] = {promised, after}
+            self.late.append(position)
+            return
+        self.may_be[position] = {after}
+        if verb in RECORDED:
+            for late in self.late:
+                self.may_be[late] = {Became.DONE}
+            self.late.clear()
 
     def key(self) -> object:
         numbers = tuple(self.seqs.items()), tuple(self.before.items()), tuple(self.shown.items())
@@ -237,15 +257,16 @@ def perform(space: Space, record: Record, xid: Xid, act: Act, level: Level = STR
         return
     session.end(xid)
     for verb, after in act.end.value:
-        record.may_be[position] = {promised, after}
+        record.may_be[position] |= {promised, after}
         call(session, verb, xid)
+        record.acknowledge(position, verb, promised, after, has_journal=level.hardening.journal)
         promised = after
-        record.may_be[position] = {promised}
         if verb.endswith("rollback") or verb == "expire":
             record.undone += [(work.queue, work.message) for work in act.work if isinstance(work, Take)]
         follow(space, level, verb)
     seen = look(space, session)
-    record.seqs.update(seen.seqs)
+    if not record.late:
+        record.seqs.update(seen.seqs)
     if not space.log.pending:
         for (queue, _), seq in seen.seqs.items():
             assert watermark(space.fs.read(layout.watermark_path(queue))).published >= seq
@@ -265,6 +286,10 @@ def call(session: Session, verb: str, xid: Xid) -> None:
             session.prepare(xid)
         case "commit":
             session.commit(xid)
+        case "commit late":
+            session.commit(xid, Flag.LATE)
+        case "harden":
+            session.harden()
         case "one-phase":
             session.commit(xid, Flag.ONEPHASE)
         case "rollback":

@@ -223,6 +223,7 @@ class Play(Interrupted[Record]):
             record,
             may_be=[set(each) for each in record.may_be],
             seqs=dict(record.seqs),
+            late=list(record.late),
             undone=list(record.undone),
             shown={place: seq for place, seq in shown(killed).items() if place not in taken and place[0] not in hidden},
         )
@@ -304,16 +305,17 @@ class _Branch:
                 self.session.enqueue(work.queue, body_of(work.message + 50), message_id=message_id(work.message + 50))
 
     def _verb(self, verb: str, after: Became) -> None:
-        self.record.may_be[self.position] = {self.promised, after}
+        self.record.may_be[self.position] |= {self.promised, after}
         if verb != "expire":
             call(self.session, verb, self.xid)
         elif not expire(self.session.space, time.monotonic() + 2 * IDLE_S, IDLE_S):
             raise ResourceFailed("it is closed")
+        has_journal = self.session.space.journal_log is not None
+        self.record.acknowledge(self.position, verb, self.promised, after, has_journal=has_journal)
         self.promised = after
-        self.record.may_be[self.position] = {after}
         if verb.endswith("rollback") or verb == "expire":
             self.record.undone += [(work.queue, work.message) for work in self.act.work if isinstance(work, Take)]
-        for name, queue in self.session.space.queues.items():
+        for name, queue in self.session.space.queues.items() if not self.record.late else ():
             for entry in queue.index.entries(NOON_US):
                 self.record.seqs[name, int.from_bytes(entry.message_id, "big")] = entry.seq
 

@@ -77,6 +77,9 @@ class Bank:
     name: str
     tells: bool = False
     votes_read_only: bool = False
+    is_late: bool = False
+    """A commit that may be late is lost with the process, unless it was hardened."""
+    late: list[Xid] = field(default_factory=list)
     branches: dict[Xid, str] = field(default_factory=dict)
     by_hand: dict[Xid, str] = field(default_factory=dict)
     forgotten: dict[Xid, str] = field(default_factory=dict)
@@ -100,9 +103,14 @@ class Bank:
         if self.is_down:
             raise OperationalError(f"{self.name} is down")
         self.opened += 1
+        if self.is_late:
+            return LateConnection(self)
         return TellingConnection(self) if self.tells else BankConnection(self)
 
     def lose_sessions(self) -> None:
+        for xid in self.late:
+            self.branches[xid] = PREPARED
+        self.late.clear()
         for xid, state in self.branches.items():
             if state == ACTIVE:
                 self.branches[xid] = ROLLED_BACK
@@ -260,6 +268,23 @@ class TellingConnection(BankConnection):
             self._lose()
         told = {COMMITTED: Outcome.COMMITTED, ROLLED_BACK: Outcome.ROLLED_BACK, PREPARED: Outcome.IN_DOUBT}
         return told.get(self.bank.branches.get(xid, ""), Outcome.UNKNOWN)
+
+
+class LateConnection(TellingConnection):
+    """Of a queue space: a late commit is hardened with the next commit, or when it is asked for."""
+
+    def tpc_prepare(self) -> bool | None:
+        vote = super().tpc_prepare()
+        self.bank.late.clear()
+        return vote
+
+    def tpc_commit(self, xid: Xid | None = None, *, late: bool = False) -> None:
+        branch = self._current() if xid is None else xid
+        super().tpc_commit(xid)
+        self.bank.late = [*self.bank.late, branch] if late else []
+
+    def harden(self) -> None:
+        self._call("harden", None, self.bank.late.clear)
 
 
 class Rig:

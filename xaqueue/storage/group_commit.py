@@ -305,12 +305,40 @@ class JournalCommit(GroupCommit):
         super().__init__(lock, waiting=waiting, lost=lost, check_owner=check_owner, name=name)
         self.journal = journal
         self._relieve = relieve
+        self.riding: list[Step] = []
+        """Published, and not recorded: their records go before all others of the next round."""
+
+    def perform_late(self, plan: Callable[[], Any], publish: Publish = nothing) -> Any:
+        """As ``perform``, but the step is published at once, and its record rides with the next round.
+
+        A crash before that undoes it, and what followed from it: that is recorded behind it.
+        """
+        step = Step()
+        step.done, step.publish = True, nothing
+        with self._lock:
+            self.check()
+            step.planned = plan()
+            publish()
+            self.riding.append(step)
+        return step.planned
+
+    def harden_late(self) -> None:
+        """Returns once all is hardened that was published late. Raises RetryLater where there is no room."""
+        riding = self.riding
+        first = riding[0] if riding else None
+        self.perform(lambda: None)  # also waits for a round that is under way
+        if first is not None and first in self.riding:
+            raise RetryLater("no room in the journal: free some and try again")
 
     def _harden(self, group: Sequence[Step]) -> None:
         recorded: list[Step] = []
         records: list[Entry] = []
         entry_of = self._entry_of
         with self._lock:
+            riding, self.riding = self.riding, []
+            for step in riding:
+                records.append(step.planned if entry_of is None else entry_of(step.planned))
+                recorded.append(step)
             for step in group:
                 try:
                     plan = step.plan
@@ -328,7 +356,18 @@ class JournalCommit(GroupCommit):
         if self._lost():
             self._check_owner()
         with self._lock:
+            if riding:
+                group = [*self._recorded(riding), *group]
             self._publish(group)
+
+    def _recorded(self, riding: list[Step]) -> list[Step]:
+        """Those of them for which there was room; the others ride on. Called with the lock held."""
+        recorded = [step for step in riding if step.error is None]
+        left = riding[len(recorded) :]
+        for step in left:
+            step.error = None
+        self.riding[:0] = left
+        return recorded
 
     def _publish(self, group: Sequence[Step]) -> None:
         """Called with the lock held."""

@@ -137,9 +137,9 @@ def has_failed(connection: Any) -> bool:
     return _status(connection) == IN_ERROR
 
 
-def harden(connection: Any) -> None:
-    """What was committed late here is on disk behind it. Raises what the driver raises."""
-    connection.harden()
+def can_be_late(connection: Any) -> bool:
+    """Whether a commit here may be hardened a moment later, and asked for with ``harden``: ours."""
+    return callable(getattr(connection, "harden", None))
 
 
 def has_ended(connection: Any) -> bool:

@@ -266,6 +266,8 @@ class TransactionManager:
         _open.discard(self)
         self._coordinator.close(CLOSE_PATIENCE_S)
         deadline = time.monotonic() + CLOSE_PATIENCE_S
+        self._recover_at(self._coordinator.take_late(), RecoveryResult(), deadline)
+        self._recover_at(self._log.has_done_rows, RecoveryResult(), deadline)
         for recovery in self._recoveries.values():
             recovery.stop(max(0.0, deadline - time.monotonic()))
         self._stopped.set()

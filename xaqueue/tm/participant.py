@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, ProtocolError, ResourceFailed, RolledBack
@@ -206,6 +207,7 @@ class EnlistedBranch:
         """Whether a thread is at it now."""
         self._asked = False
         """Whether it may be prepared."""
+        self.is_late = False
         self.commits_alone = False
         """Whether it may be committed without a decision of anybody else."""
         self._begin()
@@ -231,7 +233,13 @@ class EnlistedBranch:
         return Reply.READ_ONLY
 
     def commit(self) -> Reply:
-        return self._second_phase(self.connection.tpc_commit)
+        if not self.is_late:
+            return self._second_phase(self.connection.tpc_commit)
+        return self._second_phase(partial(self.connection.tpc_commit, late=True))
+
+    def be_late(self) -> None:
+        """Its commit is decided in a database that is asked again after a crash: it need not wait for the disk."""
+        self.is_late = driver.can_be_late(self.connection)
 
     def rollback(self) -> Reply:
         if self._interrupted:

@@ -193,7 +193,7 @@ class RecoveryThread:
         before = self._coordinator.snapshot()
         outstanding = self._coordinator.outstanding(self._name, before)
         if any(outstanding.values()):
-            driver.harden(self._connection)
+            self._connection.harden()
         found = [branch for branch in map(parse_listed, self._connection.tpc_recover()) if branch is not None]
         own = [branch for branch in found if branch.gtrid.node == self._coordinator.log.node]
         report.strangers = list(self._strangers(own))

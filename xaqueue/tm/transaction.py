@@ -247,6 +247,8 @@ class Transaction:
         coordinator.expect_row(self.gtrid, name, prepared)
         reply = last.commit_last(prepared, coordinator.log.check)
         coordinator.step(TraceStep.COMMITTED_LAST, self.gtrid, name)
+        for other in prepared:
+            self._branches[other].be_late()
         if reply is not Reply.LOST:
             outcome = Outcome.COMMITTED if reply is Reply.DONE else Outcome.ROLLED_BACK
             coordinator.take_row(DecisionRow(self.gtrid, outcome, tuple(prepared)), name)
@@ -275,7 +277,8 @@ class Transaction:
         unrecorded: Exception | None = None
         try:
             if result.outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK):
-                self._coordinator.settle(self.gtrid, result.outcome, result.participants, details)
+                late = [name for name, branch in self._branches.items() if branch.is_late]
+                self._coordinator.settle(self.gtrid, result.outcome, result.participants, details, late)
         except (DecisionLogError, RetryLater) as failed:  # it is not acknowledged either, so recovery notes it again
             unrecorded = failed
         except BaseException:

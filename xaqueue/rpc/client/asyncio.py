@@ -79,6 +79,7 @@ class AsyncConnection:
     tpc_end = _carried(Connection.tpc_end)
     tpc_prepare = _carried(Connection.tpc_prepare)
     tpc_recover = _carried(Connection.tpc_recover, of_transaction=False)
+    harden = _carried(Connection.harden, of_transaction=False)
     tpc_forget = _carried(Connection.tpc_forget, of_transaction=False)
     close = _carried(Connection.close, of_transaction=False)
 
@@ -100,8 +101,8 @@ class AsyncConnection:
             raise
         await self._ask(block.__exit__, None, None, None)
 
-    async def tpc_commit(self, xid: Xid | None = None) -> None:
-        await self._finish(self._connection.tpc_commit, xid)
+    async def tpc_commit(self, xid: Xid | None = None, *, late: bool = False) -> None:
+        await self._finish(partial(self._connection.tpc_commit, late=late), xid)
 
     async def tpc_rollback(self, xid: Xid | None = None) -> None:
         await self._finish(self._connection.tpc_rollback, xid)

@@ -135,6 +135,9 @@ class BranchCalls(Link):
     def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         self._decide(Verb.COMMIT, xid, flags)
 
+    def harden(self) -> None:
+        self.call("harden")
+
     def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         branch = self._branch
         own = xid == branch.xid

@@ -52,7 +52,7 @@ class Method(NamedTuple):
 
 VERBS = (
     *(Session.start, Session.end, Session.prepare, Session.commit, Session.rollback, Session.forget, Session.outcome),
-    *(Session.reserve, Session.consume, Session.release, Session.reservations),
+    *(Session.harden, Session.reserve, Session.consume, Session.release, Session.reservations),
 )
 """Methods that only hand on what they are given."""
 FORMS = {

@@ -58,14 +58,17 @@ class Behind:
         self.dropped: Counter[str] = Counter()
         """By path, how many DROPs of it the directories lack: what stands there is another file, or none."""
 
-    def note(self, change: Change) -> bool:
-        """It is to be followed; whether it is the only one. What memory holds of files goes their ways with them.
-
-        Called with the lock held.
-        """
+    def note(self, change: Change, *, is_shown: bool = False) -> bool:
+        """It is to be followed; whether it is the only one. Called with the lock held."""
         ops = [*change.point, *change.ops, *change.rest]
         self.changes.append(ops)
         self.files += len(ops)
+        if not is_shown:
+            self.show(ops)
+        return len(self.changes) == 1
+
+    def show(self, ops: Iterable[Op]) -> None:
+        """What memory holds of files goes their ways with them. Called with the lock held."""
         held = self.held
         for op in ops:
             code = op[0]
@@ -84,7 +87,6 @@ class Behind:
                     del held[op[1]]
                 elif op[1] in self.cached:
                     self._let_go(op[1])
-        return len(self.changes) == 1
 
     def followed(self, turn: Turn, left: Sequence[Sequence[Op]]) -> None:
         """All but what is ``left`` of the turn is done; what that put is only cached from now on, unless a later

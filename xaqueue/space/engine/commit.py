@@ -83,18 +83,20 @@ def _publish_prepared(space: Space, branch: Branch) -> None:
         space.settle_locked(branch)
 
 
-def commit(space: Space, branch: Branch, *, outcome: Outcome = Outcome.COMMITTED) -> None:
+def commit(space: Space, branch: Branch, *, outcome: Outcome = Outcome.COMMITTED, late: bool = False) -> None:
     """Commits a branch that is prepared, or one that never was, in one phase.
 
-    RetryLater: nothing was lost, commit again later.
+    late: a prepared one may be hardened behind its publication. RetryLater: nothing was lost, commit again later.
     """
     step = Step.COMMIT
     if branch.base is not State.PREPARED and branch.base is not State.COMMITTING:
         step = Step.ONE_PHASE
         _harden_unprepared(space, branch)
+        late = False
 
+    perform = space.log.perform_late if late and space.serving else space.log.perform
     try:
-        space.log.perform(partial(commit_change, space, branch, step), partial(publish_commit, space, branch))
+        perform(partial(commit_change, space, branch, step), partial(publish_commit, space, branch))
     except RetryLater as full:
         forget_numbers(space, branch)
         if not isinstance(full, CommitPending):

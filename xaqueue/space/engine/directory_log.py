@@ -320,6 +320,15 @@ class DirectoryLog(GroupCommit):
             self.fail(error)
             raise self._failed() from error
 
+    def perform_late(self, plan: Callable[[], Change], publish: Callable[[], None]) -> None:
+        self.perform(plan, publish)
+
+    def unhardened(self) -> dict[str, int]:
+        return {}
+
+    def harden_late(self) -> None:
+        self.check()
+
     def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
         self.perform(plan)
 

@@ -20,7 +20,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 
+from xaqueue.errors import RetryLater
 from xaqueue.space.engine import redo
 from xaqueue.space.engine.behind import Behind, Turn
 from xaqueue.space.engine.register import Register
@@ -32,7 +34,7 @@ from xaqueue.space.model.change import Change, Moved, entry_of, final_states
 from xaqueue.space.model.layout import ACTIVE, Watermark, block_path
 from xaqueue.space.model.queue import Queue
 from xaqueue.storage.fs import NO_ROOM, FileSystem, synced
-from xaqueue.storage.group_commit import JournalCommit, Step
+from xaqueue.storage.group_commit import JournalCommit, Publish, Step, nothing
 from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.storage.scheduling import THREADS, Threads
 
@@ -45,6 +47,8 @@ PENDING_FILES = 16 * 1024
 """Whoever adds a message beyond either follows first."""
 LAG_S = 0.05
 """What has been pending so long, or at most twice as long, is followed in the background."""
+RIDING = 1024
+"""Steps that wait for the next round, at most: the next one makes a round."""
 RETRY_S = 1.0
 """After there was no room. The journal has what waits."""
 
@@ -65,9 +69,13 @@ class JournalLog(JournalCommit):
         lost: Callable[[], str],
         check_owner: Callable[[], None],
         published: Callable[[dict[str, Watermark]], None],
+        shown: Callable[[], None] = nothing,
         cache_bytes: int = 0,
     ) -> None:
-        """published: called behind each round, with the lock held: adds the queues that have changed, and how far."""
+        """published: called behind each round, with the lock held: adds the queues that have changed, and how far.
+
+        shown: called behind a step that is hardened late, with the lock held.
+        """
         super().__init__(
             lock, journal, waiting=waiting, lost=lost, check_owner=check_owner, relieve=self._relieve_journal
         )
@@ -75,6 +83,7 @@ class JournalLog(JournalCommit):
         self.register: Register | None = None
         """What is remembered of dequeues should this process be killed."""
         self._take_published = published
+        self._show_arrivals = shown
         self._kept_bytes = min(KEPT_BYTES, journal.largest_bytes)
         self.behind = Behind(lock, cache_bytes)
         self._upto = journal.position
@@ -112,6 +121,8 @@ class JournalLog(JournalCommit):
     def _write(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
         path = block_path(ACTIVE, branch.name, written.suffix)
         chunks = [head, body] if body else [head]
+        if any(step.planned.name == branch.name for step in list(self.riding)):
+            self.harden_late()  # a crash leaves that earlier branch of this name prepared, and replays how it became so
         try:
             self.fs.create(path, chunks)
         except FileExistsError:  # a block of an earlier branch of this name, which is over and has not moved yet
@@ -187,11 +198,36 @@ class JournalLog(JournalCommit):
         for step in group:
             if step.error is None:
                 step.publish()
-                if type(step.planned) is Change and self.behind.note(step.planned):
+                if type(step.planned) is Change and self.behind.note(step.planned, is_shown=step.done):
                     self.notify()
         if self.changed_queues:
             self._take_published(self._marks)
         self._upto = self.journal.position
+
+    def perform_late(self, plan: Callable[[], Change], publish: Publish = nothing) -> None:
+        """Its record is what is followed, and what watermarks tell of, so both wait for that."""
+        if len(self.riding) >= RIDING:
+            self.perform(plan, publish)
+            return
+
+        def show() -> None:
+            publish()
+            self._show_arrivals()
+            self.notify()
+
+        def planned() -> Change:
+            change = plan()
+            self.behind.show(chain(change.point, change.ops, change.rest))
+            return change
+
+        super().perform_late(planned, show)
+
+    def unhardened(self) -> dict[str, int]:
+        lowest: dict[str, int] = {}
+        for step in self.riding:
+            for queue, number in step.planned.arrivals:
+                lowest[queue] = min(number, lowest.get(queue, number))
+        return lowest
 
     def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
         self.exclusively(lambda: redo.apply_ops(self.fs, plan().ops))
@@ -238,7 +274,7 @@ class JournalLog(JournalCommit):
 
     @property
     def pending(self) -> bool:
-        return bool(self.behind.changes or self._marks)
+        return bool(self.behind.changes or self._marks or self.riding)
 
     @property
     def waiting_room(self) -> tuple[int, int]:
@@ -253,6 +289,13 @@ class JournalLog(JournalCommit):
 
         What finds no room is pending still, before all that is newer and may free some.
         """
+        if self.riding:
+            with suppress(RetryLater):
+                self.harden_late()
+        self._follow()
+
+    def _follow(self) -> None:
+        """Of what is recorded."""
         with self._following:
             with self._lock:
                 turn, upto = Turn(list(self.behind.changes), self._marks), self._upto
@@ -334,7 +377,7 @@ class JournalLog(JournalCommit):
         if not self.journal.full_segments:
             return
         try:
-            self.follow()
+            self._follow()
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise

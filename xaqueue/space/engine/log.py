@@ -73,6 +73,16 @@ class Log(Protocol):
     def perform(self, plan: Plan, publish: Callable[[], None] = ...) -> None:
         """Raises what plan raises of Error, RetryLater where there is no room and nothing was done, CommitPending."""
 
+    def perform_late(self, plan: Callable[[], Change], publish: Callable[[], None]) -> None:
+        """As ``perform``; where the level allows it, it is shown first and durable a moment later, before whatever
+        follows from it. Then there is no RetryLater."""
+
+    def unhardened(self) -> dict[str, int]:
+        """By queue the lowest number of a message that is shown and not durable yet. Called with the lock held."""
+
+    def harden_late(self) -> None:
+        """Returns once all is durable that was performed late. Raises RetryLater where there is no room."""
+
     def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
         """As ``perform``, of what the next open does again: a journal has no record of it. Raises OSError, too."""
 

@@ -77,7 +77,7 @@ class Session(Association, BatchVerbs, StreamVerbs):
                     self.space.finish_locked(branch, Outcome.COMMITTED)
                 return
             try:
-                commit.commit(self.space, branch)
+                commit.commit(self.space, branch, late=bool(flags & Flag.LATE))
             except RolledBack:
                 commit.rollback(self.space, branch)
                 raise
@@ -99,6 +99,10 @@ class Session(Association, BatchVerbs, StreamVerbs):
 
     def flush(self) -> None:
         self._check_open()
+
+    def harden(self) -> None:
+        self._check_open()
+        self.space.log.harden_late()
 
     def forget(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         branch = self._take(xid, call_of("forget", flags))

@@ -100,6 +100,7 @@ class Space(Memory):
                 lost=lost,
                 check_owner=self.check_owner,
                 published=self._published,
+                shown=self._wake_takers,
                 cache_bytes=self.definitions.cache_bytes,
             )
             self.log.retry = self.room.retry
@@ -305,7 +306,7 @@ class Space(Memory):
         """A message is hardened: it becomes visible, in commit order."""
         queue.index.add(entry)
         queue.pending.discard(entry.message_id)
-        queue.published = max(queue.published, entry.seq)
+        queue.shown = max(queue.shown, entry.seq)
         self.log.changed_queues[queue.name] = queue
         if entry.expires_at is not None:
             self.has_expiring()
@@ -372,12 +373,25 @@ class Space(Memory):
                 if self.hardening.content:
                     self.fs.sync_data(layout.watermark_path(queue.name))
 
+    def _wake_takers(self) -> None:
+        """A message has come to be seen: those who wait look again. Called with the lock held."""
+        for queue in self.log.changed_queues.values():
+            if queue.waiters:
+                queue.arrived.notify_all()
+
     def _published(self, marks: dict[str, Watermark]) -> None:
         """Behind each group of steps, with the lock held: those who wait look again. Adds how far the queues are."""
         if not self.serving:
             return
+        unhardened = self.log.unhardened()
         for name, queue in self.log.changed_queues.items():
             if queue.waiters:
                 queue.arrived.notify_all()
+            through = min(queue.shown, unhardened[name] - 1) if name in unhardened else queue.shown
+            if through > queue.published:
+                queue.published = through
             marks[name] = Watermark(queue.published, max(queue.reserved, queue.last))
-        self.log.changed_queues.clear()
+        if unhardened:
+            self.log.changed_queues = {name: self.queues[name] for name in unhardened}
+        else:
+            self.log.changed_queues.clear()

@@ -35,7 +35,10 @@ class Queue:
         """Ids of messages that branches have enqueued and not yet committed."""
         self.last = 0
         self.reserved = 0
+        self.shown = 0
+        """The highest number that was published to the sessions of this owner."""
         self.published = 0
+        """The highest below which all numbers were published and are durable."""
         self.ranges: dict[int, int] = {}
         """Messages a range directory holds, for each that exists; files of what a stream has consumed do not count."""
         self.record: StreamRecord | None = None
