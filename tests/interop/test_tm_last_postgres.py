@@ -6,15 +6,23 @@ import os
 import signal
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
+import xaqueue
 from support.postgres import HASTY
 from xaqueue import TransactionManager
+from xaqueue.errors import RolledBack
 from xaqueue.tm import last_resource
+from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.last_resource import DecisionRow
+from xaqueue.tm.transaction import Transaction
 from xaqueue.tools import postgres
+from xaqueue.xa import Outcome
 
 PATIENCE_S = 60.0
 NODE = "0123456789abcdef"
@@ -58,6 +66,106 @@ def test_the_table_may_be_made_by_somebody_else(dsn: str) -> None:
         with psycopg.connect(dsn) as connection:
             connection.execute(f"revoke all on {last_resource.TABLE} from clerk")
             connection.execute("drop role clerk")
+
+
+@pytest.mark.parametrize(
+    ("given", "deciding"), [("off", "on"), ("on", "on"), ("local", "local"), ("remote_apply", "remote_apply")]
+)
+def test_the_transaction_that_decides_waits_for_the_disk(dsn: str, given: str, deciding: str) -> None:
+    """Whatever its session has set, and that stays what it was; also once the statement has a plan of its own."""
+    with psycopg.connect(dsn, options=f"-c synchronous_commit={given}") as connection:
+        last_resource.make_ready(connection, NODE, is_known=False)
+        for number in range(1, 13):
+            gtrid = bytes(Gtrid(NODE, 1, number))
+            last_resource.insert_row(connection, DecisionRow(gtrid, Outcome.COMMITTED, ("a", "it's %", "b")))
+            assert connection.execute("show synchronous_commit").fetchone() == (deciding,)
+            connection.commit()
+            assert connection.execute("show synchronous_commit").fetchone() == (given,)
+            connection.commit()
+        rows = last_resource.read_rows(connection, NODE, 2)
+        assert rows[0] == DecisionRow(bytes(Gtrid(NODE, 1, 1)), Outcome.COMMITTED, ("a", "it's %", "b"))
+        assert last_resource.resolve_row(connection, rows[0].gtrid) == rows[0]
+        assert last_resource.read_rows(connection, NODE, 1) == []
+        last_resource.delete_rows(connection, [row.gtrid for row in rows])
+        assert last_resource.read_rows(connection, NODE, 2) == []
+
+
+def perform(manager: TransactionManager, *works: Callable[[Any], object]) -> Transaction:
+    """A row and a message, and then this, in one transaction."""
+    with manager.transaction() as tx:
+        with tx["db"].transaction():
+            tx["db"].execute("insert into t values (1)")
+        tx["queue"].enqueue("orders", b"1")
+        for work in works:
+            work(tx)
+    return tx
+
+
+def test_blocks_of_the_driver_nest_and_its_own_commit_is_refused(dsn: str, tmp_path: Path) -> None:
+    with psycopg.connect(dsn) as own:
+        own.execute("create table t (n int)")
+    parties = {"db": lambda: psycopg.connect(dsn), "queue": lambda: xaqueue.connect(tmp_path / "space", create=True)}
+    with TransactionManager(tmp_path / "log", parties) as manager:
+        with pytest.raises(ZeroDivisionError):
+            perform(manager, lambda tx: 1 / 0)
+        with pytest.raises(psycopg.ProgrammingError):
+            perform(manager, lambda tx: tx["db"].commit())
+        with pytest.raises(psycopg.ProgrammingError):
+            perform(manager, lambda tx: tx["db"].rollback())
+        with pytest.raises(RolledBack, match="ended by a COMMIT or ROLLBACK"):
+            perform(manager, lambda tx: tx["db"].execute("rollback"))
+        with xaqueue.connect(tmp_path / "space") as queue, psycopg.connect(dsn) as own:
+            assert list(queue.browse("orders")) == []
+            assert own.execute("select * from t").fetchall() == []
+
+
+def test_several_databases_take_two_phases_and_one_of_them_alone_does_not(dsn: str, tmp_path: Path) -> None:
+    steps: list[tuple[str, str]] = []
+    with psycopg.connect(dsn) as own:
+        own.execute("create table t (n int)")
+    parties = {
+        **dict.fromkeys(("one", "two"), lambda: psycopg.connect(dsn)),
+        "queue": lambda: xaqueue.connect(tmp_path / "space", create=True),
+    }
+    with TransactionManager(
+        tmp_path / "log", parties, on_step=lambda step, gtrid, name: steps.append((str(step), name))
+    ) as manager:
+        for names in (("one", "two", "queue"), ("two", "queue"), ("one", "two")):
+            with manager.transaction() as tx:
+                for name in names:
+                    if name == "queue":
+                        tx[name].enqueue("orders", b"1")
+                    else:
+                        tx[name].execute("insert into t values (1)")
+    assert steps.count(("decide", "")) == 2
+    assert [name for step, name in steps if step == "commit-last"] == ["two"]
+    with psycopg.connect(dsn) as own:
+        assert own.execute("select count(*) from t").fetchone() == (5,)
+
+
+def test_a_role_that_may_make_no_table_is_told_the_statement(dsn: str, tmp_path: Path) -> None:
+    with psycopg.connect(dsn) as own:
+        own.execute(f"drop table if exists {last_resource.TABLE}")
+        own.execute("create table t (n int)")
+        own.execute("create role clerk login")
+        own.execute("grant all on t to clerk")
+    parties = {
+        "db": lambda: psycopg.connect(dsn, user="clerk"),
+        "queue": lambda: xaqueue.connect(tmp_path / "space", create=True),
+    }
+    try:
+        with TransactionManager(tmp_path / "log", parties) as manager:
+            with pytest.raises(RolledBack, match="CREATE TABLE IF NOT EXISTS xaqueue_decisions"):
+                perform(manager)
+            with psycopg.connect(dsn) as own:
+                own.execute(last_resource.CREATE)
+                own.execute(f"grant select, insert, delete on {last_resource.TABLE} to clerk")
+            assert perform(manager).outcome is Outcome.COMMITTED
+    finally:
+        with psycopg.connect(dsn) as own:
+            own.execute(f"drop table {last_resource.TABLE}")
+            own.execute("drop table t")
+            own.execute("drop role clerk")
 
 
 def test_a_kept_connection_that_the_server_ended_is_replaced_without_a_word(dsn: str, tmp_path: Path) -> None:

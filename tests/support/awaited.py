@@ -84,8 +84,11 @@ class Facade:
     def tpc_prepare(self) -> bool:
         return self._thread.run(self.connection.tpc_prepare())
 
-    def tpc_commit(self, xid: Xid | None = None) -> None:
-        self._thread.run(self.connection.tpc_commit(xid))
+    def tpc_commit(self, xid: Xid | None = None, *, late: bool = False) -> None:
+        self._thread.run(self.connection.tpc_commit(xid, late=late))
+
+    def harden(self) -> None:
+        self._thread.run(self.connection.harden())
 
     def tpc_rollback(self, xid: Xid | None = None) -> None:
         self._thread.run(self.connection.tpc_rollback(xid))

@@ -200,6 +200,43 @@ class TwoPhaseContract(Contract):
         assert bodies(again) == [b"x"]
         assert again.tpc_recover() == []
 
+    def test_a_late_commit_is_seen_at_once_and_kept_once_it_is_hardened(self, host: Host, connect: Connect) -> None:
+        one, other = connect(), connect()
+        put(one, b"first")
+        listed = []
+        for number in range(3):
+            xid = one.xid(42, str(number), "")
+            one.tpc_begin(xid)
+            one.enqueue("orders", xid.gtrid)
+            if not number:
+                assert one.dequeue("orders") is not None
+            one.tpc_prepare()
+            listed.append(xid)
+            if number:
+                one.tpc_commit(late=True)
+            else:
+                one.close()
+                one = connect()
+                one.tpc_commit(xid, late=True)
+            assert bodies(other) == [each.gtrid for each in listed]
+            assert one.outcome(xid) is Outcome.COMMITTED
+            assert other.tpc_recover() == []
+            with pytest.raises(UnknownXid):
+                other.tpc_commit(xid)
+        other.harden()
+        host.kill()
+        again = host.connect()
+        assert bodies(again) == [b"0", b"1", b"2"]
+        assert again.tpc_recover() == []
+
+    def test_late_without_prepare_is_a_commit_in_one_phase(self, host: Host, connection: Connection, xid: Xid) -> None:
+        connection.harden()
+        connection.tpc_begin(xid)
+        connection.enqueue("orders", b"x")
+        connection.tpc_commit(late=True)
+        host.kill()
+        assert bodies(host.connect()) == [b"x"]
+
     @pytest.mark.parametrize("prepared", [True, False])
     def test_rollback_before_and_after_prepare(self, connection: Connection, xid: Xid, prepared: bool) -> None:
         put(connection, b"there")

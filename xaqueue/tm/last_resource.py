@@ -5,7 +5,8 @@ decided, the opposite is tried: a row that says rollback, under the same key. Ei
 is still on its way can never succeed, or the key is taken, and the row that is there tells. A row of its node says
 that this is the database in which a transaction manager decides, and not another one or an old copy.
 
-Only literals of our own making go into the statements: drivers do not agree on how parameters are written.
+Elsewhere than in PostgreSQL only literals of our own making go into the statements: drivers do not agree on how
+parameters are written.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ CREATE = (
     f"participants VARCHAR({NAMES_LENGTH}) NOT NULL)"
 )
 """What may be made by hand for a role that may make no table: it needs SELECT, INSERT and DELETE on it."""
+_INSERT = f"INSERT INTO {TABLE} (gtrid, decision, participants)"
 _AT_A_TIME = 200
 _WORDS = {Outcome.COMMITTED: "commit", Outcome.ROLLED_BACK: "rollback"}
 _OUTCOMES = {word: outcome for outcome, word in _WORDS.items()}
@@ -60,7 +62,7 @@ def make_ready(connection: Any, node: str, *, is_known: bool) -> None:
     trouble = _trouble_of_mark(connection, node)
     if not trouble:
         return
-    mark = f"INSERT INTO {TABLE} (gtrid, decision, participants) VALUES ('XAQ1{node}', 'node', '')"
+    mark = f"{_INSERT} VALUES ('XAQ1{node}', 'node', '')"
     if is_known:
         raise OperationalError(
             f"decisions of this transaction manager stand in {TABLE} of this participant's database, and its row "
@@ -92,10 +94,11 @@ def names_of(participants: Iterable[str]) -> str:
 
 def insert_row(connection: Any, row: DecisionRow) -> None:
     """Adds the row to the transaction that is open on this connection, and makes its commit a durable one."""
-    values = f"{_literal(row.gtrid)}, '{_WORDS[row.outcome]}', '{names_of(row.participants)}'"
-    is_postgresql = dialect_of(connection) is Dialect.POSTGRESQL
-    what = f"SELECT {values}{_DURABLE}" if is_postgresql else f"VALUES ({values})"
-    _run(connection, f"INSERT INTO {TABLE} (gtrid, decision, participants) {what}")
+    word, names = _WORDS[row.outcome], names_of(row.participants)
+    if dialect_of(connection) is Dialect.POSTGRESQL:  # whose drivers agree, and which plans such a statement once
+        _run(connection, f"{_INSERT} SELECT %s, %s, %s{_DURABLE}", (row.gtrid.decode("ascii"), word, names))
+    else:
+        _run(connection, f"{_INSERT} VALUES ({_literal(row.gtrid)}, '{word}', '{names}')")
 
 
 def resolve_row(connection: Any, gtrid: bytes) -> DecisionRow:
@@ -155,10 +158,10 @@ def _select(connection: Any, where: str) -> list[DecisionRow]:
     ]
 
 
-def _run(connection: Any, statement: str) -> Sequence[Any]:
+def _run(connection: Any, statement: str, *parameters: tuple[str, ...]) -> Sequence[Any]:
     cursor = connection.cursor()
     try:
-        cursor.execute(statement)
+        cursor.execute(statement, *parameters)
         return list(cursor.fetchall()) if statement.startswith("SELECT") else []
     finally:
         cursor.close()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from errno import EIO, ENOSPC
+from functools import partial
 
 import pytest
 
@@ -117,6 +118,81 @@ def test_steps_with_and_without_entries_share_a_round(scene: JournalScene, pool:
 def test_what_needs_no_record_costs_no_write(scene: JournalScene) -> None:
     scene.record("a", lambda: None)
     assert (scene.journal.writes, scene.published) == ([], ["a"])
+
+
+def journal_commit(scene: JournalScene) -> JournalCommit:
+    assert isinstance(scene.log, JournalCommit)
+    return scene.log
+
+
+def ride(scene: JournalScene, *names: str) -> None:
+    for name in names:
+        journal_commit(scene).perform_late(partial(Entry, 1, name.encode()), partial(scene.publish, name))
+
+
+def test_what_rides_is_published_at_once_and_recorded_before_the_next_round(scene: JournalScene) -> None:
+    before = scene.journal.syncs
+    ride(scene, "a", "b")
+    assert (scene.published, scene.journal.hardened, scene.journal.syncs) == (["a", "b"], [], before)
+    scene.record("c")
+    assert scene.published == scene.journal.hardened == ["a", "b", "c"]
+    assert (scene.journal.writes, scene.journal.syncs) == ([3], before + 1)
+    journal_commit(scene).harden_late()
+    assert scene.journal.syncs == before + 1, "nothing rides any more"
+    ride(scene, "d")
+    journal_commit(scene).harden_late()
+    assert scene.journal.hardened == list("abcd")
+
+
+def test_what_comes_to_ride_while_a_round_is_made_waits_for_the_next(
+    scene: JournalScene, pool: ThreadPoolExecutor
+) -> None:
+    """Who hardens it waits for that round, too: what it took along is not on disk yet."""
+    waits = scene.behind_a_leader(pool, [])
+    ride(scene, "a")
+    assert scene.published == ["a"], "it waits for nobody"
+    waits.append(pool.submit(journal_commit(scene).harden_late))
+    scene.go_on()
+    assert told(waits) == [None] * 2
+    assert scene.journal.hardened == ["leader", "a"]
+
+
+def test_what_rides_and_finds_no_room_rides_on_and_whoever_builds_on_it_is_refused(scene: JournalScene) -> None:
+    ride(scene, "a", "b")
+    scene.journal.failures = [ENOSPC, ENOSPC]
+    with pytest.raises(RetryLater):
+        scene.record("c")
+    scene.journal.failures = [ENOSPC, ENOSPC]
+    with pytest.raises(RetryLater):
+        journal_commit(scene).harden_late()
+    assert scene.journal.hardened == []
+    scene.record("d")
+    assert scene.journal.hardened == ["a", "b", "d"]
+    assert scene.published == ["a", "b", "d"]
+
+
+def test_of_what_rides_a_part_may_find_room(scene: JournalScene) -> None:
+    scene.journal.at_a_time = 1
+    ride(scene, "a", "b", "c")
+    scene.journal.failures = [0, ENOSPC, ENOSPC]
+    with pytest.raises(RetryLater):
+        scene.record("d")
+    assert scene.journal.hardened == ["a"]
+    journal_commit(scene).harden_late()
+    assert scene.journal.hardened == ["a", "b", "c"]
+
+
+def test_what_rides_is_lost_with_the_log(scene: JournalScene) -> None:
+    """Its publication is undone by the next opening."""
+    ride(scene, "a")
+    scene.journal.failures = [EIO]
+    with pytest.raises(ResourceFailed):
+        scene.record("b")
+    with pytest.raises(ResourceFailed):
+        ride(scene, "c")
+    with pytest.raises(ResourceFailed):
+        journal_commit(scene).harden_late()
+    assert scene.journal.hardened == []
 
 
 def test_the_lock_is_not_held_while_the_journal_syncs(scene: JournalScene, monkeypatch: pytest.MonkeyPatch) -> None:
