@@ -77,6 +77,7 @@ class DirectoryLog(GroupCommit):
     """See ``Log``."""
 
     is_atomic = False
+    riding = ()
     pending = False
     waiting_room = (0, 0)
 

@@ -20,7 +20,7 @@ from xaqueue.errors import RetryLater
 from xaqueue.space.model.branch import Branch, Written
 from xaqueue.space.model.change import Change
 from xaqueue.space.model.queue import Queue
-from xaqueue.storage.group_commit import Plan
+from xaqueue.storage.group_commit import Plan, Step
 
 STEP_FILES = 256
 """Files that a prepare moves with the space's lock held: those before them it may move ahead of its step, since a crash
@@ -39,6 +39,10 @@ class Log(Protocol):
 
     changed_queues: dict[str, Queue]
     """Queues to which a step has published since ``published`` was called last."""
+
+    @property
+    def riding(self) -> Sequence[Step]:
+        """Steps that were shown, and are not durable yet."""
 
     @property
     def pending(self) -> bool:
