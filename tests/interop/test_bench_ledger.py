@@ -1,0 +1,66 @@
+"""The bench of a row and a message: every way is measured on a database of somebody's, and nothing is left there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.main import app
+from xaqueue.tools.bench_ledger import OURS, PEERS
+
+SHORT = ("--seconds", "0.05", "--rounds", "1", "--threads", "1,2")
+
+
+def bench(*words: object) -> str:
+    done = CliRunner().invoke(app, ["bench", *map(str, words)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_every_way_is_measured_and_nothing_is_left(dsn: str, tmp_path: Path) -> None:
+    with psycopg.connect(dsn) as own:
+        before = own.execute("select tablename from pg_tables where schemaname = 'public'").fetchall()
+    said = bench("ledger", "--dsn", dsn, "--directory", tmp_path, "--json", tmp_path / "figures", *SHORT)
+    rows = json.loads((tmp_path / "figures").read_text())["results"]
+    both = {(row["way"], row["threads"], row["transaction"]): row for row in rows}
+    assert both.keys() == {
+        *((way, threads, "produce") for way in (*OURS, *PEERS) for threads in (1, 2)),
+        *((way, threads, "consume") for way in (*OURS, "dual", "table") for threads in (1, 2)),
+    }
+    assert all(row["per_s"] > 0 and row["cpu_us"] > 0 for row in rows)
+    assert both["dual", 1, "produce"]["of_dual"] == both["table", 2, "consume"]["of_table"] == 1
+    assert both["row", 1, "produce"]["of_dual"] > 0
+    assert "two phases" in said
+    with psycopg.connect(dsn) as own:
+        after = own.execute("select tablename from pg_tables where schemaname = 'public'").fetchall()
+        assert set(after) - set(before) <= {("xaqueue_decisions",)}
+        assert own.execute("select count(*) from xaqueue_decisions").fetchone() == (0,)
+    assert [path.name for path in tmp_path.iterdir()] == ["figures"]
+
+
+def test_peers_are_chosen(dsn: str, tmp_path: Path) -> None:
+    said = bench("ledger", "--dsn", dsn, "--directory", tmp_path, "--peer", "table", *SHORT)
+    assert "table" in said
+    assert "outbox, " not in said
+    assert "dual, " not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("ledger", "--peer", "other"), "none of the peers dual, table, outbox"),
+        (("ledger", "--flags", "NONE"), "takes neither --flags"),
+        (("--peer", "dual"), "belong to `xaqueue bench ledger`"),
+        (("ledger", "--rounds", "1", "--threads", "0"), "from 1"),
+        (("ledger", "--dsn", "host=/nowhere"), "name one with --dsn"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(words: tuple[str, ...], why: str) -> None:
+    done = CliRunner().invoke(app, ["bench", *words])
+    assert done.exit_code != ExitCode.OK
+    assert why in str(done.exception) + done.output

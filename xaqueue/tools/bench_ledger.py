@@ -1,0 +1,303 @@
+"""A row in PostgreSQL and a message, in one transaction: how fast, beside what people do instead, in the same run.
+
+    row         the transaction manager: the database's own commit decides
+    two phases  the transaction manager: PostgreSQL and the queue both prepare
+    dual        the row is committed, and then the message: a crash in between tears them apart
+    table       the message is a row of a queue table in PostgreSQL
+    outbox      the message is a row, which a thread takes to the queue afterwards; until the last one is there
+
+Producers insert a row and add a message; consumers take a message and update its row. The ways alternate round by
+round; figures are medians, and a ratio is the median of each round's own. Tables ``xaqueue_bench_*`` are made in the
+database, and removed afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import psycopg
+
+import xaqueue
+from xaqueue.errors import InvalidArgument, OperationalError
+from xaqueue.tm.last_resource import TABLE
+from xaqueue.tm.participant import Participant
+from xaqueue.tools import environment
+from xaqueue.tools.bench import QUEUE, Figures, Report, figures, fresh, ratio
+from xaqueue.tools.postgres import PostgresServer
+from xaqueue.tools.rates import Rate, Step, aligned, rate_of
+
+OURS = ("row", "two phases")
+PEERS = ("dual", "table", "outbox")
+RELAYED = 100
+"""Messages that an outbox's thread takes along at a time."""
+LEDGER, MESSAGES, OUTBOX = "xaqueue_bench_ledger", "xaqueue_bench_queue", "xaqueue_bench_outbox"
+TABLES = (
+    f"create table {LEDGER} (id bigserial primary key, account int not null, amount int not null)",
+    f"create table {MESSAGES} (id bigserial primary key, body bytea not null)",
+    f"create table {OUTBOX} (id bigserial primary key, body bytea not null)",
+)
+INSERT = f"insert into {LEDGER} (account, amount) values (%s, 1)"
+UPDATE = f"update {LEDGER} set amount = amount + 1 where id = %s"
+TAKE = f"delete from {MESSAGES} where id = (select id from {MESSAGES} order by id limit 1 for update skip locked)"
+HEADINGS = ("way", "threads", "transaction", "per second", "of dual", "of table", "CPU us", "p50 us", "p99 us")
+
+Key = tuple[str, int, str]
+"""Way, number of threads, produce or consume."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerPlan:
+    """dsn: of a PostgreSQL; without one a private one is started in the directory."""
+
+    dsn: str = ""
+    peers: tuple[str, ...] = PEERS
+    directory: Path | None = None
+    threads: tuple[int, ...] = (1, 8)
+    size_bytes: int = 1024
+    seconds: float = 3.0
+    rounds: int = 3
+
+    def __post_init__(self) -> None:
+        unknown = [peer for peer in self.peers if peer not in PEERS]
+        if unknown:
+            raise InvalidArgument(f"bench ledger: {unknown[0]!r} is none of the peers {', '.join(PEERS)}")
+        if not self.threads or min(self.threads) < 1 or self.rounds < 1 or self.seconds <= 0:
+            raise InvalidArgument("bench ledger: threads and rounds from 1 and seconds above 0 are wanted")
+
+
+def run(plan: LedgerPlan, report: Report) -> Figures:
+    """Measures and reports in lines of text; returns the same as a JSON-able dict.
+
+    Raises OperationalError where the database does not answer, or refuses.
+    """
+    try:
+        return _run(plan, report)
+    except psycopg.Error as error:
+        raise OperationalError(
+            f"the database cannot be measured ({' '.join(str(error).split())}): name one with --dsn in which this role "
+            "may make tables"
+        ) from error
+
+
+def _run(plan: LedgerPlan, report: Report) -> Figures:
+    directory = plan.directory or Path(tempfile.gettempdir())
+    found = environment.look(directory)
+    for line in found.lines():
+        report(line)
+    taken: dict[Key, list[Rate]] = {}
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xaqueue-bench-", dir=directory)))
+        scratch.chmod(0o711)  # a server that refuses to run as root must get to its files
+        dsn = plan.dsn or stack.enter_context(PostgresServer(scratch)).dsn
+        ways = [*(way for way in OURS if way == "row" or _prepares(dsn, report)), *plan.peers]
+        stack.enter_context(_tables(dsn))
+        for number in range(1, plan.rounds + 1):
+            for threads in plan.threads:
+                for way in ways:
+                    with fresh(scratch) as root, _Place(root, dsn, plan, threads) as place:
+                        for transaction, rate in place.measured(way):
+                            taken.setdefault((way, threads, transaction), []).append(rate)
+                            said = f"{way}, {threads} threads, {transaction}: {rate.per_s:,.0f}/s"
+                            report(f"round {number} of {plan.rounds}: {said}")
+    rows = [_row(key, rates, taken) for key, rates in taken.items()]
+    for line in aligned(HEADINGS, [_cells(row) for row in rows]):
+        report(line)
+    options = {"threads": plan.threads, "size_bytes": plan.size_bytes, "seconds": plan.seconds, "rounds": plan.rounds}
+    return {"environment": found.as_dict(), "options": options, "results": rows}
+
+
+def _prepares(dsn: str, report: Report) -> bool:
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute("show max_prepared_transactions").fetchone()
+    if row is not None and row[0] != "0":
+        return True
+    report("two phases are left out: this PostgreSQL has max_prepared_transactions = 0")
+    return False
+
+
+@contextmanager
+def _tables(dsn: str) -> Iterator[None]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        try:
+            for statement in TABLES:
+                connection.execute(statement)
+            yield
+        finally:
+            for table in (LEDGER, MESSAGES, OUTBOX):
+                connection.execute(f"drop table if exists {table}")
+
+
+class _Place:
+    """One measurement of one way: a fresh space, empty tables, a connection of each kind for each thread."""
+
+    def __init__(self, root: Path, dsn: str, plan: LedgerPlan, threads: int) -> None:
+        self._root, self._dsn, self._plan, self._threads = root, dsn, plan, threads
+        self._body = os.urandom(plan.size_bytes)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _Place:
+        with psycopg.connect(self._dsn) as connection:
+            connection.execute(f"truncate {LEDGER}, {MESSAGES}, {OUTBOX} restart identity")
+        self._stack.enter_context(self._queue())  # which keeps the space open
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def measured(self, way: str) -> Iterator[tuple[str, Rate]]:
+        makers: dict[str, Callable[[int], tuple[Step, Step]]] = {"dual": self._dual, "table": self._table}
+        if way == "outbox":
+            yield "produce", self._outbox()
+            return
+        if way in OURS:
+            manager = self._manager(two_phase=way != "row")
+            makers[way] = lambda thread: _both(manager, self._body, thread, self._threads)
+        producers, consumers = zip(*map(makers[way], range(self._threads)), strict=True)
+        for transaction, steps in (("produce", producers), ("consume", consumers)):
+            yield transaction, rate_of(steps, self._plan.seconds)
+
+    def _queue(self) -> xaqueue.Connection:
+        return xaqueue.connect(self._root / "space", create=True)
+
+    def _opened(self) -> tuple[psycopg.Connection, xaqueue.Connection]:
+        database = self._stack.enter_context(psycopg.connect(self._dsn))
+        return database, self._stack.enter_context(self._queue())
+
+    def _manager(self, *, two_phase: bool) -> xaqueue.TransactionManager:
+        opened: dict[str, Callable[[], Any]] = {"db": lambda: psycopg.connect(self._dsn), "queue": self._queue}
+        kept = {name: Participant(connect, idle=self._threads) for name, connect in opened.items()}
+        manager = xaqueue.TransactionManager(self._root / "decisions", kept, two_phase=two_phase)
+        if not two_phase:
+            self._stack.callback(self._forget, manager.node)
+        return self._stack.enter_context(manager)
+
+    def _forget(self, node: str) -> None:
+        with psycopg.connect(self._dsn) as connection:
+            connection.execute(f"delete from {TABLE} where gtrid like %s", [f"XAQ1{node}%"])
+
+    def _dual(self, thread: int) -> tuple[Step, Step]:
+        database, queue = self._opened()
+
+        def produce() -> bool:
+            database.execute(INSERT, [thread])
+            database.commit()
+            queue.enqueue(QUEUE, self._body)
+            queue.commit()
+            return True
+
+        def consume() -> bool:
+            if queue.dequeue(QUEUE) is None:
+                return False
+            database.execute(UPDATE, [next(numbers)])
+            database.commit()
+            queue.commit()
+            return True
+
+        numbers = _numbers(thread, self._threads)
+        return produce, consume
+
+    def _table(self, thread: int) -> tuple[Step, Step]:
+        database, _ = self._opened()
+
+        def produce() -> bool:
+            database.execute(INSERT, [thread])
+            database.execute(f"insert into {MESSAGES} (body) values (%s)", [self._body])
+            database.commit()
+            return True
+
+        def consume() -> bool:
+            found = database.execute(TAKE).rowcount == 1
+            database.execute(UPDATE, [next(numbers)])
+            database.commit()
+            return found
+
+        numbers = _numbers(thread, self._threads)
+        return produce, consume
+
+    def _outbox(self) -> Rate:
+        """Until the last message is in the queue."""
+        over = threading.Event()
+        relay = threading.Thread(target=self._relay, args=(*self._opened(), over))
+
+        def producer(thread: int) -> Step:
+            database, _ = self._opened()
+
+            def produce() -> bool:
+                database.execute(INSERT, [thread])
+                database.execute(f"insert into {OUTBOX} (body) values (%s)", [self._body])
+                database.commit()
+                return True
+
+            return produce
+
+        steps = list(map(producer, range(self._threads)))
+        relay.start()
+        try:
+            rate = rate_of(steps, self._plan.seconds)
+        finally:
+            over.set()
+            ended = perf_counter()
+            relay.join()
+        return replace(rate, seconds=rate.seconds + perf_counter() - ended)
+
+    def _relay(self, database: psycopg.Connection, queue: xaqueue.Connection, over: threading.Event) -> None:
+        while True:
+            last = over.is_set()
+            found = database.execute(f"select id, body from {OUTBOX} order by id limit {RELAYED}").fetchall()
+            for _, body in found:
+                queue.enqueue(QUEUE, body)
+            queue.commit()
+            database.execute(f"delete from {OUTBOX} where id = any(%s)", [[number for number, _ in found]])
+            database.commit()
+            if not found:
+                if last:
+                    return
+                over.wait(0.002)
+
+
+def _both(manager: xaqueue.TransactionManager, body: bytes, thread: int, threads: int) -> tuple[Step, Step]:
+    def produce() -> bool:
+        with manager.transaction() as tx:
+            tx["db"].execute(INSERT, [thread])
+            tx["queue"].enqueue(QUEUE, body)
+        return True
+
+    def consume() -> bool:
+        with manager.transaction() as tx:
+            found = tx["queue"].dequeue(QUEUE) is not None
+            tx["db"].execute(UPDATE, [next(numbers)])
+        return found
+
+    numbers = _numbers(thread, threads)
+    return produce, consume
+
+
+def _numbers(thread: int, threads: int) -> Iterator[int]:
+    """The rows that a consumer updates: no two of them the same one."""
+    return count(thread + 1, threads)
+
+
+def _row(key: Key, rates: Sequence[Rate], taken: dict[Key, list[Rate]]) -> Figures:
+    way, threads, transaction = key
+    own = figures(rates)
+    ratios = {
+        f"of_{peer}": ratio(own["rounds_per_s"], [rate.per_s for rate in taken[peer, threads, transaction]])
+        for peer in ("dual", "table")
+        if (peer, threads, transaction) in taken
+    }
+    return {"way": way, "threads": threads, "transaction": transaction, **ratios, **own}
+
+
+def _cells(row: Figures) -> list[str]:
+    ratios = [f"{row[name]:.2f}" if name in row else "" for name in ("of_dual", "of_table")]
+    rest = [f"{row[name]:,.0f}" for name in ("per_s", "cpu_us", "p50_us", "p99_us")]
+    return [row["way"], str(row["threads"]), row["transaction"], rest[0], *ratios, *rest[1:]]
