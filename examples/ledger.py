@@ -32,7 +32,8 @@ def take(manager: xaqueue.TransactionManager, item: str) -> str:
     with manager.transaction() as tx:
         tx["ledger"].execute("insert into orders values (%s, %s, 'taken')", (order, item))
         tx["queue"].enqueue("orders", item.encode(), correlation_id=order)
-    return order  # both are there, whatever crashes; after an error neither is, but for OutcomeUnknown and heuristics
+    # Both are there, whatever crashes, the row first; after an error neither is, but for OutcomeUnknown and heuristics.
+    return order
 
 
 def main(directory: Path, dsn: str, queue: str, items: Iterable[str]) -> None:
@@ -48,7 +49,7 @@ def main(directory: Path, dsn: str, queue: str, items: Iterable[str]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, nargs="?", default=Path("shop"), help="shop without it")
-    parser.add_argument("--dsn", help="a PostgreSQL that runs, with max_prepared_transactions set")
+    parser.add_argument("--dsn", help="a PostgreSQL that runs")
     parser.add_argument("--queue", help="a queue space, or the URL of its server")
     parser.add_argument("--made", type=int, metavar="N", help="make up N orders instead of reading them")
     given = parser.parse_args()
