@@ -112,6 +112,7 @@ NEEDS: dict[str, Need] = {
     "end": _BRANCH,
     "prepare": Need((Right.TRANSACT,)),
     "commit": _BRANCH,
+    "harden": Need((Right.TRANSACT,)),
     "rollback": _BRANCH,
     "recover": _EITHER,
     "forget": _EITHER,

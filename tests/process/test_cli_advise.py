@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.space.engine.heuristics import decide
 from xaqueue.space.engine.operator_log import forget
 from xaqueue.space.owner.open import attach
+from xaqueue.tm import last_resource
+from xaqueue.xa import Outcome
 
 
 def advised(left: Left, *, code: int = ExitCode.OK) -> dict[str, Any]:
@@ -211,6 +215,37 @@ def test_the_row_in_the_last_resource_is_the_decision(tmp_path: Path, step: str,
     run("indoubt", "commit", left.gtrid, "--tm", left.log)
     with xaqueue.connect(left.queue) as queue:
         assert len(list(queue.browse("orders"))) == (1 if answer == "commit" else 0)
+
+
+def test_a_row_that_says_rollback_tells_of_its_own_database_only(tmp_path: Path) -> None:
+    """Two that may have decided in the same life: recovery has ruled it out in one, and the other one has decided."""
+
+    def stop(step: str, gtrid: bytes, participant: str) -> None:
+        if (str(step), participant) == ("commit", "queue") and names[-1] == "files":
+            raise KeyboardInterrupt
+
+    xaqueue.connect(tmp_path / "queue", create=True).close()
+    databases = {name: partial(sqlite3.connect, tmp_path / f"{name}.db") for name in ("files", "other")}
+    participants: dict[str, Any] = {"queue": partial(xaqueue.connect, tmp_path / "queue"), **databases}
+    names: list[str] = []
+    with xaqueue.TransactionManager(tmp_path / "log", participants, recovery_interval_s=600.0, on_step=stop) as manager:
+        for name in ("other", "files"):
+            names.append(name)
+            with suppress(KeyboardInterrupt), manager.transaction("queue", name) as tx:
+                tx["queue"].enqueue("orders", b"order")
+    with closing(databases["other"]()) as connection:
+        assert last_resource.resolve_row(connection, tx.gtrid).outcome is Outcome.ROLLED_BACK
+    left = Left(tmp_path, tx.gtrid.decode())
+    sqlite = "".join(f'[participants.{name}]\nkind = "sqlite"\npath = "../{name}.db"\n' for name in databases)
+    left.configure('[participants.queue]\nkind = "xaqueue"\nspace = "../queue"\n' + sqlite)
+    assert (advised(left)["answer"], said(advised(left))["other"]) == ("commit", "not in doubt")
+    (tmp_path / "files.db").rename(tmp_path / "away.db")
+    told = advised(left, code=ExitCode.NOTHING)
+    assert (told["answer"], said(told)["files"]) == ("cannot know", "does not answer")
+    (tmp_path / "away.db").rename(tmp_path / "files.db")
+    run("indoubt", "commit", left.gtrid, "--tm", left.log)
+    with xaqueue.connect(left.queue) as queue:
+        assert len(list(queue.browse("orders"))) == 2
 
 
 def test_a_participant_that_cannot_be_asked_says_so(tmp_path: Path) -> None:

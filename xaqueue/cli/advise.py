@@ -62,6 +62,8 @@ class ParticipantReport:
     detail: str = ""
     xid: Xid | None = None
     """Of the branch that is in doubt."""
+    is_row: bool = False
+    """It is told by a row in its database."""
 
 
 def run(path: Path, text: str, json: bool) -> None:
@@ -96,10 +98,13 @@ class _LogReport:
     named: tuple[str, ...] = ()
     by_hand: Mapping[str, ParticipantReport] = field(default_factory=dict)
     """What it has noted of participants that acted by themselves."""
+    lasts: frozenset[str] = frozenset()
+    """Participants in whose databases the decision may stand."""
 
     def completed(self, found: list[ParticipantReport]) -> list[ParticipantReport]:
         """With what the log knows of those that say nothing, and with those that only the log names."""
         silent = (ParticipantStatus.ABSENT, ParticipantStatus.UNREACHABLE)
+        found = self._with_rows(found)
         known = [self.by_hand.get(one.participant, self._known(one)) if one.status in silent else one for one in found]
         asked = {one.participant for one in found}
         missing = "the decision names it, and the configuration does not"
@@ -107,6 +112,18 @@ class _LogReport:
             self.by_hand.get(name, ParticipantReport(name, ParticipantStatus.UNREACHABLE, missing))
             for name in self.named
             if name not in asked
+        ]
+
+    def _with_rows(self, found: list[ParticipantReport]) -> list[ParticipantReport]:
+        """A row that says rollback rules out that its own database has decided, and nothing more: it is rolled back
+        where each that may have decided has one."""
+        ruled_out = {one.participant for one in found if one.is_row and one.status is ParticipantStatus.ROLLED_BACK}
+        if self.lasts and self.lasts <= ruled_out:
+            return found
+        detail = f"its row in {last_resource.TABLE} says only that it has not decided"
+        return [
+            replace(one, status=ParticipantStatus.ABSENT, detail=detail) if one.participant in ruled_out else one
+            for one in found
         ]
 
     def _known(self, one: ParticipantReport) -> ParticipantReport:
@@ -135,7 +152,8 @@ def _read_log(config: TmConfig, gtrid: Gtrid) -> _LogReport:
         if heuristic.outcome in _PARTIES
     }
     owner = "in use" if seen.in_use else "not in use"
-    return _LogReport(seen.status(gtrid), f"node {seen.node}, boot {seen.epoch}, {owner}", tuple(named), noted)
+    detail, lasts = f"node {seen.node}, boot {seen.epoch}, {owner}", frozenset(seen.table.lasts_of(name))
+    return _LogReport(seen.status(gtrid), detail, tuple(named), noted, lasts)
 
 
 def _harden(log_dir: Path) -> None:
@@ -316,9 +334,8 @@ def _of_row(name: str, connection: Any, gtrid: Gtrid, has_table: bool) -> Partic
     row = connection.execute(statement).fetchone() if has_table else None
     if row is None:
         return ParticipantReport(name, ParticipantStatus.ABSENT, f"no row in {last_resource.TABLE}")
-    return ParticipantReport(
-        name, _ROWS.get(str(row[0]), ParticipantStatus.UNREACHABLE), f"its row in {last_resource.TABLE}"
-    )
+    status = _ROWS.get(str(row[0]), ParticipantStatus.UNREACHABLE)
+    return ParticipantReport(name, status, f"its row in {last_resource.TABLE}", is_row=True)
 
 
 def _joined(parts: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.tm.driver import Dialect, dialect_of, is_a
+from xaqueue.tm.driver import Dialect, dialect_of, is_a, sync_fully
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.xa import Outcome
 
@@ -48,8 +48,8 @@ class DecisionRow(NamedTuple):
 
 
 def make_ready(connection: Any, node: str, *, is_known: bool) -> None:
-    """There is a table, with the row of this node, in a transaction of their own; some databases commit before they
-    create.
+    """There is a table, with the row of this node, durably, in a transaction of their own; some databases commit before
+    they create.
 
     is_known: decisions of this node may stand here, so that a database without its row is the wrong one. Who may not
     create a table uses the one that is there; of two who make it at once PostgreSQL refuses one. Raises
@@ -59,15 +59,17 @@ def make_ready(connection: Any, node: str, *, is_known: bool) -> None:
     dialect = dialect_of(connection)
     if dialect is Dialect.MYSQL:
         _check_mysql(connection)
+    elif dialect is Dialect.SQLITE:
+        sync_fully(connection)
     trouble = _trouble_of_mark(connection, node)
     if not trouble:
         return
-    mark = f"{_INSERT} VALUES ('XAQ1{node}', 'node', '')"
     if is_known:
         raise OperationalError(
             f"decisions of this transaction manager stand in {TABLE} of this participant's database, and its row "
             f"XAQ1{node} {trouble}: where it is another database, or an old copy, open the right one. Where the "
-            f"decisions are lost for good, run {CREATE}; {mark}; what is in doubt is rolled back then"
+            f"decisions are lost for good, run {CREATE}; {_INSERT} VALUES ('XAQ1{node}', 'node', ''); what is in doubt "
+            "is rolled back then"
         )
     try:
         _run(connection, CREATE + (" ENGINE=InnoDB" if dialect is Dialect.MYSQL else ""))
@@ -76,7 +78,7 @@ def make_ready(connection: Any, node: str, *, is_known: bool) -> None:
         connection.rollback()
         trouble = f"cannot be made ({error}), run {CREATE}"
     try:
-        _run(connection, mark)
+        _insert(connection, f"XAQ1{node}", "node", "")
         connection.commit()
     except Exception as error:
         connection.rollback()
@@ -94,11 +96,14 @@ def names_of(participants: Iterable[str]) -> str:
 
 def insert_row(connection: Any, row: DecisionRow) -> None:
     """Adds the row to the transaction that is open on this connection, and makes its commit a durable one."""
-    word, names = _WORDS[row.outcome], names_of(row.participants)
+    _insert(connection, _checked(row.gtrid), _WORDS[row.outcome], names_of(row.participants))
+
+
+def _insert(connection: Any, key: str, word: str, names: str) -> None:
     if dialect_of(connection) is Dialect.POSTGRESQL:  # whose drivers agree, and which plans such a statement once
-        _run(connection, f"{_INSERT} SELECT %s, %s, %s{_DURABLE}", (row.gtrid.decode("ascii"), word, names))
+        _run(connection, f"{_INSERT} SELECT %s, %s, %s{_DURABLE}", (key, word, names))
     else:
-        _run(connection, f"{_INSERT} VALUES ({_literal(row.gtrid)}, '{word}', '{names}')")
+        _run(connection, f"{_INSERT} VALUES ('{key}', '{word}', '{names}')")
 
 
 def resolve_row(connection: Any, gtrid: bytes) -> DecisionRow:
@@ -111,7 +116,7 @@ def resolve_row(connection: Any, gtrid: bytes) -> DecisionRow:
         connection.rollback()
         if not is_a(error, "IntegrityError"):
             raise
-        found = _select(connection, f"gtrid = {_literal(gtrid)}")
+        found = _select(connection, f"gtrid = '{_checked(gtrid)}'")
         if not found:
             raise OperationalError(
                 f"the row of {gtrid.decode()} in {TABLE} went while it was read: look again"
@@ -133,7 +138,8 @@ def delete_rows(connection: Any, gtrids: Iterable[bytes]) -> None:
         some, left = left[:_AT_A_TIME], left[_AT_A_TIME:]
         if dialect_of(connection) is Dialect.POSTGRESQL:
             _run(connection, "SET LOCAL synchronous_commit = off")
-        _run(connection, f"DELETE FROM {TABLE} WHERE gtrid IN ({', '.join(map(_literal, some))})")
+        keys = ", ".join(f"'{_checked(gtrid)}'" for gtrid in some)
+        _run(connection, f"DELETE FROM {TABLE} WHERE gtrid IN ({keys})")
         connection.commit()
 
 
@@ -167,11 +173,11 @@ def _run(connection: Any, statement: str, *parameters: tuple[str, ...]) -> Seque
         cursor.close()
 
 
-def _literal(gtrid: bytes) -> str:
+def _checked(gtrid: bytes) -> str:
     parsed = Gtrid.parse(gtrid)
     if parsed is None:
         raise OperationalError(f"{gtrid!r} is no gtrid of a transaction manager: remove its row from {TABLE}")
-    return f"'{parsed}'"
+    return str(parsed)
 
 
 def _check_mysql(connection: Any) -> None:

@@ -43,7 +43,7 @@ PARAMS: dict[str, list[Any]] = {
 }
 ENOUGH: dict[str, frozenset[Right] | None] = {
     **dict.fromkeys(("hello", "echo", "status", "close", "browse_next", "browse_end")),
-    **dict.fromkeys(("start", "end", "prepare", "commit", "rollback"), frozenset({Right.TRANSACT})),
+    **dict.fromkeys(("start", "end", "prepare", "commit", "harden", "rollback"), frozenset({Right.TRANSACT})),
     **dict.fromkeys(
         ("recover", "forget", "outcome", "indoubt_list", "indoubt_next", "indoubt_forgotten"),
         frozenset({Right.TRANSACT, Right.RESOLVE}),
