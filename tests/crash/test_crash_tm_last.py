@@ -20,6 +20,7 @@ from support.tm_ledger import Ledger
 from support.tm_world import COMMITTED, PREPARED, READ_ONLY, ROLLED_BACK, STARTED, Bank, Rig, World, mortal
 from xaqueue.errors import DecisionLogError, OutcomeUnknown, RolledBack
 from xaqueue.storage.fs import FileSystem
+from xaqueue.tm.coordinator import OnStep
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.xa import Outcome
 
@@ -159,6 +160,48 @@ def test_dead_while_rows_are_removed(late: str) -> None:
         scene.recover(fs.tree_after_kill())
         if alive:
             assert die_at > 10
+            return
+
+
+def test_interrupted_and_then_dead() -> None:
+    """The thread of a transaction is gone at any step, recovery goes on with it, and dies in the middle of that.
+
+    What a queue has not hardened it has not acknowledged, although it tells that it is committed.
+    """
+    for interrupted_at in count():
+        for die_at in count(0, 2):
+            scene = scene_of(late="ab")
+            fs = mortal(STARTED, scene.world)
+            rig = scene.rig(fs)
+            die, steps = rig.coordinator.step, count()
+
+            def on_step(
+                step: Step,
+                gtrid: bytes,
+                name: str,
+                die: OnStep = die,
+                steps: Iterator[int] = steps,
+                at: int = interrupted_at,
+            ) -> None:
+                die(step, gtrid, name)
+                if next(steps) == at:
+                    raise KeyboardInterrupt
+
+            rig.coordinator.step = on_step
+            with contextlib.suppress(KeyboardInterrupt):
+                scene.play(rig)
+            rig.coordinator.step = die
+            was_interrupted = not scene.told
+            scene.world.points, scene.world.die_at = 0, die_at
+            with contextlib.suppress(Crashed):
+                for _ in range(2):
+                    rig.recover()
+            alive = scene.world.alive
+            scene.recover(fs.tree_after_kill())
+            if alive:
+                break
+        if not was_interrupted:
+            assert interrupted_at > 10
             return
 
 

@@ -306,7 +306,7 @@ class JournalCommit(GroupCommit):
         self.journal = journal
         self._relieve = relieve
         self.riding: list[Step] = []
-        """Published, and not recorded: their records go before all others of the next round."""
+        """Published, and not hardened: their records go before all others of the next round, or of this one."""
 
     def perform_late(self, plan: Callable[[], Any], publish: Publish = nothing) -> Any:
         """As ``perform``, but the step is published at once, and its record rides with the next round.
@@ -324,10 +324,10 @@ class JournalCommit(GroupCommit):
 
     def harden_late(self) -> None:
         """Returns once all is hardened that was published late. Raises RetryLater where there is no room."""
-        riding = self.riding
-        first = riding[0] if riding else None
+        with self._lock:
+            last = self.riding[-1] if self.riding else None
         self.perform(lambda: None)  # also waits for a round that is under way
-        if first is not None and first in self.riding:
+        if last is not None and last in self.riding:
             raise RetryLater("no room in the journal: free some and try again")
 
     def _harden(self, group: Sequence[Step]) -> None:
@@ -335,7 +335,7 @@ class JournalCommit(GroupCommit):
         records: list[Entry] = []
         entry_of = self._entry_of
         with self._lock:
-            riding, self.riding = self.riding, []
+            riding = list(self.riding)
             for step in riding:
                 records.append(step.planned if entry_of is None else entry_of(step.planned))
                 recorded.append(step)
@@ -363,10 +363,9 @@ class JournalCommit(GroupCommit):
     def _recorded(self, riding: list[Step]) -> list[Step]:
         """Those of them for which there was room; the others ride on. Called with the lock held."""
         recorded = [step for step in riding if step.error is None]
-        left = riding[len(recorded) :]
-        for step in left:
+        for step in riding:
             step.error = None
-        self.riding[:0] = left
+        del self.riding[: len(recorded)]
         return recorded
 
     def _publish(self, group: Sequence[Step]) -> None:

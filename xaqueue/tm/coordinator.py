@@ -269,8 +269,10 @@ class Coordinator:
         """Transactions on which a participant's database has to be asked, perhaps this one; no live ones."""
         snapshot = self.snapshot()
         with self._mutex:
+            for gtrid in [gtrid for gtrid in self._undecided if self._finished.get(gtrid) is Outcome.COMMITTED]:
+                del self._undecided[gtrid]  # who took the row was interrupted
             found = [(gtrid, one) for gtrid, one in self._undecided.items() if name is None or name in one.unasked]
-        return [gtrid for gtrid, _ in found if snapshot.is_over(gtrid)]
+        return [gtrid for gtrid, _ in found if snapshot.is_over(gtrid) and self.log.decision_on(gtrid) is None]
 
     def take_late(self) -> set[str]:
         """Participants that are to harden what they have committed; taken once."""

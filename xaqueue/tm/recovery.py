@@ -269,7 +269,10 @@ class RecoveryThread:
 
     def _ask(self, xid: Any, failures: list[Exception]) -> Reply:
         try:
-            return driver.ask(self._connection, xid)
+            reply = driver.ask(self._connection, xid)
+            if driver.can_be_late(self._connection):
+                self._connection.harden()  # it tells what is so in memory
+            return reply  # noqa: TRY300
         except Exception as error:
             failures.append(error)
             return Reply.PENDING

@@ -178,8 +178,26 @@ def test_of_what_rides_a_part_may_find_room(scene: JournalScene) -> None:
     with pytest.raises(RetryLater):
         scene.record("d")
     assert scene.journal.hardened == ["a"]
+    scene.journal.failures = [0, ENOSPC, ENOSPC]
+    with pytest.raises(RetryLater):
+        journal_commit(scene).harden_late()
+    assert scene.journal.hardened == ["a", "b"]
     journal_commit(scene).harden_late()
     assert scene.journal.hardened == ["a", "b", "c"]
+
+
+def test_who_hardens_is_told_that_the_round_under_way_found_no_room(
+    scene: JournalScene, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = scene.behind_a_leader(pool, [])
+    ride(scene, "a")
+    scene.journal.failures = [ENOSPC] * 4
+    waits += [pool.submit(scene.record, "b"), pool.submit(journal_commit(scene).harden_late)]
+    for _ in waits[1:]:
+        scene.asleep.get(timeout=30)
+    scene.go_on()
+    assert [type(wait.exception()) for wait in waits] == [type(None), RetryLater, RetryLater]
+    assert len(journal_commit(scene).riding) == 1
 
 
 def test_what_rides_is_lost_with_the_log(scene: JournalScene) -> None:

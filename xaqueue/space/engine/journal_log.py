@@ -116,22 +116,29 @@ class JournalLog(JournalCommit):
             branch.kept_bytes += size
             written.content = head, body
             return
+        self._end_earlier(branch)
         self._write(branch, written, head, body)
+
+    def _end_earlier(self, branch: Branch) -> None:
+        """Before a block goes to active/: a crash would leave an earlier branch of this name, whose commit still rides,
+        prepared, and a replay would move the block to where that one's was.
+        """
+        if any(step.planned.name == branch.name for step in list(self.riding)):
+            self.harden_late()
 
     def _write(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
         path = block_path(ACTIVE, branch.name, written.suffix)
         chunks = [head, body] if body else [head]
-        if any(step.planned.name == branch.name for step in list(self.riding)):
-            self.harden_late()  # a crash leaves that earlier branch of this name prepared, and replays how it became so
         try:
             self.fs.create(path, chunks)
         except FileExistsError:  # a block of an earlier branch of this name, which is over and has not moved yet
-            self.settle()
+            self._waiting.run(self._follow)
             self.fs.create(path, chunks)
         branch.to_harden = True
         written.path, written.content = path, None
 
     def spill(self, branch: Branch) -> None:
+        self._end_earlier(branch)
         self._waiting.run(partial(self._spill, branch))
 
     def _spill(self, branch: Branch) -> None:
@@ -282,16 +289,21 @@ class JournalLog(JournalCommit):
         return self.behind.size_bytes, len(self.behind.held)
 
     def settle(self) -> None:
-        self._waiting.run(self.follow)
+        self._harden_riding()  # here, and not where it may be slow: the round may need a turn there
+        self._waiting.run(self._follow)
+
+    def _harden_riding(self) -> None:
+        """What finds no room rides on."""
+        if self.riding:
+            with suppress(RetryLater):
+                self.harden_late()
 
     def follow(self) -> None:
         """Does in the directories all that was published when it was called. Raises OSError, ResourceFailed.
 
         What finds no room is pending still, before all that is newer and may free some.
         """
-        if self.riding:
-            with suppress(RetryLater):
-                self.harden_late()
+        self._harden_riding()
         self._follow()
 
     def _follow(self) -> None:

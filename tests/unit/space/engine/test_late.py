@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import shutil
+import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +17,16 @@ import xaqueue
 from support.crash_level import LAGGING, NONE, STRICT, Level, open_space
 from support.crash_story import EMPTY, body_of, message_id
 from support.forgetful import ForgetfulFileSystem
+from support.served import ServerThread
 from xaqueue.errors import InvalidArgument, RetryLater
+from xaqueue.rpc.server import scheduler
 from xaqueue.space.engine import journal_log
+from xaqueue.space.engine.journal_log import LAG_S
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 from xaqueue.space.offline.reader import QueueReader
+from xaqueue.storage.journal import Journal
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
@@ -161,3 +169,76 @@ def test_who_waits_for_a_message_is_woken_and_a_moment_later_it_is_on_disk(tmp_p
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert len(list(reader.read(0, 1))) == 1
+
+
+def test_what_is_shown_is_read_while_its_record_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory has its content no more, and its file is where the prepare has put it until the round is over."""
+    writes, goes_on, overwrite = threading.Event(), threading.Event(), Journal._overwrite
+
+    def wait(journal: Journal, *given: Any) -> None:
+        writes.set()
+        assert goes_on.wait(PATIENCE_S)
+        overwrite(journal, *given)
+
+    with xaqueue.connect(tmp_path, create=True) as one, xaqueue.connect(tmp_path) as other:
+        one.tpc_begin(one.xid(1, "x", ""))
+        one.enqueue("a", b"1")
+        one.tpc_prepare()
+        deadline = time.monotonic() + PATIENCE_S
+        while not list((tmp_path / "prepared").iterdir()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(2 * LAG_S)
+        monkeypatch.setattr(Journal, "_overwrite", wait)
+        one.tpc_commit(late=True)
+        writing = threading.Thread(target=lambda: [one.enqueue("b", b"2"), one.commit()])
+        writing.start()
+        assert writes.wait(PATIENCE_S)
+        found: list[object] = []
+        reading = threading.Thread(target=lambda: found.append(other.dequeue("a")))
+        reading.start()
+        reading.join(0.1)
+        goes_on.set()
+        for thread in (writing, reading):
+            thread.join(PATIENCE_S)
+        assert [getattr(message, "body", None) for message in found] == [b"1"]
+        other.commit()
+
+
+def test_a_server_whose_slow_calls_are_all_taken_makes_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who settles waits for a round, and that needs a turn where slow calls are made."""
+    overwrite = Journal._overwrite
+
+    def slow(journal: Journal, *given: Any) -> None:
+        time.sleep(0.015)
+        overwrite(journal, *given)
+
+    monkeypatch.setattr(scheduler, "SLOW_CALLS", 1)
+    monkeypatch.setattr(Journal, "_overwrite", slow)
+    directory = Path(tempfile.mkdtemp(prefix="xaq-"))  # a socket's path has 107 bytes at most
+    server = ServerThread(tmp_path, directory / "socket")
+    url = server.url
+    try:
+
+        def commit(number: int) -> None:
+            with xaqueue.connect(url) as connection:
+                for turn in range(15):
+                    connection.tpc_begin(connection.xid(1, f"{number}.{turn}", ""))
+                    connection.enqueue("a", b"x")
+                    connection.tpc_prepare()
+                    connection.tpc_commit(late=True)
+
+        def ask(_: int) -> None:
+            with xaqueue.connect(url) as connection:
+                for _ in range(15):
+                    connection._manager.call("depths", ["a"])  # type: ignore[attr-defined]
+
+        with ThreadPoolExecutor(6) as pool:
+            calls = [*(pool.submit(commit, number) for number in range(3)), *(pool.submit(ask, n) for n in range(3))]
+            for call in calls:
+                call.result(PATIENCE_S)
+    finally:
+        server.stop()
+        shutil.rmtree(directory)
