@@ -151,11 +151,6 @@ class DecisionLog:
         epochs = self.epoch, self.epoch
         self._append(lambda: records.last(participant, *epochs), lambda: self.table.add_last(participant, *epochs))
 
-    def lasts_of(self, gtrid: bytes) -> set[str]:
-        """Participants in whose databases the decision may stand."""
-        with self.lock:
-            return self.table.lasts_of(gtrid)
-
     def add_row(self, gtrid: bytes, participants: Sequence[str], last: str) -> None:
         """A row in the database of ``last`` decides to commit these; it is read again after a crash."""
         made = OpenDecision(gtrid, tuple(participants), self.now_us(), last, set(participants))

@@ -276,7 +276,8 @@ class EnlistedBranch:
         try:
             self._refuse_failed()
             self._refuse_ended()
-            last_resource.insert_row(self.connection, DecisionRow(self.gtrid, Outcome.COMMITTED, tuple(prepared)))
+            row = DecisionRow(self.gtrid, Outcome.COMMITTED, tuple(prepared))
+            last_resource.insert_row(self.connection, row)
             check()
         except Exception as error:
             self.refuse(error)

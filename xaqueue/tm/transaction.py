@@ -236,9 +236,10 @@ class Transaction:
 
     def _commit_last(self, name: str, prepared: Sequence[str]) -> Reply:
         coordinator, last = self._coordinator, self._branches[name]
+        if self._is_expired():
+            last.rollback()
+            return Reply.REFUSED
         try:
-            if self._is_expired():
-                raise self._expired()  # noqa: TRY301
             coordinator.make_ready(name)
         except Exception as error:  # of its driver, or of the log: nothing is decided
             last.refuse(error)

@@ -19,9 +19,10 @@ from xaqueue.cli.tm_log import ParticipantConfig, opener
 from xaqueue.errors import InvalidArgument, OperationalError, OutcomeUnknown, RolledBack
 from xaqueue.tm import driver, last_resource
 from xaqueue.tm.coordinator import TraceStep as Step
-from xaqueue.tm.participant import Participant
+from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.participant import Participant, enlist, sources
 from xaqueue.tm.records import TransactionState
-from xaqueue.xa import Outcome
+from xaqueue.xa import Code, Outcome
 
 
 @pytest.fixture
@@ -501,3 +502,81 @@ def test_interrupted_behind_a_commit_in_one_phase_it_is_not_called_rolled_back(s
 
 def side_by_side(connect: Any) -> Participant:
     return Participant(connect, parallel=True)
+
+
+def test_one_that_took_too_long_is_rolled_back_before_its_database_decides(scene: Scene) -> None:
+    rig = scene.boot()
+
+    def on_step(step: Step, gtrid: bytes, name: str) -> None:
+        if step is Step.PREPARED:
+            tx._deadline = 0.0
+
+    rig.coordinator.step = on_step
+    tx = rig.transaction("a", FILES).__enter__()
+    tx[FILES].execute("insert into files values ('one')")
+    with pytest.raises(RolledBack, match="it took more than 60 s") as raised:
+        tx.commit()
+    assert raised.value.code is Code.XA_RBTIMEOUT
+    assert (scene.files, scene.rows, scene.states()) == ([], [], {ROLLED_BACK})
+    assert not rig.coordinator.is_undecided(tx.gtrid)
+
+
+def test_two_databases_without_two_phases_do_not_share_a_transaction(scene: Scene) -> None:
+    participants: dict[str, Any] = {"a": scene.a.connect, FILES: scene.connect, "other": scene.connect}
+    rig = Rig(scene.fs, participants)
+    with pytest.raises(InvalidArgument, match="'files' and 'other' have no two-phase commit"):
+        rig.transaction("a", FILES, "other").__enter__()
+    assert (scene.files, scene.states()) == ([], {ROLLED_BACK})
+    for name in (FILES, "other"):
+        with rig.transaction() as tx:
+            tx["a"].work()
+            tx[name].execute("insert into files values (?)", (name,))
+    assert scene.files == [FILES, "other"]
+    assert rig.log.table.lasts.keys() == {FILES, "other"}
+
+
+def test_without_two_phases_and_with_two_phases_for_all_exclude_one_another(scene: Scene) -> None:
+    with pytest.raises(InvalidArgument, match="exclude one another"):
+        sources({FILES: scene.connect}, FILES, two_phase=True)
+    with pytest.raises(InvalidArgument, match="too long"):
+        sources({f"{number:064}": scene.connect for number in range(40)}, None)
+
+
+def test_sqlite_syncs_the_commit_that_decides(scene: Scene) -> None:
+    source = sources({FILES: scene.connect}, None)[FILES]
+    connection = scene.connect()
+    connection.execute("pragma synchronous = normal")
+    source.participant = Participant(lambda: connection)
+    branch = enlist(source, bytes(Gtrid("0123456789abcdef", 1, 1)))
+    assert branch.connection.execute("pragma synchronous").fetchone() == (2,)
+
+
+class Mysql:
+    """A connection of a MySQL that says so of its settings."""
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        self.settings, self.said = settings, ""
+
+    def cursor(self) -> Mysql:
+        return self
+
+    def execute(self, statement: str) -> None:
+        self.said = self.settings[statement.removeprefix("SELECT @@GLOBAL.")]
+
+    def fetchall(self) -> list[tuple[str]]:
+        return [(self.said,)]
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"log_bin": "0", "innodb_flush_log_at_trx_commit": "2"}, "innodb_flush_log_at_trx_commit = 1"),
+        ({"log_bin": "1", "innodb_flush_log_at_trx_commit": "1", "sync_binlog": "0"}, "sync_binlog = 1"),
+    ],
+)
+def test_a_mysql_that_does_not_sync_is_refused_with_the_setting(settings: dict[str, str], named: str) -> None:
+    connection = type("Connection", (Mysql,), {"__module__": "pymysql.connections"})(settings)
+    with pytest.raises(InvalidArgument, match=f"SET GLOBAL {named}"):
+        last_resource.make_ready(connection, "0123456789abcdef", is_known=False)
