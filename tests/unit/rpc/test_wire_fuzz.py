@@ -56,6 +56,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("rollback", [UNKNOWN, 0]),
         ("recover", [10, STARTRSCAN]),
         ("forget", [UNKNOWN, 0]),
+        ("harden", []),
         ("outcome", [UNKNOWN]),
         ("enqueue", ["orders", b"body", {"priority": 1, "headers": {"a": "b"}, "message_id": b"0123456789abcdef"}]),
         (

@@ -218,6 +218,7 @@ def test_a_server_whose_slow_calls_are_all_taken_makes_rounds(tmp_path: Path, mo
     monkeypatch.setattr(scheduler, "SLOW_CALLS", 1)
     monkeypatch.setattr(Journal, "_overwrite", slow)
     directory = Path(tempfile.mkdtemp(prefix="xaq-"))  # a socket's path has 107 bytes at most
+    xaqueue.connect(tmp_path, create=True).close()
     server = ServerThread(tmp_path, directory / "socket")
     url = server.url
     try:

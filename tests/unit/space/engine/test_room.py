@@ -331,13 +331,13 @@ def test_what_waits_for_the_disk_counts_as_written(tmp_path: Path, still: Callab
         assert log is not None
         start = LARGE._replace(free_bytes=64 * MiB + 4 * MiB)
         disk.left = start
-        follow = log.follow
+        follow = log._follow
 
         def followed() -> None:
             follow()
             disk.left = start._replace(free_bytes=start.free_bytes - len(bare.messages("orders")) * FILE_BYTES)
 
-        log.follow = followed  # type: ignore[method-assign]
+        log._follow = followed  # type: ignore[method-assign]
         with closing(bare.connect()) as connection:
             written = enqueue_all_that_fits(connection)
             assert log.waiting_room == (0, 0)
