@@ -23,6 +23,8 @@ from xaqueue.xa import Outcome
 
 KEPT_S = 60.0
 """A connection that was idle for longer is not used again: firewalls forget it, and say so to nobody."""
+READ_S = 10.0
+"""A database that was lost in the commit that decides is asked for so long what it has."""
 INTERRUPTIONS = 16
 """Interruptions of one participant that are on their way at a time, at most: each has a thread, and may hang."""
 
@@ -291,15 +293,24 @@ class EnlistedBranch:
         self.discard()
 
     def _read_decision(self) -> Reply:
-        """The commit got no answer: on a fresh connection its row can be read, or made impossible."""
+        """The commit got no answer: on a fresh connection its row can be read, or made impossible.
+
+        A database that was killed is back in a moment, most often.
+        """
         self.discard()
-        try:
-            with self.source.opened() as connection:
-                outcome = last_resource.resolve_row(connection, self.gtrid).outcome
-        except Exception as error:
-            self._failed(error)
-            return Reply.LOST
-        return Reply.DONE if outcome is Outcome.COMMITTED else Reply.REFUSED
+        pause_s, until = 0.02, time.monotonic() + READ_S
+        while True:
+            try:
+                with self.source.opened() as connection:
+                    outcome = last_resource.resolve_row(connection, self.gtrid).outcome
+            except Exception as error:
+                self._failed(error)
+                if time.monotonic() + pause_s > until:
+                    return Reply.LOST
+            else:
+                return Reply.DONE if outcome is Outcome.COMMITTED else Reply.REFUSED
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
 
     def ask(self) -> Reply:
         """What became of a branch that is not known on this connection, or of a commit that got no answer."""

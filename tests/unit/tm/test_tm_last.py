@@ -17,7 +17,7 @@ from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Rig
 from xaqueue import TransactionManager
 from xaqueue.cli.tm_log import ParticipantConfig, opener
 from xaqueue.errors import InvalidArgument, OperationalError, OutcomeUnknown, RolledBack
-from xaqueue.tm import driver, last_resource
+from xaqueue.tm import driver, last_resource, participant
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.participant import Participant, enlist, sources
@@ -244,7 +244,10 @@ def test_a_commit_without_an_answer_is_read(scene: Scene, fault: str, outcome: O
 
 
 @pytest.mark.parametrize("fault", ["answer lost", "request lost"])
-def test_a_commit_without_an_answer_that_cannot_be_read_is_in_doubt(scene: Scene, fault: str) -> None:
+def test_a_commit_without_an_answer_that_cannot_be_read_is_in_doubt(
+    scene: Scene, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(participant, "READ_S", 0.1)
     rig = scene.boot()
     scene.transact(rig, "zero", "a")
 
@@ -286,6 +289,26 @@ def test_what_is_being_decided_is_nobody_elses(scene: Scene) -> None:
     rig.coordinator.step = on_step
     assert scene.transact(rig, "one", "a", "b") is Outcome.COMMITTED
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("fault", ["answer lost", "request lost"])
+def test_a_database_that_is_back_in_a_moment_is_waited_for(scene: Scene, fault: str) -> None:
+    rig = scene.boot()
+    scene.transact(rig, "zero", "a")
+
+    def on_step(step: Step, gtrid: bytes, name: str) -> None:
+        if step is Step.COMMIT_LAST:
+            scene.faults.append(fault)
+            scene.is_down = True
+            threading.Timer(0.2, setattr, (scene, "is_down", False)).start()
+
+    rig.coordinator.step = on_step
+    if fault == "answer lost":
+        assert scene.transact(rig, "one", "a", "b") is Outcome.COMMITTED
+    else:
+        with pytest.raises(RolledBack, match="request lost"):
+            scene.transact(rig, "one", "a", "b")
+    assert rig.coordinator.in_doubt() == []
 
 
 @pytest.mark.parametrize("look", ["mark", "in_doubt"])
