@@ -34,9 +34,12 @@ from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:  # brings the types of batches, which a plain connection never needs
+    from xaqueue.carried import CarriedChange, Carriers, CarrierStatus
     from xaqueue.resource_manager import ResourceManager
 
 RECOVER_PAGE = 1000
+DELIVER_BYTES = 1024 * 1024
+"""Of carried changes in one call, about."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -231,6 +234,49 @@ class Connection:
             return self._transaction.prepare()
         finally:
             self._entered.release()
+
+    @property
+    def can_carry(self) -> bool:
+        """Whether a database may carry changes of this space: this process has it open."""
+        return hasattr(self._manager, "carry")
+
+    @_alone
+    def tpc_carry(self, carrier: str) -> CarriedChange | None:
+        """In the place of tpc_prepare: votes in memory, for who commits what it returns in a database, as a row.
+
+        None where it has to be prepared: it is large, or the space cannot have it carried just now. From here on only
+        tpc_commit and tpc_rollback end the branch. After a crash the space waits for what that database has: see
+        ``deliver``. carrier: ``<node>.<participant>``.
+        """
+        vote = getattr(self._manager, "carry", None)
+        if vote is None:
+            raise InvalidArgument("the space is not open in this process: tpc_prepare its branches")
+        return self._transaction.carry(carrier, vote)
+
+    @_alone
+    def carriers(self) -> Carriers:
+        """Who has the space open, and which databases carry its changes, or did."""
+        self._transaction.check_open()
+        return self._manager.carriers()
+
+    @_alone
+    def deliver(self, carrier: str, changes: Sequence[bytes], pruned: int) -> bool:
+        """Hands over what a database has carried in an earlier life of the space; see ``Carrying.deliver``."""
+        self._transaction.check_open()
+        size, page = 0, list[bytes]()
+        for change in changes:
+            page.append(change)
+            size += len(change)
+            if size > DELIVER_BYTES:
+                self._manager.deliver(carrier, page, pruned, True)
+                size, page = 0, []
+        return self._manager.deliver(carrier, page, pruned)
+
+    @_alone
+    def release_carrier(self, carrier: str) -> CarrierStatus | None:
+        """Its queues wait no more, by an operator's decision; None where it carries now, or was released before."""
+        self._transaction.check_open()
+        return self._manager.release_carrier(carrier)
 
     def tpc_commit(self, xid: Xid | None = None, *, late: bool = False) -> None:
         """Second phase; without tpc_prepare before it, a commit in one phase.

@@ -23,6 +23,7 @@ raised for a normal outcome: a read-only vote and an empty queue are return valu
        |  |- RolledBack               XA_RB*        the branch is, or will be, rolled back
        |  |  `- DiskFull              XA_RBOTHER    no room for the block; the branch is rollback-only
        |  |     `- DiskLow            XA_RETRY      room has to stay free; the branch is as it was
+       |  |- QueueWaiting             XA_RETRY      a database is to be asked before this queue hands anything out
        |  |- RetryLater               XA_RETRY      nothing lost, the same call may complete it later
        |  |- ResourceError            XAER_RMERR    the branch can never be committed
        |  |- ResourceFailed           XAER_RMFAIL   the space is fenced: reopen it
@@ -179,6 +180,14 @@ class DiskLow(DiskFull):
 
 class RetryLater(OperationalError):
     """It could not be completed now; nothing is lost, and the same call may complete it later (``XA_RETRY``)."""
+
+    code = Code.XA_RETRY
+
+
+class QueueWaiting(OperationalError):
+    """A crash left changes of this queue in a database that was not asked yet; the message says which one. The branch
+    is as it was.
+    """
 
     code = Code.XA_RETRY
 

@@ -9,13 +9,35 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, Unpack
 
 from xaqueue.batch import Batch, Decision, Plan
+from xaqueue.carried import Carriers, CarrierStatus
 from xaqueue.message import EnqueueOptions, Message, MessageId
 from xaqueue.reservation import Reservation
 from xaqueue.xa import Flag, Outcome, Vote
 from xaqueue.xid import Xid
 
 
-class ResourceManager(Protocol):
+class Carrying(Protocol):
+    """What a resource manager does for a transaction manager one of whose databases carries changes of the space.
+
+    carrier: ``<node>.<participant>``; changes: as ``CarriedChange.encode`` made them.
+    """
+
+    def carriers(self) -> Carriers:
+        """Who has the space open, and which databases carry its changes, or did."""
+
+    def deliver(self, carrier: str, changes: Sequence[bytes], pruned: int, more: bool = False) -> bool:
+        """Hands over what stands in the database of an earlier life, none of which can commit any more.
+
+        pruned: the highest number whose row was removed; more: there are further changes. Whether all is applied and
+        hardened; it is not where another carrier of the same queues has not delivered yet. Idempotent. Raises
+        SpaceError where the space or the database is an old copy, RetryLater where there is no room.
+        """
+
+    def release_carrier(self, carrier: str) -> CarrierStatus | None:
+        """Its queues wait no more, by an operator's decision; None where it carries now, or was released before."""
+
+
+class ResourceManager(Carrying, Protocol):
     """One session with a queue space: the XA verbs with explicit xids, and the work between them.
 
     A session is used by one thread at a time. It is associated with at most one branch; ``enqueue`` and ``dequeue``

@@ -26,6 +26,7 @@ from xaqueue.xa import Flag, Outcome, Vote
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 if TYPE_CHECKING:  # brings the types of batches, which a plain connection never needs
+    from xaqueue.carried import CarriedChange
     from xaqueue.resource_manager import ResourceManager
 
 
@@ -57,6 +58,7 @@ ALLOWED: dict[str, tuple[tuple[Phase, ...], str]] = {
     "tpc_begin": ((*_OUTSIDE, Phase.READ_ONLY), "commit it or roll it back first"),
     "tpc_end": ((Phase.ACTIVE,), ""),
     "tpc_prepare": (_UNPREPARED, ""),
+    "tpc_carry": ((Phase.ACTIVE, Phase.ENDED), ""),
     "tpc_commit": ((*_TWO_PHASE, Phase.UNANSWERED), ""),
     "tpc_rollback": (_TWO_PHASE, ""),
     "the call with an xid": (_OUTSIDE, "finish that first"),
@@ -257,6 +259,19 @@ class Transaction:
             raise
         self.phase = Phase.PREPARED if vote is Vote.OK else Phase.READ_ONLY
         return vote is Vote.OK
+
+    def carry(self, carrier: str, vote: Callable[[Xid, str], CarriedChange | None]) -> CarriedChange | None:
+        """As ``tpc_carry``."""
+        xid = self.check("tpc_carry")
+        self._end(xid)
+        try:
+            found = vote(xid, carrier)
+        except RolledBack:
+            self._discard(xid)
+            raise
+        if found is not None:
+            self.phase = Phase.PREPARED
+        return found
 
     def _commit_one_phase(self) -> None:
         assert self.xid is not None

@@ -295,6 +295,8 @@ def _decoded(hint: Any, value: Any) -> Any:
     if inner:  # list[X], or a tuple of as many
         several = [_decoded(inner[0], one) for one in value]
         return several if get_origin(hint) is list else tuple(several)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(value)
     wanted = getattr(hint, "__supertype__", hint)
     if not isinstance(value, wanted):
         raise TypeError(f"{_short(value)} stands where {wanted.__name__} is wanted")

@@ -8,10 +8,11 @@ Options are a map; a browse is answered in pages, under a cursor as long as ther
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack
 
+from xaqueue.carried import Carriers, CarrierStatus
 from xaqueue.errors import (
     ConnectionLost,
     Error,
@@ -98,7 +99,13 @@ def _page(caller: Caller, cursor: int) -> tuple[int | None, list[Any]]:
     return cursor, found
 
 
-BRANCH_METHODS = (recover, enqueue, dequeue, browse, browse_next, browse_end)
+def deliver(caller: Caller, carrier: str, changes: Any, pruned: Any, more: Any = False) -> bool:
+    if not isinstance(changes, list) or not all(isinstance(one, bytes) for one in changes):
+        raise InvalidArgument("changes are refused: a list of what a database has carried, in bytes, is wanted")
+    return caller.session.deliver(carrier, changes, pruned, more)
+
+
+BRANCH_METHODS = (deliver, recover, enqueue, dequeue, browse, browse_next, browse_end)
 
 # On the client
 
@@ -137,6 +144,16 @@ class BranchCalls(Link):
 
     def harden(self) -> None:
         self.call("harden")
+
+    def carriers(self) -> Carriers:
+        return wire.decode(Carriers, self.call("carriers"))
+
+    def deliver(self, carrier: str, changes: Sequence[bytes], pruned: int, more: bool = False) -> bool:
+        return bool(self.call("deliver", carrier, list(changes), pruned, more))
+
+    def release_carrier(self, carrier: str) -> CarrierStatus | None:
+        answer = self.call("release_carrier", carrier)
+        return None if answer is None else wire.decode(CarrierStatus, answer)
 
     def rollback(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         branch = self._branch

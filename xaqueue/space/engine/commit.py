@@ -26,6 +26,7 @@ from xaqueue.space.engine.log import STEP_FILES, CommitPending
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import Branch, State
+from xaqueue.space.model.carrier import note_of
 from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Op
 from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.layout import ACTIVE, COMMIT, FIRST, PREPARED, QUARANTINE, block_path, message_path, retry_path
@@ -86,17 +87,25 @@ def _publish_prepared(space: Space, branch: Branch) -> None:
 def commit(space: Space, branch: Branch, *, outcome: Outcome = Outcome.COMMITTED, late: bool = False) -> None:
     """Commits a branch that is prepared, or one that never was, in one phase.
 
-    late: a prepared one may be hardened behind its publication. RetryLater: nothing was lost, commit again later.
+    late: a prepared one, or one that a database carries, may be hardened behind its publication. RetryLater: nothing
+    was lost, commit again later.
     """
-    step = Step.COMMIT
-    if branch.base is not State.PREPARED and branch.base is not State.COMMITTING:
+    step, carried = Step.COMMIT, branch.base is State.CARRIED
+    if carried:
+        step = Step.ONE_PHASE
+    elif branch.base is not State.PREPARED and branch.base is not State.COMMITTING:
         step = Step.ONE_PHASE
         _harden_unprepared(space, branch)
         late = False
 
-    perform = space.log.perform_late if late and space.serving else space.log.perform
+    plan, publish = partial(commit_change, space, branch, step), partial(publish_commit, space, branch)
     try:
-        perform(partial(commit_change, space, branch, step), partial(publish_commit, space, branch))
+        if carried:  # its record cannot fail alone: those behind it say that it is applied
+            space.log.perform_late(plan, publish, is_limited=False)
+        elif late and space.serving:
+            space.log.perform_late(plan, publish)
+        else:
+            space.log.perform(plan, publish)
     except RetryLater as full:
         forget_numbers(space, branch)
         if not isinstance(full, CommitPending):
@@ -107,6 +116,8 @@ def commit(space: Space, branch: Branch, *, outcome: Outcome = Outcome.COMMITTED
         raise
     with space.lock:  # its files are gone: another branch may have its name
         space.finish_locked(branch, outcome)
+    if carried and not late:
+        space.log.harden_late()
 
 
 def _harden_unprepared(space: Space, branch: Branch) -> None:
@@ -158,6 +169,11 @@ def commit_change(space: Space, branch: Branch, step: Step) -> Change:
         if branch.branch_block.path != marker:
             point = ((MOVE, branch.branch_block.path, marker, 0),)
         rest.append((DROP, marker))
+    if branch.carrier is not None:
+        carrier = branch.carrier
+        carrier.open.discard(branch.carried)
+        carrier.applied = max(carrier.applied, branch.carried)
+        ops.append(note_of(carrier, space.epoch))
     return Change(step, branch.name, ops + removals if removals else ops, point, rest, arrivals)
 
 
@@ -209,6 +225,9 @@ def undo(space: Space, branch: Branch) -> None:
                 space.log.perform(Change(Step.ROLLBACK, branch.name, counted))
         space.discard(_files(branch))
     release(space, branch)
+    if branch.carrier is not None:
+        with space.lock:
+            branch.carrier.open.discard(branch.carried)
 
 
 def rollback_change(space: Space, branch: Branch) -> Change:

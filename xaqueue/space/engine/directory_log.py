@@ -321,7 +321,7 @@ class DirectoryLog(GroupCommit):
             self.fail(error)
             raise self._failed() from error
 
-    def perform_late(self, plan: Callable[[], Change], publish: Callable[[], None]) -> None:
+    def perform_late(self, plan: Callable[[], Change], publish: Callable[[], None], *, is_limited: bool = True) -> None:
         self.perform(plan, publish)
 
     def unhardened(self) -> dict[str, int]:

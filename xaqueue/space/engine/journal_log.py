@@ -211,9 +211,9 @@ class JournalLog(JournalCommit):
             self._take_published(self._marks)
         self._upto = self.journal.position
 
-    def perform_late(self, plan: Callable[[], Change], publish: Publish = nothing) -> None:
+    def perform_late(self, plan: Callable[[], Change], publish: Publish = nothing, *, is_limited: bool = True) -> None:
         """Its record is what is followed, and what watermarks tell of, so both wait for that."""
-        if len(self.riding) >= RIDING:
+        if is_limited and len(self.riding) >= RIDING:
             self.perform(plan, publish)
             return
 

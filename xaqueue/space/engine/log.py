@@ -77,9 +77,9 @@ class Log(Protocol):
     def perform(self, plan: Plan, publish: Callable[[], None] = ...) -> None:
         """Raises what plan raises of Error, RetryLater where there is no room and nothing was done, CommitPending."""
 
-    def perform_late(self, plan: Callable[[], Change], publish: Callable[[], None]) -> None:
+    def perform_late(self, plan: Callable[[], Change], publish: Callable[[], None], *, is_limited: bool = True) -> None:
         """As ``perform``; where the level allows it, it is shown first and durable a moment later, before whatever
-        follows from it. Then there is no RetryLater."""
+        follows from it. Then there is no RetryLater. is_limited: not where too many wait already."""
 
     def unhardened(self) -> dict[str, int]:
         """By queue the lowest number of a message that is shown and not durable yet. Called with the lock held."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import Branch, State
+from xaqueue.space.model.carrier import Carrier
 from xaqueue.space.model.definitions import UNDEFINED, Definitions
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.queue import Queue
@@ -31,6 +32,7 @@ _Finished = OrderedDict[Xid, tuple[Outcome, float, bytes | None]]
 
 _OUTCOMES = {
     State.PREPARED: Outcome.IN_DOUBT,
+    State.CARRIED: Outcome.IN_DOUBT,
     State.COMMITTING: Outcome.IN_DOUBT,
     State.UNDONE: Outcome.ROLLED_BACK,
     State.HEURISTIC_COMMIT: Outcome.COMMITTED,
@@ -78,8 +80,23 @@ class Memory:
         self.batches = BatchMemory()
         self._finished: tuple[_Finished, _Finished] = OrderedDict(), OrderedDict()
         """Those of two-phase transactions, and local ones, of which there may be many more."""
+        self.carriers: dict[str, Carrier] = {}
+        """Databases that carry changes, by name."""
+        self.last_carried = 0
+        """The highest number that was given to a carried change, by anybody."""
+        self.awaited: dict[str, Carrier] = {}
+        """By queue a carrier that is to be asked before anything is handed out; under "" one of all queues."""
         self._last_commit_us = 0
         self._sessions = 0
+
+    def find_awaited(self) -> None:
+        """Which queues hand nothing out follows from the carriers. Called with the lock held."""
+        awaited = [carrier for carrier in self.carriers.values() if carrier.is_awaited]
+        before = self.awaited
+        self.awaited = {queue: carrier for carrier in awaited for queue in ([""] if carrier.damage else carrier.queues)}
+        if before:
+            for queue in self.queues.values():
+                queue.arrived.notify_all()
 
     def now_us(self) -> int:
         """Int microseconds UTC."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from xaqueue.errors import DamagedBlock, DiskLow, InvalidArgument, RetryLater
 from xaqueue.message import EnqueueOptions, Message, MessageId, body_of, check_message_id, id_of, properties_of
-from xaqueue.space.engine import blocks, quarantine
+from xaqueue.space.engine import blocks, carry, quarantine
 from xaqueue.space.engine.state import Space, log
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import (
@@ -137,6 +137,9 @@ def browse(space: Space, name: str, limit: int | None) -> Iterator[Message]:
     space.definitions.find(name)
     with space.lock:
         space.check_readable()
+        why = carry.waiting(space, name) if space.awaited else None
+        if why is not None:
+            raise why
         entries = space.queue(name).index.entries(space.now_us())
     return _read_each(space, name, entries, limit)
 
@@ -191,6 +194,8 @@ def _take(
                 raise branch.rollback_reason
             if queue.record is not None and queue.keeper is not None:
                 raise refusal(queue.keeper)
+            if space.awaited and _await_carrier(space, queue, deadline):
+                continue
             now = space.now_ns() // 1000
             entry = queue.index.take(now, message_id=message_id, correlation=correlation, passed=passed)
             if queue.index.expired:
@@ -212,6 +217,21 @@ def _take(
             if due is not None and due > now:
                 left = min(left, (due - now) / 1e6 + 0.001)
             _wait(queue, min(left, LOOK_S))
+
+
+def _await_carrier(space: Space, queue: Queue, deadline: float | None) -> bool:
+    """Whether it has waited for the queue's carrier, and is to look again. Called with the lock held.
+
+    Raises QueueWaiting at the deadline.
+    """
+    why = carry.waiting(space, queue.name)
+    if why is None:
+        return False
+    left = deadline - time.monotonic() if deadline is not None else 0.0
+    if left <= 0 or space.draining:
+        raise why
+    _wait(queue, min(left, LOOK_S))
+    return True
 
 
 def _wait(queue: Queue, seconds: float) -> None:

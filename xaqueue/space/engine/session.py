@@ -13,12 +13,14 @@ from contextlib import suppress
 from typing import Unpack
 
 from xaqueue.batch import BATCH_FORMAT_IDS, is_of_a_batch
+from xaqueue.carried import CarriedChange, checked_carrier
 from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message, MessageId
-from xaqueue.space.engine import batches, commit, heuristics, messages
+from xaqueue.space.engine import batches, carry, commit, heuristics, messages
 from xaqueue.space.engine.association import Association
 from xaqueue.space.engine.batches import BatchVerbs
 from xaqueue.space.engine.busy import Busy, leave
+from xaqueue.space.engine.carry import CarryVerbs
 from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.streams import StreamVerbs
 from xaqueue.space.model import branch as states
@@ -28,7 +30,7 @@ from xaqueue.xa import Code, Flag, Outcome, Vote
 from xaqueue.xid import Xid
 
 
-class Session(Association, BatchVerbs, StreamVerbs):
+class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
     """A ResourceManager. Used by one thread at a time; any number of sessions share a space."""
 
     def __init__(self, space: Space, on_close: Callable[[], None] = lambda: None) -> None:
@@ -62,6 +64,20 @@ class Session(Association, BatchVerbs, StreamVerbs):
             self.space.log.deliver_interrupt()
         return Vote.OK
 
+    def carry(self, xid: Xid, carrier: str) -> CarriedChange | None:
+        checked_carrier(carrier)
+        branch = self._take(xid, Call.PREPARE)
+        try:
+            found = carry.vote(self.space, branch, carrier)
+            if found is None:
+                with self.space.lock:
+                    self.space.settle_locked(branch)
+        except BaseException as error:
+            leave(self.space, branch, error)
+            raise
+        self.space.log.deliver_interrupt()
+        return found
+
     def commit(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> None:
         branch = self._take(xid, Call.COMMIT if flags is Flag.NOFLAGS else call_of("commit", flags))
         try:
@@ -72,7 +88,7 @@ class Session(Association, BatchVerbs, StreamVerbs):
                     f"branch {xid} lost {', '.join(branch.damage)}: it cannot be committed as a whole; "
                     f"an operator decides with `xaqueue indoubt show {xid}`"
                 )
-            if not branch.blocks and branch.base is not State.PREPARED:
+            if not branch.blocks and branch.base not in (State.PREPARED, State.CARRIED):
                 with self.space.lock:
                     self.space.finish_locked(branch, Outcome.COMMITTED)
                 return
@@ -125,7 +141,7 @@ class Session(Association, BatchVerbs, StreamVerbs):
         if flags & Flag.STARTRSCAN:
             with self.space.lock:
                 self.space.check()  # for reading only it may lack branches that are prepared
-                listed = (State.PREPARED, *states.HEURISTICS)
+                listed = (State.PREPARED, State.CARRIED, *states.HEURISTICS)
                 self._scan = [
                     xid
                     for xid, branch in self.space.branches.items()

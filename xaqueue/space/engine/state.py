@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from xaqueue.carried import Life
 from xaqueue.errors import JournalDamaged, ResourceFailed, RetryLater, RolledBack
 from xaqueue.space.engine.directory_log import DirectoryLog
 from xaqueue.space.engine.disk_space import RoomLimit
@@ -33,6 +34,7 @@ from xaqueue.space.model.queue import Queue
 from xaqueue.storage.fs import NO_ROOM, FileSystem, synced
 from xaqueue.storage.group_commit import nothing
 from xaqueue.storage.hardening import DEFAULT, Hardening
+from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.storage.regular import NO_RIGHTS
 from xaqueue.storage.scheduling import THREADS, Threads
@@ -59,6 +61,7 @@ class Space(Memory):
         room: RoomLimit | None = None,
         waiting: Threads = THREADS,
         lost: Callable[[], str] = lambda: "",
+        space_id: str = "",
     ) -> None:
         """An empty one over the directories behind ``fs``; ``recover`` fills it.
 
@@ -72,6 +75,9 @@ class Space(Memory):
         self.hardening = hardening
         self.epoch = epoch
         self._lost = lost
+        self.life = Life(space_id, epoch, fresh_id().hex())
+        self.is_delivering = False
+        """Somebody delivers what a database has carried."""
         self.has_consumed: Callable[[], None] = lambda: None
         """Files of what a stream has consumed, or of what has expired, are to be cleared."""
         self.has_expiring: Callable[[], None] = lambda: None
@@ -325,15 +331,17 @@ class Space(Memory):
         if self.remembers_local or xid[0] != LOCAL_FORMAT_ID:
             self.remember(xid, outcome, branch.begun_by)
 
-    def close(self) -> bool:
+    def close(self, ending: Callable[[Space], object] = lambda _: None) -> bool:
         """Ends the use of the directories. Blocks of branches still active are rolled back by the next open.
 
-        Returns whether the directories hold everything, durably to the level of the space.
+        ending: called before the last checkpoint. Returns whether the directories hold everything, durably to the level
+        of the space.
         """
         failed = self.failure is not None
         if not failed:
             with suppress(ResourceFailed):  # then it is fenced, and the next open replays
                 self.check_owner()
+                ending(self)
                 self.checkpoint()
         with self.lock:
             if self.closed:

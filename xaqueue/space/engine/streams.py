@@ -18,7 +18,7 @@ from dataclasses import replace
 from xaqueue.errors import InvalidArgument, QueueReserved
 from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation, check_stream
-from xaqueue.space.engine import cleanup
+from xaqueue.space.engine import carry, cleanup
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout, records
 from xaqueue.space.model.change import Kind as Step
@@ -49,6 +49,9 @@ class StreamVerbs:
             before, record = kept.record, _record_for(space, kept, stream)
             if record is not before:
                 with space.lock:
+                    why = carry.waiting(space, queue)
+                    if why is not None:
+                        raise why
                     _wait_for_the_sweep(space, kept)
                     try:
                         _check_unlocked(space, kept)

@@ -21,6 +21,7 @@ from xaqueue.errors import (
 )
 from xaqueue.message import MessageId
 from xaqueue.space.model.block import Kind
+from xaqueue.space.model.carrier import Carrier
 from xaqueue.space.model.index import Entry
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
@@ -43,6 +44,8 @@ class State(_Key):
     DOOMED = "doomed"
     """Idle, and rolled back already by this side; the transaction manager has not been told."""
     PREPARED = "prepared"
+    CARRIED = "carried by a database"
+    """Its vote stands in memory only; a row in that database commits it, and whoever asked for the vote ends it."""
     COMMITTING = "past its commit point"
     """There was no room for what follows it: it can only go forward."""
     ROLLBACK_ONLY = "rollback-only"
@@ -88,6 +91,7 @@ TRANSITIONS: dict[tuple[Call, State], tuple[Code, State]] = {
     (C.PREPARE, S.IDLE): (_OK, S.PREPARED),
     (C.PREPARE, S.DOOMED): (_RB, S.UNKNOWN),
     (C.COMMIT, S.PREPARED): (_OK, S.UNKNOWN),
+    (C.COMMIT, S.CARRIED): (_OK, S.UNKNOWN),
     (C.COMMIT, S.COMMITTING): (_OK, S.UNKNOWN),
     (C.COMMIT_ONEPHASE, S.COMMITTING): (_OK, S.UNKNOWN),
     (C.COMMIT_ONEPHASE, S.IDLE): (_OK, S.UNKNOWN),
@@ -96,6 +100,7 @@ TRANSITIONS: dict[tuple[Call, State], tuple[Code, State]] = {
     (C.ROLLBACK, S.DOOMED): (_OK, S.UNKNOWN),
     (C.ROLLBACK, S.ROLLBACK_ONLY): (_OK, S.UNKNOWN),
     (C.ROLLBACK, S.PREPARED): (_OK, S.UNKNOWN),
+    (C.ROLLBACK, S.CARRIED): (_OK, S.UNKNOWN),
 }
 for _state in State:
     if _state not in (S.UNKNOWN, S.COMMITTING):
@@ -270,6 +275,10 @@ class Branch:
     """Int microseconds UTC."""
     kept_bytes: int = 0
     """Of its blocks' contents, held in memory."""
+    carrier: Carrier | None = None
+    """The database that carries it."""
+    carried: int = 0
+    """Its number there."""
     decided: State | None = None
     """An operator's recorded decision, on its way: what the verbs answer from now on."""
 

@@ -47,6 +47,7 @@ class Kind(IntEnum):
     BATCH = 7
     STREAM = 8
     EXPIRY = 9
+    CARRIER = 10
 
 
 class Change(NamedTuple):

@@ -28,6 +28,8 @@ HEURISTIC = "heuristic"
 QUARANTINE = "quarantine"
 BATCHES = "batches"
 STREAMS = "streams"
+CARRIERS = "carriers"
+"""Notes of databases that carry changes of the space; see ``xaqueue.space.model.carrier``."""
 ARCHIVE = "archive"
 """What streams have consumed and were to keep; made when there is something."""
 JOURNAL = "journal"
@@ -40,7 +42,7 @@ OPERATORS = "operators.log"
 """What became of decisions by hand; see ``xaqueue.space.engine.operator_log``."""
 SOCKET = "socket"
 """A server's, where it was told of no other place."""
-DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE, BATCHES, STREAMS)
+DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE, BATCHES, STREAMS, CARRIERS)
 
 OWN_NAMES = frozenset(
     {FORMAT, LOCK, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, SOCKET, ARCHIVE, *DIRECTORIES}
@@ -111,6 +113,11 @@ def archived_path(path: str) -> str:
 def stream_path(queue: str) -> str:
     """Of the record of the stream that consumes a queue."""
     return f"{STREAMS}/queue={queue}"
+
+
+def carrier_path(carrier: str) -> str:
+    """Of the note of a database that carries changes."""
+    return f"{CARRIERS}/{carrier}"
 
 
 def block_path(directory: str, xid_text: str, suffix: str) -> str:

@@ -14,13 +14,26 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from xaqueue.carried import CarrierState, checked_carrier
 from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
 from xaqueue.space.engine import heuristics, quarantine, redo
 from xaqueue.space.model import change, layout, records
 from xaqueue.space.model.block import Head, Kind
-from xaqueue.space.model.block_files import listed
+from xaqueue.space.model.block_files import listed, read_checked
+from xaqueue.space.model.carrier import decode_note
 from xaqueue.space.model.format import read_format
-from xaqueue.space.model.layout import ACTIVE, BATCHES, COMMIT, FIRST, HEURISTIC, JOURNAL, PREPARED, QUARANTINE, STREAMS
+from xaqueue.space.model.layout import (
+    ACTIVE,
+    BATCHES,
+    CARRIERS,
+    COMMIT,
+    FIRST,
+    HEURISTIC,
+    JOURNAL,
+    PREPARED,
+    QUARANTINE,
+    STREAMS,
+)
 from xaqueue.space.offline.check_committed import CommittedCheck
 from xaqueue.space.offline.findings import Finding, Looks, Severity, broken, damaged, leftover, note
 from xaqueue.space.offline.redo_view import RedoView, read_journal
@@ -121,7 +134,12 @@ class SpaceCheck:
             yield from self._looks.at(partial(self._retries, queue))
         yield from self._prepared()
         yield from self._active()
-        for directory, probe in ((HEURISTIC, self._decision), (BATCHES, self._batch), (STREAMS, self._stream)):
+        for directory, probe in (
+            (HEURISTIC, self._decision),
+            (BATCHES, self._batch),
+            (STREAMS, self._stream),
+            (CARRIERS, self._carrier),
+        ):
             for name in listed(self._fs, directory):
                 yield from self._looks.at(partial(probe, name, f"{directory}/{name}"))
         for name in listed(self._fs, QUARANTINE):
@@ -235,6 +253,18 @@ class SpaceCheck:
         except DamagedBlock as damage:
             advice = f"the queue is kept for it until `xaqueue release {queue}`"
             yield broken(path, f"the record of the stream that consumes queue {queue}: {damage}: {advice}")
+
+    def _carrier(self, name: str, path: str) -> Iterator[Finding]:
+        try:
+            carrier = decode_note(read_checked(self._fs, path), checked_carrier(name))
+        except InvalidArgument:
+            yield damaged(path, "is no note of a carrier: its name is not <node>.<participant>")
+        except DamagedBlock as damage:
+            advice = f"all queues wait until its database was asked, or `xaqueue release --carrier {name}`"
+            yield broken(path, f"the note of carrier {name}: {damage}: {advice}")
+        else:
+            if carrier.state is CarrierState.OPEN and not self._looks.live:
+                yield note(path, f"queues {', '.join(sorted(carrier.queues))} wait until its database was asked")
 
     def _retries(self, queue: str) -> Iterator[Finding]:
         found: list[Finding] = []

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, SpaceError
+from xaqueue.space.engine import carry
 from xaqueue.space.engine.cleanup import Clearer
 from xaqueue.space.engine.disk_space import RoomLimit
 from xaqueue.space.engine.session import Session
@@ -240,6 +241,7 @@ def _open(
             waiting=waiting,
             on_branches=on_branches,
             lost=lock.lost,
+            space_id=found.id,
         )
         files.recovering = False
         watchdog = None
@@ -300,7 +302,7 @@ def _detach(root: Path, attached: _Attached) -> None:
                 attached.watch.stop()
             for thread in attached.background:
                 thread.stop()
-            if attached.space.close():
+            if attached.space.close(carry.close):
                 closed = replace(attached.owner, boot="", journalled=False, unclosed="")
                 write_owner(attached.files, attached.lock, closed)
         finally:

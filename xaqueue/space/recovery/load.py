@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from xaqueue.errors import DamagedBlock
+from xaqueue.carried import CarrierState, checked_carrier
+from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.message import MessageId
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout, records
@@ -24,8 +25,9 @@ from xaqueue.space.model.block import (
     verify,
 )
 from xaqueue.space.model.block_files import damage_of, listed, read_checked
+from xaqueue.space.model.carrier import Carrier, decode_note
 from xaqueue.space.model.index import Entry
-from xaqueue.space.model.layout import COMMITTED, RANGE_BITS, STREAMS, Watermark
+from xaqueue.space.model.layout import CARRIERS, COMMITTED, RANGE_BITS, STREAMS, Watermark
 from xaqueue.space.model.message_name import ID_DIGITS, PLAIN_NAME, parse, parse_plain
 from xaqueue.space.model.queue import Queue
 from xaqueue.space.model.records import StreamRecord
@@ -80,6 +82,7 @@ class Load:
             queue.found(ranges, last, _watermark(space, queue, bool(ranges), set_aside, note))
             self._tries[queue.name] = records.read_tries(space.fs, queue.name, set_aside)
         _streams(space, set_aside, note)
+        _carriers(space, set_aside, note)
 
     def place(self, wanted: Mapping[str, Collection[MessageId]]) -> None:
         """Loads these messages, by queue, as far as they are there."""
@@ -267,6 +270,28 @@ def _streams(space: Space, set_aside: SetAside, note: Callable[[str], None]) -> 
             queue.keep(record)
             if record.damage:
                 note(f"{path}: {records.refusal(record)}")
+
+
+def _carriers(space: Space, set_aside: SetAside, note: Callable[[str], None]) -> None:
+    """Who carries changes, or did. Where a note is damaged it stays, and all queues wait: nobody knows which."""
+    for name in listed(space.fs, CARRIERS):
+        path = f"{CARRIERS}/{name}"
+        try:
+            checked_carrier(name)
+        except InvalidArgument:
+            set_aside(path, "no note of a carrier: its name is not <node>.<participant>")
+            continue
+        try:
+            carrier = decode_note(read_checked(space.fs, path), name)
+        except DamagedBlock as damage:
+            carrier = Carrier(name, CarrierState.OPEN, damage=str(damage))
+            note(f"{path} is damaged ({damage}): no queue hands anything out until its database was asked")
+        carrier.pending = carrier.state is not CarrierState.CLOSED
+        space.carriers[name] = carrier
+        space.last_carried = max(space.last_carried, carrier.next - 1)
+        if carrier.is_awaited and not carrier.damage:
+            note(f"queues {', '.join(sorted(carrier.queues))} wait for the database of carrier {name}")
+    space.find_awaited()
 
 
 def _ranges(fs: FileSystem, queue: str, set_aside: SetAside) -> list[int]:

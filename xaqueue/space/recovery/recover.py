@@ -322,6 +322,7 @@ class _Recovery:
         paths = [written.path for branch in branches for written in branch.all_blocks]
         records = [queue.record for queue in self.space.queues.values() if queue.record is not None]
         paths += [layout.stream_path(record.queue) for record in records if not record.damage]
+        paths += [layout.carrier_path(one.name) for one in self.space.carriers.values() if not one.damage]
         if self.suspect:  # with a journal they were replayed, or checked off before
             for path in paths:
                 redo.write_anew(self.fs, path, [self.fs.read(path)], harden=self.space.log.sync_contents)
@@ -350,7 +351,7 @@ class _Recovery:
     def _sync_directories(self) -> None:
         """Every name that is seen in them is on disk, and every one that is not is gone: targets of moves first."""
         queues = [path for queue in self.space.queues.values() for path in queue.directories()]
-        records = [layout.QUARANTINE, layout.HEURISTIC, layout.BATCHES, layout.STREAMS]
+        records = [layout.QUARANTINE, layout.HEURISTIC, layout.BATCHES, layout.STREAMS, layout.CARRIERS]
         self.space.log.sync_names([*filled_archives(self.space), *records, *queues, COMMITTED, PREPARED, ACTIVE, ""])
 
     def _remove(self, paths: Iterable[str]) -> None:
