@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from xaqueue.errors import InterfaceError
 from xaqueue.tm import last_resource
+from xaqueue.tm.carriage import Carriages
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.log import DecisionLog
@@ -109,6 +110,7 @@ class Coordinator:
         self.step: OnStep = on_step or (lambda step, gtrid, participant: None)
         self.wake: Callable[[Iterable[str]], None] = lambda _: None
         """Tells recovery that these participants have something to finish."""
+        self.carriages = Carriages(log.node)
         self._ready: set[str] = set()
         """Participants whose databases may decide in this life: they have the table, and the log says so."""
         self._undecided: dict[bytes, Undecided] = {}
@@ -242,6 +244,13 @@ class Coordinator:
         """It is the one that has this log's decisions, if there are any. Raises what ``make_ready`` there raises."""
         last_resource.make_ready(connection, self.log.node, is_known=name in self.log.table.lasts)
 
+    def carrier_for(self, queue: str, database: str) -> str:
+        """The carrier by which this database may carry the work of this queue now; empty where it has to prepare."""
+        if self.carriages.is_ready(queue, database):
+            return self.carriages.name(database)
+        self.wake([queue])
+        return ""
+
     def expect_row(self, gtrid: bytes, name: str, participants: Sequence[str]) -> None:
         """That participant is about to decide for these."""
         with self._mutex:
@@ -255,7 +264,10 @@ class Coordinator:
         """This is what stands in that participant's database, for good."""
         is_committed = row.outcome is Outcome.COMMITTED
         if is_committed:
+            self.carriages.add_row(row, name)
             self.log.add_row(row.gtrid, row.participants, name)
+        else:
+            self.carriages.rows.pop(row.gtrid, None)
         with self._mutex:
             undecided = self._undecided.get(row.gtrid)
             if undecided is None:

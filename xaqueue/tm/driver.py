@@ -142,6 +142,16 @@ def can_be_late(connection: Any) -> bool:
     return callable(getattr(connection, "harden", None))
 
 
+def can_be_carried(connection: Any) -> bool:
+    """Whether a database may carry what is done here: ours, with its space open in this process."""
+    return getattr(connection, "can_carry", False) is True
+
+
+def tells_carriers(connection: Any) -> bool:
+    """Whether databases may have carried changes of what is behind it: ours."""
+    return callable(getattr(connection, "carriers", None))
+
+
 def has_ended(connection: Any) -> bool:
     """Whether no transaction is open any more on a connection whose driver tells, and on which one was begun."""
     return has_two_phases(connection) and _status(connection) == IDLE

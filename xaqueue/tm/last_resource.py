@@ -11,10 +11,12 @@ parameters are written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from xaqueue.carried import Life, decode
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.tm.driver import Dialect, dialect_of, is_a, sync_fully
 from xaqueue.tm.gtrid import Gtrid
@@ -23,13 +25,14 @@ from xaqueue.xa import Outcome
 TABLE = "xaqueue_decisions"
 NAMES_LENGTH = 2000
 """Of the names of those that prepared, as the row has them, at most."""
-CREATE = (
+_CREATE = (
     f"CREATE TABLE IF NOT EXISTS {TABLE} (gtrid VARCHAR(64) NOT NULL PRIMARY KEY, decision VARCHAR(16) NOT NULL, "
-    f"participants VARCHAR({NAMES_LENGTH}) NOT NULL)"
+    f"participants VARCHAR({NAMES_LENGTH}) NOT NULL, carried "
 )
-"""What may be made by hand for a role that may make no table: it needs SELECT, INSERT and DELETE on it."""
 _INSERT = f"INSERT INTO {TABLE} (gtrid, decision, participants)"
 _AT_A_TIME = 200
+_LIFE = "life"
+_PRUNED = "pruned"
 _WORDS = {Outcome.COMMITTED: "commit", Outcome.ROLLED_BACK: "rollback"}
 _OUTCOMES = {word: outcome for outcome, word in _WORDS.items()}
 _DURABLE = (
@@ -37,6 +40,14 @@ _DURABLE = (
     "ELSE current_setting('synchronous_commit') END, true)) AS durable"
 )
 """PostgreSQL's commit of this transaction waits for its disk, whatever the database, the role or the pool has set."""
+LOCK_S = 10
+"""So long the row of a space's life is waited for, while others commit what they carry; then it is tried again."""
+CARRYING = frozenset((Dialect.POSTGRESQL, Dialect.SQLITE))
+"""Those that can lock a row of another one's for as long as a transaction takes, and are known to be asked so."""
+
+
+class LifeOver(OperationalError):
+    """The space was opened anew, so that what is carried for its last life is refused."""
 
 
 class DecisionRow(NamedTuple):
@@ -45,6 +56,14 @@ class DecisionRow(NamedTuple):
     gtrid: bytes
     outcome: Outcome
     participants: tuple[str, ...] = ()
+    carried: bytes = b""
+    """What the space is to do, where the row carries its change; see ``xaqueue.carried``."""
+
+
+def create_statement(dialect: Dialect) -> str:
+    """What may be made by hand for a role that may make no table: it needs SELECT, INSERT, UPDATE and DELETE on it."""
+    kind = "BYTEA" if dialect is Dialect.POSTGRESQL else "BLOB"
+    return f"{_CREATE}{kind})" + (" ENGINE=InnoDB" if dialect is Dialect.MYSQL else "")
 
 
 def make_ready(connection: Any, node: str, *, is_known: bool) -> None:
@@ -61,22 +80,22 @@ def make_ready(connection: Any, node: str, *, is_known: bool) -> None:
         _check_mysql(connection)
     elif dialect is Dialect.SQLITE:
         sync_fully(connection)
-    trouble = _trouble_of_mark(connection, node)
+    trouble, create = _trouble_of_mark(connection, node), create_statement(dialect)
     if not trouble:
         return
     if is_known:
         raise OperationalError(
             f"decisions of this transaction manager stand in {TABLE} of this participant's database, and its row "
             f"XAQ1{node} {trouble}: where it is another database, or an old copy, open the right one. Where the "
-            f"decisions are lost for good, run {CREATE}; {_INSERT} VALUES ('XAQ1{node}', 'node', ''); what is in doubt "
+            f"decisions are lost for good, run {create}; {_INSERT} VALUES ('XAQ1{node}', 'node', ''); what is in doubt "
             "is rolled back then"
         )
     try:
-        _run(connection, CREATE + (" ENGINE=InnoDB" if dialect is Dialect.MYSQL else ""))
+        _run(connection, create)
         connection.commit()
     except Exception as error:
         connection.rollback()
-        trouble = f"cannot be made ({error}), run {CREATE}"
+        trouble = f"cannot be made ({error}), run {create}"
     try:
         _insert(connection, f"XAQ1{node}", "node", "")
         connection.commit()
@@ -85,7 +104,7 @@ def make_ready(connection: Any, node: str, *, is_known: bool) -> None:
         if _trouble_of_mark(connection, node):
             raise OperationalError(
                 f"{TABLE}, in which this participant's database is to keep decisions, {trouble}; its role needs to "
-                f"SELECT, INSERT and DELETE there. Or give two_phase=True, where it can prepare ({error})"
+                f"SELECT, INSERT, UPDATE and DELETE there. Or give two_phase=True, where it can prepare ({error})"
             ) from error
 
 
@@ -131,16 +150,125 @@ def read_rows(connection: Any, node: str, epoch: int) -> list[DecisionRow]:
     return [row for row in found if (gtrid := Gtrid.parse(row.gtrid)) is not None and gtrid.epoch < epoch]
 
 
-def delete_rows(connection: Any, gtrids: Iterable[bytes]) -> None:
-    """Removes rows that nobody will ask for any more; a crash may bring them back."""
+def delete_rows(
+    connection: Any, gtrids: Iterable[bytes], carried: Mapping[bytes, tuple[str, int]] = MappingProxyType({})
+) -> None:
+    """Removes rows that nobody will ask for any more; a crash may bring them back.
+
+    carried: of those that carry a change, its space and number. The highest one is kept.
+    """
     left = list(gtrids)
     while left:
         some, left = left[:_AT_A_TIME], left[_AT_A_TIME:]
+        highest: dict[str, int] = {}
+        for gtrid in some:
+            space, number = carried.get(gtrid, ("", 0))
+            if number:
+                key = _pruned_key(space, _checked(gtrid)[4:20])
+                highest[key] = max(number, highest.get(key, 0))
         if dialect_of(connection) is Dialect.POSTGRESQL:
             _run(connection, "SET LOCAL synchronous_commit = off")
         keys = ", ".join(f"'{_checked(gtrid)}'" for gtrid in some)
         _run(connection, f"DELETE FROM {TABLE} WHERE gtrid IN ({keys})")
+        for key, number in highest.items():
+            text = f"{number:020}"
+            set_to = f"participants = CASE WHEN participants < '{text}' THEN '{text}' ELSE participants END"
+            if not _run(connection, f"UPDATE {TABLE} SET {set_to} WHERE gtrid = '{key}'"):
+                _insert(connection, key, _PRUNED, text)
         connection.commit()
+
+
+# Changes that a database carries for a space
+
+
+def insert_carried(connection: Any, row: DecisionRow, life: Life) -> None:
+    """As ``insert_row``, with the change, as long as nobody else has opened the space, who waits for this commit then.
+
+    Raises LifeOver where somebody has.
+    """
+    values = _checked(row.gtrid), _WORDS[row.outcome], names_of(row.participants), row.carried
+    place, of_life = f"{_INSERT[:-1]}, carried)", f"FROM {TABLE} WHERE gtrid = {{0}} AND participants = {{0}}"
+    if dialect_of(connection) is Dialect.POSTGRESQL:
+        locked = f"(SELECT 1 {of_life.format('%s')} FOR SHARE) AS life"
+        statement = f"{place} SELECT %s, %s, %s, %s{_DURABLE}, {locked}"
+    else:
+        statement = f"{place} SELECT ?, ?, ?, ? {of_life.format('?')}"
+    if not _run(connection, statement, (*values, _life_key(life.space), _life_text(life))):
+        raise LifeOver(
+            f"the space of participant {' '.join(row.participants)} was opened anew since its changes were carried "
+            "last: do the transaction again"
+        )
+
+
+def begin_life(connection: Any, life: Life) -> None:
+    """From here on nothing is carried for this space but by who has it open now; returns once others have ended.
+
+    Raises OperationalError where it is open elsewhere, or an old copy, and what the driver raises.
+    """
+    key, text, dialect = _life_key(life.space), _life_text(life), dialect_of(connection)
+    found = _run(connection, f"SELECT participants FROM {TABLE} WHERE gtrid = '{key}'")
+    connection.rollback()
+    if found and found[0][0] == text:
+        _check_right(connection, key)
+        return
+    if dialect is Dialect.POSTGRESQL:
+        _run(connection, f"SET LOCAL lock_timeout = '{LOCK_S}s'")
+        _run(connection, f"SELECT 1{_DURABLE}")
+    elif dialect is Dialect.SQLITE:
+        sync_fully(connection)
+    if not found:
+        _insert(connection, key, _LIFE, text)
+    else:
+        before = str(found[0][0])
+        if int(before.split()[0]) >= life.epoch:
+            raise OperationalError(
+                f"space {life.space}, opened for the {life.epoch}th time, is an old copy: this database knows of its "
+                f"opening {before.split()[0]}. Find out where the newer one is"
+            )
+        if not _run(
+            connection,
+            f"UPDATE {TABLE} SET participants = '{text}' WHERE gtrid = '{key}' AND participants = '{before}'",
+        ):
+            raise OperationalError(f"space {life.space} is opened elsewhere just now: look again")
+    connection.commit()
+    _check_right(connection, key)
+
+
+def _check_right(connection: Any, key: str) -> None:
+    """Raises what PostgreSQL says to a role that may not lock the row."""
+    if dialect_of(connection) is Dialect.POSTGRESQL:
+        _run(connection, f"SELECT 1 FROM {TABLE} WHERE gtrid = '{key}' FOR SHARE")
+    connection.rollback()
+
+
+def read_carried(connection: Any, node: str, space: str, carrier: str) -> tuple[list[bytes], int]:
+    """All changes of the space that this carrier has, and the highest number of one that is gone."""
+    rows = _select(connection, f"gtrid LIKE 'XAQ1{node}%' AND carried IS NOT NULL")
+    changes = [(row.carried, decode(row.carried)) for row in rows if row.outcome is Outcome.COMMITTED]
+    found = _run(connection, f"SELECT participants FROM {TABLE} WHERE gtrid = '{_pruned_key(space, node)}'")
+    connection.rollback()
+    mine = [data for data, change in changes if (change.carrier, change.life.space) == (carrier, space)]
+    return mine, int(found[0][0]) if found else 0
+
+
+def _life_key(space: str) -> str:
+    return f"XAQS{_id_of(space)}"
+
+
+def _life_text(life: Life) -> str:
+    return f"{life.epoch} {life.secret}"
+
+
+def _pruned_key(space: str, node: str) -> str:
+    return f"XAQP{_id_of(space)}{node}"
+
+
+def _id_of(space: str) -> str:
+    """As it stands in a key, in which nothing means anything to a database."""
+    found = space.replace("-", "")
+    if not found.isalnum() or not found.isascii() or len(found) > 32:
+        raise OperationalError(f"{space!r} is no id of a space")
+    return found
 
 
 def _trouble_of_mark(connection: Any, node: str) -> str:
@@ -155,20 +283,25 @@ def _trouble_of_mark(connection: Any, node: str) -> str:
 
 
 def _select(connection: Any, where: str) -> list[DecisionRow]:
-    found = _run(connection, f"SELECT gtrid, decision, participants FROM {TABLE} WHERE {where}")
+    found = _run(connection, f"SELECT gtrid, decision, participants, carried FROM {TABLE} WHERE {where}")
     connection.rollback()
     return [
-        DecisionRow(str(gtrid).encode("ascii"), _OUTCOMES[decision], tuple(map(unquote, str(names).split())))
-        for gtrid, decision, names in found
+        DecisionRow(
+            str(gtrid).encode("ascii"),
+            _OUTCOMES[decision],
+            tuple(map(unquote, str(names).split())),
+            bytes(carried or b""),
+        )
+        for gtrid, decision, names, carried in found
         if decision in _OUTCOMES
     ]
 
 
-def _run(connection: Any, statement: str, *parameters: tuple[str, ...]) -> Sequence[Any]:
+def _run(connection: Any, statement: str, *parameters: tuple[Any, ...]) -> Sequence[Any]:
     cursor = connection.cursor()
     try:
         cursor.execute(statement, *parameters)
-        return list(cursor.fetchall()) if statement.startswith("SELECT") else []
+        return list(cursor.fetchall()) if statement.startswith("SELECT") else [None] * max(0, cursor.rowcount)
     finally:
         cursor.close()
 

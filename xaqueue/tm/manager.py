@@ -74,6 +74,7 @@ class TransactionManager:
         *,
         last_resource: str | None = None,
         two_phase: bool = False,
+        carry: bool = True,
         timeout_s: float = 60.0,
         recovery_interval_s: float = 30.0,
         on_step: OnStep | None = None,
@@ -84,14 +85,16 @@ class TransactionManager:
         opened; the names are part of what is written down, so they stay. last_resource: the one among them whose commit
         decides for all that have prepared, where it takes part; its database keeps the decision as a row of the table
         xaqueue_decisions. Without it that is, in each transaction, its database without two-phase commit, or else its
-        only database. two_phase: there is none, and all prepare. timeout_s: a transaction that was not decided by then
-        is rolled back. recovery_interval_s: each participant is asked so often what is in doubt. on_step: see
-        ``OnStep``.
+        only database. two_phase: there is none, and all prepare. carry: where one queue takes part beside
+        that database, its space is open in this process and its messages are small, they are in that row as well: then
+        the database's commit hardens both, and the queue does not prepare. timeout_s: a transaction that was not
+        decided by then is rolled back. recovery_interval_s: each participant is asked so often what is in doubt.
+        on_step: see ``OnStep``.
         Raises DecisionLogInUse, DecisionLogDamaged, DecisionLogError, InvalidArgument.
         """
         if timeout_s <= 0 or recovery_interval_s <= 0:
             raise InvalidArgument("timeout_s and recovery_interval_s are numbers of seconds above 0")
-        self._sources = sources(participants, last_resource, two_phase=two_phase)
+        self._sources = sources(participants, last_resource, two_phase=two_phase, carry=carry)
         self._timeout_s = timeout_s
         self._closing = threading.Lock()
         self._closed = False
@@ -177,7 +180,9 @@ class TransactionManager:
         others = [name for name in self._recoveries if name not in lasts]
         for names in (lasts, others):
             self._recover_at(names, result, deadline)
-        if self._coordinator.undecided():
+        for _ in range(2):  # who carries for whom is arranged in two steps
+            if not (self._coordinator.undecided() or self._coordinator.carriages.is_waiting):
+                break
             for names in (lasts, others):
                 self._recover_at(names, result, deadline)
         return result

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from xaqueue.carried import CarriedChange
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, ProtocolError, ResourceFailed, RolledBack
 from xaqueue.tm import driver, last_resource
 from xaqueue.tm.driver import Dialect
@@ -50,11 +51,12 @@ class Participant:
 class ConnectionSource:
     """Connections of one participant. Safe for threads."""
 
-    def __init__(self, name: str, participant: Participant, *, may_decide: bool = True) -> None:
-        """may_decide: its own commit may decide for all."""
+    def __init__(self, name: str, participant: Participant, *, may_decide: bool = True, may_carry: bool = True) -> None:
+        """may_decide: its own commit may decide for all. may_carry: and take the changes of a queue with it."""
         self.name = checked_name(name)
         self.participant = participant
         self.may_decide = may_decide
+        self.may_carry = may_decide and may_carry
         self._mutex = threading.Lock()
         self._idle: list[tuple[float, Any]] = []
         """Each with the time since when it is kept, by the monotonic clock; the longest kept first."""
@@ -140,9 +142,14 @@ class ConnectionSource:
 
 
 def sources(
-    participants: Mapping[str, Connect | Participant], last: str | None, *, two_phase: bool = False
+    participants: Mapping[str, Connect | Participant],
+    last: str | None,
+    *,
+    two_phase: bool = False,
+    carry: bool = True,
 ) -> dict[str, ConnectionSource]:
-    """last: the only one whose commit may decide, where one is named; two_phase: none. Raises InvalidArgument."""
+    """last: the only one whose commit may decide, where one is named; two_phase: none; carry: whether it may
+    take the changes of a queue with it. Raises InvalidArgument."""
     if last is not None and last not in participants:
         raise InvalidArgument(f"last_resource {last!r} is none of the participants {sorted(participants)}")
     if last is not None and two_phase:
@@ -154,7 +161,9 @@ def sources(
         participant = given if isinstance(given, Participant) else Participant(given)
         if not callable(participant.connect):
             raise InvalidArgument(f"participant {name!r} is {given!r}: give a function that opens a connection")
-        made[name] = ConnectionSource(name, participant, may_decide=not two_phase and last in (None, name))
+        made[name] = ConnectionSource(
+            name, participant, may_decide=not two_phase and last in (None, name), may_carry=carry
+        )
     return made
 
 
@@ -210,6 +219,15 @@ class EnlistedBranch:
         self._asked = False
         """Whether it may be prepared."""
         self.is_late = False
+        self.can_carry = (
+            self.may_decide and source.may_carry and driver.dialect_of(connection) in last_resource.CARRYING
+        )
+        """Whether it may take the work of a queue with its own."""
+        self.can_be_carried = driver.can_be_carried(connection)
+        self.carrier = ""
+        """The database that is to carry its work, instead of a prepare."""
+        self.carried: CarriedChange | None = None
+        """What it carries."""
         self.commits_alone = False
         """Whether it may be committed without a decision of anybody else."""
         self._begin()
@@ -221,7 +239,9 @@ class EnlistedBranch:
         self._asked = True
         try:
             self._refuse_failed()
-            prepared = self.connection.tpc_prepare()
+            if self.carrier:
+                self.carried = self.connection.tpc_carry(self.carrier)
+            prepared = self.carried is not None or self.connection.tpc_prepare()
         except Exception as error:
             self._failed(error)
             return Reply.REFUSED if isinstance(error, RolledBack) and not self._in_failed() else Reply.LOST
@@ -269,17 +289,23 @@ class EnlistedBranch:
             return Reply.REFUSED
         return Reply.DONE
 
-    def commit_last(self, prepared: Sequence[str], check: Callable[[], None]) -> Reply:
+    def commit_last(
+        self, prepared: Sequence[str], check: Callable[[], None], change: CarriedChange | None = None
+    ) -> Reply:
         """Commits it together with the row that decides for those that prepared. LOST: nobody knows, not even the
         database just now.
 
         check: raises where the log is not ours any more. Asked with the row in place, which keeps out a successor's.
+        change: it carries this for who has prepared.
         """
         try:
             self._refuse_failed()
             self._refuse_ended()
             row = DecisionRow(self.gtrid, Outcome.COMMITTED, tuple(prepared))
-            last_resource.insert_row(self.connection, row)
+            if change is None:
+                last_resource.insert_row(self.connection, row)
+            else:
+                last_resource.insert_carried(self.connection, row._replace(carried=change.encode()), change.life)
             check()
         except Exception as error:
             self.refuse(error)

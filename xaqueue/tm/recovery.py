@@ -18,7 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from xaqueue.errors import DecisionLogError
+from xaqueue.carried import Carriers
+from xaqueue.errors import DecisionLogError, OperationalError
 from xaqueue.tm import driver, last_resource, voting
 from xaqueue.tm.coordinator import Coordinator, TraceStep
 from xaqueue.tm.gtrid import ListedBranch, parse_listed
@@ -53,6 +54,8 @@ class ScanReport:
     """Own ones that are live, or wait for a database that may have decided."""
     strangers: list[str] = field(default_factory=list)
     """Names of participants in own xids that are not configured here any more."""
+    carrying: str = ""
+    """Why no database carries for it, or what one has carried is not delivered yet."""
     error: str = ""
     """Why it is not complete."""
 
@@ -123,8 +126,9 @@ class RecoveryThread:
             with self._changed:
                 self._answered = max(self._answered, number)
                 self._changed.notify_all()
-                wait_s = min(pause_s, self._interval_s) if report.error else self._interval_s
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if report.error else FIRST_PAUSE_S
+                trouble = report.error or report.carrying
+                wait_s = min(pause_s, self._interval_s) if trouble else self._interval_s
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if trouble else FIRST_PAUSE_S
                 self._changed.wait_for(lambda: self._asked > number or self._stopped, wait_s)  # noqa: B023
         self._drop()
 
@@ -165,7 +169,7 @@ class RecoveryThread:
             report.error = f"{type(error).__name__}: {error}"
         if report.error:
             self._drop()
-        report.complete = not report.error and not self._stopped
+        report.complete = not (report.error or report.carrying or self._stopped)
         return report
 
     def _drop(self) -> None:
@@ -175,11 +179,11 @@ class RecoveryThread:
 
     def _log_changes(self, report: ScanReport) -> None:
         """Logs each change for better or worse, and not each round."""
-        before = self._coordinator.trouble.pop(self._name, "")
-        if report.error:
-            self._coordinator.trouble[self._name] = report.error
-            if report.error != before:
-                log.warning("recovery at participant %s: %s; it goes on trying", self._name, report.error)
+        before, trouble = self._coordinator.trouble.pop(self._name, ""), report.error or report.carrying
+        if trouble:
+            self._coordinator.trouble[self._name] = trouble
+            if trouble != before:
+                log.warning("recovery at participant %s: %s; it goes on trying", self._name, trouble)
         elif before:
             log.info("recovery at participant %s is complete again", self._name)
         if report.committed or report.rolled_back:
@@ -192,7 +196,8 @@ class RecoveryThread:
         """Finishes what can be finished now. Raises what the driver raises to the listing itself."""
         before = self._coordinator.snapshot()
         outstanding = self._coordinator.outstanding(self._name, before)
-        if any(outstanding.values()):
+        carriers = self._connection.carriers() if driver.tells_carriers(self._connection) else None
+        if any(outstanding.values()) or not self._coordinator.carriages.rows.keys().isdisjoint(outstanding):
             self._connection.harden()
         found = [branch for branch in map(parse_listed, self._connection.tpc_recover()) if branch is not None]
         own = [branch for branch in found if branch.gtrid.node == self._coordinator.log.node]
@@ -210,12 +215,38 @@ class RecoveryThread:
         for gtrid in sorted(outstanding.keys() - {bytes(branch.gtrid) for branch in mine}):
             if self._stopped:
                 return
+            if gtrid in self._coordinator.carriages.rows:
+                self._settle_carried(gtrid, carriers, report)
+                continue
             if outstanding[gtrid]:  # committed before, and hardened now: a crash in between would have had it listed
                 self._coordinator.settle(gtrid, Outcome.COMMITTED, {self._name: ParticipantOutcome.COMMITTED}, {})
                 continue
             xid = driver.xid_on(self._connection, gtrid, self._name)
             self._finish(gtrid, xid, Outcome.COMMITTED, report)  # told all the same: some never list anything
+        if carriers is not None:
+            self._carry(carriers, report)
         self._coordinator.wake(self._coordinator.log.has_done_rows)
+
+    def _settle_carried(self, gtrid: bytes, carriers: Carriers | None, report: ScanReport) -> None:
+        """Its branch is not there any more: it was applied, which is hardened now, or its space waits for it."""
+        row = self._coordinator.carriages.rows[gtrid]
+        noted = carriers.get(self._coordinator.carriages.name(row.database)) if carriers is not None else None
+        if carriers is None or carriers.space != row.space:
+            report.carrying = f"the change of {gtrid.decode()} is for space {row.space}, and this is another one"
+        elif noted is not None and noted.has_applied(row.number) and self._connection.carriers().life == carriers.life:
+            self._coordinator.settle(gtrid, Outcome.COMMITTED, {self._name: ParticipantOutcome.COMMITTED}, {})
+
+    def _carry(self, carriers: Carriers, report: ScanReport) -> None:
+        """Arranges which databases carry for its space; see ``carriage``."""
+        sources = self._coordinator.sources.values()
+        databases = [source.name for source in sources if source.may_decide and source.name != self._name]
+        carriages = self._coordinator.carriages
+        self._coordinator.wake(carriages.ask(self._name, carriers, databases))
+        try:
+            if carriages.deliver(self._name, carriers, self._connection, databases):
+                self._coordinator.wake([self._name])  # what was waited for can be settled
+        except OperationalError as error:
+            report.carrying = str(error)
 
     def _strangers(self, own: Iterable[ListedBranch]) -> Iterable[str]:
         """Of this node, and nobody's: a participant that was renamed, or branches of a later life of an older log."""
@@ -286,7 +317,9 @@ class RecoveryThread:
         """
         coordinator, decisions = self._coordinator, self._coordinator.log
         if self._name not in decisions.table.lasts:
-            return
+            if not coordinator.carriages.is_asked(self._name):
+                return
+            coordinator.make_ready(self._name)
         if not self._has_read:
             coordinator.check_database(self._name, self._connection)
             needless = []
@@ -304,7 +337,12 @@ class RecoveryThread:
             coordinator.wake(row.participants or coordinator.sources)
         done = decisions.take_done_rows(self._name)
         try:
-            last_resource.delete_rows(self._connection, done)
+            rows = coordinator.carriages.rows
+            carried = {gtrid: (rows[gtrid].space, rows[gtrid].number) for gtrid in done if gtrid in rows}
+            last_resource.delete_rows(self._connection, done, carried)
         except BaseException:
             decisions.put_back_done_rows(self._name, done)
             raise
+        for gtrid in carried:
+            del rows[gtrid]
+        coordinator.wake(coordinator.carriages.begin(self._name, self._connection))

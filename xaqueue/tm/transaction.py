@@ -29,9 +29,10 @@ from xaqueue.errors import (
     RolledBack,
 )
 from xaqueue.tm import voting
+from xaqueue.tm.carriage import CarriedRow
 from xaqueue.tm.coordinator import Coordinator, TraceStep
 from xaqueue.tm.gtrid import FORMAT_ID
-from xaqueue.tm.last_resource import DecisionRow
+from xaqueue.tm.last_resource import DecisionRow, LifeOver
 from xaqueue.tm.participant import EnlistedBranch, enlist
 from xaqueue.tm.voting import DECISION, Command, ParticipantOutcome, Replies, Reply, TransactionResult, Verb, Voting
 from xaqueue.xa import Code, Outcome
@@ -176,6 +177,8 @@ class Transaction:
             self._phase = _Phase.ENDING
         in_order = sorted(self._branches.values(), key=lambda branch: (branch.sort_key, branch.name))
         last = self._last()
+        if last is not None and len(in_order) == 2:
+            self._let_carry(last, *(branch for branch in in_order if branch.name != last))
         return [branch.name for branch in in_order if branch.name != last], last
 
     def _last(self) -> str | None:
@@ -185,6 +188,11 @@ class Transaction:
         if plain:
             return plain[0]
         return may_decide[0].name if len(may_decide) == 1 else None
+
+    def _let_carry(self, last: str, queue: EnlistedBranch) -> None:
+        """The database takes the queue's work with its own, where it can."""
+        if queue.can_be_carried and self._branches[last].can_carry:
+            queue.carrier = self._coordinator.carrier_for(queue.name, last)
 
     def _run(self, vote: Voting) -> TransactionResult:
         try:
@@ -246,7 +254,13 @@ class Transaction:
             return Reply.REFUSED
         coordinator.step(TraceStep.COMMIT_LAST, self.gtrid, name)
         coordinator.expect_row(self.gtrid, name, prepared)
-        reply = last.commit_last(prepared, coordinator.log.check)
+        change = self._branches[prepared[0]].carried
+        if change is not None:
+            row = CarriedRow(prepared[0], name, change.life.space, change.number)
+            coordinator.carriages.rows[self.gtrid] = row
+        reply = last.commit_last(prepared, coordinator.log.check, change)
+        if change is not None and isinstance(last.error, LifeOver):
+            coordinator.carriages.refused(prepared[0], name)
         coordinator.step(TraceStep.COMMITTED_LAST, self.gtrid, name)
         for other in prepared:
             self._branches[other].be_late()

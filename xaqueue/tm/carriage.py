@@ -1,0 +1,142 @@
+"""Which databases carry the changes of which queues' spaces: two recovery threads arrange that, and wait for nobody.
+
+The queue's thread learns who has its space open, and asks the database's. That one begins the space's life there,
+which keeps out what an earlier owner may still have on its way, reads what stands there, and hands it to the queue's
+thread, which delivers it to the space. From then on the database may carry, for as long as the space stays open.
+Until then, and where any of this fails, its transactions prepare the queue.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xaqueue.carried import Carriers, Life, decode
+from xaqueue.tm import last_resource
+from xaqueue.tm.last_resource import DecisionRow
+from xaqueue.xa import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedRow:
+    """Of a committed row that carries a change."""
+
+    queue: str
+    database: str
+    space: str
+    number: int
+
+
+@dataclass(slots=True)
+class Carriage:
+    """Of one queue by one database."""
+
+    is_wanted: bool = False
+    asked: Life | None = None
+    """The database is to begin this life."""
+    found: tuple[Life, Sequence[bytes], int] | None = None
+    """What it has, and the highest number of what is gone, as of this life."""
+    ready: Life | None = None
+    """The life in which it may carry."""
+
+
+class Carriages:
+    """Of one transaction manager. Safe for threads."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self._mutex = threading.Lock()
+        self._all: dict[tuple[str, str], Carriage] = {}
+        """By queue and database."""
+        self.rows: dict[bytes, CarriedRow] = {}
+        """By gtrid, those that were committed, or may have been, and are not removed."""
+
+    def name(self, database: str) -> str:
+        """As the space knows it."""
+        return f"{self.node}.{database}"
+
+    def is_ready(self, queue: str, database: str) -> bool:
+        """Whether that database may carry; where not, it is wanted from here on."""
+        with self._mutex:
+            carriage = self._of(queue, database)
+            carriage.is_wanted = carriage.ready is None
+            return carriage.ready is not None
+
+    def refused(self, queue: str, database: str) -> None:
+        """The space was opened anew, or may have been."""
+        with self._mutex:
+            self._all.pop((queue, database), None)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a database was asked, or has answered, and its queue is not told."""
+        with self._mutex:
+            return any(one.asked is not None or one.found is not None for one in self._all.values())
+
+    def add_row(self, row: DecisionRow, database: str) -> None:
+        """It was found committed."""
+        if row.carried and row.outcome is Outcome.COMMITTED:
+            change = decode(row.carried)
+            self.rows[row.gtrid] = CarriedRow(row.participants[0], database, change.life.space, change.number)
+
+    # Of the queue's thread
+
+    def ask(self, queue: str, carriers: Carriers, databases: Iterable[str]) -> list[str]:
+        """Databases that are to be asked, of these, now that this is known of the queue's space."""
+        asked = []
+        with self._mutex:
+            for database in databases:
+                noted = carriers.get(self.name(database))
+                carriage = self._of(queue, database)
+                if carriage.ready is not None and carriage.ready != carriers.life:
+                    carriage.ready = None
+                is_waited_for = carriage.is_wanted or (noted is not None and noted.pending)
+                is_known = carriage.ready is not None or (
+                    carriage.found is not None and carriage.found[0] == carriers.life
+                )
+                if is_waited_for and not is_known:
+                    carriage.asked, carriage.found = carriers.life, None
+                    asked.append(database)
+        return asked
+
+    def deliver(self, queue: str, carriers: Carriers, connection: Any, databases: Iterable[str]) -> bool:
+        """Hands to the space what these have; whether it has taken something. Raises what the connection raises."""
+        is_taken = False
+        for database in databases:
+            with self._mutex:
+                found = self._of(queue, database).found
+            if found is None or found[0] != carriers.life:
+                continue
+            _, changes, pruned = found
+            if connection.deliver(self.name(database), list(changes), pruned):
+                with self._mutex:
+                    carriage = self._of(queue, database)
+                    carriage.ready, carriage.found, carriage.is_wanted = carriers.life, None, False
+                    is_taken = True
+        return is_taken
+
+    # Of the database's thread
+
+    def is_asked(self, database: str) -> bool:
+        with self._mutex:
+            return any(name == database and one.asked is not None for (_, name), one in self._all.items())
+
+    def begin(self, database: str, connection: Any) -> list[str]:
+        """Begins the lives that it was asked for; returns the queues that are to be told what it has. Raises what the
+        driver raises.
+        """
+        with self._mutex:
+            asked = {queue: one.asked for (queue, name), one in self._all.items() if name == database and one.asked}
+        for queue, life in asked.items():
+            last_resource.begin_life(connection, life)
+            changes, pruned = last_resource.read_carried(connection, self.node, life.space, self.name(database))
+            with self._mutex:
+                carriage = self._of(queue, database)
+                if carriage.asked == life:
+                    carriage.asked, carriage.found = None, (life, changes, pruned)
+        return list(asked)
+
+    def _of(self, queue: str, database: str) -> Carriage:
+        return self._all.setdefault((queue, database), Carriage())
