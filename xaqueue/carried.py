@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import msgpack
@@ -28,7 +28,7 @@ class Life(NamedTuple):
     """Of this opening alone: a copy of the space, opened elsewhere, has another one."""
 
 
-class CarrierState(Enum):
+class CarrierState(StrEnum):
     """What a space notes durably of a database that carries its changes."""
 
     OPEN = "open"

@@ -18,6 +18,7 @@ from support.postgres import HASTY
 from xaqueue import TransactionManager
 from xaqueue.errors import RolledBack
 from xaqueue.tm import last_resource
+from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.transaction import Transaction
@@ -55,7 +56,7 @@ def test_the_table_is_made_by_whoever_comes_first(dsn: str) -> None:
 def test_the_table_may_be_made_by_somebody_else(dsn: str) -> None:
     """For a role that may make none."""
     with psycopg.connect(dsn) as connection:
-        connection.execute(last_resource.CREATE)
+        connection.execute(last_resource.create_statement(Dialect.POSTGRESQL))
         connection.execute("create role clerk login")
         connection.execute(f"grant select, insert, delete on {last_resource.TABLE} to clerk")
     try:
@@ -158,7 +159,7 @@ def test_a_role_that_may_make_no_table_is_told_the_statement(dsn: str, tmp_path:
             with pytest.raises(RolledBack, match="CREATE TABLE IF NOT EXISTS xaqueue_decisions"):
                 perform(manager)
             with psycopg.connect(dsn) as own:
-                own.execute(last_resource.CREATE)
+                own.execute(last_resource.create_statement(Dialect.POSTGRESQL))
                 own.execute(f"grant select, insert, delete on {last_resource.TABLE} to clerk")
             assert perform(manager).outcome is Outcome.COMMITTED
     finally:

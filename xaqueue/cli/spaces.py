@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from xaqueue.carried import CarrierState, CarrierStatus
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import (
@@ -23,7 +24,7 @@ from xaqueue.cli.location import (
     remote,
     served_at,
 )
-from xaqueue.errors import ConnectionLost
+from xaqueue.errors import ConnectionLost, InvalidArgument
 from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation
 from xaqueue.rpc.methods.service import status_of
@@ -106,12 +107,22 @@ def _status_rows(found: inspect.Status, *, has_all: bool) -> list[tuple[str, obj
         ("active", output.counted(found.active, "branch", "branches") + (" with files" if unseen else "")),
         ("in doubt", output.counted(found.in_doubt, "branch", "branches") + damaged),
         ("committing", output.counted(found.committing, "branch", "branches") if found.committing else ""),
+        *(("carrier", _carrier(one)) for one in found.carriers if one.state is not CarrierState.CLOSED),
         ("heuristic", output.counted(found.heuristic, "branch", "branches")),
         ("quarantine", output.counted(found.quarantined, "file")),
         ("disk free", _disk_free(found)),
         ("trouble", found.trouble),
         ("complaint", f"{found.complaint}" if found.complaint else ""),
     ]
+
+
+def _carrier(carrier: CarrierStatus) -> str:
+    if not carrier.pending:
+        return f"{carrier.carrier} carries changes of {', '.join(carrier.queues)}"
+    if carrier.state is CarrierState.RELEASED:
+        return f"{carrier.carrier}, released: what it has is taken when its transaction manager is open"
+    queues = ", ".join(carrier.queues) or "all"
+    return f"{carrier.carrier} is waited for by {queues}: open its transaction manager with that database"
 
 
 def _disk_free(found: inspect.Status) -> str:
@@ -184,19 +195,31 @@ def queues(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = No
 
 def release(
     ctx: typer.Context,
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Its name.")],
+    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="Its name.")] = None,
+    carrier: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Do not wait for this database any more; `status` names it.")
+    ] = None,
     through: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Consume up to this number before: it is where it belongs.")
     ] = None,
     json: JsonOption = False,
     space: SpaceOption = None,
 ) -> None:
-    """End the reservation of a queue for a stream.
+    """End the reservation of a queue for a stream, or the wait for a database that is lost.
 
     What the stream has not consumed is there for everybody then, also what it may have read already. Where it is known
     how far it has written what it read, --through removes that first, as the stream would have. The stream is refused
     when it comes again, and has to begin with a new checkpoint. Exit 1 where the queue is not reserved.
+
+    With --carrier: a crash left changes of some queues in that database only, and they hand nothing out before it was
+    asked. Give that up only where it is lost for good: messages that its last transactions added are lost then, and
+    those that they took are there again. Should it come back, what it has is taken as far as that is still possible.
     """
+    if carrier is not None and queue is None:
+        _release_carrier(ctx, carrier, space, json=json)
+        return
+    if carrier is not None or queue is None:
+        raise InvalidArgument("release takes a QUEUE, or --carrier NAME")
     check_queue_name(queue)
     with reached(location_of(ctx, space)) as manager:
         for one in manager.reservations() if through is not None else ():
@@ -210,6 +233,21 @@ def release(
     else:
         _print_ended(ended)
     if ended is None:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def _release_carrier(ctx: typer.Context, name: str, space: str | None, *, json: bool) -> None:
+    with reached(location_of(ctx, space)) as manager:
+        released = manager.release_carrier(name)
+    if json:
+        output.as_json(asdict(released) if released is not None else None)
+    elif released is None:
+        typer.echo(f"carrier {name} is not waited for")
+    else:
+        queues = ", ".join(released.queues) or "all queues"
+        typer.echo(f"carrier {name} is released: {queues} wait for it no more")
+        typer.echo(f"applied up to change {released.applied:,}; what its database committed after that is lost here")
+    if released is None:
         raise typer.Exit(ExitCode.NOTHING)
 
 

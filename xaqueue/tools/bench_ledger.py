@@ -1,6 +1,7 @@
 """A row in PostgreSQL and a message, in one transaction: how fast, beside what people do instead, in the same run.
 
-    row         the transaction manager: the database's own commit decides
+    carried     the transaction manager: the database's own commit decides, and takes what the queue does with it
+    row         the transaction manager: the queue prepares, and the database's own commit decides
     two phases  the transaction manager: PostgreSQL and the queue both prepare
     dual        the row is committed, and then the message: a crash in between tears them apart
     table       the message is a row of a queue table in PostgreSQL
@@ -35,7 +36,7 @@ from xaqueue.tools.bench import QUEUE, Figures, Report, figures, fresh, ratio
 from xaqueue.tools.postgres import PostgresServer
 from xaqueue.tools.rates import Rate, Step, aligned, rate_of
 
-OURS = ("row", "two phases")
+OURS = ("carried", "row", "two phases")
 PEERS = ("dual", "table", "outbox")
 RELAYED = 100
 """Messages that an outbox's thread takes along at a time."""
@@ -98,7 +99,7 @@ def _run(plan: LedgerPlan, report: Report) -> Figures:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xaqueue-bench-", dir=directory)))
         scratch.chmod(0o711)  # a server that refuses to run as root must get to its files
         dsn = plan.dsn or stack.enter_context(PostgresServer(scratch)).dsn
-        ways = [*(way for way in OURS if way == "row" or _prepares(dsn, report)), *plan.peers]
+        ways = [*(way for way in OURS if way != "two phases" or _prepares(dsn, report)), *plan.peers]
         stack.enter_context(_tables(dsn))
         for number in range(1, plan.rounds + 1):
             for threads in plan.threads:
@@ -159,7 +160,7 @@ class _Place:
             yield "produce", self._outbox()
             return
         if way in OURS:
-            manager = self._manager(two_phase=way != "row")
+            manager = self._manager(way)
             makers[way] = lambda thread: _both(manager, self._body, thread, self._threads)
         producers, consumers = zip(*map(makers[way], range(self._threads)), strict=True)
         for transaction, steps in (("produce", producers), ("consume", consumers)):
@@ -172,17 +173,24 @@ class _Place:
         database = self._stack.enter_context(psycopg.connect(self._dsn))
         return database, self._stack.enter_context(self._queue())
 
-    def _manager(self, *, two_phase: bool) -> xaqueue.TransactionManager:
+    def _manager(self, way: str) -> xaqueue.TransactionManager:
         opened: dict[str, Callable[[], Any]] = {"db": lambda: psycopg.connect(self._dsn), "queue": self._queue}
         kept = {name: Participant(connect, idle=self._threads) for name, connect in opened.items()}
-        manager = xaqueue.TransactionManager(self._root / "decisions", kept, two_phase=two_phase)
-        if not two_phase:
+        manager = xaqueue.TransactionManager(
+            self._root / "decisions", kept, two_phase=way == "two phases", carry=way == "carried"
+        )
+        if way != "two phases":
             self._stack.callback(self._forget, manager.node)
         return self._stack.enter_context(manager)
 
     def _forget(self, node: str) -> None:
         with psycopg.connect(self._dsn) as connection:
             connection.execute(f"delete from {TABLE} where gtrid like %s", [f"XAQ1{node}%"])
+            connection.execute(f"delete from {TABLE} where gtrid like %s", [f"XAQ_{self._space_id()}%"])
+
+    def _space_id(self) -> str:
+        with self._queue() as queue:
+            return queue.carriers().space.replace("-", "")
 
     def _dual(self, thread: int) -> tuple[Step, Step]:
         database, queue = self._opened()

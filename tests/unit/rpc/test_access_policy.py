@@ -43,9 +43,11 @@ PARAMS: dict[str, list[Any]] = {
 }
 ENOUGH: dict[str, frozenset[Right] | None] = {
     **dict.fromkeys(("hello", "echo", "status", "close", "browse_next", "browse_end")),
-    **dict.fromkeys(("start", "end", "prepare", "commit", "harden", "rollback"), frozenset({Right.TRANSACT})),
     **dict.fromkeys(
-        ("recover", "forget", "outcome", "indoubt_list", "indoubt_next", "indoubt_forgotten"),
+        ("start", "end", "prepare", "commit", "harden", "rollback", "deliver"), frozenset({Right.TRANSACT})
+    ),
+    **dict.fromkeys(
+        ("recover", "forget", "outcome", "carriers", "indoubt_list", "indoubt_next", "indoubt_forgotten"),
         frozenset({Right.TRANSACT, Right.RESOLVE}),
     ),
     "commit_all": frozenset({Right.TRANSACT}),
@@ -56,6 +58,7 @@ ENOUGH: dict[str, frozenset[Right] | None] = {
     "reserve": frozenset({Right.CONSUME}),
     "consume": frozenset({Right.CONSUME}),
     "release": frozenset({Right.RESOLVE}),
+    "release_carrier": frozenset({Right.RESOLVE}),
     "reservations": None,
     "browse": frozenset({Right.BROWSE}),
     "depths": frozenset({Right.BROWSE, Right.RESOLVE}),

@@ -19,6 +19,7 @@ from xaqueue.cli.tm_log import ParticipantConfig, opener
 from xaqueue.errors import InvalidArgument, OperationalError, OutcomeUnknown, RolledBack
 from xaqueue.tm import driver, last_resource, participant
 from xaqueue.tm.coordinator import TraceStep as Step
+from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.participant import Participant, enlist, sources
 from xaqueue.tm.records import TransactionState
@@ -474,7 +475,7 @@ def test_another_database_does_not_decide(scene: Scene, tmp_path: Path) -> None:
     with pytest.raises(OperationalError, match="another database, or an old copy"):
         scene.transact(rig, "two", "a")
     with contextlib.closing(sqlite3.connect(scene.path)) as connection:
-        connection.execute(last_resource.CREATE)
+        connection.execute(last_resource.create_statement(Dialect.SQLITE))
     assert "is not there" in rig.recover()[FILES].error, "a table of somebody else's decisions makes it no better"
     assert scene.a.branches[next(xid for xid in scene.a.branches if xid[1] == gtrid.decode())] == PREPARED
     scene.path = right

@@ -80,6 +80,11 @@ class AsyncConnection:
     tpc_prepare = _carried(Connection.tpc_prepare)
     tpc_recover = _carried(Connection.tpc_recover, of_transaction=False)
     harden = _carried(Connection.harden, of_transaction=False)
+    tpc_carry = _carried(Connection.tpc_carry)
+    """Refused: the space is behind a server."""
+    carriers = _carried(Connection.carriers, of_transaction=False)
+    deliver = _carried(Connection.deliver, of_transaction=False)
+    release_carrier = _carried(Connection.release_carrier, of_transaction=False)
     tpc_forget = _carried(Connection.tpc_forget, of_transaction=False)
     close = _carried(Connection.close, of_transaction=False)
 

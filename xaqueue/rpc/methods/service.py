@@ -111,7 +111,11 @@ def _left(space: Space) -> tuple[list[Branch], list[Branch]]:
         return active, [branch for branch in branches if branch.base in _UNFINISHED]
 
 
-_UNFINISHED = {State.PREPARED: Verdict.IN_DOUBT.value, State.COMMITTING: Verdict.COMMITTING.value}
+_UNFINISHED = {
+    State.PREPARED: Verdict.IN_DOUBT.value,
+    State.CARRIED: Verdict.IN_DOUBT.value,
+    State.COMMITTING: Verdict.COMMITTING.value,
+}
 """States of prepared branches, and how they are told."""
 
 
@@ -141,7 +145,7 @@ def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
     files = space.waiting.run(partial(_status_of_files, space, root))
     active, unfinished = _left(space)
     decided = [branch for branch in space.branches.values() if branch.base in HEURISTICS or branch.decided]
-    in_doubt = [branch for branch in unfinished if branch.base is State.PREPARED]
+    in_doubt = [branch for branch in unfinished if branch.base is not State.COMMITTING]
     made = Status(
         **files,
         owned=True,
@@ -149,6 +153,7 @@ def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
         promise=space.hardening.promise,
         queues=queue_list(space),
         active=len(active),
+        carriers=[space.carriers[name].status for name in sorted(space.carriers)],
         in_doubt=len(in_doubt),
         damaged=sum(1 for branch in in_doubt if branch.damage),
         committing=len(unfinished) - len(in_doubt),
@@ -170,7 +175,7 @@ def queue_list(space: Space) -> list[QueueStatus]:
         in_doubt = Counter(
             written.queue
             for branch in space.branches.values()
-            if branch.base is State.PREPARED
+            if branch.base in (State.PREPARED, State.CARRIED)
             for written in branch.blocks
             if written.kind is Kind.DEQUEUE
         )

@@ -11,15 +11,17 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from xaqueue.carried import CarrierState, CarrierStatus
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.message import Message, MessageId
 from xaqueue.space.engine import disk_space
 from xaqueue.space.engine.messages import message_of
 from xaqueue.space.model import layout, message_name, records
 from xaqueue.space.model.block_files import listed, read_checked
+from xaqueue.space.model.carrier import decode_note
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, read_format
 from xaqueue.space.model.index import Order
@@ -112,6 +114,8 @@ class Status:
     complaint: str
     """What is wrong with queues.toml, or empty."""
     journal: JournalStatus | None = None
+    carriers: list[CarrierStatus] = field(default_factory=list)
+    """Databases that carry changes of it, or did."""
     cache: tuple[int, int] | None = None
     """Reads that an owner with a journal answered from memory, and those from files, about a second ago."""
     state: str = ""
@@ -143,6 +147,7 @@ def status(path: str | os.PathLike[str]) -> Status:
         promise=hardening.promise,
         queues=queue_list_in(fs, definitions),
         active=len(prepared.unprepared(fs)),
+        carriers=carriers_in(fs, owned=owned),
         in_doubt=len(doubtful),
         damaged=sum(1 for branch in doubtful if branch.damage),
         committing=sum(1 for branch in waiting if branch.state == Verdict.COMMITTING.value),
@@ -168,6 +173,19 @@ def fields_of_files(
         "complaint": _definitions(path)[1],
         "journal": journal_status(fs, seen),
     }
+
+
+def carriers_in(fs: FileSystem, *, owned: bool) -> list[CarrierStatus]:
+    """By the notes; what an owner waits for, only it knows."""
+    found = []
+    for name in listed(fs, layout.CARRIERS):
+        try:
+            carrier = decode_note(read_checked(fs, layout.carrier_path(name)), name)
+        except (DamagedBlock, FileNotFoundError):
+            continue  # for ``check`` to tell
+        carrier.pending = not owned and carrier.state is not CarrierState.CLOSED
+        found.append(carrier.status)
+    return found
 
 
 def queue_list(path: str | os.PathLike[str]) -> list[QueueStatus]:
