@@ -15,9 +15,16 @@ from xaqueue.tm import last_resource
 
 TABLE = last_resource.TABLE
 _INSERT = re.compile(rf"INSERT INTO {TABLE} \(gtrid, decision, participants\) VALUES \('(.*)', '(.*)', '(.*)'\)")
-_SELECT = re.compile(rf"SELECT (.*) FROM {TABLE} WHERE gtrid (=|LIKE) '(.*?)%?'")
+_CARRY = f"INSERT INTO {TABLE} (gtrid, decision, participants, carried)"
+_UPDATE = re.compile(
+    rf"UPDATE {TABLE} SET participants = .*?'([^']*)'.* WHERE gtrid = '(\w+)'(?: AND participants = '(.*)')?"
+)
+_SELECT = re.compile(rf"SELECT (.*) FROM {TABLE} WHERE gtrid (=|LIKE) '(.*?)%?'(.*)")
 _DELETE = re.compile(rf"DELETE FROM {TABLE} WHERE gtrid IN \((.*)\)")
-Row = tuple[str, str, str]
+Row = tuple[str, str, str, bytes | None]
+
+
+NAMES = ("gtrid", "decision", "participants", "carried")
 
 
 class IntegrityError(Exception):
@@ -32,6 +39,8 @@ class Work:
     removed: set[str] = field(default_factory=set)
     done: list[str] = field(default_factory=list)
     """The gtrids of the application's own work."""
+    life: str = ""
+    """The key of the row that it has locked, shared."""
 
 
 @dataclass
@@ -40,6 +49,7 @@ class Ledger:
 
     world: World
     has_two_phases: bool = True
+    can_carry: bool = False
     has_table: bool = False
     rows: dict[str, Row] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
@@ -50,6 +60,8 @@ class Ledger:
     def connect(self) -> Any:
         if self.is_down:
             raise OperationalError("the ledger is down")
+        if self.can_carry:
+            return Carrying(self)
         return TwoPhased(self) if self.has_two_phases else Plain(self)
 
     def apply(self, work: Work) -> None:
@@ -59,13 +71,13 @@ class Ledger:
         self.done |= set(work.done)
 
     def land(self, key: str = "") -> None:
-        """What is on its way arrives; only what holds this key, where one is given."""
-        for work in [work for work in self.on_their_way if not key or key in work.rows]:
+        """What is on its way arrives; only what holds this key, or its lock, where one is given."""
+        for work in [work for work in self.on_their_way if key in ("", work.life) or key in work.rows]:
             self.on_their_way.remove(work)
             self.apply(work)
 
     def decisions(self) -> list[str]:
-        return [decision for _, decision, _ in self.rows.values() if decision != "node"]
+        return [row[1] for row in self.rows.values() if row[1] in ("commit", "rollback")]
 
 
 class Plain:
@@ -76,6 +88,7 @@ class Plain:
         self.closed = False
         self._work = Work()
         self._found: list[Any] = []
+        self.rowcount = 0
 
     def work(self, gtrid: bytes) -> None:
         self._work.done.append(gtrid.decode())
@@ -83,29 +96,55 @@ class Plain:
     def cursor(self) -> Plain:
         return self
 
-    def execute(self, statement: str) -> None:
+    def execute(self, statement: str, values: tuple[Any, ...] = ()) -> None:
         self._call()
+        self.rowcount = 1
         if statement.startswith("CREATE TABLE"):
             self.ledger.has_table = True
+        elif statement.startswith("PRAGMA"):
+            self._found = [(2,)]
         elif not self.ledger.has_table:
             raise OperationalError(f"no such table: {TABLE}")
         elif found := _INSERT.match(statement):
-            row: Row = (found[1], found[2], found[3])
-            self.ledger.land(found[1])
-            if found[1] in self.ledger.rows:
-                raise IntegrityError(found[1])
-            self._work.rows[found[1]] = row
+            self._insert((found[1], found[2], found[3], None))
+        elif statement.startswith(_CARRY):
+            *row, carried, key, life = values
+            known = self.ledger.rows.get(key)
+            self.rowcount = 0
+            if known is not None and known[2] == life:
+                self._work.life = key
+                self._insert((row[0], row[1], row[2], carried))
+                self.rowcount = 1
+        elif found := _UPDATE.match(statement):
+            self.ledger.land(found[2])
+            before = self.ledger.rows.get(found[2])
+            self.rowcount = int(before is not None and found[3] in (None, before[2]))
+            if before is not None and self.rowcount:
+                text = found[1] if found[3] else max(found[1], before[2])
+                self._work.rows[found[2]] = (before[0], before[1], text, None)
         elif found := _SELECT.match(statement):
             wide = found[2] == "LIKE"
             rows = [
                 row for key, row in self.ledger.rows.items() if key == found[3] or (wide and key.startswith(found[3]))
             ]
-            self._found = [row[: found[1].count(",") + 1] for row in sorted(rows)]
+            if "carried IS NOT NULL" in found[4]:
+                rows = [row for row in rows if row[3] is not None]
+            columns = [NAMES.index(name) if name in NAMES else 0 for name in found[1].split(", ")]
+            self._found = [tuple(row[column] for column in columns) for row in sorted(rows)]
         else:
             gone = _DELETE.match(statement)
             assert gone is not None, statement
             self._work.removed |= {key.strip("'") for key in gone[1].split(", ")}
         self.ledger.world.point()
+
+    def _insert(self, row: Row) -> None:
+        self.ledger.land(row[0])
+        if row[0] in self.ledger.rows:
+            raise IntegrityError(row[0])
+        self._work.rows[row[0]] = row
+
+    def fetchone(self) -> Any:
+        return self._found[0] if self._found else None
 
     def fetchall(self) -> list[Any]:
         return self._found
@@ -138,6 +177,16 @@ class Plain:
         if self.closed or self.ledger.is_down:
             self.closed = True
             raise OperationalError("connection to the ledger lost")
+
+
+class Carrying(Plain):
+    """Of a database that may carry: to the transaction manager it is SQLite."""
+
+    __module__ = "sqlite3.fake"
+
+    def execute(self, statement: str, values: tuple[Any, ...] = ()) -> Carrying:  # type: ignore[override]
+        super().execute(statement, values)
+        return self
 
 
 class TwoPhased(Plain):
