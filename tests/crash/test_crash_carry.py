@@ -17,6 +17,7 @@ from support.crash_level import LAGGING
 from support.forgetful import Crashed, ForgetfulFileSystem
 from support.tm_world import STARTED
 from xaqueue.errors import DecisionLogError, ResourceFailed, RetryLater
+from xaqueue.tm import participant
 from xaqueue.tm.coordinator import TraceStep as Step
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -32,7 +33,10 @@ STORY = (
 
 
 def tell(scene: Scene) -> None:
-    """Some changes are carried, hardened and removed, others are not, and the last one goes wrong."""
+    """Some changes are carried, hardened and removed, others are not, and the last one goes wrong.
+
+    Recovery then goes on by itself.
+    """
     scene.make_ready()
     scene.play(STORY[:2])
     assert scene.space is not None
@@ -41,6 +45,8 @@ def tell(scene: Scene) -> None:
     scene.play(STORY[2:])
     carried = [row for row in scene.ledgers[LEDGER].rows.values() if row[3] is not None]
     assert len(carried) >= 1
+    for _ in range(2):
+        scene.rig.recover()
 
 
 def judge_all(scene: Scene, at: int) -> None:
@@ -59,13 +65,18 @@ def test_dead_at_any_call(fault: str) -> None:
         judge_all(scene, at)
 
 
-@pytest.mark.parametrize("fault", ["", "answer lost"])
-def test_dead_at_any_call_of_a_clean_close(fault: str) -> None:
-    """Nothing is open then but what its database has not answered."""
+@pytest.mark.parametrize("is_away", [False, True])
+def test_dead_at_any_call_of_a_clean_close(monkeypatch: pytest.MonkeyPatch, is_away: bool) -> None:
+    """Nothing is open then but what its database has not answered, and then its queues wait for that."""
+    monkeypatch.setattr(participant, "READ_S", 0.0)
     for at in count(0, 1 if FULL else 2):
-        scene = Scene(fault=fault)
+        scene = Scene()
         scene.open_mortal(GIVEN_TREE, STARTED)
-        tell(scene)
+        scene.make_ready()
+        scene.play(STORY[:2])
+        if is_away:
+            scene.lose(LEDGER, "answer lost")
+            scene.play(STORY[2:3])
         scene.world.points, scene.world.die_at = 0, at
         with contextlib.suppress(Crashed):
             scene.rig.log.close()
@@ -75,6 +86,47 @@ def test_dead_at_any_call_of_a_clean_close(fault: str) -> None:
         if alive:
             assert at > 5
             return
+
+
+@pytest.mark.parametrize("is_hardened", [False, True])
+def test_what_was_consumed_since_is_not_there_again(is_hardened: bool) -> None:
+    """By a transaction of the space alone, whose own record has all that was shown before it."""
+    scene = Scene()
+    scene.open_mortal(GIVEN_TREE, STARTED)
+    scene.make_ready()
+    scene.play(STORY[:1])
+    assert scene.space is not None
+    if is_hardened:
+        scene.space.log.settle()
+    with scene.connect() as connection:
+        message = connection.dequeue("out")
+        assert message is not None
+    scene.gone.add(message.body)
+    for at in range(2):
+        judge_all(scene, at)
+
+
+@pytest.mark.parametrize("fault", ["", "answer lost"])
+def test_what_a_prepared_branch_has_added_is_taken_by_a_prepared_one(fault: str) -> None:
+    """Until the first is hardened: after a crash it is in doubt, and no carrier knows of it."""
+    for at in range(2):
+        scene = Scene(ledgers=TWO, fault=fault)
+        scene.open_mortal(GIVEN_TREE, STARTED)
+        scene.make_ready(["other"])
+        scene.play(CROSSED[:1])
+        scene.play(CROSSED[1:2])
+        assert all(row[3] is None for ledger in scene.ledgers.values() for row in ledger.rows.values())
+        for away in TWO:
+            one = scene.fork()
+            one.ledgers[away].is_down = True
+            one.open_for_good(*scene.trees_after_kill())
+            for _ in range(4):
+                one.rig.recover()
+            one.judge_handed_out()
+            one.ledgers[away].is_down = False
+            one.settle()
+            one.judge()
+        judge_all(scene, at)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

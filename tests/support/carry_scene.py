@@ -77,6 +77,9 @@ class Scene:
         self.world = World()
         self.ledgers = {name: Ledger(self.world, can_carry=True) for name in ledgers}
         self.fault = fault
+        self.fault_of: Callable[[], str] | None = None
+        self.gone: set[bytes] = set()
+        """What others have consumed."""
         self.epoch = 0
         self.space: Space | None = None
         self.space_fs: Files = GIVEN_TREE.open()
@@ -86,7 +89,7 @@ class Scene:
     def fork(self) -> Scene:
         """What is durable elsewhere, for one of several things that may come next."""
         other = Scene(ledgers=list(self.ledgers))
-        other.done, other.epoch = copy.deepcopy(self.done), self.epoch
+        other.done, other.epoch, other.gone = copy.deepcopy(self.done), self.epoch, set(self.gone)
         for name, ledger in self.ledgers.items():
             mine = other.ledgers[name]
             mine.has_table, mine.rows, mine.done = ledger.has_table, dict(ledger.rows), set(ledger.done)
@@ -139,14 +142,25 @@ class Scene:
 
     # What is done in it
 
-    def make_ready(self) -> None:
-        """Every database may carry from here on."""
+    def make_ready(self, names: Sequence[str] = ()) -> None:
+        """These databases, or all, may carry from here on."""
         carriages = self.rig.coordinator.carriages
-        for name in self.ledgers:
+        wanted = names or list(self.ledgers)
+        for name in wanted:
             carriages.is_ready(QUEUE, name)
         for _ in range(ROUNDS):
             self.rig.recover()
-        assert not self.world.alive or all(carriages.is_ready(QUEUE, name) for name in self.ledgers)
+        assert not self.world.alive or all(carriages.is_ready(QUEUE, name) for name in wanted)
+
+    def lose(self, name: str, fault: str) -> None:
+        """The next commit of this database goes wrong, and it is away from then on."""
+        ledger = self.ledgers[name]
+
+        def lost() -> str:
+            ledger.is_down_next = True
+            return fault
+
+        self.fault_of = lost
 
     def play(self, deeds: Sequence[Deed]) -> None:
         """Raises Crashed."""
@@ -154,7 +168,7 @@ class Scene:
             tx = self.rig.transaction()
             done = self.done[tx.gtrid] = Done(deed)
             fault = self.fault if number == len(deeds) - 1 else ""
-            self.ledgers[deed.ledger].fault_of = partial(str, fault)
+            self.ledgers[deed.ledger].fault_of = self.fault_of or partial(str, fault)
             try:
                 with tx:
                     for queue in deed.takes:
@@ -190,7 +204,7 @@ class Scene:
             for body in done.taken:
                 for bodies in found.values():
                     bodies.discard(body)
-        return found
+        return {queue: bodies - self.gone for queue, bodies in found.items()}
 
     def judge_handed_out(self) -> None:
         """While databases are away: what is handed out is nobody's, and what may be is not passed over in silence."""

@@ -55,6 +55,8 @@ class Ledger:
     done: set[str] = field(default_factory=set)
     on_their_way: list[Work] = field(default_factory=list)
     is_down: bool = False
+    is_down_next: bool = False
+    """From the end of the next commit on that goes wrong."""
     fault_of: Callable[[], str] = str
 
     def connect(self) -> Any:
@@ -161,6 +163,7 @@ class Plain:
             self.ledger.apply(work)
         self.ledger.world.point()
         if fault:
+            self.ledger.is_down = self.ledger.is_down_next
             self.closed = True
             raise OperationalError(f"connection to the ledger lost: {fault}")
 
