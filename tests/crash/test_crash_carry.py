@@ -186,6 +186,8 @@ def test_interrupted_at_any_step_and_then_dead() -> None:
         scene.open_mortal(GIVEN_TREE, STARTED)
         scene.make_ready()
         scene.play(STORY[:1])
+        for _ in range(2):  # nothing else is to be hardened then
+            scene.rig.recover()
         steps, point = count(), scene.rig.coordinator.step
 
         def on_step(step: Step, gtrid: bytes, name: str, at: int = interrupted_at) -> None:
