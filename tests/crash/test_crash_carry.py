@@ -179,7 +179,8 @@ def test_two_databases_carry_for_one_queue(away: str) -> None:
         scene.recover(*scene.trees_after_kill())
 
 
-def test_interrupted_at_any_step_and_then_dead() -> None:
+@pytest.mark.parametrize("dies", [False, True])
+def test_interrupted_at_any_step_and_then_dead(dies: bool) -> None:
     """The thread of a transaction is gone at any step, recovery goes on with it, and dies in the middle of that."""
     for interrupted_at in count():
         scene = Scene()
@@ -199,7 +200,7 @@ def test_interrupted_at_any_step_and_then_dead() -> None:
             scene.play(STORY[1:2])
             interrupted_at = -1
         scene.rig.coordinator.step = point
-        scene.world.points, scene.world.die_at = 0, interrupted_at if interrupted_at % 2 else None
+        scene.world.points, scene.world.die_at = 0, interrupted_at if dies else None
         with contextlib.suppress(Crashed):
             for _ in range(3):
                 scene.rig.recover()
