@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 from xaqueue.connection import Connection
@@ -53,7 +54,12 @@ _DIALECTS = {
 
 
 def dialect_of(connection: Any) -> Dialect:
-    return next((known for name in _packages(connection) if (known := _DIALECTS.get(name))), Dialect.OTHER)
+    return _dialect_of(type(connection))
+
+
+@lru_cache(maxsize=256)
+def _dialect_of(kind: type) -> Dialect:
+    return next((known for name in _packages(kind) if (known := _DIALECTS.get(name))), Dialect.OTHER)
 
 
 def has_two_phases(connection: Any) -> bool:
@@ -78,13 +84,18 @@ def is_shared(connection: Any) -> bool:
     """
     if isinstance(connection, Connection):
         return True  # it wants one thread at a time, and does not mind which
-    packages = _packages(connection)
+    return _is_shared(type(connection))
+
+
+@lru_cache(maxsize=256)
+def _is_shared(kind: type) -> bool:
+    packages = _packages(kind)
     claims = (getattr(sys.modules.get(package), "threadsafety", 0) for package in packages)
     return "sqlite3" not in packages and any(claim >= SHARED_CONNECTIONS for claim in claims)
 
 
-def _packages(connection: Any) -> set[str]:
-    return {cls.__module__.partition(".")[0] for cls in type(connection).__mro__}
+def _packages(kind: type) -> set[str]:
+    return {cls.__module__.partition(".")[0] for cls in kind.__mro__}
 
 
 def commits_itself(connection: Any) -> bool:

@@ -12,6 +12,7 @@ parameters are written.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -40,6 +41,11 @@ _DURABLE = (
     "ELSE current_setting('synchronous_commit') END, true)) AS durable"
 )
 """PostgreSQL's commit of this transaction waits for its disk, whatever the database, the role or the pool has set."""
+_CARRY = f"{_INSERT[:-1]}, carried) SELECT ?, ?, ?, ? FROM {TABLE} WHERE gtrid = ? AND participants = ?"
+_CARRY_POSTGRESQL = (
+    f"{_INSERT[:-1]}, carried) SELECT %s, %s, %s, %s{_DURABLE}, "
+    f"(SELECT 1 FROM {TABLE} WHERE gtrid = %s AND participants = %s FOR SHARE) AS life"
+)
 LOCK_S = 10
 """So long the row of a space's life is waited for, while others commit what they carry; then it is tried again."""
 CARRYING = frozenset((Dialect.POSTGRESQL, Dialect.SQLITE))
@@ -110,7 +116,12 @@ def make_ready(connection: Any, node: str, *, is_known: bool) -> None:
 
 def names_of(participants: Iterable[str]) -> str:
     """As a row has them: nothing in it means anything to a database."""
-    return " ".join(quote(name, safe="") for name in participants)
+    return " ".join(map(_quoted, participants))
+
+
+@lru_cache(maxsize=1024)
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
 
 
 def insert_row(connection: Any, row: DecisionRow) -> None:
@@ -186,14 +197,10 @@ def insert_carried(connection: Any, row: DecisionRow, life: Life) -> None:
 
     Raises LifeOver where somebody has.
     """
-    values = _checked(row.gtrid), _WORDS[row.outcome], names_of(row.participants), row.carried
-    place, of_life = f"{_INSERT[:-1]}, carried)", f"FROM {TABLE} WHERE gtrid = {{0}} AND participants = {{0}}"
-    if dialect_of(connection) is Dialect.POSTGRESQL:
-        locked = f"(SELECT 1 {of_life.format('%s')} FOR SHARE) AS life"
-        statement = f"{place} SELECT %s, %s, %s, %s{_DURABLE}, {locked}"
-    else:
-        statement = f"{place} SELECT ?, ?, ?, ? {of_life.format('?')}"
-    if not _run(connection, statement, (*values, _life_key(life.space), _life_text(life))):
+    key, text = _life_key(life.space), _life_text(life)
+    values = row.gtrid.decode("ascii"), _WORDS[row.outcome], names_of(row.participants), row.carried, key, text
+    statement = _CARRY_POSTGRESQL if dialect_of(connection) is Dialect.POSTGRESQL else _CARRY
+    if not _run(connection, statement, values):
         raise LifeOver(
             f"the space of participant {' '.join(row.participants)} was opened anew since its changes were carried "
             "last: do the transaction again"
@@ -263,6 +270,7 @@ def _pruned_key(space: str, node: str) -> str:
     return f"XAQP{_id_of(space)}{node}"
 
 
+@lru_cache(maxsize=64)
 def _id_of(space: str) -> str:
     """As it stands in a key, in which nothing means anything to a database."""
     found = space.replace("-", "")

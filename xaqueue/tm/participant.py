@@ -274,9 +274,16 @@ class EnlistedBranch:
         return answer
 
     def commit_one_phase(self) -> Reply:
-        self.commits_alone = True
         try:
             self._refuse_failed()
+        except RolledBack as error:
+            self.refuse(error)
+            return Reply.REFUSED
+        return self._commit_deciding()
+
+    def _commit_deciding(self) -> Reply:
+        self.commits_alone = True
+        try:
             self._commit_at_once()
         except Exception as error:
             self._failed(error)
@@ -310,7 +317,7 @@ class EnlistedBranch:
         except Exception as error:
             self.refuse(error)
             return Reply.REFUSED
-        answer = self.commit_one_phase()
+        answer = self._commit_deciding()
         return self._read_decision() if answer is Reply.LOST else answer
 
     def refuse(self, error: Exception) -> None:
