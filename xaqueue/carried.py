@@ -28,6 +28,15 @@ class Life(NamedTuple):
     """Of this opening alone: a copy of the space, opened elsewhere, has another one."""
 
 
+class Pruned(NamedTuple):
+    """What a database remembers of changes whose rows are gone."""
+
+    highest: int = 0
+    """The highest of their numbers."""
+    total: int = 0
+    """How many there were."""
+
+
 class CarrierState(StrEnum):
     """What a space notes durably of a database that carries its changes."""
 
@@ -51,6 +60,8 @@ class CarrierStatus:
     open: tuple[int, ...]
     applied: int
     """The highest number of its own that was applied."""
+    count: int
+    """How many were."""
     queues: tuple[str, ...]
     """Those that it has carried changes of."""
     pending: bool

@@ -34,7 +34,7 @@ from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:  # brings the types of batches, which a plain connection never needs
-    from xaqueue.carried import CarriedChange, Carriers, CarrierStatus
+    from xaqueue.carried import CarriedChange, Carriers, CarrierStatus, Pruned
     from xaqueue.resource_manager import ResourceManager
 
 RECOVER_PAGE = 1000
@@ -238,7 +238,7 @@ class Connection:
     @property
     def can_carry(self) -> bool:
         """Whether a database may carry changes of this space: this process has it open."""
-        return hasattr(self._manager, "carry")
+        return getattr(self._manager, "can_carry", False) is True
 
     @_alone
     def tpc_carry(self, carrier: str) -> CarriedChange | None:
@@ -260,17 +260,17 @@ class Connection:
         return self._manager.carriers()
 
     @_alone
-    def deliver(self, carrier: str, changes: Sequence[bytes], pruned: int) -> bool:
-        """Hands over what a database has carried in an earlier life of the space; see ``Carrying.deliver``."""
+    def deliver(self, carrier: str, secret: str, changes: Sequence[bytes], pruned: Pruned) -> bool:
+        """Hands over what a database has carried in earlier lives of the space; see ``Carrying.deliver``."""
         self._transaction.check_open()
         size, page = 0, list[bytes]()
         for change in changes:
             page.append(change)
             size += len(change)
             if size > DELIVER_BYTES:
-                self._manager.deliver(carrier, page, pruned, True)
+                self._manager.deliver(carrier, secret, page, *pruned, True)
                 size, page = 0, []
-        return self._manager.deliver(carrier, page, pruned)
+        return self._manager.deliver(carrier, secret, page, *pruned)
 
     @_alone
     def release_carrier(self, carrier: str) -> CarrierStatus | None:

@@ -25,12 +25,15 @@ class Carrying(Protocol):
     def carriers(self) -> Carriers:
         """Who has the space open, and which databases carry its changes, or did."""
 
-    def deliver(self, carrier: str, changes: Sequence[bytes], pruned: int, more: bool = False) -> bool:
-        """Hands over what stands in the database of an earlier life, none of which can commit any more.
+    def deliver(
+        self, carrier: str, secret: str, changes: Sequence[bytes], highest: int, count: int, more: bool = False
+    ) -> bool:
+        """Hands over what stands in the database of earlier lives, which can add to it no more.
 
-        pruned: the highest number whose row was removed; more: there are further changes. Whether all is applied and
-        hardened; it is not where another carrier of the same queues has not delivered yet. Idempotent. Raises
-        SpaceError where the space or the database is an old copy, RetryLater where there is no room.
+        secret: of the life that has begun there. highest, count: of changes whose rows are gone. more: there are
+        further changes. Whether all is applied and hardened; it is not where another carrier of the same queues has not
+        delivered yet. Idempotent. Raises SpaceError where the space or the database is an old copy, RetryLater where
+        there is no room, or a branch is in the way.
         """
 
     def release_carrier(self, carrier: str) -> CarrierStatus | None:

@@ -122,8 +122,7 @@ class Plain:
             before = self.ledger.rows.get(found[2])
             self.rowcount = int(before is not None and found[3] in (None, before[2]))
             if before is not None and self.rowcount:
-                text = found[1] if found[3] else max(found[1], before[2])
-                self._work.rows[found[2]] = (before[0], before[1], text, None)
+                self._work.rows[found[2]] = (before[0], before[1], found[1], None)
         elif found := _SELECT.match(statement):
             wide = found[2] == "LIKE"
             rows = [
@@ -136,7 +135,9 @@ class Plain:
         else:
             gone = _DELETE.match(statement)
             assert gone is not None, statement
-            self._work.removed |= {key.strip("'") for key in gone[1].split(", ")}
+            keys = {key.strip("'") for key in gone[1].split(", ")} & self.ledger.rows.keys()
+            self._work.removed |= keys
+            self.rowcount = len(keys)
         self.ledger.world.point()
 
     def _insert(self, row: Row) -> None:

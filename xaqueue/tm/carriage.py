@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xaqueue.carried import Carriers, Life, decode
+from xaqueue.carried import Carriers, Life, Pruned, decode
+from xaqueue.errors import OperationalError
 from xaqueue.tm import last_resource
 from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.xa import Outcome
@@ -24,7 +25,7 @@ class CarriedRow:
     """Of a committed row that carries a change."""
 
     queue: str
-    database: str
+    carrier: str
     space: str
     number: int
 
@@ -36,8 +37,10 @@ class Carriage:
     is_wanted: bool = False
     asked: Life | None = None
     """The database is to begin this life."""
-    found: tuple[Life, Sequence[bytes], int] | None = None
-    """What it has, and the highest number of what is gone, as of this life."""
+    found: tuple[Life, Sequence[bytes], Pruned] | None = None
+    """What it has, and what it knows of changes that are gone, as of this life."""
+    trouble: str = ""
+    """Why the database has not begun the life."""
     ready: Life | None = None
     """The life in which it may carry."""
 
@@ -75,47 +78,57 @@ class Carriages:
         with self._mutex:
             return any(one.asked is not None or one.found is not None for one in self._all.values())
 
-    def add_row(self, row: DecisionRow, database: str) -> None:
-        """It was found committed."""
+    def add_row(self, row: DecisionRow) -> None:
+        """It was found committed; perhaps by another participant with the same database."""
         if row.carried and row.outcome is Outcome.COMMITTED:
             change = decode(row.carried)
-            self.rows[row.gtrid] = CarriedRow(row.participants[0], database, change.life.space, change.number)
+            self.rows[row.gtrid] = CarriedRow(row.participants[0], change.carrier, change.life.space, change.number)
+
+    def want(self, row: CarriedRow) -> None:
+        """It is not applied: its space is to be told."""
+        with self._mutex:
+            self._of(row.queue, row.carrier.partition(".")[2]).is_wanted = True
 
     # Of the queue's thread
 
     def ask(self, queue: str, carriers: Carriers, databases: Iterable[str]) -> list[str]:
-        """Databases that are to be asked, of these, now that this is known of the queue's space."""
+        """Those of these databases that are to be asked, now that this is known of the queue's space."""
         asked = []
         with self._mutex:
             for database in databases:
+                carriage, life = self._of(queue, database), carriers.life
                 noted = carriers.get(self.name(database))
-                carriage = self._of(queue, database)
-                if carriage.ready is not None and carriage.ready != carriers.life:
+                if carriage.ready not in (None, life):
                     carriage.ready = None
-                is_waited_for = carriage.is_wanted or (noted is not None and noted.pending)
-                is_known = carriage.ready is not None or (
-                    carriage.found is not None and carriage.found[0] == carriers.life
-                )
-                if is_waited_for and not is_known:
-                    carriage.asked, carriage.found = carriers.life, None
+                is_known = carriage.ready is not None or (carriage.found is not None and carriage.found[0] == life)
+                if not is_known and (carriage.is_wanted or (noted is not None and noted.pending)):
+                    carriage.asked, carriage.found = life, None
                     asked.append(database)
         return asked
 
-    def deliver(self, queue: str, carriers: Carriers, connection: Any, databases: Iterable[str]) -> bool:
-        """Hands to the space what these have; whether it has taken something. Raises what the connection raises."""
-        is_taken = False
+    def deliver(self, queue: str, carriers: Carriers, connection: Any, databases: Iterable[str]) -> tuple[bool, str]:
+        """Hands to the space what these have. Whether it has taken all of one, and what is in the way."""
+        is_taken, troubles = False, []
         for database in databases:
             with self._mutex:
-                found = self._of(queue, database).found
+                carriage = self._of(queue, database)
+                found, trouble = carriage.found, carriage.trouble
             if found is None or found[0] != carriers.life:
+                troubles += [f"{database} does not carry for {queue}: {trouble}"] if trouble else []
                 continue
-            _, changes, pruned = found
-            if connection.deliver(self.name(database), list(changes), pruned):
-                with self._mutex:
-                    carriage = self._of(queue, database)
-                    carriage.ready, carriage.found, carriage.is_wanted = carriers.life, None, False
-                    is_taken = True
-        return is_taken
+            life, changes, pruned = found
+            try:
+                is_done = connection.deliver(self.name(database), life.secret, list(changes), pruned)
+            except OperationalError as error:
+                troubles.append(str(error))
+                continue
+            if not is_done:
+                troubles.append(f"what {database} has carried waits for other databases that carry for these queues")
+                continue
+            with self._mutex:
+                carriage.ready, carriage.found, carriage.is_wanted = life, None, False
+            is_taken = True
+        return is_taken, "; ".join(troubles)
 
     # Of the database's thread
 
@@ -124,19 +137,29 @@ class Carriages:
             return any(name == database and one.asked is not None for (_, name), one in self._all.items())
 
     def begin(self, database: str, connection: Any) -> list[str]:
-        """Begins the lives that it was asked for; returns the queues that are to be told what it has. Raises what the
-        driver raises.
+        """Begins the lives that it was asked for; returns the queues that are to hear of it.
+
+        What goes wrong with one is told to its queue, which asks again.
         """
         with self._mutex:
             asked = {queue: one.asked for (queue, name), one in self._all.items() if name == database and one.asked}
+        told = []
         for queue, life in asked.items():
-            last_resource.begin_life(connection, life)
-            changes, pruned = last_resource.read_carried(connection, self.node, life.space, self.name(database))
+            found: tuple[Life, Sequence[bytes], Pruned] | None = None
+            trouble = ""
+            try:
+                last_resource.begin_life(connection, life)
+                found = (life, *last_resource.read_carried(connection, self.node, life.space, self.name(database)))
+            except Exception as error:  # whatever a driver raises
+                trouble = f"{type(error).__name__}: {error}"
+                connection.rollback()
             with self._mutex:
                 carriage = self._of(queue, database)
                 if carriage.asked == life:
-                    carriage.asked, carriage.found = None, (life, changes, pruned)
-        return list(asked)
+                    if found is not None or trouble != carriage.trouble:  # and not again and again
+                        told.append(queue)
+                    carriage.asked, carriage.found, carriage.trouble = None, found, trouble
+        return told
 
     def _of(self, queue: str, database: str) -> Carriage:
         return self._all.setdefault((queue, database), Carriage())

@@ -264,7 +264,7 @@ class Coordinator:
         """This is what stands in that participant's database, for good."""
         is_committed = row.outcome is Outcome.COMMITTED
         if is_committed:
-            self.carriages.add_row(row, name)
+            self.carriages.add_row(row)
             self.log.add_row(row.gtrid, row.participants, name)
         else:
             self.carriages.rows.pop(row.gtrid, None)

@@ -54,7 +54,7 @@ _DIALECTS = {
 
 
 def dialect_of(connection: Any) -> Dialect:
-    return _dialect_of(type(connection))
+    return _dialect_of(type(connection))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=256)
@@ -84,7 +84,7 @@ def is_shared(connection: Any) -> bool:
     """
     if isinstance(connection, Connection):
         return True  # it wants one thread at a time, and does not mind which
-    return _is_shared(type(connection))
+    return _is_shared(type(connection))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=256)

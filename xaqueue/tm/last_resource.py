@@ -11,13 +11,14 @@ parameters are written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
+from zlib import crc32
 
-from xaqueue.carried import Life, decode
+from xaqueue.carried import Life, Pruned, decode
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.tm.driver import Dialect, dialect_of, is_a, sync_fully
 from xaqueue.tm.gtrid import Gtrid
@@ -162,31 +163,26 @@ def read_rows(connection: Any, node: str, epoch: int) -> list[DecisionRow]:
 
 
 def delete_rows(
-    connection: Any, gtrids: Iterable[bytes], carried: Mapping[bytes, tuple[str, int]] = MappingProxyType({})
+    connection: Any, gtrids: Iterable[bytes], carried: Mapping[bytes, tuple[str, str, int]] = MappingProxyType({})
 ) -> None:
     """Removes rows that nobody will ask for any more; a crash may bring them back.
 
-    carried: of those that carry a change, its space and number. The highest one is kept.
+    carried: of those that carry a change, its space, carrier and number; what is gone of these is remembered.
     """
-    left = list(gtrids)
-    while left:
-        some, left = left[:_AT_A_TIME], left[_AT_A_TIME:]
-        highest: dict[str, int] = {}
-        for gtrid in some:
-            space, number = carried.get(gtrid, ("", 0))
-            if number:
-                key = _pruned_key(space, _checked(gtrid)[4:20])
-                highest[key] = max(number, highest.get(key, 0))
-        if dialect_of(connection) is Dialect.POSTGRESQL:
-            _run(connection, "SET LOCAL synchronous_commit = off")
-        keys = ", ".join(f"'{_checked(gtrid)}'" for gtrid in some)
-        _run(connection, f"DELETE FROM {TABLE} WHERE gtrid IN ({keys})")
-        for key, number in highest.items():
-            text = f"{number:020}"
-            set_to = f"participants = CASE WHEN participants < '{text}' THEN '{text}' ELSE participants END"
-            if not _run(connection, f"UPDATE {TABLE} SET {set_to} WHERE gtrid = '{key}'"):
-                _insert(connection, key, _PRUNED, text)
-        connection.commit()
+    groups: dict[tuple[str, str], list[bytes]] = {}
+    for gtrid in gtrids:
+        space, carrier, _ = carried.get(gtrid, ("", "", 0))
+        groups.setdefault((space, carrier), []).append(gtrid)
+    for (space, carrier), left in groups.items():
+        while left:
+            some, left = left[:_AT_A_TIME], left[_AT_A_TIME:]
+            if dialect_of(connection) is Dialect.POSTGRESQL:
+                _run(connection, "SET LOCAL synchronous_commit = off")
+            keys = ", ".join(f"'{_checked(gtrid)}'" for gtrid in some)
+            gone = len(_run(connection, f"DELETE FROM {TABLE} WHERE gtrid IN ({keys})"))
+            if carrier and gone:
+                _note_pruned(connection, space, carrier, max(carried[gtrid][2] for gtrid in some), gone)
+            connection.commit()
 
 
 # Changes that a database carries for a space
@@ -248,14 +244,30 @@ def _check_right(connection: Any, key: str) -> None:
     connection.rollback()
 
 
-def read_carried(connection: Any, node: str, space: str, carrier: str) -> tuple[list[bytes], int]:
-    """All changes of the space that this carrier has, and the highest number of one that is gone."""
+def read_carried(connection: Any, node: str, space: str, carrier: str) -> tuple[list[bytes], Pruned]:
+    """All changes of the space that this carrier has, and what is known of those that are gone."""
     rows = _select(connection, f"gtrid LIKE 'XAQ1{node}%' AND carried IS NOT NULL")
     changes = [(row.carried, decode(row.carried)) for row in rows if row.outcome is Outcome.COMMITTED]
-    found = _run(connection, f"SELECT participants FROM {TABLE} WHERE gtrid = '{_pruned_key(space, node)}'")
-    connection.rollback()
     mine = [data for data, change in changes if (change.carrier, change.life.space) == (carrier, space)]
-    return mine, int(found[0][0]) if found else 0
+    found = _read_pruned(connection, _pruned_key(space, carrier))
+    connection.rollback()
+    return mine, found or Pruned()
+
+
+def _note_pruned(connection: Any, space: str, carrier: str, highest: int, count: int) -> None:
+    """In the transaction that removes so many rows; nobody else does at the same time."""
+    key = _pruned_key(space, carrier)
+    before = _read_pruned(connection, key)
+    if before is None:
+        _insert(connection, key, _PRUNED, f"{highest} {count}")
+        return
+    text = f"{max(highest, before.highest)} {before.total + count}"
+    _run(connection, f"UPDATE {TABLE} SET participants = '{text}' WHERE gtrid = '{key}'")
+
+
+def _read_pruned(connection: Any, key: str) -> Pruned | None:
+    found = _run(connection, f"SELECT participants FROM {TABLE} WHERE gtrid = '{key}'")
+    return Pruned(*map(int, str(found[0][0]).split())) if found else None
 
 
 def _life_key(space: str) -> str:
@@ -266,8 +278,10 @@ def _life_text(life: Life) -> str:
     return f"{life.epoch} {life.secret}"
 
 
-def _pruned_key(space: str, node: str) -> str:
-    return f"XAQP{_id_of(space)}{node}"
+def _pruned_key(space: str, carrier: str) -> str:
+    """Of a carrier, whose own name is too long for a key."""
+    node, _, participant = carrier.partition(".")
+    return f"XAQP{_id_of(space)}{node}{crc32(participant.encode()):08x}"
 
 
 @lru_cache(maxsize=64)
@@ -305,11 +319,15 @@ def _select(connection: Any, where: str) -> list[DecisionRow]:
     ]
 
 
-def _run(connection: Any, statement: str, *parameters: tuple[Any, ...]) -> Sequence[Any]:
+def _run(connection: Any, statement: str, *parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The rows that it selects, whatever the connection makes of rows, or as many as it has changed."""
     cursor = connection.cursor()
     try:
         cursor.execute(statement, *parameters)
-        return list(cursor.fetchall()) if statement.startswith("SELECT") else [None] * max(0, cursor.rowcount)
+        if not statement.startswith("SELECT"):
+            return [()] * max(0, cursor.rowcount)
+        rows = cursor.fetchall()
+        return [tuple(row.values()) if isinstance(row, Mapping) else tuple(row) for row in rows]
     finally:
         cursor.close()
 

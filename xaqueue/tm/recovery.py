@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from xaqueue.carried import Carriers
-from xaqueue.errors import DecisionLogError, OperationalError
+from xaqueue.errors import DecisionLogError
 from xaqueue.tm import driver, last_resource, voting
 from xaqueue.tm.coordinator import Coordinator, TraceStep
 from xaqueue.tm.gtrid import ListedBranch, parse_listed
@@ -56,6 +56,8 @@ class ScanReport:
     """Names of participants in own xids that are not configured here any more."""
     carrying: str = ""
     """Why no database carries for it, or what one has carried is not delivered yet."""
+    is_awaited: bool = False
+    """Queues wait for that."""
     error: str = ""
     """Why it is not complete."""
 
@@ -169,7 +171,7 @@ class RecoveryThread:
             report.error = f"{type(error).__name__}: {error}"
         if report.error:
             self._drop()
-        report.complete = not (report.error or report.carrying or self._stopped)
+        report.complete = not (report.error or report.is_awaited or self._stopped)
         return report
 
     def _drop(self) -> None:
@@ -228,25 +230,29 @@ class RecoveryThread:
         self._coordinator.wake(self._coordinator.log.has_done_rows)
 
     def _settle_carried(self, gtrid: bytes, carriers: Carriers | None, report: ScanReport) -> None:
-        """Its branch is not there any more: it was applied, which is hardened now, or its space waits for it."""
+        """Its branch is not there any more: it was applied, which is hardened now, or its space is to be told of it."""
         row = self._coordinator.carriages.rows[gtrid]
-        noted = carriers.get(self._coordinator.carriages.name(row.database)) if carriers is not None else None
+        noted = carriers.get(row.carrier) if carriers is not None else None
         if carriers is None or carriers.space != row.space:
             report.carrying = f"the change of {gtrid.decode()} is for space {row.space}, and this is another one"
-        elif noted is not None and noted.has_applied(row.number) and self._connection.carriers().life == carriers.life:
+        elif noted is None or not noted.has_applied(row.number):
+            self._coordinator.carriages.want(row)
+        elif self._connection.carriers().life == carriers.life:
             self._coordinator.settle(gtrid, Outcome.COMMITTED, {self._name: ParticipantOutcome.COMMITTED}, {})
 
     def _carry(self, carriers: Carriers, report: ScanReport) -> None:
         """Arranges which databases carry for its space; see ``carriage``."""
-        sources = self._coordinator.sources.values()
-        databases = [source.name for source in sources if source.may_decide and source.name != self._name]
-        carriages = self._coordinator.carriages
-        self._coordinator.wake(carriages.ask(self._name, carriers, databases))
-        try:
-            if carriages.deliver(self._name, carriers, self._connection, databases):
-                self._coordinator.wake([self._name])  # what was waited for can be settled
-        except OperationalError as error:
-            report.carrying = str(error)
+        coordinator, carriages = self._coordinator, self._coordinator.carriages
+        others = [source for source in coordinator.sources.values() if source.name != self._name]
+        databases = [one.name for one in others if one.may_decide or carriers.get(carriages.name(one.name))]
+        coordinator.wake(carriages.ask(self._name, carriers, databases))
+        is_taken, trouble = carriages.deliver(self._name, carriers, self._connection, databases)
+        report.carrying = report.carrying or trouble
+        report.is_awaited = not is_taken and any(
+            one.is_awaited and one.carrier.startswith(f"{carriages.node}.") for one in carriers.carriers
+        )
+        if is_taken:
+            coordinator.wake([self._name])  # what was waited for can be settled
 
     def _strangers(self, own: Iterable[ListedBranch]) -> Iterable[str]:
         """Of this node, and nobody's: a participant that was renamed, or branches of a later life of an older log."""
@@ -338,7 +344,8 @@ class RecoveryThread:
         done = decisions.take_done_rows(self._name)
         try:
             rows = coordinator.carriages.rows
-            carried = {gtrid: (rows[gtrid].space, rows[gtrid].number) for gtrid in done if gtrid in rows}
+            known = {gtrid: rows[gtrid] for gtrid in done if gtrid in rows}
+            carried = {gtrid: (row.space, row.carrier, row.number) for gtrid, row in known.items()}
             last_resource.delete_rows(self._connection, done, carried)
         except BaseException:
             decisions.put_back_done_rows(self._name, done)

@@ -256,7 +256,7 @@ class Transaction:
         coordinator.expect_row(self.gtrid, name, prepared)
         change = self._branches[prepared[0]].carried
         if change is not None:
-            row = CarriedRow(prepared[0], name, change.life.space, change.number)
+            row = CarriedRow(prepared[0], change.carrier, change.life.space, change.number)
             coordinator.carriages.rows[self.gtrid] = row
         reply = last.commit_last(prepared, coordinator.log.check, change)
         if change is not None and isinstance(last.error, LifeOver):

@@ -58,7 +58,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("forget", [UNKNOWN, 0]),
         ("harden", []),
         ("carriers", []),
-        ("deliver", ["0123456789abcdef.ledger", [], 0, False]),
+        ("deliver", ["0123456789abcdef.ledger", "secret", [], 0, 0, False]),
         ("release_carrier", ["0123456789abcdef.ledger"]),
         ("outcome", [UNKNOWN]),
         ("enqueue", ["orders", b"body", {"priority": 1, "headers": {"a": "b"}, "message_id": b"0123456789abcdef"}]),

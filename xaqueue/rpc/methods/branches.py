@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack
 
+from xaqueue import carried
 from xaqueue.carried import Carriers, CarrierStatus
 from xaqueue.errors import (
     ConnectionLost,
@@ -28,7 +29,7 @@ from xaqueue.rpc import wire
 from xaqueue.rpc.client.branch import TRANSITIONS, Action, BranchProgress, RemoteBranch, Verb, unknown
 from xaqueue.rpc.client.link import Link
 from xaqueue.rpc.wire import PAGE, xid_of
-from xaqueue.space.model.block import pack_properties
+from xaqueue.space.model.block import decode_head, pack_properties
 from xaqueue.storage.ids import fresh_id
 from xaqueue.times import check_seconds
 from xaqueue.xa import Flag, Outcome, Vote
@@ -99,10 +100,18 @@ def _page(caller: Caller, cursor: int) -> tuple[int | None, list[Any]]:
     return cursor, found
 
 
-def deliver(caller: Caller, carrier: str, changes: Any, pruned: Any, more: Any = False) -> bool:
+def deliver(
+    caller: Caller, carrier: str, secret: Any, changes: Any, highest: Any, count: Any, more: Any = False
+) -> bool:
     if not isinstance(changes, list) or not all(isinstance(one, bytes) for one in changes):
         raise InvalidArgument("changes are refused: a list of what a database has carried, in bytes, is wanted")
-    return caller.session.deliver(carrier, changes, pruned, more)
+    if not caller.identity.owner:
+        for change in map(carried.decode, changes):  # as if each was done by its own call
+            for head, _ in change.added:
+                caller.check("enqueue", [decode_head(head).properties.queue])
+            for queue, _ in change.taken:
+                caller.check("dequeue", [queue])
+    return caller.session.deliver(carrier, secret, changes, highest, count, more)
 
 
 BRANCH_METHODS = (deliver, recover, enqueue, dequeue, browse, browse_next, browse_end)
@@ -148,8 +157,10 @@ class BranchCalls(Link):
     def carriers(self) -> Carriers:
         return wire.decode(Carriers, self.call("carriers"))
 
-    def deliver(self, carrier: str, changes: Sequence[bytes], pruned: int, more: bool = False) -> bool:
-        return bool(self.call("deliver", carrier, list(changes), pruned, more))
+    def deliver(
+        self, carrier: str, secret: str, changes: Sequence[bytes], highest: int, count: int, more: bool = False
+    ) -> bool:
+        return bool(self.call("deliver", carrier, secret, list(changes), highest, count, more))
 
     def release_carrier(self, carrier: str) -> CarrierStatus | None:
         answer = self.call("release_carrier", carrier)

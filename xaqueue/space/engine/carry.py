@@ -18,9 +18,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from xaqueue.batch import is_of_a_batch
-from xaqueue.carried import CarriedChange, Carriers, CarrierState, CarrierStatus, checked_carrier, decode
+from xaqueue.carried import CarriedChange, Carriers, CarrierState, CarrierStatus, Pruned, checked_carrier, decode
 from xaqueue.errors import InvalidArgument, QueueWaiting, RetryLater, SpaceError
 from xaqueue.space.engine import commit
+from xaqueue.space.engine.busy import Busy
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.block import Kind, decode_head
 from xaqueue.space.model.branch import Branch, State, Written
@@ -56,20 +57,25 @@ class CarryVerbs:
             space.check()
             return Carriers(*space.life, tuple(space.carriers[name].status for name in sorted(space.carriers)))
 
-    def deliver(self, carrier: str, changes: Sequence[bytes], pruned: int, more: bool = False) -> bool:
+    @property
+    def can_carry(self) -> bool:
+        """Whether changes of the space can be carried at its level."""
+        return self.space.log.is_atomic
+
+    def deliver(
+        self, carrier: str, secret: str, changes: Sequence[bytes], highest: int, count: int, more: bool = False
+    ) -> bool:
         self._check_open()
         space = self.space
         checked_carrier(carrier)
-        if not isinstance(pruned, int) or not isinstance(more, bool) or len(changes) > DELIVERED:
-            raise InvalidArgument("deliver takes a carrier, its changes, the highest number that is gone, and more")
+        if type(highest) is not int or type(count) is not int or type(more) is not bool or len(changes) > DELIVERED:
+            raise InvalidArgument("deliver takes a carrier, a life, its changes, the highest that is gone and how many")
+        if secret != space.life.secret:
+            raise InvalidArgument("deliver is refused: the space was opened anew since its database was asked")
         found = [decode(one) for one in changes]
         space.wait_until_loaded()
-        if not space.log.is_atomic:
-            raise SpaceError(
-                f"the space is open with {space.hardening}: open it with JOURNAL, to take what {carrier} has"
-            )
         with _in_hand(space):
-            return _deliver(space, carrier, found, pruned, more=more)
+            return _deliver(space, carrier, found, Pruned(highest, count), more=more)
 
     def release_carrier(self, carrier: str) -> CarrierStatus | None:
         self._check_open()
@@ -78,8 +84,8 @@ class CarryVerbs:
         space.wait_until_loaded()
         with _in_hand(space):
             with space.lock:
-                noted = space.carriers.setdefault(carrier, Carrier(carrier))
-                if noted.noted or noted.state is CarrierState.RELEASED:
+                noted = space.carriers.get(carrier)
+                if noted is None or noted.noted or noted.state is CarrierState.RELEASED:
                     return None
                 found, noted.pending = noted.status, True
             _note(space, noted, CarrierState.RELEASED)
@@ -220,100 +226,127 @@ def _in_hand(space: Space) -> Iterator[None]:
             space.log.deliver_interrupt()
 
 
-def _deliver(space: Space, name: str, changes: Sequence[CarriedChange], pruned: int, *, more: bool) -> bool:
+def _deliver(space: Space, name: str, changes: Sequence[CarriedChange], pruned: Pruned, *, more: bool) -> bool:
     """Whether all that the database has of this space is applied and hardened."""
     with space.lock:
-        carrier = space.carriers.get(name)
-        _check(space, carrier, name, changes, pruned, more=more)
-        if carrier is None or not carrier.pending:
-            return not more
-        carrier.highest = max([carrier.highest, pruned, *(change.number for change in changes)])
+        carrier = space.carriers.get(name) or Carrier(name)
         for change in changes:
-            if not carrier.has_applied(change.number):
+            if change.life.space != space.life.space or change.carrier != name:
+                raise InvalidArgument(f"change {change.number} was carried by {change.carrier} for {change.life.space}")
+            if carrier.has_applied(change.number):
+                carrier.repeated.add(change.number)
+            else:
                 carrier.delivered[change.number] = change
         if more:
+            space.carriers.setdefault(name, carrier)
             return False
-        space.last_carried = highest = max(carrier.highest, space.last_carried)
-        carrier.next, carrier.open = highest + 1, set(carrier.delivered)
-        carrier.is_delivered = True
-        group = together(carrier, [one for one in space.carriers.values() if one.pending])
+        if not carrier.noted and carrier.state is not CarrierState.RELEASED and not carrier.damage:
+            _check_copies(space, carrier, pruned)
+        if not carrier.pending:
+            carrier.delivered.clear()
+            carrier.repeated.clear()
+            return True
+        if carrier.delivered and not space.log.is_atomic:
+            raise SpaceError(
+                f"the space is open with {space.hardening}: open it with JOURNAL, so that it takes what {name} has"
+            )
+        space.last_carried = max([space.last_carried, pruned.highest, *carrier.delivered])
+        carrier.next, carrier.open = space.last_carried + 1, set(carrier.delivered)
+        carrier.pruned, carrier.is_delivered = pruned.total, True
+        group = together(carrier, [one for one in space.carriers.values() if one.is_awaited])
         if not all(one.is_delivered for one in group):
             return False
     for number, change in sorted((item for one in group for item in one.delivered.items()), key=lambda item: item[0]):
         one = space.carriers[change.carrier]
         _apply(space, one, change)
-        one.delivered.pop(number)
+        one.repeated.add(number)
+        del one.delivered[number]
     for one in group:
+        with space.lock:
+            if one.state is CarrierState.RELEASED or one.damage:
+                one.count = one.pruned + len(one.repeated)
         _note(space, one, CarrierState.CLOSED)
         with space.lock:
             one.pending = one.is_delivered = False
-            one.damage, one.highest = "", 0
+            one.damage = ""
+            one.repeated.clear()
             space.find_awaited()
     return True
 
 
-def _check(
-    space: Space,
-    carrier: Carrier | None,
-    name: str,
-    changes: Sequence[CarriedChange],
-    pruned: int,
-    *,
-    more: bool,
-) -> None:
+def _check_copies(space: Space, carrier: Carrier, pruned: Pruned) -> None:
     """SpaceError where the space, or the database, is older than the other knows. Called with the lock held."""
-    for change in changes:
-        if change.life.space != space.life.space or change.carrier != name:
-            raise InvalidArgument(f"change {change.number} was carried by {change.carrier} for {change.life.space}")
-    if carrier is not None and (carrier.state is CarrierState.RELEASED or carrier.damage):
-        return
-    choices = (
-        f"put the newer one back; or accept that messages are lost or there again: `xaqueue release --carrier {name}`"
-    )
-    latest = max([pruned, *(change.number for change in changes)])
-    if pruned > space.last_carried or (carrier is None and changes):
+    is_older = pruned.total > carrier.count or (pruned.highest and not carrier.has_applied(pruned.highest))
+    is_lost = bool(carrier.delivered) and not carrier.pending
+    known = pruned.total + len(carrier.repeated)
+    why = ""
+    if is_older or is_lost:
+        why = f"the space is an old copy: it has done {carrier.count} changes that the database of carrier "
+        why += f"{carrier.name} carried, of {known + len(carrier.delivered)}"
+    elif carrier.count > known:
+        why = f"the database of carrier {carrier.name} is an old copy: the space has done {carrier.count} changes, "
+        why += f"and it knows of {known}"
+    if why:
+        carrier.delivered.clear()
+        carrier.repeated.clear()
+        otherwise = f"`xaqueue release --carrier {carrier.name}`" if carrier.queues else "remove its rows by hand"
         raise SpaceError(
-            f"the space is an old copy: the database of carrier {name} knows of its change {latest}, and the space "
-            f"of {space.last_carried} only. Find out where the newer one is: {choices}"
-        )
-    if carrier is None or more or carrier.noted:
-        return
-    highest = max(latest, carrier.highest)
-    if carrier.applied > highest:
-        raise SpaceError(
-            f"the database of carrier {name} is an old copy: the space has applied its change {carrier.applied}, and "
-            f"it knows of {highest} only. Find out where the newer one is: {choices}"
+            f"{why}. Find out where the newer one is, and put it back; or accept that messages are lost, or there "
+            f"again: {otherwise}"
         )
 
 
 def _apply(space: Space, carrier: Carrier, change: CarriedChange) -> None:
-    """What is there already, or gone, is passed over: after damage, or an operator's release."""
+    """What is there already, or gone, is passed over: after damage, or an operator's release.
+
+    Raises RetryLater where a branch is in the way that is not over.
+    """
     branch = Branch(change.xid, str(change.xid), base=State.CARRIED, carrier=carrier, carried=change.number)
     with space.lock:
-        for head, body in change.added:
+        if carrier.damage and space.was_committed(change.xid):
+            carrier.open.discard(change.number)
+            return
+        for head, _ in change.added:
             parsed = decode_head(head)
-            name, message_id = parsed.properties.queue, parsed.message_id
-            queue = space.queue(name)
-            if message_id in queue.index or message_id in queue.pending:
-                log.error("message %s, which %s carried, is in queue %s already", message_id.hex(), carrier.name, name)
-                continue
-            queue.pending.add(message_id)
-            entry = Entry(0, message_id, tags_of(parsed.properties))
-            number = len(branch.blocks) + 1
-            branch.blocks.append(
-                Written(
-                    *(number, Kind.ENQUEUE, name, message_id, parsed.checksum, entry, numbered(number)),
-                    content=(head, body),
+            queue, message_id = space.queue(parsed.properties.queue), parsed.message_id
+            entry = queue.index.find(message_id)
+            if message_id in queue.pending or (entry is not None and entry.locked):
+                raise RetryLater(
+                    f"message {message_id.hex()} of queue {queue.name}, which {carrier.name} has carried, waits for a "
+                    "branch that adds or takes one of this id: finish that"
                 )
-            )
-        for name, taken_id in change.taken:
-            found = space.queue(name).index.find(taken_id)
-            if found is None or found.locked:
-                what = "is gone" if found is None else "is held by a branch"
-                log.error("message %s of queue %s, which %s took, %s", taken_id.hex(), name, carrier.name, what)
-                continue
-            space.queue(name).index.lock(taken_id)
-            number = len(branch.blocks) + 1
-            branch.blocks.append(Written(number, Kind.DEQUEUE, name, found.message_id, 0, found, numbered(number)))
         branch.busy = True
-    commit.commit(space, branch, late=True)
+    with Busy(space, branch):
+        with space.lock:
+            for head, body in change.added:
+                _add(space, branch, head, body)
+            for name, taken_id in change.taken:
+                _take(space, branch, name, taken_id)
+        commit.commit(space, branch, late=True)
+
+
+def _add(space: Space, branch: Branch, head: bytes, body: bytes) -> None:
+    """Called with the lock held."""
+    parsed = decode_head(head)
+    name, message_id = parsed.properties.queue, parsed.message_id
+    queue = space.queue(name)
+    if message_id in queue.index:
+        log.error("message %s, which a database has carried, is in queue %s already", message_id.hex(), name)
+        return
+    queue.pending.add(message_id)
+    entry, number = Entry(0, message_id, tags_of(parsed.properties)), len(branch.blocks) + 1
+    written = Written(number, Kind.ENQUEUE, name, message_id, parsed.checksum, entry, numbered(number))
+    written.content = head, body
+    branch.blocks.append(written)
+
+
+def _take(space: Space, branch: Branch, name: str, message_id: bytes) -> None:
+    """Called with the lock held."""
+    entry = space.queue(name).index.find(message_id)
+    if entry is None or entry.locked:
+        what = "is gone" if entry is None else "is held by a branch"
+        log.error("message %s of queue %s, which a carried change takes, %s", message_id.hex(), name, what)
+        return
+    space.queue(name).index.lock(message_id)
+    number = len(branch.blocks) + 1
+    branch.blocks.append(Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry, numbered(number)))

@@ -173,6 +173,7 @@ def commit_change(space: Space, branch: Branch, step: Step) -> Change:
         carrier = branch.carrier
         carrier.open.discard(branch.carried)
         carrier.applied = max(carrier.applied, branch.carried)
+        carrier.count += 1
         ops.append(note_of(carrier, space.epoch))
     return Change(step, branch.name, ops + removals if removals else ops, point, rest, arrivals)
 

@@ -180,6 +180,10 @@ class Memory:
                 return Outcome.UNKNOWN
             return outcome
 
+    def was_committed(self, xid: Xid) -> bool:
+        """Whether a branch of this xid is known to be committed. Called with the lock held."""
+        return self._finished[xid.is_local].get(xid, (Outcome.UNKNOWN,))[0] is Outcome.COMMITTED
+
     def was_here(self, xid: Xid) -> bool:
         """Whether a branch of this xid is known to be over."""
         with self.lock:

@@ -1,8 +1,8 @@
 """What a space notes of a database that carries its changes: a command block of kind *branch* in ``carriers/``.
 
-The body is MessagePack [state, epoch, next, [open number, ...], applied, [queue, ...]]. It is durable, with every queue
-concerned, before the first change is carried; each record of a carried change has it as of that change, so that what
-was applied and what says so are one. It stays for ever: its numbers tell an old copy.
+The body is MessagePack [state, epoch, next, [open number, ...], applied, count, [queue, ...]]. It is durable, with
+every queue concerned, before the first change is carried; each record of a carried change has it as of that change, so
+that what was applied and what says so are one. It stays for ever: its numbers tell an old copy.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Carrier:
     open: set[int] = field(default_factory=set)
     """Numbers that were given to branches, which are neither applied nor void."""
     applied: int = 0
+    count: int = 0
+    """How many changes were applied."""
     queues: set[str] = field(default_factory=set)
     noted: set[str] = field(default_factory=set)
     """Those of them that are noted durably in this life of the space; empty before."""
@@ -39,8 +41,10 @@ class Carrier:
     """It is of an earlier life, and what stands in its database was not delivered yet."""
     delivered: dict[int, CarriedChange] = field(default_factory=dict)
     """What was delivered and is not applied, by number."""
-    highest: int = 0
-    """Of all numbers that were delivered."""
+    repeated: set[int] = field(default_factory=set)
+    """Numbers that were delivered and are applied."""
+    pruned: int = 0
+    """How many rows of its database are gone."""
     is_delivered: bool = False
     """That is all."""
     damage: str = ""
@@ -55,7 +59,7 @@ class Carrier:
     @property
     def status(self) -> CarrierStatus:
         numbers, queues = tuple(sorted(self.open)), tuple(sorted(self.queues))
-        return CarrierStatus(self.name, self.state, self.next, numbers, self.applied, queues, self.pending)
+        return CarrierStatus(self.name, self.state, self.next, numbers, self.applied, self.count, queues, self.pending)
 
 
 def note_of(carrier: Carrier, epoch: int, state: CarrierState | None = None) -> Op:
@@ -67,6 +71,7 @@ def note_of(carrier: Carrier, epoch: int, state: CarrierState | None = None) -> 
             carrier.next,
             list(carrier.open),
             carrier.applied,
+            carrier.count,
             list(carrier.queues),
         )
     )
@@ -79,9 +84,9 @@ def decode_note(data: bytes, name: str) -> Carrier:
     """Raises DamagedBlock."""
     block = decode(data)
     try:
-        state, epoch, following, numbers, applied, queues = msgpack.unpackb(block.body)
+        state, epoch, following, numbers, applied, number, queues = msgpack.unpackb(block.body)
         carrier = Carrier(name, CarrierState(state), int(epoch), int(following), set(numbers), int(applied))
-        carrier.queues = set(queues)
+        carrier.count, carrier.queues = int(number), set(queues)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise DamagedBlock(f"is no note of a carrier: {error!r}") from None
     return carrier
