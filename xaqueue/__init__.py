@@ -59,6 +59,7 @@ from xaqueue.xid import Xid
 if TYPE_CHECKING:
     from xaqueue.rpc.client.asyncio import AsyncConnection
     from xaqueue.tm.manager import TransactionManager
+    from xaqueue.tm.participant import Participant
 
 __version__: str
 
@@ -112,6 +113,10 @@ if not TYPE_CHECKING:
             from xaqueue.tm.manager import TransactionManager
 
             return TransactionManager
+        if name == "Participant":
+            from xaqueue.tm.participant import Participant
+
+            return Participant
         if name == "AsyncConnection":
             from xaqueue.rpc.client.asyncio import AsyncConnection
 
@@ -156,6 +161,7 @@ __all__ = [
     "Outcome",
     "OutcomeUnknown",
     "OutsideTransaction",
+    "Participant",
     "ProgrammingError",
     "ProtocolError",
     "QueueReserved",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
@@ -51,10 +51,13 @@ _DIALECTS = {
     **dict.fromkeys(("MySQLdb", "pymysql", "mysql", "mariadb"), Dialect.MYSQL),
 }
 """By the package of a connection's class."""
+_TOLD = frozenset(dialect.value for dialect in Dialect)
 
 
 def dialect_of(connection: Any) -> Dialect:
-    return _dialect_of(type(connection))  # type: ignore[arg-type]
+    """An adapter says it; of a driver's own connection it is known by its package."""
+    told = getattr(connection, "dialect", None)
+    return Dialect(told) if told in _TOLD else _dialect_of(type(connection))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=256)
@@ -69,6 +72,11 @@ def has_two_phases(connection: Any) -> bool:
 def takes_sql(connection: Any) -> bool:
     """Whether a database is behind it, which may keep a decision as a row."""
     return not isinstance(connection, Connection) and hasattr(connection, "cursor")
+
+
+def lent(connection: Any) -> Any:
+    """What a transaction's user works on: the connection, or what an adapter lends in its place."""
+    return getattr(connection, "lent", connection)
 
 
 def close(connection: Any) -> None:
@@ -172,7 +180,8 @@ def sync_fully(connection: Any) -> None:
     """A commit of this connection of SQLite waits for the disk."""
     cursor = connection.cursor()
     try:
-        if cursor.execute("PRAGMA synchronous").fetchone()[0] < FULL_SYNC:
+        found = cursor.execute("PRAGMA synchronous").fetchone()
+        if next(iter(found.values() if isinstance(found, Mapping) else found)) < FULL_SYNC:
             cursor.execute("PRAGMA synchronous = FULL")
     finally:
         cursor.close()

@@ -28,7 +28,7 @@ from xaqueue.errors import (
     RetryLater,
     RolledBack,
 )
-from xaqueue.tm import voting
+from xaqueue.tm import driver, voting
 from xaqueue.tm.carriage import CarriedRow
 from xaqueue.tm.coordinator import Coordinator, TraceStep
 from xaqueue.tm.gtrid import FORMAT_ID
@@ -82,7 +82,7 @@ class Transaction:
             self._run_out(None)
         if known is None:
             known = self._enlist(name)
-        return known.connection
+        return driver.lent(known.connection)
 
     def commit(self) -> None:
         """Commits everywhere. Once it returns the decision is durable, and who could not be told yet will be.
