@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from xaqueue.errors import OperationalError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from support.sqlalchemy_scene import Shop
     from xaqueue.tools.postgres import PostgresServer
 
 TESTS = Path(__file__).parent
@@ -136,3 +138,36 @@ def dsn(postgres_server: PostgresServer) -> Iterator[str]:
 
     with database(postgres_server) as name:
         yield name
+
+
+@pytest.fixture(scope="session")
+def mariadb_socket() -> Iterator[str]:
+    """A MariaDB for all tests of this process; skips where there is none."""
+    from support.mariadb import started
+
+    pytest.importorskip("pymysql", reason="pymysql is not installed")
+    with started() as socket:
+        yield socket
+
+
+@pytest.fixture
+def sql_shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    """Its parameter: the kind of the database, and how it takes part."""
+    from support.sqlalchemy_scene import Shop
+
+    kind, way = request.param
+    with ExitStack() as stack:
+        if kind == "postgresql":
+            from psycopg.conninfo import conninfo_to_dict
+
+            words = conninfo_to_dict(request.getfixturevalue("dsn"))
+            url = f"postgresql+psycopg://{words['user']}@/{words['dbname']}?host={words['host']}"
+        elif kind == "mariadb":
+            from support.mariadb import database
+
+            socket = request.getfixturevalue("mariadb_socket")
+            name = stack.enter_context(database(socket))
+            url = f"mysql+pymysql://root@localhost/{name}?unix_socket={socket}"
+        else:
+            url = f"sqlite:///{tmp_path / 'shop.db'}"
+        yield Shop(kind, way, url, tmp_path, stack)

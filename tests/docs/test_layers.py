@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import pytest
 
+import xaqueue
 from support.package_source import NAMES, imports_in, imports_of, is_in, tree_of
 
 LAYERS: tuple[tuple[str, ...], ...] = (
@@ -28,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("xaqueue.tm",),
     ("xaqueue.rpc",),
     ("xaqueue",),
+    ("xaqueue.contrib",),
     ("xaqueue.spark",),
     ("xaqueue.tools",),
     ("xaqueue.cli", "xaqueue.__main__"),
@@ -53,6 +55,7 @@ OWNED = {
     "typer": ("xaqueue.cli",),
     "click": ("xaqueue.cli",),
     "watchdog": ("xaqueue.space",),
+    "sqlalchemy": ("xaqueue.contrib",),
     "fcntl": ("xaqueue.storage", "xaqueue.tools"),
 }
 """Packages that only these rooms may import."""
@@ -193,6 +196,15 @@ def test_rooms_that_meet_through_protocols_do_not_import_each_other(module: str)
     for one, other in (*STRANGERS, *(pair[::-1] for pair in STRANGERS)):
         if is_in(module, one):
             assert [found for found in imports_of(module) if is_in(found.name, other)] == []
+
+
+@pytest.mark.parametrize("module", [module for module in sorted(NAMES) if is_in(module, "xaqueue.contrib")])
+def test_contrib_uses_what_everybody_may_use(module: str) -> None:
+    imported = [
+        node for node in ast.walk(tree_of(module)) if isinstance(node, ast.ImportFrom) and node.module == "xaqueue"
+    ]
+    assert {found.name for found in imports_of(module) if is_in(found.name, "xaqueue")} <= {"xaqueue"}
+    assert {alias.name for node in imported for alias in node.names} <= set(xaqueue.__all__)
 
 
 @pytest.mark.parametrize("module", sorted(PURE))

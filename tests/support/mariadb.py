@@ -1,0 +1,89 @@
+"""One MariaDB for the tests of a process, as Debian's mariadb-server installs it; skipped where there is none.
+
+Like the PostgreSQL of the tests it runs without syncs, in a directory of its own, and ends with its starter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+MISSING = "no MariaDB server is found: apt-get install mariadb-server"
+START_S = 60.0
+PR_SET_PDEATHSIG = 1
+SETTINGS = (
+    *("--skip-networking", "--innodb-buffer-pool-size=16M", "--innodb-log-file-size=8M"),
+    *("--innodb-flush-method=nosync", "--skip-log-bin"),
+)
+_libc = ctypes.CDLL(None)
+_databases = count(1)
+
+
+@contextmanager
+def started() -> Iterator[str]:
+    """The path of the socket of a server, on which root needs no password, for the time of the block."""
+    server, install = shutil.which("mariadbd", path="/usr/sbin:/usr/bin"), shutil.which("mariadb-install-db")
+    if server is None or install is None:
+        pytest.skip(MISSING)
+    user = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() else "mysql"
+    with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
+        home, socket = Path(name), Path(name) / "socket"
+        if user == "mysql":
+            shutil.chown(home, user)
+        common = [f"--datadir={home / 'data'}", f"--user={user}"]
+        subprocess.run(
+            [install, "--no-defaults", *common, "--auth-root-authentication-method=normal", "--skip-test-db"],
+            check=True,
+            capture_output=True,
+        )
+        log = home / "log"
+        with log.open("wb") as said:
+            process = subprocess.Popen(
+                [server, "--no-defaults", *common, f"--socket={socket}", f"--pid-file={home / 'pid'}", *SETTINGS],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                preexec_fn=_end_with_its_starter,
+            )
+        try:
+            until = time.monotonic() + START_S
+            while "ready for connections" not in log.read_text("utf-8", "replace"):
+                assert process.poll() is None, log.read_text("utf-8", "replace")
+                assert time.monotonic() < until
+                time.sleep(0.02)
+            yield str(socket)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+def _end_with_its_starter() -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextmanager
+def database(socket: str) -> Iterator[str]:
+    """A new database; it goes with everything in it, prepared branches too."""
+    import pymysql
+
+    name = f"test_{next(_databases)}"
+    with pymysql.connect(unix_socket=socket, user="root", autocommit=True) as own, own.cursor() as cursor:
+        cursor.execute(f"create database {name}")
+        yield name
+        cursor.execute("xa recover")
+        for format_id, end, _, data in cursor.fetchall():
+            with suppress(pymysql.OperationalError):  # it had done nothing, and was gone with its connection
+                cursor.execute(f"xa rollback X'{data[:end].hex()}', X'{data[end:].hex()}', {format_id}")
+        cursor.execute(f"drop database {name}")

@@ -1,0 +1,1 @@
+"""Other people's frameworks, over the public names of xaqueue only. Each wants its own extra."""

@@ -1,0 +1,409 @@
+"""An Engine of SQLAlchemy takes part in global transactions: ``tx["db"]`` is a Session or a Connection of it.
+
+    db = xaqueue.contrib.sqlalchemy.participant(engine, session=True)
+    with xaqueue.TransactionManager("tmlog/", {"db": db, "queue": ...}) as tm, tm.transaction() as tx:
+        tx["db"].add(Order(...))
+        tx["queue"].enqueue("orders", b"...")
+
+To the transaction manager it is a PEP 249 connection, which borrows one of the Engine's pool for each transaction and
+for each question, and for no longer. It never commits but when the transaction manager says so, and nobody else can
+end what it has begun: a commit of the Session's own is refused, and so is work after a rollback of its own. A pooled
+connection goes back when its work is committed or rolled back for certain, and is closed otherwise.
+
+``Session(twophase=True)`` has no part in this: it keeps no decisions, so a crash between two commits tears them apart.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, Engine, RootTransaction
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
+
+from xaqueue import ConnectionLost, InvalidArgument, Participant, ProtocolError, UnknownXid
+
+_OF_DRIVER = frozenset(("info", "cancel_safe", "cancel", "interrupt"))
+"""What the transaction manager asks of a driver's own connection, where it has that."""
+_GUARDED = ("begin", "begin_twophase", "prepare_twophase", "commit", "commit_twophase")
+"""Events of a lent Connection that are the transaction manager's alone."""
+SHARED_CONNECTIONS = 2
+"""PEP 249's ``threadsafety`` from which on a connection may be handed to another thread."""
+FULL_SYNC = 2
+"""SQLite's ``synchronous`` from which on a commit waits for the disk, also with the journal mode WAL."""
+XAER_NOTA = 1397
+"""MySQL's error number for a branch that is not there."""
+FLUSHES = 100
+"""A Session whose hooks make it dirty again is flushed so often, as its own commit does."""
+_ENDED = (
+    "the transaction of this participant is the transaction manager's: its own commit() is refused, and after its own "
+    "rollback() or close() all can only be rolled back. Use begin_nested() around what may fail"
+)
+_AUTOCOMMIT = (
+    "the connections of this Engine are in autocommit mode, so that their work would not wait for the transaction's "
+    "end: leave isolation_level='AUTOCOMMIT' out"
+)
+log = logging.getLogger("xaqueue")
+
+
+def participant(
+    engine: Engine, *, session: bool | Callable[..., Session] = False, sort_key: str | None = None
+) -> Participant:
+    """How a transaction manager opens this database.
+
+    session: ``tx[name]`` is a Connection without it, a Session with True, and what a ``sessionmaker`` or a subclass of
+    Session makes where one is given. sort_key: see ``Participant``. PostgreSQL (psycopg, psycopg2), MySQL and MariaDB
+    can prepare; any other database takes part by its own commit, one in a transaction. Raises InvalidArgument.
+    """
+    if not isinstance(engine, Engine):
+        raise InvalidArgument(f"{engine!r} is no Engine: give what sqlalchemy.create_engine has made")
+    if isinstance(engine.pool, (StaticPool, SingletonThreadPool)):
+        raise InvalidArgument(
+            f"the pool of {engine!r} shares one connection: give it a QueuePool or a NullPool, and a file, not :memory:"
+        )
+    kind, dialect = _EngineConnection, engine.dialect
+    if dialect.name == "postgresql" and dialect.driver in ("psycopg", "psycopg2"):
+        kind = _TwoPhaseConnection
+    elif dialect.name in ("mysql", "mariadb"):
+        kind = _XaConnection
+    sessions = Session if session is True else session or None
+    # A flush calls hooks of the application, which are for the thread that it works in.
+    parallel = sessions is None and getattr(dialect.dbapi, "threadsafety", 0) >= SHARED_CONNECTIONS
+    return Participant(lambda: kind(engine, sessions), sort_key, parallel=parallel, idle=0)
+
+
+class _EngineConnection:
+    """As much of a PEP 249 connection as the transaction manager uses; without two phases."""
+
+    def __init__(self, engine: Engine, sessions: Callable[..., Session] | None) -> None:
+        self.dialect = "mysql" if engine.dialect.name == "mariadb" else engine.dialect.name
+        self._engine = engine
+        self._sessions = sessions
+        self._borrowed: Connection | None = None
+        self._driver: Any = None
+        self._branch: RootTransaction | None = None
+        self._session: Session | None = None
+        self._is_permitted = False
+        """Whether it is the transaction manager that begins or ends something."""
+        self._is_sent = False
+        """Whether the database was asked to prepare or to commit."""
+        self._is_ended = False
+        """Whether the user has ended the Session's work."""
+        self._is_closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_DRIVER:
+            return getattr(self._driver, name)
+        raise AttributeError(name)
+
+    @property
+    def closed(self) -> bool:
+        borrowed = self._borrowed
+        return self._is_closed or (borrowed is not None and (borrowed.closed or borrowed.invalidated))
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether its work is surely not committed: nobody has asked for that, or the driver says so."""
+        has_work = self._branch is not None and not self._is_sent
+        return has_work or getattr(self._driver, "in_transaction", False) is True
+
+    @property
+    def lent(self) -> Connection | Session:
+        """What the transaction's user gets."""
+        if self._branch is None:
+            self._begin(None)
+        if self._sessions is None:
+            return self._connection
+        if self._session is None:
+            joined: dict[str, Any] = {"join_transaction_mode": "rollback_only", "close_resets_only": False}
+            self._session = self._sessions(bind=self._connection, binds=None, twophase=False, **joined)
+            event.listen(self._session, "before_commit", self._refuse_commit)
+            event.listen(self._session, "after_transaction_end", self._note_end)
+        return self._session
+
+    # Of a branch, or of a question of the transaction manager's own
+
+    def cursor(self) -> Any:
+        return self._connection.connection.cursor()
+
+    def commit(self) -> None:
+        if self._branch is None:
+            self._connection.connection.commit()
+            return self._give_back()
+        self._flush()
+        branch = self._checked_branch()
+        with self._permitted():
+            self._is_sent = True
+            self._commit_at_database(branch)
+        return self._give_back(is_committed=True)
+
+    def rollback(self) -> None:
+        """What the user has rolled back is rolled back; a commit that was refused has left it open."""
+        if self._branch is None:
+            self._connection.connection.rollback()
+            return self._give_back()
+        if self.closed:
+            raise ConnectionLost("the connection was lost: what was not prepared goes with it")
+        with self._permitted():
+            if self._session is not None:
+                self._session.rollback()
+            if self._branch.is_active:
+                self._branch.rollback()
+        return self._give_back(is_clean=self._connection.get_transaction() is None)
+
+    def close(self) -> None:
+        """What is not known to be over ends with its connection."""
+        self._is_closed = True
+        if self._borrowed is not None:
+            self._give_back(is_clean=self._branch is None)
+
+    def _begin(self, xid: Any) -> None:
+        connection = self._connection
+        with self._permitted():
+            self._branch = self._begin_at_database(connection, xid)
+        # A listener of the Engine's may have said BEGIN, as is usual with SQLite.
+        if self._commits_itself() and not getattr(self._driver, "in_transaction", False):
+            raise InvalidArgument(_AUTOCOMMIT)
+
+    def _begin_at_database(self, connection: Connection, xid: Any) -> RootTransaction:
+        return connection.begin()
+
+    def _commit_at_database(self, branch: RootTransaction) -> None:
+        branch.commit()
+
+    def _checked_branch(self) -> RootTransaction:
+        if self._branch is None or self._is_ended or not self._branch.is_active or self.closed:
+            raise ProtocolError(_ENDED)
+        return self._branch
+
+    def _flush(self) -> None:
+        """What a Session does before its commit."""
+        if self._session is None:
+            return
+        with self._permitted():
+            self._session.dispatch.before_commit(self._session)
+        for _ in range(FLUSHES):
+            self._session.flush()
+            if not (self._session.new or self._session.dirty or self._session.deleted):
+                return
+
+    def _refuse(self, *_: object) -> None:
+        if not self._is_permitted:
+            raise ProtocolError(_ENDED)
+
+    def _refuse_commit(self, session: Session) -> None:
+        if not session.in_nested_transaction():
+            self._refuse()
+
+    def _note_end(self, session: Session, ended: SessionTransaction) -> None:
+        """A rollback or close of its own drops objects that were not flushed yet."""
+        self._is_ended |= ended.parent is None and not self._is_permitted
+
+    # The pool
+
+    @property
+    def _connection(self) -> Connection:
+        """One of the Engine's, from the first use until its work is over."""
+        if self._borrowed is None:
+            if self._is_closed:
+                raise ProtocolError("the connection is closed")
+            self._borrowed = self._engine.connect()
+            self._driver = self._borrowed.connection.dbapi_connection
+            for moment in _GUARDED:
+                event.listen(self._borrowed, moment, self._refuse)
+            if self.dialect == "sqlite" and self._run("PRAGMA synchronous")[0][0] < FULL_SYNC:
+                self._run("PRAGMA synchronous = FULL")
+        return self._borrowed
+
+    def _give_back(self, *, is_clean: bool = True, is_committed: bool = False) -> None:
+        connection, session = self._borrowed, self._session
+        assert connection is not None
+        self._borrowed = self._branch = self._session = None
+        try:
+            if not is_clean:
+                connection.invalidate()
+            if session is not None:
+                self._end_session(session, is_committed=is_committed)
+        finally:
+            self._driver = None
+            connection.close()
+
+    def _end_session(self, session: Session, *, is_committed: bool) -> None:
+        """Its objects are as after its own commit or rollback, and it cannot be used any more."""
+        if is_committed:
+            try:
+                session.dispatch.after_commit(session)
+            except Exception:  # it is the application's, and the commit stands
+                log.exception("a hook after the commit of a Session has failed; what it has committed stays")
+            if session.expire_on_commit:
+                session.expire_all()
+        elif not self._is_sent:
+            session.rollback()  # of its objects: at the database it is over
+        session.close()
+
+    def _run(self, statement: str) -> Sequence[Any]:
+        cursor = self._connection.connection.cursor()
+        try:
+            cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+        finally:
+            cursor.close()
+
+    def _commits_itself(self) -> bool:
+        with suppress(NotImplementedError):
+            return self._engine.dialect.detect_autocommit_setting(self._driver)
+        return False
+
+    @contextmanager
+    def _permitted(self) -> Iterator[None]:
+        """Begins or ends something. The SQLSTATE of an error tells whether it was carried out."""
+        self._is_permitted = True
+        try:
+            yield
+        except DBAPIError as error:
+            sqlstate = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+            if sqlstate is not None:
+                error.__dict__["sqlstate"] = sqlstate
+            raise
+        finally:
+            self._is_permitted = False
+
+
+class _TwoPhaseConnection(_EngineConnection):
+    """PostgreSQL, whose drivers have PEP 249's two phases: SQLAlchemy hands them through."""
+
+    _is_prepared = False
+
+    def xid(self, format_id: int, gtrid: str, bqual: str) -> Any:
+        self._connection  # noqa: B018  # it borrows one
+        return self._driver.xid(format_id, gtrid, bqual)
+
+    def tpc_begin(self, xid: Any) -> None:
+        """A pooled connection that its server has left is replaced: nothing was done on it."""
+        self._connection  # noqa: B018
+        if self._commits_itself():
+            raise InvalidArgument(_AUTOCOMMIT)
+        try:
+            self._begin(xid)
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+            self._give_back(is_clean=False)
+            self._begin(xid)
+
+    def tpc_prepare(self) -> None:
+        self._flush()
+        branch = self._checked_branch()
+        with self._permitted():
+            self._is_sent = True
+            self._prepare_at_database(branch)
+        self._is_prepared = True
+
+    def tpc_commit(self, xid: Any = None) -> None:
+        if xid is None:
+            self.commit()
+        else:
+            self._finish(xid, is_commit=True)
+
+    def tpc_rollback(self, xid: Any = None) -> None:
+        if xid is None:
+            self.rollback()
+        else:
+            self._finish(xid, is_commit=False)
+
+    def tpc_recover(self) -> Sequence[Any]:
+        self._connection  # noqa: B018
+        found: Sequence[Any] = self._driver.tpc_recover()
+        self._give_back()
+        return found
+
+    def _flush(self) -> None:
+        if not self._is_prepared:
+            super()._flush()
+
+    def _begin_at_database(self, connection: Connection, xid: Any) -> RootTransaction:
+        return connection.begin_twophase(xid)
+
+    def _prepare_at_database(self, branch: Any) -> None:
+        branch.prepare()
+
+    def _finish(self, xid: Any, *, is_commit: bool) -> None:
+        """Ends a branch of a connection that is gone."""
+        verb = self._connection.commit_prepared if is_commit else self._connection.rollback_prepared
+        verb(xid, recover=True)
+        self._give_back()
+
+
+class _XaConnection(_TwoPhaseConnection):
+    """MySQL and MariaDB: XA, by statements.
+
+    SQLAlchemy's ``begin_twophase`` has no commit in one phase there. It prepares first, and a crash would leave the row
+    that decides in a branch in doubt, locked: nobody could read it, and nobody could end the branch without it.
+    """
+
+    _open = ""
+    """The branch that is begun here and not over, as statements have it."""
+
+    def xid(self, format_id: int, gtrid: str, bqual: str) -> tuple[int, bytes, bytes]:
+        return format_id, gtrid.encode(), bqual.encode()
+
+    def tpc_recover(self) -> Sequence[tuple[int, bytes, bytes]]:
+        listed = [
+            (format_id, end, data if isinstance(data, bytes) else data.encode())
+            for format_id, end, _, data in self._run("XA RECOVER")
+        ]
+        self._give_back()
+        return [(format_id, name[:end], name[end:]) for format_id, end, name in listed]
+
+    def _begin_at_database(self, connection: Connection, xid: Any) -> RootTransaction:
+        branch = connection.begin()
+        connection.exec_driver_sql(f"XA START {_literal(xid)}")
+        self._open = _literal(xid)
+        event.listen(connection, "rollback", self._before_rollback)
+        return branch
+
+    def _prepare_at_database(self, branch: Any) -> None:
+        self._run(f"XA END {self._open}")
+        self._run(f"XA PREPARE {self._open}")
+
+    def _commit_at_database(self, branch: RootTransaction) -> None:
+        if not self._is_prepared:
+            self._run(f"XA END {self._open}")
+        self._tell(f"XA COMMIT {self._open}{'' if self._is_prepared else ' ONE PHASE'}")
+        self._open = ""
+        with suppress(DBAPIError):
+            branch.commit()  # for SQLAlchemy: nothing is left to commit
+
+    def _before_rollback(self, connection: Connection) -> None:
+        """Whoever rolls back: a Session that cannot flush does so by itself."""
+        branch, self._open = self._open, ""
+        if not branch or connection.invalidated:
+            return
+        if not self._is_prepared:
+            with suppress(Exception):  # a deadlock or the prepare has ended it
+                self._run(f"XA END {branch}")
+        self._tell(f"XA ROLLBACK {branch}")
+
+    def _finish(self, xid: Any, *, is_commit: bool) -> None:
+        # Whoever has not begun it must be in no transaction, which MariaDB takes autocommit=0 for.
+        self._connection.execution_options(isolation_level="AUTOCOMMIT")
+        self._tell(f"XA {'COMMIT' if is_commit else 'ROLLBACK'} {_literal(xid)}")
+        self._give_back()
+
+    def _tell(self, statement: str) -> None:
+        try:
+            self._run(statement)
+        except Exception as error:
+            if error.args[:1] == (XAER_NOTA,):
+                raise UnknownXid(f"{statement}: {error}") from error
+            raise
+
+
+def _literal(xid: tuple[int, bytes, bytes]) -> str:
+    format_id, gtrid, bqual = xid
+    return f"X'{gtrid.hex()}',X'{bqual.hex()}',{format_id}"
