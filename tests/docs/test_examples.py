@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = ROOT / "examples"
 TESTED = {
     *("quickstart.py", "flights.py", "ledger.py", "worker.py", "zope_transaction.py"),
+    *("fastapi_service.py", "fastapi_worker.py"),
     *("spark_copy.py", "spark_flights.py", "spark_join.py"),
 }
 

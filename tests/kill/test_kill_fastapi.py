@@ -1,0 +1,129 @@
+"""The FastAPI service of the examples and its worker are killed at work: each order is a row, and is handled once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sqlalchemy", reason="sqlalchemy is not installed")
+pytest.importorskip("fastapi", reason="fastapi is not installed")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+pytest.importorskip("httpx", reason="httpx is not installed")
+
+import httpx
+
+import xaqueue
+from support import ROOT
+from support.served import ServerThread
+
+ORDERS = 40
+SERVICE_DIES, WORKER_DIES = (8, 21, 33), (13, 27)
+"""While these orders are sent."""
+PATIENCE_S = 60.0
+log = logging.getLogger(__name__)
+
+
+class Process:
+    """A program of the examples that is started again when it was killed."""
+
+    def __init__(self, directory: Path, *words: str) -> None:
+        self.directory, self.words = directory, words
+        self.kills = 0
+        self.start()
+
+    def start(self) -> None:
+        path = os.pathsep.join((str(ROOT / "examples"), os.environ["PYTHONPATH"]))
+        with (self.directory / "said").open("ab") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, *self.words],
+                cwd=self.directory,
+                env=os.environ | {"PYTHONPATH": path},
+                stdout=said,
+                stderr=said,
+            )
+
+    def kill_soon(self, delay_s: float) -> None:
+        """And then starts it again."""
+
+        def kill() -> None:
+            self.process.kill()
+            self.kills += self.process.wait() == -signal.SIGKILL
+            self.start()
+
+        threading.Timer(delay_s, kill).start()
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def serving(space: Path) -> Iterator[None]:
+    xaqueue.connect(space, create=True).close()
+    server = ServerThread(space, space / "socket")
+    try:
+        yield
+    finally:
+        server.stop()
+
+
+def put(client: httpx.Client, number: int) -> None:
+    """Until it is answered, as any client has to."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        try:
+            if client.put(f"/orders/{number}", params={"item": "apples"}).status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            time.sleep(0.05)
+    pytest.fail(f"order {number} is not taken")
+
+
+def handled(database: Path) -> dict[int, int]:
+    with closing(sqlite3.connect(database)) as connection:
+        return dict(connection.execute("select number, handled from orders"))
+
+
+# httpx leaves the socket of a connection that was refused to the collector of garbage.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_each_order_is_a_row_and_is_handled_once(tmp_path: Path) -> None:
+    seed = int(os.environ.get("XAQUEUE_KILL_SEED", random.randrange(1 << 32)))
+    log.info("XAQUEUE_KILL_SEED=%d", seed)
+    chance, socket = random.Random(seed), tmp_path / "http"
+    with serving(tmp_path / "queue"):
+        service = Process(tmp_path, *("-m", "uvicorn", "fastapi_service:app", "--uds", str(socket)))
+        worker = Process(tmp_path, str(ROOT / "examples" / "fastapi_worker.py"))
+        try:
+            with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://shop") as client:
+                for number in range(1, ORDERS + 1):
+                    if number in SERVICE_DIES:
+                        service.kill_soon(chance.uniform(0, 0.008))
+                    if number in WORKER_DIES:
+                        worker.kill_soon(chance.uniform(0, 0.02))
+                    put(client, number)
+                expected = dict.fromkeys(range(1, ORDERS + 1), 1)
+                until = time.monotonic() + PATIENCE_S
+                while handled(tmp_path / "shop.db") != expected:
+                    assert time.monotonic() < until, (tmp_path / "said").read_text()
+                    time.sleep(0.05)
+                assert client.get("/orders/1").json() == {"number": 1, "item": "apples", "handled": 1}
+        finally:
+            service.stop()
+            worker.stop()
+        with xaqueue.connect(tmp_path / "queue") as queue:
+            assert list(queue.browse("orders")) == []
+            assert list(queue.tpc_recover()) == []
+    assert (service.kills, worker.kills) == (len(SERVICE_DIES), len(WORKER_DIES))
+    assert handled(tmp_path / "shop.db") == expected
