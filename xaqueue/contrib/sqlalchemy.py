@@ -255,6 +255,8 @@ class _EngineConnection:
             cursor.close()
 
     def _commits_itself(self) -> bool:
+        if getattr(self._driver, "autocommit", None) is True:
+            return True
         with suppress(NotImplementedError):
             return self._engine.dialect.detect_autocommit_setting(self._driver)
         return False
