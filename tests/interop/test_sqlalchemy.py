@@ -160,6 +160,23 @@ def test_objects_are_as_after_a_commit_of_their_session(sql_shop: Shop) -> None:
     assert order.item == "pears"
 
 
+@over(("sqlite", ROW))
+def test_a_hook_that_fails_decides_only_before_the_commit(sql_shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """Before it nothing was sent, so that the outcome is known; after it there is nothing to undo."""
+    before, after = (type(name, (Session,), {}) for name in ("Before", "After"))
+    event.listen(before, "before_commit", fail)
+    event.listen(after, "after_commit", fail)
+    tm = sql_shop.manager(session=before, recovery_interval_s=60.0)
+    for works in ([add(1)], [lambda tx: tx["db"].add(Order(id=1))]):
+        with pytest.raises(RolledBack) as caught:
+            perform(tm, *works)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    tm.close()
+    perform(sql_shop.manager(session=after, recovery_interval_s=60.0), add(2))
+    assert "a hook after the commit" in caplog.text
+    assert sql_shop.rows() == sql_shop.messages() == [2]
+
+
 @over(*SOME)
 def test_what_was_lent_is_of_no_use_afterwards(sql_shop: Shop) -> None:
     for given in (True, False):
