@@ -51,7 +51,7 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
         _check_room(space, branch, len(body))
     given = options.get("message_id") if options else None
     message_id = MessageId(fresh_id()) if given is None else id_of(given)
-    if options:
+    if options and (given is None or len(options) > 1):
         properties = properties_of(name, space.now_ns() // 1000, options)
         packed, tags = pack_properties(properties), tags_of(properties)
     else:

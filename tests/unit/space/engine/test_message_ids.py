@@ -10,10 +10,11 @@ import pytest
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.crash_level import STRICT, open_space
 from support.crash_story import EMPTY, message_id
-from xaqueue.message import MessageId
+from xaqueue.message import MessageId, properties_of
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
+from xaqueue.space.model.block import pack_plain, pack_properties
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
@@ -82,3 +83,19 @@ def test_no_crash_loses_a_message_whose_given_id_was_used_before() -> None:
 
 def bodies(space: Space, queue: str) -> list[bytes]:
     return [message.body for message in Session(space).browse(queue)]
+
+
+@pytest.mark.parametrize("given", [None, MessageId(bytes(16))])
+def test_a_message_with_no_option_but_its_id_has_the_properties_of_a_plain_one(
+    bare: BareSpace, given: MessageId | None
+) -> None:
+    """A client always gives the id: that is the way of every message through a server."""
+    session = Session(bare.space)
+    session.start(X)
+    made = session.enqueue("in", b"body") if given is None else session.enqueue("in", b"body", message_id=given)
+    session.end(X)
+    session.commit(X, Flag.ONEPHASE)
+    found = next(iter(session.browse("in")))
+    assert (found.message_id, found.body, found.queue) == (made, b"body", "in")
+    assert found.properties == properties_of("in", found.enqueued_at, {})
+    assert pack_properties(found.properties) == pack_plain("in", found.enqueued_at)
