@@ -58,12 +58,8 @@ class MalformedFrame(Error):
     code = Code.XAER_INVAL
 
 
-class CallFrame(NamedTuple):
-    """What a client sends; ``id`` is None in a notification."""
-
-    id: int | None
-    method: str
-    params: list[Any]
+CallFrame = tuple[int | None, str, list[Any]]
+"""What a client sends: its id, which is None in a notification, the method and its parameters."""
 
 
 class AnswerFrame(NamedTuple):
@@ -146,13 +142,13 @@ class CallUnpacker:
 
 def call_of(frame: Any) -> CallFrame:
     """Raises MalformedFrame."""
-    shape = tuple(map(type, frame)) if type(frame) is list else None
-    number = None
-    if shape == _NOTIFIED and frame[0] == NOTIFICATION:
-        _, method, params = frame
-    elif shape == _REQUESTED and frame[0] == REQUEST and 0 <= frame[1] < ID_LIMIT:
-        _, number, method, params = frame
-    else:
+    number, method, params = None, None, None
+    if type(frame) is list and frame and type(frame[0]) is int:  # patterns take twice as long
+        if len(frame) == 3 and frame[0] == NOTIFICATION:
+            _, method, params = frame
+        elif len(frame) == 4 and frame[0] == REQUEST and type(frame[1]) is int and 0 <= frame[1] < ID_LIMIT:
+            _, number, method, params = frame
+    if type(method) is not str or type(params) is not list:
         wanted = "[0, id, method, params] or [2, method, params] is wanted"
         raise MalformedFrame(f"{_short(frame)} is no request: {wanted}")
     for value in params:
@@ -160,11 +156,9 @@ def call_of(frame: Any) -> CallFrame:
             continue  # an xid, mostly
         if type(value) in _NESTED and _is_deeper(value, DEEPEST - 1):
             raise MalformedFrame(f"parameters of {method[:60]!r} are nested more than {DEEPEST} deep")
-    return CallFrame(number, method, params)
+    return number, method, params
 
 
-_REQUESTED, _NOTIFIED = (int, int, str, list), (int, str, list)
-"""By type: patterns take twice as long, and a transaction has five frames."""
 _NESTED = {list, dict}
 
 
@@ -178,8 +172,9 @@ def _is_deeper(nested: list[Any] | dict[Any, Any], levels: int) -> bool:
 
 def answer_of(frame: Any) -> AnswerFrame:
     """Raises MalformedFrame."""
-    match frame:
-        case [1, int(number), error, result] if error is None or isinstance(error, dict):
+    if type(frame) is list and len(frame) == 4 and frame[0] == RESPONSE:
+        _, number, error, result = frame
+        if isinstance(number, int) and (error is None or isinstance(error, dict)):
             return AnswerFrame(number, error, result)
     raise MalformedFrame(f"{_short(frame)} is no response: [1, id, error, result] is wanted")
 
