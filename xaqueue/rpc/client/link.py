@@ -54,6 +54,52 @@ class Connected(Protocol):
     def close(self) -> None: ...
 
 
+class PlainSocket(socket.socket):
+    """A socket without TLS that waits nowhere but in a poll, and polls nowhere but where it has to wait.
+
+    So a request is sent by one system call; with a time limit, the base class polls before each.
+    """
+
+    _limit_s: float | None = None
+    _poll: select.poll
+    """select() knows numbers below 1024 only."""
+
+    @classmethod
+    def of(cls, connected: socket.socket) -> PlainSocket:
+        """Takes its place."""
+        made = cls(fileno=connected.detach())
+        made.setblocking(False)
+        made._poll = select.poll()
+        made._poll.register(made, select.POLLIN)
+        return made
+
+    def settimeout(self, timeout_s: float | None, /) -> None:
+        """None: there is none."""
+        self._limit_s = timeout_s
+
+    def sendall(self, data: Any, flags: int = 0, /) -> None:
+        try:
+            sent = self.send(data, flags)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(data):  # it does not read as fast
+            super().settimeout(self._limit_s)
+            try:
+                super().sendall(memoryview(data)[sent:], flags)
+            finally:
+                self.setblocking(False)
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        limit_s = self._limit_s
+        if not self._poll.poll(None if limit_s is None else math.ceil(min(limit_s, LONGEST_S) * 1000)):
+            raise TimeoutError("timed out")
+        return super().recv(size, flags)
+
+
+LONGEST_S = 1e6
+"""Eleven days, as the longest time limit; poll() takes no more than 24."""
+
+
 class ClientSocket:
     """One connected socket; used by one thread."""
 
@@ -62,20 +108,24 @@ class ClientSocket:
         self._socket = made
         self._timeout_s = timeout_s
         self._unpacker = wire.unpacker(NO_LIMIT_BYTES)
-        self._pipelined: list[bytes] = []
-        self._pipelined_bytes = 0
+        self._pack = msgpack.Packer().pack  # a new one for each frame takes twice as long
+        self._pipelined = bytearray()
+        """All of a branch, up to its next request."""
+        self._late: list[bytes] = []
+        self._poll: select.poll | None = None
         self.requests = 0
         """How many it has sent, as far as they are counted: modulo 2**32."""
 
     def pipeline(self, method: str, params: Sequence[Any], *, later: bool = False) -> None:
         """Sends this with the next request; it has no answer. Raises ConnectionLost.
 
-        later: nothing is sent now, whatever its size.
+        later: nothing is sent now, and nothing else touched; the collector may come by in the middle of another call.
         """
-        packed = msgpack.packb((wire.NOTIFICATION, method, params))
-        self._pipelined.append(packed)
-        self._pipelined_bytes += len(packed)
-        if self._pipelined_bytes > PIPELINED_BYTES and not later:
+        if later:
+            self._late.append(msgpack.packb((wire.NOTIFICATION, method, params)))
+            return
+        self._pipelined += self._pack((wire.NOTIFICATION, method, params))
+        if len(self._pipelined) > PIPELINED_BYTES:
             self._send()
 
     def request(self, method: str, params: Sequence[Any], waits_s: float = 0.0) -> tuple[Any, Any]:
@@ -84,7 +134,7 @@ class ClientSocket:
         Raises ConnectionLost: whether it was done is unknown.
         """
         self.requests = number = (self.requests + 1) % wire.ID_LIMIT
-        self._pipelined.append(msgpack.packb((wire.REQUEST, number, method, params)))
+        self._pipelined += self._pack((wire.REQUEST, number, method, params))
         try:
             self._send(hears=True)
             answered, error, result = self._receive(waits_s)
@@ -98,11 +148,13 @@ class ClientSocket:
     @property
     def is_stale(self) -> bool:
         """Whether the server has hung up meanwhile."""
-        asked = select.poll()  # select() knows numbers below 1024 only
-        try:
-            asked.register(self._socket, select.POLLIN)
-        except (OSError, ValueError):
+        number = self._socket.fileno()
+        if number < 0:
             return True
+        asked = self._poll
+        if asked is None:
+            asked = self._poll = select.poll()  # select() knows numbers below 1024 only
+            asked.register(number, select.POLLIN)
         return bool(asked.poll(0))  # it never speaks unasked
 
     def close(self) -> None:
@@ -112,9 +164,13 @@ class ClientSocket:
     def _send(self, *, hears: bool = False) -> None:
         """hears: an answer is read next."""
         try:
-            packed, self._pipelined, self._pipelined_bytes = b"".join(self._pipelined), [], 0
+            packed, self._pipelined = self._pipelined, bytearray()
+            while self._late:
+                packed[:0] = self._late.pop()
+            if len(packed) > PIPELINED_BYTES:
+                self._pack = msgpack.Packer().pack  # the other one keeps room for the largest that it has seen
             self._socket.settimeout(self._timeout_s)
-            self._socket.sendall(packed)
+            self._socket.sendall(bytes(packed))
         except OSError as error:
             if isinstance(error, ConnectionError) and not isinstance(self._socket, ssl.SSLSocket):
                 if hears:

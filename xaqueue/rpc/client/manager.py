@@ -20,7 +20,7 @@ from typing import Any
 from xaqueue.endpoint import Endpoint, Scheme, parse
 from xaqueue.errors import AccessDenied, ConnectionLost, ProtocolError, ResourceFailed, RolledBack, UnknownXid
 from xaqueue.rpc.client.branch import BranchProgress
-from xaqueue.rpc.client.link import CONNECT_S, ClientSocket, Connected, keep_alive
+from xaqueue.rpc.client.link import CONNECT_S, ClientSocket, Connected, PlainSocket, keep_alive
 from xaqueue.rpc.credentials import client_context, explain, is_refusal, read_token
 from xaqueue.rpc.methods.batches import QueryCalls
 from xaqueue.rpc.methods.branches import BranchCalls
@@ -107,7 +107,7 @@ def _connected(endpoint: Endpoint, context: ssl.SSLContext | None) -> socket.soc
             made = failed.enter_context(socket.create_connection((endpoint.host, endpoint.port), DIAL_S))
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(made)
-        whole = made if context is None else context.wrap_socket(made, server_hostname=endpoint.host)
+        whole = PlainSocket.of(made) if context is None else context.wrap_socket(made, server_hostname=endpoint.host)
         failed.pop_all()
     return whole
 
