@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -277,3 +278,45 @@ def test_a_session_that_hangs_up_in_a_branch_leaves_a_line(
         while "branch 1.aGFsZg., in which it was, is rolled back" not in caplog.text:
             assert time.monotonic() < ends
             time.sleep(0.01)
+
+
+def test_a_sync_that_hangs_holds_up_only_who_waits_for_it(
+    served: ServerThread, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With several clients: what needs no sync is answered, what needs one is answered behind it, each in its order."""
+    if request.node.callspec.params["served"] != "JOURNAL":
+        pytest.skip("there is no sync")
+    log = served.space.journal_log
+    assert log is not None
+    hangs, go_on = threading.Event(), threading.Event()
+    files = log.journal._fs
+    sync_data = files.sync_data
+
+    def sync(path: str) -> None:
+        hangs.set()
+        assert go_on.wait(PATIENCE_S)
+        sync_data(path)
+
+    def work(client: RawClient, name: bytes) -> tuple[int, bytes, bytes]:
+        xid = (1, name, b"")
+        for call in (("start", xid), ("enqueue", "out", name), ("end", xid)):
+            client.call(*call)
+        return xid
+
+    with RawClient(served.path) as first, RawClient(served.path) as second, RawClient(served.path) as third:
+        first.call("prepare", work(first, b"before"))
+        leading, waiting = work(second, b"leading"), work(first, b"waiting")
+        monkeypatch.setattr(files, "sync_data", sync)
+        asked = [second.ask("prepare", leading), second.ask("echo", "behind"), second.ask("commit", leading)]
+        assert hangs.wait(PATIENCE_S)
+        behind = [first.ask("prepare", waiting), first.ask("echo", "behind")]
+        for number in range(20):
+            assert third.call("echo", number) == number
+            third.call("rollback", work(third, b"%d" % number))
+        assert third.call("browse", "out") == [None, []]
+        assert not select.select([first.socket, second.socket], [], [], 0)[0]
+        go_on.set()
+        assert [second.answer()[1] for _ in asked] == asked
+        assert [first.answer()[1] for _ in behind] == behind
+        first.call("commit", waiting)
+        assert [message[4] for message in third.call("browse", "out")[1]] == [b"leading", b"waiting"]

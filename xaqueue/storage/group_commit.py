@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import get_ident
 from typing import Any, NoReturn
 
@@ -226,17 +227,17 @@ class GroupCommit:
     # Rounds
 
     def _lead_late(self) -> None:
-        """Where those who call share one thread."""
+        """Where those who call share one thread: to hand the lead on costs little, and each has its answer at once."""
         self._waiting.yield_once()
-        self._waiting.run_rounds(self._lead)
+        self._waiting.run_rounds(partial(self._lead, 1))
 
-    def _lead(self) -> None:
+    def _lead(self, rounds: int = 0) -> None:
         """Performs rounds as long as steps gather, and then hands the lead on.
 
         Those whose round is over are woken when the next one is about to sync: until then they would only be in its
         way, since one thread at a time runs, and afterwards they work while the disk does.
         """
-        for _ in range(ROUNDS_A_LEADER):
+        for _ in range(rounds or ROUNDS_A_LEADER):
             with self._mutex:
                 group = self._in_hand = self._gathering
                 self._gathering = []
@@ -304,6 +305,8 @@ class JournalCommit(GroupCommit):
         leader."""
         super().__init__(lock, waiting=waiting, lost=lost, check_owner=check_owner, name=name)
         self.journal = journal
+        if waiting is not THREADS:
+            journal.harden_by = waiting.harden
         self._relieve = relieve
         self.riding: list[Step] = []
         """Published, and not hardened: their records go before all others of the next round, or of this one."""

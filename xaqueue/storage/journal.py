@@ -39,6 +39,9 @@ SEGMENT_BYTES = 64 * 1024 * 1024
 """Default size of a segment."""
 SMALLEST_SEGMENT_BYTES = 64 * 1024
 
+HardenBy = Callable[[Callable[[str], None], str], None]
+"""Calls the first with the second."""
+
 
 def whole_sectors(segment_bytes: int) -> int:
     """The size of a segment for which this was asked."""
@@ -94,6 +97,8 @@ class Journal:
         self.syncs = 0
         self.switched: Callable[[], None] = lambda: None
         """Called by the writer when a segment is full."""
+        self.harden_by: HardenBy | None = None
+        """Makes the call that syncs what ``write`` has written; else ``write`` does."""
 
     def harden(self) -> None:
         """What was read is on disk: after a kill it may be in memory only, and nobody acts on that. Raises OSError."""
@@ -239,7 +244,7 @@ class Journal:
             )
             lsn, done = end, done + 1
         if done:
-            self._overwrite(chunks, lsn - first, syncing)
+            self._overwrite(chunks, lsn - first, syncing, self.harden_by)
             return done
         if entries[0].kind == CHECKPOINT and self._has_reserve():
             self._write_own(CHECKPOINT, LSN.unpack(entries[0].meta)[0])
@@ -287,7 +292,13 @@ class Journal:
         entry = Entry(kind, LSN.pack(lsn))
         self._overwrite(record_of(entry, self.position, self.position, self._epoch), entry.size_bytes)
 
-    def _overwrite(self, chunks: list[bytes], size: int, syncing: Callable[[], None] | None = None) -> None:
+    def _overwrite(
+        self,
+        chunks: list[bytes],
+        size: int,
+        syncing: Callable[[], None] | None = None,
+        harden_by: HardenBy | None = None,
+    ) -> None:
         segment = self._segments[-1]
         offset = self.position - segment.start
         path = self._present
@@ -301,7 +312,10 @@ class Journal:
         if syncing is not None:
             syncing()
         try:
-            self._fs.sync_data(path)
+            if harden_by is None:
+                self._fs.sync_data(path)
+            else:
+                harden_by(self._fs.sync_data, path)
         except OSError as error:
             raise lasting(error, path) from error
         self.syncs += 1

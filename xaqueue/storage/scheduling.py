@@ -51,6 +51,10 @@ class Threads:
         """Runs rounds of group commit, each as slow as the disk is."""
         rounds()
 
+    def harden(self, sync: Callable[[str], None], path: str) -> None:
+        """Syncs what a round has written; it has no lock meanwhile."""
+        sync(path)
+
     def run(self, call: Callable[[], T]) -> T:
         """The result of a call that may be slow."""
         return call()

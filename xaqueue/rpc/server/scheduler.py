@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TypeVar
 
 from greenlet import getcurrent, greenlet
@@ -45,6 +46,15 @@ class Scheduler(Threads):
         self._thread = threading.get_ident()
         self._pool: ThreadPoolExecutor | None = None
         self._apart_until = 0.0
+        self._leader: ScheduledTask | None = None
+        """The task that led the last round."""
+        self._waited = False
+        """Somebody waited since then."""
+        self._alone = False
+        """The round of now is of one task, as the one before, and nobody came in between."""
+        self._away_s = 0.0
+        """How long the round of now has left the loop to others."""
+        self._syncs: SimpleQueue[Callable[[], None] | None] | None = None
 
     def spawn(self, run: Callable[[], None]) -> ScheduledTask:
         """A task that has not begun yet: ``switch`` begins it, and returns when it waits."""
@@ -64,10 +74,14 @@ class Scheduler(Threads):
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
+        if self._syncs is not None:
+            self._syncs.put(None)
+            self._syncing.join()
 
     # How the engine waits
 
     def waiter(self) -> Waiter:
+        self._waited = True
         task = getcurrent()
         return _TaskWaiter(task) if isinstance(task, ScheduledTask) else THREADS.waiter()
 
@@ -75,24 +89,57 @@ class Scheduler(Threads):
         return _Condition(lock, self)
 
     def yield_once(self) -> None:
-        """One turn of the loop: what its other sockets have brought by then goes into the same round."""
+        """One turn of the loop: what its other sockets have brought by then goes into the same round.
+
+        A task that led the last round too, and for which nobody has waited since, is alone: it waits for nobody.
+        """
         task = getcurrent()
         if isinstance(task, ScheduledTask):
-            self.loop.call_soon(task.switch)
-            self.greenlet.switch()
+            self._alone = task is self._leader and not self._waited
+            self._leader, self._waited = task, False
+            if not self._alone:
+                self.loop.call_soon(task.switch)
+                self.greenlet.switch()
+
+    def harden(self, sync: Callable[[str], None], path: str) -> None:
+        """Who is alone syncs in the loop: to hand that to a thread and back costs more than it takes. While others are
+        there a thread does it, and the loop reads what they send.
+        """
+        task = getcurrent()
+        if self._alone or not isinstance(task, ScheduledTask):
+            sync(path)
+            return
+        syncs = self._syncs
+        if syncs is None:
+            syncs = self._syncs = SimpleQueue()
+            self._syncing = threading.Thread(target=_sync_all, args=(syncs,), name="xaqueue-harden", daemon=True)
+            self._syncing.start()
+        failures: list[BaseException] = []
+
+        def perform() -> None:
+            try:
+                sync(path)
+            except BaseException as error:
+                failures.append(error)
+            self.loop.call_soon_threadsafe(task.switch)
+
+        began = time.monotonic()
+        syncs.put(perform)
+        self.greenlet.switch()
+        self._away_s += time.monotonic() - began
+        if failures:
+            raise failures[0]
 
     def run_rounds(self, rounds: Callable[[], None]) -> None:
-        """While the disk is quick, in the loop itself: to hand a round to a thread and back costs more than it takes.
-
-        After one that was not brief a thread leads them for a while, and the loop goes on meanwhile.
-        """
+        """In the loop, until one keeps it for long: then a thread runs them for a while, and the loop goes on."""
         began = time.monotonic()
         if began < self._apart_until:
             self.run(rounds)
             return
+        self._away_s = 0.0
         rounds()
         ended = time.monotonic()
-        if ended - began > BRIEF_S:
+        if ended - began - self._away_s > BRIEF_S:
             self._apart_until = ended + APART_S
 
     def run(self, call: Callable[[], T]) -> T:
@@ -106,6 +153,12 @@ class Scheduler(Threads):
         future.add_done_callback(lambda _: waiter.release())
         waiter.acquire()
         return future.result()
+
+
+def _sync_all(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    """The thread of syncs, until it is told None."""
+    while (call := calls.get()) is not None:
+        call()
 
 
 class _TaskWaiter:
