@@ -20,7 +20,9 @@ from psycopg import errors
 
 import xaqueue
 from support import SUPPORT
+from support.carrying import eventually, wait_until_it_carries
 from support.postgres import PATIENCE_S, crash, prepared, reached, terminate
+from support.tm_postgres_child import ways
 from xaqueue.errors import RolledBack
 from xaqueue.tm import last_resource
 from xaqueue.tm.coordinator import TraceStep as Step
@@ -29,15 +31,17 @@ from xaqueue.xa import Outcome
 
 CHILD = SUPPORT / "tm_postgres_child.py"
 TOLD = (Step.PREPARE, Step.PREPARED, Step.COMMIT, Step.COMMITTED)
+LAST = [
+    *((step, "queue") for step in TOLD),
+    *((step, "ledger") for step in (Step.COMMIT_LAST, Step.COMMITTED_LAST)),
+]
 STEPS = {
     "two phases": [
         *((step, name) for step in TOLD for name in ("ledger", "queue")),
         *((Step.DECIDE, ""), (Step.DECIDED, "")),
     ],
-    "row": [
-        *((step, "queue") for step in TOLD),
-        *((step, "ledger") for step in (Step.COMMIT_LAST, Step.COMMITTED_LAST)),
-    ],
+    "row": LAST,
+    "carried": LAST,
 }
 DECIDED = (Step.DECIDED, Step.COMMITTED_LAST, Step.COMMIT, Step.COMMITTED, Step.DONE)
 LOSSES = pytest.mark.parametrize("lose", [terminate, crash])
@@ -45,7 +49,7 @@ Lose = Callable[[str, psycopg.Connection], None]
 
 
 def cases(*more: tuple[Step, str]) -> pytest.MarkDecorator:
-    """The steps of either way."""
+    """The steps of every way."""
     every = [(way, *step) for way, steps in STEPS.items() for step in (*steps, *more)]
     ids = [f"{way}-{step}-{name or 'all'}" for way, step, name in every]
     return pytest.mark.parametrize(("shop", "step", "name"), every, indirect=["shop"], ids=ids)
@@ -57,7 +61,7 @@ two_phases_only = pytest.mark.parametrize("shop", ["two phases"], indirect=True)
 class Shop:
     """A table, a queue, and a way to open transaction managers over both.
 
-    way: whether PostgreSQL prepares, or decides by its own commit and a row.
+    way: whether PostgreSQL prepares, or decides by its own commit and a row; carried: which has the message, too.
     """
 
     def __init__(self, dsn: str, directory: Path, stack: ExitStack, way: str) -> None:
@@ -71,15 +75,22 @@ class Shop:
             own.execute("create table orders (id int primary key deferrable initially deferred)")
         xaqueue.connect(self.space, create=True).close()
 
-    def manager(self, log: str = "decisions", **options: Any) -> xaqueue.TransactionManager:
+    def manager(self, log: str = "decisions", *, warm: bool = True, **options: Any) -> xaqueue.TransactionManager:
+        """warm: it carries already, where it is to carry."""
         parties = {"ledger": lambda: psycopg.connect(self.dsn), "queue": lambda: xaqueue.connect(self.space)}
         watched: dict[str, Any] = {"on_step": lambda step, gtrid, name: self.on_step(step, name)}
         made = xaqueue.TransactionManager(
             self.directory / log,
             parties,
-            **{"recovery_interval_s": 0.1, "two_phase": self.way != "row", **watched, **options},
+            **{"recovery_interval_s": 0.1, **ways(self.way), **watched, **options},
         )
-        return self._stack.enter_context(made)
+        self._stack.enter_context(made)
+        if warm and self.way == "carried":
+            wait_until_it_carries(made)
+            eventually(lambda: not self.decisions())
+            with psycopg.connect(self.dsn, autocommit=True) as own:
+                own.execute("checkpoint")  # a crash that comes now brings none of those rows back
+        return made
 
     def rows(self) -> list[int]:
         with reached(self.dsn) as own:
@@ -328,7 +339,7 @@ def test_the_next_life_finishes_what_a_killed_one_left(shop: Shop, step: Step, n
         [sys.executable, str(CHILD), *words], capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    manager = shop.manager(recovery_interval_s=60.0)
+    manager = shop.manager(recovery_interval_s=60.0, warm=False)
     for _ in range(2):
         manager.recover()
     manager.close()
