@@ -9,7 +9,7 @@ Until then, and where any of this fails, its transactions prepare the queue.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,12 +60,16 @@ class Carriages:
         """As the space knows it."""
         return f"{self.node}.{database}"
 
-    def is_ready(self, queue: str, database: str) -> bool:
-        """Whether that database may carry; where not, it is wanted from here on."""
+    def is_ready(self, queue: str, database: str, wake: Callable[[], object] = lambda: None) -> bool:
+        """Whether that database may carry; where not, it is wanted from here on, and whoever arranges that is woken."""
         with self._mutex:
             carriage = self._of(queue, database)
-            carriage.is_wanted = carriage.ready is None
-            return carriage.ready is not None
+            if carriage.ready is not None:
+                return True
+            was_wanted, carriage.is_wanted = carriage.is_wanted, True
+        if not was_wanted:  # and not at each transaction: what goes wrong is tried again in its own time
+            wake()
+        return False
 
     def refused(self, queue: str, database: str) -> None:
         """The space was opened anew, or may have been."""

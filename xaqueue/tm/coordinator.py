@@ -246,9 +246,8 @@ class Coordinator:
 
     def carrier_for(self, queue: str, database: str) -> str:
         """The carrier by which this database may carry the work of this queue now; empty where it has to prepare."""
-        if self.carriages.is_ready(queue, database):
+        if self.carriages.is_ready(queue, database, lambda: self.wake([queue])):
             return self.carriages.name(database)
-        self.wake([queue])
         return ""
 
     def expect_row(self, gtrid: bytes, name: str, participants: Sequence[str]) -> None:

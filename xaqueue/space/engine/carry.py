@@ -25,7 +25,8 @@ from xaqueue.space.engine.busy import Busy
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.block import Kind, decode_head
 from xaqueue.space.model.branch import Branch, State, Written
-from xaqueue.space.model.carrier import Carrier, note_of, together
+from xaqueue.space.model.carrier import Carrier, together
+from xaqueue.space.model.carrier_note import note_of
 from xaqueue.space.model.change import Change
 from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.index import Entry

@@ -26,7 +26,7 @@ from xaqueue.space.engine.log import STEP_FILES, CommitPending
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import Branch, State
-from xaqueue.space.model.carrier import note_of
+from xaqueue.space.model.carrier_note import note_of
 from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Op
 from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.layout import ACTIVE, COMMIT, FIRST, PREPARED, QUARANTINE, block_path, message_path, retry_path

@@ -1,23 +1,11 @@
-"""What a space notes of a database that carries its changes: a command block of kind *branch* in ``carriers/``.
-
-The body is MessagePack [state, epoch, next, [open number, ...], applied, count, [queue, ...]]. It is durable, with
-every queue concerned, before the first change is carried; each record of a carried change has it as of that change, so
-that what was applied and what says so are one. It stays for ever: its numbers tell an old copy.
-"""
+"""What an open space knows of a database that carries its changes. ``carrier_note`` is what it notes durably of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import msgpack
-
 from xaqueue.carried import CarriedChange, CarrierState, CarrierStatus
-from xaqueue.errors import DamagedBlock
-from xaqueue.message import Properties
-from xaqueue.space.model import layout
-from xaqueue.space.model.block import NO_MESSAGE, UNLIMITED, Block, Kind, decode, encode_with_checksum
-from xaqueue.space.model.change import PUT, Op
 
 
 @dataclass(slots=True)
@@ -60,36 +48,6 @@ class Carrier:
     def status(self) -> CarrierStatus:
         numbers, queues = tuple(sorted(self.open)), tuple(sorted(self.queues))
         return CarrierStatus(self.name, self.state, self.next, numbers, self.applied, self.count, queues, self.pending)
-
-
-def note_of(carrier: Carrier, epoch: int, state: CarrierState | None = None) -> Op:
-    """What puts its note in its place. epoch: of the owner that writes it. state: without one, its own."""
-    body: bytes = msgpack.packb(
-        (
-            (state or carrier.state).value,
-            carrier.epoch,
-            carrier.next,
-            list(carrier.open),
-            carrier.applied,
-            carrier.count,
-            list(carrier.queues),
-        )
-    )
-    block = Block(Kind.BRANCH, NO_MESSAGE, Properties(""), body, epoch)
-    head, _ = encode_with_checksum(block, body_limit_bytes=UNLIMITED)
-    return (PUT, layout.carrier_path(carrier.name), head, body, 0)
-
-
-def decode_note(data: bytes, name: str) -> Carrier:
-    """Raises DamagedBlock."""
-    block = decode(data)
-    try:
-        state, epoch, following, numbers, applied, number, queues = msgpack.unpackb(block.body)
-        carrier = Carrier(name, CarrierState(state), int(epoch), int(following), set(numbers), int(applied))
-        carrier.count, carrier.queues = int(number), set(queues)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise DamagedBlock(f"is no note of a carrier: {error!r}") from None
-    return carrier
 
 
 def together(carrier: Carrier, carriers: Iterable[Carrier]) -> list[Carrier]:

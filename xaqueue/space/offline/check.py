@@ -20,7 +20,7 @@ from xaqueue.space.engine import heuristics, quarantine, redo
 from xaqueue.space.model import change, layout, records
 from xaqueue.space.model.block import Head, Kind
 from xaqueue.space.model.block_files import listed, read_checked
-from xaqueue.space.model.carrier import decode_note
+from xaqueue.space.model.carrier_note import decode_note
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import (
     ACTIVE,

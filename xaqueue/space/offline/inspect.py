@@ -21,7 +21,7 @@ from xaqueue.space.engine import disk_space
 from xaqueue.space.engine.messages import message_of
 from xaqueue.space.model import layout, message_name, records
 from xaqueue.space.model.block_files import listed, read_checked
-from xaqueue.space.model.carrier import decode_note
+from xaqueue.space.model.carrier_note import decode_note
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, read_format
 from xaqueue.space.model.index import Order
