@@ -1,0 +1,160 @@
+"""What the two recovery threads say to each other until a database may carry, and lives that change in between."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from xaqueue.carried import CarriedChange, Carriers, CarrierState, CarrierStatus, Life
+from xaqueue.errors import OperationalError
+from xaqueue.tm import last_resource
+from xaqueue.tm.carriage import Carriages, CarriedRow
+from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.last_resource import DecisionRow, LifeOver
+from xaqueue.xa import Outcome
+from xaqueue.xid import Xid
+
+NODE = "0123456789abcdef"
+NAME = f"{NODE}.ledger"
+SPACE = "5f" * 16
+FIRST, SECOND = Life(SPACE, 1, "one"), Life(SPACE, 2, "two")
+
+
+class Queue:
+    """Takes what is delivered, or not yet."""
+
+    def __init__(self) -> None:
+        self.delivered: list[tuple[str, list[bytes], int]] = []
+        self.is_taken = True
+
+    def deliver(self, carrier: str, changes: list[bytes], pruned: int) -> bool:
+        self.delivered.append((carrier, changes, pruned))
+        return self.is_taken
+
+
+def of(life: Life, *, pending: bool = False) -> Carriers:
+    return Carriers(*life, (CarrierStatus(NAME, CarrierState.OPEN, 1, (), 0, ("orders",), pending),))
+
+
+@pytest.fixture
+def database() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:")) as made:
+        last_resource.make_ready(made, NODE, is_known=False)
+        yield made
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+def row(number: int, life: Life = FIRST, carrier: str = NAME) -> DecisionRow:
+    change = CarriedChange(carrier, life, number, Xid(1, b"g", b"queue"), [], [("orders", bytes(16))])
+    return DecisionRow(bytes(Gtrid(NODE, 1, number)), Outcome.COMMITTED, ("queue",), change.encode())
+
+
+def test_only_who_is_wanted_or_waited_for_is_asked() -> None:
+    carriages = Carriages(NODE)
+    assert carriages.ask("queue", of(FIRST), ["ledger"]) == []
+    assert carriages.ask("queue", of(FIRST, pending=True), ["ledger", "other"]) == ["ledger"]
+    assert not carriages.is_ready("queue", "other")
+    assert carriages.ask("queue", of(FIRST), ["other"]) == ["other"]
+    assert carriages.is_asked("other")
+    assert not carriages.is_asked("third")
+    assert carriages.is_waiting
+
+
+def test_from_the_first_wish_to_a_database_that_carries(database: sqlite3.Connection, queue: Queue) -> None:
+    carriages = Carriages(NODE)
+    assert not carriages.is_ready("queue", "ledger")
+    assert carriages.ask("queue", of(FIRST), ["ledger"]) == ["ledger"]
+    assert carriages.begin("ledger", database) == ["queue"]
+    assert not carriages.is_ready("queue", "ledger")
+    assert carriages.deliver("queue", of(FIRST), queue, ["ledger"])
+    assert queue.delivered == [(NAME, [], 0)]
+    assert carriages.is_ready("queue", "ledger")
+    assert not carriages.is_waiting
+    assert carriages.ask("queue", of(FIRST), ["ledger"]) == []
+    assert not carriages.deliver("queue", of(FIRST), queue, ["ledger"])
+    last_resource.insert_carried(database, row(1), FIRST)
+
+
+def test_what_is_not_taken_is_delivered_again(database: sqlite3.Connection, queue: Queue) -> None:
+    """Another carrier of the queue has not delivered yet."""
+    carriages = Carriages(NODE)
+    carriages.ask("queue", of(FIRST, pending=True), ["ledger"])
+    carriages.begin("ledger", database)
+    queue.is_taken = False
+    for _ in range(2):
+        assert not carriages.deliver("queue", of(FIRST), queue, ["ledger"])
+        assert not carriages.is_ready("queue", "ledger")
+        assert carriages.ask("queue", of(FIRST, pending=True), ["ledger"]) == []
+    queue.is_taken = True
+    assert carriages.deliver("queue", of(FIRST), queue, ["ledger"])
+    assert len(queue.delivered) == 3
+
+
+def test_a_life_that_changes_before_the_delivery_is_asked_for_anew(database: sqlite3.Connection, queue: Queue) -> None:
+    """What was found for the earlier one is not delivered: more may have been committed until the next began."""
+    carriages = Carriages(NODE)
+    carriages.ask("queue", of(FIRST, pending=True), ["ledger"])
+    carriages.begin("ledger", database)
+    last_resource.insert_carried(database, row(1), FIRST)
+    database.commit()
+    assert not carriages.deliver("queue", of(SECOND), queue, ["ledger"])
+    assert queue.delivered == []
+    assert carriages.ask("queue", of(SECOND, pending=True), ["ledger"]) == ["ledger"]
+    assert carriages.begin("ledger", database) == ["queue"]
+    assert carriages.deliver("queue", of(SECOND), queue, ["ledger"])
+    assert queue.delivered == [(NAME, [row(1).carried], 0)]
+    with pytest.raises(LifeOver, match="opened anew"):
+        last_resource.insert_carried(database, row(2), FIRST)
+
+
+def test_a_life_that_ends_takes_the_readiness_with_it(database: sqlite3.Connection, queue: Queue) -> None:
+    carriages = Carriages(NODE)
+    carriages.ask("queue", of(FIRST, pending=True), ["ledger"])
+    carriages.begin("ledger", database)
+    carriages.deliver("queue", of(FIRST), queue, ["ledger"])
+    assert carriages.ask("queue", of(SECOND), ["ledger"]) == []
+    assert not carriages.is_ready("queue", "ledger")
+    assert carriages.ask("queue", of(SECOND), ["ledger"]) == ["ledger"], "now it is wanted again"
+    carriages.begin("ledger", database)
+    carriages.deliver("queue", of(SECOND), queue, ["ledger"])
+    carriages.refused("queue", "ledger")
+    assert not carriages.is_ready("queue", "ledger")
+
+
+def test_a_life_that_is_older_than_the_databases_is_not_begun(database: sqlite3.Connection) -> None:
+    last_resource.begin_life(database, SECOND)
+    last_resource.begin_life(database, SECOND)
+    for life in (FIRST, Life(SPACE, 2, "a copy")):
+        with pytest.raises(OperationalError, match="is an old copy"):
+            last_resource.begin_life(database, life)
+    with pytest.raises(OperationalError, match="is no id of a space"):
+        last_resource.begin_life(database, Life("it's", 1, "one"))
+
+
+def test_a_database_tells_what_it_has_of_this_carrier_and_space(database: sqlite3.Connection) -> None:
+    last_resource.begin_life(database, FIRST)
+    other = Life("6f" * 16, 1, "other")
+    last_resource.begin_life(database, other)
+    for one, life in ((row(1), FIRST), (row(2), FIRST), (row(3, other), other), (row(4, carrier="x.y"), FIRST)):
+        last_resource.insert_carried(database, one, life)
+    database.commit()
+    assert last_resource.read_carried(database, NODE, SPACE, NAME) == ([row(1).carried, row(2).carried], 0)
+    last_resource.delete_rows(database, [row(2).gtrid], {row(2).gtrid: (SPACE, 2)})
+    last_resource.delete_rows(database, [row(1).gtrid], {row(1).gtrid: (SPACE, 1)})
+    assert last_resource.read_carried(database, NODE, SPACE, NAME) == ([], 2)
+    assert last_resource.read_carried(database, NODE, other.space, NAME) == ([row(3, other).carried], 0)
+
+
+def test_rows_that_are_found_are_remembered() -> None:
+    carriages = Carriages(NODE)
+    carriages.add_row(row(7), "ledger")
+    carriages.add_row(DecisionRow(bytes(Gtrid(NODE, 1, 8)), Outcome.ROLLED_BACK), "ledger")
+    carriages.add_row(DecisionRow(bytes(Gtrid(NODE, 1, 9)), Outcome.COMMITTED, ("queue",)), "ledger")
+    assert carriages.rows == {row(7).gtrid: CarriedRow("queue", "ledger", SPACE, 7)}
