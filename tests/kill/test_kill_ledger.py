@@ -1,7 +1,8 @@
 """Rows and messages agree although every party is killed, at every named step of the two phases and at any moment.
 
 The ledger of ``xaqueue demo --ledger``: a service with a transaction manager, over a real PostgreSQL and a real queue
-server. Nobody helps: what was killed is started again, and at the end everything has come to rest by itself.
+server, or over a space of its own whose changes PostgreSQL carries. Nobody helps: what was killed is started again, and
+at the end everything has come to rest by itself.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ CHILD = SUPPORT / "ledger_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 ORDERS = 2_000 if FULL else 200
 LIVES = None if FULL else 3
+CARRIED_LIVES = None if FULL else 2
+CARRIED_ORDERS = 100
 SUDDEN = 8 if FULL else 1
 """Kills of each party at random moments."""
 LEAST_KILLS = 20
@@ -44,6 +47,7 @@ LAST = [("begin", "ledger"), ("commit-last", "ledger"), ("committed-last", "ledg
 STEPS = {
     "two phases": [(step, name) for step in OF_EACH for name in ("ledger", "queue")] + [(step, "") for step in OF_ALL],
     "row": [(step, "queue") for step in OF_EACH] + LAST,
+    "carried": [(step, "queue") for step in OF_EACH] + LAST,
 }
 ENDLESS = 1_000_000
 NEWBORN = "newborn"
@@ -57,12 +61,28 @@ class Life:
     sudden: tuple[str, ...] = ()
 
 
+class NoServer(QueueServer):
+    """The space is open in the service itself."""
+
+    def __init__(self, space: Path) -> None:
+        self.url = str(space)
+
+    def revive(self) -> bool:
+        return False
+
+
+def victims_of(way: str) -> tuple[str, ...]:
+    """What is carried needs no server."""
+    return tuple(victim for victim in VICTIMS if victim != "server" or way != "carried")
+
+
 def lives_of(rng: random.Random, way: str) -> Iterator[Life]:
     """Every party is killed at every step; each life of the service ends with its own."""
-    at = {victim: [Strike(victim, *step, rng.randint(1, 4)) for step in STEPS[way]] for victim in VICTIMS}
+    victims = victims_of(way)
+    at = {victim: [Strike(victim, *step, rng.randint(1, 4)) for step in STEPS[way]] for victim in victims}
     for strikes in at.values():
         rng.shuffle(strikes)
-    for others in zip(*(at[victim] for victim in VICTIMS), strict=True):
+    for others in zip(*(at[victim] for victim in victims), strict=True):
         own, *rest = others
         rng.shuffle(rest)
         yield Life((*rest, own))
@@ -72,7 +92,7 @@ class Campaign:
     """Lives of the service, one after the other, over one scene."""
 
     def __init__(self, scene: Scene, rng: random.Random, way: str, *, careless: bool = False) -> None:
-        """way: whether PostgreSQL prepares, or decides by a row."""
+        """way: whether PostgreSQL prepares, or decides by a row, or that row has the message, too."""
         self.scene = scene
         self._way = way
         self.struck: Counter[str] = Counter()
@@ -147,21 +167,26 @@ def test_rows_and_messages_agree_whoever_is_killed_and_when(scene: Scene, way: s
     seed = os.environ.get("XAQUEUE_KILL_SEED") or str(random.SystemRandom().randrange(10**9))
     sys.stdout.write(f"seed: XAQUEUE_KILL_SEED={seed}\n")
     rng = random.Random(seed)
+    if way == "carried":
+        scene.server.program.stop()
+        scene.server = NoServer(scene.place / "space")
     campaign = Campaign(scene, rng, way)
-    lives = list(lives_of(rng, way))[:LIVES]
-    lives += [Life((), ("server", "backend", "service")), Life((), (NEWBORN,))] * SUDDEN
+    lives = list(lives_of(rng, way))[: CARRIED_LIVES if way == "carried" else LIVES]
+    sudden = tuple(victim for victim in ("server", "backend", "service") if victim in victims_of(way))
+    lives += [Life((), sudden), Life((), (NEWBORN,))] * SUDDEN
     for life in lives:
         sys.stdout.write(f"{life}\n")
         campaign.live(life)
-    campaign.live(Life(()), max(ORDERS - len(scene.said["taken"]), 1))
+    orders = ORDERS if FULL or way != "carried" else CARRIED_ORDERS
+    campaign.live(Life(()), max(orders - len(scene.said["taken"]), 1))
     claims = scene.come_to_rest().check(scene.said)
     sys.stdout.write("".join(f"{claim}\n" for claim in claims))
     assert [str(claim) for claim in claims if not claim.holds] == []
-    assert len(scene.said["taken"]) >= ORDERS
+    assert len(scene.said["taken"]) >= orders
     assert campaign.struck == Counter("/".join(strike[:3]) for life in lives for strike in life.strikes)
     kills = Counter(strike.partition("/")[0] for strike in campaign.struck.elements()) + campaign.sudden
     sys.stdout.write(f"kills: {dict(kills)}\n")
-    assert not FULL or min(kills[victim] for victim in VICTIMS) >= LEAST_KILLS
+    assert not FULL or min(kills[victim] for victim in victims_of(way)) >= LEAST_KILLS
 
 
 @pytest.mark.crash

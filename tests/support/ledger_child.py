@@ -2,7 +2,8 @@
 
 Arguments: those of ``xaqueue.tools.demo.ledger``; strikes in JSON, each ``[victim, step, participant, number]``
 with victim ``service``, ``server`` or ``backend``; the queue space; ``two phases`` where PostgreSQL prepares, or
-``row``; ``careless`` or nothing. A strike is armed when orders have been taken since the one before it. Now and then
+``row`` or ``carried``; ``careless`` or nothing. A strike is armed when orders have been taken since the one before it,
+and when they are carried, where they are to be. Now and then
 PostgreSQL refuses to prepare, or to commit, so that there is something to roll back.
 """
 
@@ -13,12 +14,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import xaqueue
 from support.careless_manager import CarelessManager
+from support.carrying import carries
 from xaqueue.space.owner.record import read_owner
 from xaqueue.tools.demo import ledger
 from xaqueue.tools.demo.ledger import kill_a_backend, manager_of, serve, take
@@ -47,6 +50,8 @@ class Fate:
         self._space = space
         self._seen = 0
         self._calm = 0
+        self.is_carried: Callable[[], bool] = lambda: True
+        """Whether orders are carried by now, where they are to be."""
         self._mutex = threading.Lock()
 
     def taken(self) -> None:
@@ -54,7 +59,7 @@ class Fate:
 
     def on_step(self, step: str, gtrid: bytes, participant: str) -> None:
         with self._mutex:
-            if not self._strikes or self._calm < CALM:
+            if not self._strikes or self._calm < CALM or not self.is_carried():
                 return
             strike = self._strikes[0]
             if (strike.step, strike.participant) != (str(step), participant):
@@ -98,7 +103,10 @@ def main(arguments: Sequence[str]) -> None:
     ledger.say = say_and_tell  # type: ignore[attr-defined]
     if careless:
         xaqueue.TransactionManager = CarelessManager  # type: ignore[assignment,misc]
-    with manager_of(dsn, queue, log, on_step=fate.on_step, two_phase=way == "two phases") as manager:
+    how = {"two_phase": way == "two phases"} | ({} if careless else {"carry": way == "carried"})
+    with manager_of(dsn, queue, log, on_step=fate.on_step, **how) as manager:
+        if way == "carried":
+            fate.is_carried = partial(carries, manager)
         serve(manager, life, int(orders), doubling)
 
 
