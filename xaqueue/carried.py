@@ -7,6 +7,7 @@ asked. Carried changes of a space are numbered; a number is used once, for ever.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +17,9 @@ import msgpack
 
 from xaqueue.errors import InvalidArgument
 from xaqueue.xid import Xid
+
+_CARRIER = re.compile(r"[0-9a-f]{16}\.[!-.0-~]{1,192}")
+"""A node, and a participant's name as a URL has it: both are in the name of a file."""
 
 
 class Life(NamedTuple):
@@ -130,7 +134,6 @@ def decode(data: bytes) -> CarriedChange:
 
 def checked_carrier(carrier: Any) -> str:
     """The name itself. Raises InvalidArgument."""
-    node, _, participant = carrier.partition(".") if isinstance(carrier, str) else ("", "", "")
-    if len(node) != 16 or not 0 < len(participant) <= 64 or not carrier.isprintable() or "/" in carrier:
+    if not isinstance(carrier, str) or not _CARRIER.fullmatch(carrier):
         raise InvalidArgument(f"carrier {str(carrier)[:90]!r} is refused: <node>.<participant> is wanted")
     return str(carrier)

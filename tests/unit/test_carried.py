@@ -42,13 +42,25 @@ def test_something_else_in_a_row_is_refused(value: object) -> None:
         decode(msgpack.packb(value))
 
 
-@pytest.mark.parametrize("name", [NAME, "0123456789abcdef." + "x" * 64, "0123456789abcdef.a.b"])
+@pytest.mark.parametrize("name", [NAME, "0123456789abcdef." + "x" * 192, "0123456789abcdef.a.b"])
 def test_the_names_of_carriers(name: str) -> None:
     assert checked_carrier(name) == name
 
 
 @pytest.mark.parametrize(
-    "name", [None, 7, b"0123456789abcdef.a", "", "ledger", "short.ledger", NAME[:17], NAME + "x" * 64, NAME + "\n"]
+    "name",
+    [
+        None,
+        7,
+        b"0123456789abcdef.a",
+        "",
+        "ledger",
+        "short.ledger",
+        NAME[:17],
+        NAME + "x" * 192,
+        NAME + "\n",
+        "0123456789abcdef.a/b",
+    ],
 )
 def test_what_is_no_name_of_a_carrier(name: object) -> None:
     with pytest.raises(InvalidArgument, match=r"<node>\.<participant> is wanted"):
@@ -56,7 +68,7 @@ def test_what_is_no_name_of_a_carrier(name: object) -> None:
 
 
 def test_what_is_applied_and_who_is_awaited() -> None:
-    status = CarrierStatus(NAME, CarrierState.OPEN, 5, (2, 4), 3, ("orders",), pending=True)
+    status = CarrierStatus(NAME, CarrierState.OPEN, 5, (2, 4), 3, 2, ("orders",), pending=True)
     assert [number for number in range(1, 7) if status.has_applied(number)] == [1, 3]
     assert status.is_awaited
     known = Carriers(*LIFE, (status,))

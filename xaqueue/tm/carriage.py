@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote, unquote
 
 from xaqueue.carried import Carriers, Life, Pruned, decode
 from xaqueue.errors import OperationalError
@@ -58,7 +59,7 @@ class Carriages:
 
     def name(self, database: str) -> str:
         """As the space knows it."""
-        return f"{self.node}.{database}"
+        return f"{self.node}.{quote(database, safe='')}"
 
     def is_ready(self, queue: str, database: str, wake: Callable[[], object] = lambda: None) -> bool:
         """Whether that database may carry; where not, it is wanted from here on, and whoever arranges that is woken."""
@@ -91,7 +92,7 @@ class Carriages:
     def want(self, row: CarriedRow) -> None:
         """It is not applied: its space is to be told."""
         with self._mutex:
-            self._of(row.queue, row.carrier.partition(".")[2]).is_wanted = True
+            self._of(row.queue, unquote(row.carrier.partition(".")[2])).is_wanted = True
 
     # Of the queue's thread
 

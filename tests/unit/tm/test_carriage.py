@@ -5,10 +5,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from urllib.parse import unquote
 
 import pytest
 
-from xaqueue.carried import CarriedChange, Carriers, CarrierState, CarrierStatus, Life
+from xaqueue.carried import CarriedChange, Carriers, CarrierState, CarrierStatus, Life, Pruned, checked_carrier
 from xaqueue.errors import OperationalError
 from xaqueue.tm import last_resource
 from xaqueue.tm.carriage import Carriages, CarriedRow
@@ -27,16 +28,16 @@ class Queue:
     """Takes what is delivered, or not yet."""
 
     def __init__(self) -> None:
-        self.delivered: list[tuple[str, list[bytes], int]] = []
+        self.delivered: list[tuple[str, list[bytes], Pruned]] = []
         self.is_taken = True
 
-    def deliver(self, carrier: str, changes: list[bytes], pruned: int) -> bool:
+    def deliver(self, carrier: str, secret: str, changes: list[bytes], pruned: Pruned) -> bool:
         self.delivered.append((carrier, changes, pruned))
         return self.is_taken
 
 
 def of(life: Life, *, pending: bool = False) -> Carriers:
-    return Carriers(*life, (CarrierStatus(NAME, CarrierState.OPEN, 1, (), 0, ("orders",), pending),))
+    return Carriers(*life, (CarrierStatus(NAME, CarrierState.OPEN, 1, (), 0, 0, ("orders",), pending),))
 
 
 @pytest.fixture
@@ -44,6 +45,12 @@ def database() -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(":memory:")) as made:
         last_resource.make_ready(made, NODE, is_known=False)
         yield made
+
+
+def decode_carrier(name: str) -> str:
+    node, _, quoted = checked_carrier(name).partition(".")
+    assert node == NODE
+    return unquote(quoted)
 
 
 @pytest.fixture
@@ -73,12 +80,12 @@ def test_from_the_first_wish_to_a_database_that_carries(database: sqlite3.Connec
     assert carriages.ask("queue", of(FIRST), ["ledger"]) == ["ledger"]
     assert carriages.begin("ledger", database) == ["queue"]
     assert not carriages.is_ready("queue", "ledger")
-    assert carriages.deliver("queue", of(FIRST), queue, ["ledger"])
-    assert queue.delivered == [(NAME, [], 0)]
+    assert carriages.deliver("queue", of(FIRST), queue, ["ledger"]) == (True, "")
+    assert queue.delivered == [(NAME, [], Pruned())]
     assert carriages.is_ready("queue", "ledger")
     assert not carriages.is_waiting
     assert carriages.ask("queue", of(FIRST), ["ledger"]) == []
-    assert not carriages.deliver("queue", of(FIRST), queue, ["ledger"])
+    assert carriages.deliver("queue", of(FIRST), queue, ["ledger"]) == (False, "")
     last_resource.insert_carried(database, row(1), FIRST)
 
 
@@ -89,11 +96,13 @@ def test_what_is_not_taken_is_delivered_again(database: sqlite3.Connection, queu
     carriages.begin("ledger", database)
     queue.is_taken = False
     for _ in range(2):
-        assert not carriages.deliver("queue", of(FIRST), queue, ["ledger"])
+        taken, trouble = carriages.deliver("queue", of(FIRST), queue, ["ledger"])
+        assert not taken
+        assert "waits for other databases" in trouble
         assert not carriages.is_ready("queue", "ledger")
         assert carriages.ask("queue", of(FIRST, pending=True), ["ledger"]) == []
     queue.is_taken = True
-    assert carriages.deliver("queue", of(FIRST), queue, ["ledger"])
+    assert carriages.deliver("queue", of(FIRST), queue, ["ledger"]) == (True, "")
     assert len(queue.delivered) == 3
 
 
@@ -104,12 +113,12 @@ def test_a_life_that_changes_before_the_delivery_is_asked_for_anew(database: sql
     carriages.begin("ledger", database)
     last_resource.insert_carried(database, row(1), FIRST)
     database.commit()
-    assert not carriages.deliver("queue", of(SECOND), queue, ["ledger"])
+    assert carriages.deliver("queue", of(SECOND), queue, ["ledger"]) == (False, "")
     assert queue.delivered == []
     assert carriages.ask("queue", of(SECOND, pending=True), ["ledger"]) == ["ledger"]
     assert carriages.begin("ledger", database) == ["queue"]
-    assert carriages.deliver("queue", of(SECOND), queue, ["ledger"])
-    assert queue.delivered == [(NAME, [row(1).carried], 0)]
+    assert carriages.deliver("queue", of(SECOND), queue, ["ledger"]) == (True, "")
+    assert queue.delivered == [(NAME, [row(1).carried], Pruned())]
     with pytest.raises(LifeOver, match="opened anew"):
         last_resource.insert_carried(database, row(2), FIRST)
 
@@ -145,16 +154,25 @@ def test_a_database_tells_what_it_has_of_this_carrier_and_space(database: sqlite
     for one, life in ((row(1), FIRST), (row(2), FIRST), (row(3, other), other), (row(4, carrier="x.y"), FIRST)):
         last_resource.insert_carried(database, one, life)
     database.commit()
-    assert last_resource.read_carried(database, NODE, SPACE, NAME) == ([row(1).carried, row(2).carried], 0)
-    last_resource.delete_rows(database, [row(2).gtrid], {row(2).gtrid: (SPACE, 2)})
-    last_resource.delete_rows(database, [row(1).gtrid], {row(1).gtrid: (SPACE, 1)})
-    assert last_resource.read_carried(database, NODE, SPACE, NAME) == ([], 2)
-    assert last_resource.read_carried(database, NODE, other.space, NAME) == ([row(3, other).carried], 0)
+    assert last_resource.read_carried(database, NODE, SPACE, NAME) == ([row(1).carried, row(2).carried], Pruned())
+    last_resource.delete_rows(database, [row(2).gtrid], {row(2).gtrid: (SPACE, NAME, 2)})
+    last_resource.delete_rows(database, [row(1).gtrid], {row(1).gtrid: (SPACE, NAME, 1)})
+    assert last_resource.read_carried(database, NODE, SPACE, NAME) == ([], Pruned(2, 2))
+    assert last_resource.read_carried(database, NODE, other.space, NAME) == ([row(3, other).carried], Pruned())
 
 
 def test_rows_that_are_found_are_remembered() -> None:
     carriages = Carriages(NODE)
-    carriages.add_row(row(7), "ledger")
-    carriages.add_row(DecisionRow(bytes(Gtrid(NODE, 1, 8)), Outcome.ROLLED_BACK), "ledger")
-    carriages.add_row(DecisionRow(bytes(Gtrid(NODE, 1, 9)), Outcome.COMMITTED, ("queue",)), "ledger")
-    assert carriages.rows == {row(7).gtrid: CarriedRow("queue", "ledger", SPACE, 7)}
+    carriages.add_row(row(7))
+    carriages.add_row(DecisionRow(bytes(Gtrid(NODE, 1, 8)), Outcome.ROLLED_BACK))
+    carriages.add_row(DecisionRow(bytes(Gtrid(NODE, 1, 9)), Outcome.COMMITTED, ("queue",)))
+    assert carriages.rows == {row(7).gtrid: CarriedRow("queue", NAME, SPACE, 7)}
+
+
+def test_any_name_of_a_participant_makes_a_carrier(database: sqlite3.Connection, queue: Queue) -> None:
+    """Also one that could be no name of a file."""
+    carriages = Carriages(NODE)
+    for name in ("pg/main", "..", "%2F", "x" * 64, "/" * 64):
+        assert decode_carrier(carriages.name(name)) == name
+        carriages.want(CarriedRow("queue", carriages.name(name), SPACE, 1))
+        assert carriages.ask("queue", of(FIRST), [name]) == [name]

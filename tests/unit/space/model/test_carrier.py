@@ -8,7 +8,8 @@ from xaqueue.carried import CarrierState
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import Properties
 from xaqueue.space.model.block import NO_MESSAGE, UNLIMITED, Block, Kind, encode_with_checksum
-from xaqueue.space.model.carrier import Carrier, decode_note, note_of, together
+from xaqueue.space.model.carrier import Carrier, together
+from xaqueue.space.model.carrier_note import decode_note, note_of
 
 NAME = "0123456789abcdef.ledger"
 
@@ -24,7 +25,7 @@ def noted(made: Carrier, state: CarrierState | None = None) -> bytes:
 
 
 def test_a_note_comes_back() -> None:
-    made = Carrier(NAME, CarrierState.OPEN, 3, 17, {12, 15}, 16, {"orders", "bills"})
+    made = Carrier(NAME, CarrierState.OPEN, 3, 17, {12, 15}, 16, 14, {"orders", "bills"})
     found = decode_note(noted(made), NAME)
     assert found.status == made.status
     assert found.epoch == 3
@@ -35,7 +36,7 @@ def test_a_note_comes_back() -> None:
 
 
 def test_a_damaged_note_is_known() -> None:
-    data = noted(Carrier(NAME, CarrierState.OPEN, 3, 17, {12}, 16, {"orders"}))
+    data = noted(Carrier(NAME, CarrierState.OPEN, 3, 17, {12}, 16, 14, {"orders"}))
     for place in range(len(data)):
         with pytest.raises(DamagedBlock):
             decode_note(data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :], NAME)
