@@ -87,6 +87,7 @@ REDUNDANT = {
     "rollback: target tries": f"the flag promises both directories of every move; {COUNTED}",
     "records_of: names queue": f"the flag promises the directory of every file; {COUNTED}",
     "_sync_directories: names active": f"a try that recovery counted is not counted again; {PRESUMED}",
+    "_sync_directories: names carriers": "notes are written at level JOURNAL, where all is synced at once",
     "_sync_directories: names quarantine": "for damaged files: no crash leaves one",
     "resolve_damage: names quarantine": "for damaged files: no crash leaves one",
     "_write_final_watermarks: content watermark": "numbers go on without a gap; with one they would be right as well",
