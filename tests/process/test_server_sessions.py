@@ -280,12 +280,11 @@ def test_a_session_that_hangs_up_in_a_branch_leaves_a_line(
             time.sleep(0.01)
 
 
+@pytest.mark.parametrize("served", ["JOURNAL"], indirect=True)
 def test_a_sync_that_hangs_holds_up_only_who_waits_for_it(
-    served: ServerThread, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    served: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With several clients: what needs no sync is answered, what needs one is answered behind it, each in its order."""
-    if request.node.callspec.params["served"] != "JOURNAL":
-        pytest.skip("there is no sync")
     log = served.space.journal_log
     assert log is not None
     hangs, go_on = threading.Event(), threading.Event()
