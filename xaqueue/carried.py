@@ -57,7 +57,7 @@ class CarrierStatus:
     """A database that carries changes of a space: the participant of a transaction manager."""
 
     carrier: str
-    """``<node>.<participant>``."""
+    """``<node>.<participant>``, the participant's name as in a URL: both are in the name of a file."""
     state: CarrierState
     next: int
     """Numbers below this one, but for those that are ``open``, are applied or void."""

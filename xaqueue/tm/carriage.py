@@ -148,7 +148,7 @@ class Carriages:
         """
         with self._mutex:
             asked = {queue: one.asked for (queue, name), one in self._all.items() if name == database and one.asked}
-        told = []
+        answered = []
         for queue, life in asked.items():
             found: tuple[Life, Sequence[bytes], Pruned] | None = None
             trouble = ""
@@ -162,9 +162,9 @@ class Carriages:
                 carriage = self._of(queue, database)
                 if carriage.asked == life:
                     if found is not None or trouble != carriage.trouble:  # and not again and again
-                        told.append(queue)
+                        answered.append(queue)
                     carriage.asked, carriage.found, carriage.trouble = None, found, trouble
-        return told
+        return answered
 
     def _of(self, queue: str, database: str) -> Carriage:
         return self._all.setdefault((queue, database), Carriage())

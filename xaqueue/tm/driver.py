@@ -51,13 +51,13 @@ _DIALECTS = {
     **dict.fromkeys(("MySQLdb", "pymysql", "mysql", "mariadb"), Dialect.MYSQL),
 }
 """By the package of a connection's class."""
-_TOLD = frozenset(dialect.value for dialect in Dialect)
+_NAMED = frozenset(dialect.value for dialect in Dialect)
 
 
 def dialect_of(connection: Any) -> Dialect:
     """An adapter says it; of a driver's own connection it is known by its package."""
-    told = getattr(connection, "dialect", None)
-    return Dialect(told) if told in _TOLD else _dialect_of(type(connection))  # type: ignore[arg-type]
+    named = getattr(connection, "dialect", None)
+    return Dialect(named) if named in _NAMED else _dialect_of(type(connection))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=256)

@@ -248,11 +248,11 @@ class RecoveryThread:
         coordinator.wake(carriages.ask(self._name, carriers, databases))
         is_taken, trouble = carriages.deliver(self._name, carriers, self._connection, databases)
         report.carrying = report.carrying or trouble
-        report.is_awaited = not is_taken and any(
-            one.is_awaited and one.carrier.startswith(f"{carriages.node}.") for one in carriers.carriers
-        )
         if is_taken:
+            carriers = self._connection.carriers()
             coordinator.wake([self._name])  # what was waited for can be settled
+        mine = [one for one in carriers.carriers if one.carrier.startswith(f"{carriages.node}.")]
+        report.is_awaited = any(one.is_awaited for one in mine)
 
     def _strangers(self, own: Iterable[ListedBranch]) -> Iterable[str]:
         """Of this node, and nobody's: a participant that was renamed, or branches of a later life of an older log."""

@@ -44,7 +44,7 @@ log = logging.getLogger("xaqueue")
 
 
 class CarryVerbs:
-    """The part of a ``Session`` for who has a database carry changes. But ``vote`` these verbs belong to no branch."""
+    """The part of a ``Session`` for who has a database carry changes. These verbs belong to no branch."""
 
     space: Space
 
