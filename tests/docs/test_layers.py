@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *("xaqueue.errors", "xaqueue.xid", "xaqueue.xa", "xaqueue.message", "xaqueue.batch", "xaqueue.reservation"),
         *("xaqueue.carried", "xaqueue.times", "xaqueue.access", "xaqueue.endpoint", "xaqueue.resource_manager"),
     ),
-    ("xaqueue.connection", "xaqueue.transaction"),
+    ("xaqueue.connection", "xaqueue.transaction", "xaqueue.awaited"),
     ("xaqueue.storage",),
     ("xaqueue.space.model",),
     ("xaqueue.space.engine",),

@@ -27,7 +27,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="loop")
+        self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -35,6 +35,10 @@ class LoopThread:
         self.loop.run_forever()
         self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.close()
+
+    @property
+    def is_here(self) -> bool:
+        return threading.current_thread() is self._thread
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(2 * PATIENCE_S)

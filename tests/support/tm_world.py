@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.awaited import LoopThread
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
+from support.tm_tasks import TaskTransaction, in_tasks
 from xaqueue.errors import HeuristicOutcome
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
+from xaqueue.tm.awaiting import Loop
 from xaqueue.tm.coordinator import Coordinator, OnStep
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.log import DecisionLog
@@ -288,7 +291,12 @@ class LateConnection(TellingConnection):
 
 
 class Rig:
-    """A transaction manager without its threads: recovery happens when it is told."""
+    """A transaction manager without its threads: recovery happens when it is told.
+
+    thread: with one, participants are async and transactions run in tasks of its loop.
+    """
+
+    thread: LoopThread | None = None
 
     def __init__(
         self,
@@ -301,7 +309,13 @@ class Rig:
     ) -> None:
         self.log = DecisionLog(fs, segment_bytes=SMALLEST_SEGMENT_BYTES, now_us=itertools.count(1).__next__)
         self.timeout_s = timeout_s
-        self.coordinator = Coordinator(self.log, sources(participants, last), on_step)
+        loop = Loop()
+        if self.thread is not None and self.thread.is_here:
+            self.thread = None  # made within a step of another one's
+        if self.thread is not None:
+            participants = {name: in_tasks(given) for name, given in participants.items()}
+            self.thread.run(_join(loop))
+        self.coordinator = Coordinator(self.log, sources(participants, last, loop=loop), on_step, loop)
         self.woken: list[str] = []
         self.coordinator.wake = self.woken.extend
         self.resolvers = {
@@ -310,7 +324,8 @@ class Rig:
         }
 
     def transaction(self, *names: str, timeout_s: float | None = None) -> Transaction:
-        return Transaction(self.coordinator, names, timeout_s or self.timeout_s)
+        made = Transaction(self.coordinator, names, timeout_s or self.timeout_s)
+        return made if self.thread is None else TaskTransaction(self.thread, made)  # type: ignore[return-value]
 
     def transact(self, *names: str) -> Transaction:
         """Work of each of these, and a commit."""
@@ -327,6 +342,10 @@ class Rig:
         if self.coordinator.undecided():
             reports = {name: reports[name].followed_by(self.resolvers[name].run_once()) for name in order}
         return reports
+
+
+async def _join(loop: Loop) -> None:
+    loop.join()
 
 
 def rig_of(world: World, fs: FileSystem, **options: Any) -> Rig:

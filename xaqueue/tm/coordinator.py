@@ -12,10 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, Protocol
 
 from xaqueue.errors import InterfaceError
 from xaqueue.tm import last_resource
+from xaqueue.tm.awaiting import Loop
 from xaqueue.tm.carriage import Carriages
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.last_resource import DecisionRow
@@ -104,8 +106,10 @@ class Coordinator:
         log: DecisionLog,
         sources: Mapping[str, ConnectionSource],
         on_step: OnStep | None = None,
+        loop: Loop | None = None,
     ) -> None:
         self.log = log
+        self.loop = loop or Loop()
         self.sources = sources
         self.step: OnStep = on_step or (lambda step, gtrid, participant: None)
         self.wake: Callable[[Iterable[str]], None] = lambda _: None
@@ -237,7 +241,7 @@ class Coordinator:
         if name not in self._ready:
             with self.sources[name].opened() as connection:
                 self.check_database(name, connection)
-            self.log.note_last(name)
+            self.loop.in_thread(partial(self.log.note_last, name))
             self._ready.add(name)
 
     def check_database(self, name: str, connection: Any) -> None:
@@ -249,6 +253,11 @@ class Coordinator:
         if self.carriages.is_ready(queue, database, lambda: self.wake([queue])):
             return self.carriages.name(database)
         return ""
+
+    def join_loop(self) -> None:
+        """Async participants live in the caller's event loop. Raises InterfaceError where they do in another one."""
+        if self.loop.join():
+            self.wake(self.sources)
 
     def expect_row(self, gtrid: bytes, name: str, participants: Sequence[str]) -> None:
         """That participant is about to decide for these."""

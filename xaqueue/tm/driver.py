@@ -18,6 +18,7 @@ from typing import Any
 
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, Error, HeuristicOutcome, ResourceFailed, UnknownXid
+from xaqueue.tm.awaiting import kind_of
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.voting import Reply
 from xaqueue.xa import Code, Outcome
@@ -51,13 +52,14 @@ _DIALECTS = {
     **dict.fromkeys(("MySQLdb", "pymysql", "mysql", "mariadb"), Dialect.MYSQL),
 }
 """By the package of a connection's class."""
+_OURS = (Connection.__module__, "xaqueue.rpc.client.asyncio")
 _NAMED = frozenset(dialect.value for dialect in Dialect)
 
 
 def dialect_of(connection: Any) -> Dialect:
     """An adapter says it; of a driver's own connection it is known by its package."""
     named = getattr(connection, "dialect", None)
-    return Dialect(named) if named in _NAMED else _dialect_of(type(connection))  # type: ignore[arg-type]
+    return Dialect(named) if named in _NAMED else _dialect_of(kind_of(connection))
 
 
 @lru_cache(maxsize=256)
@@ -90,13 +92,13 @@ def is_shared(connection: Any) -> bool:
 
     sqlite3 claims threadsafety 3, and its connections are their thread's by default.
     """
-    if isinstance(connection, Connection):
-        return True  # it wants one thread at a time, and does not mind which
-    return _is_shared(type(connection))  # type: ignore[arg-type]
+    return _is_shared(kind_of(connection))
 
 
 @lru_cache(maxsize=256)
 def _is_shared(kind: type) -> bool:
+    if kind.__module__ in _OURS:
+        return True  # it wants one thread at a time, and does not mind which
     packages = _packages(kind)
     claims = (getattr(sys.modules.get(package), "threadsafety", 0) for package in packages)
     return "sqlite3" not in packages and any(claim >= SHARED_CONNECTIONS for claim in claims)

@@ -11,6 +11,8 @@ Opening it starts the recovery of every participant in the background and waits 
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
 import os
 import threading
@@ -23,6 +25,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from xaqueue.errors import DecisionLogError, InterfaceError, InvalidArgument, RetryLater, UnknownXid
+from xaqueue.tm.async_transaction import AsyncTransaction
+from xaqueue.tm.awaiting import Loop
 from xaqueue.tm.coordinator import Coordinator, OnStep
 from xaqueue.tm.driver import is_unknown_xid, xid_on
 from xaqueue.tm.log_directory import open_log
@@ -94,12 +98,13 @@ class TransactionManager:
         """
         if timeout_s <= 0 or recovery_interval_s <= 0:
             raise InvalidArgument("timeout_s and recovery_interval_s are numbers of seconds above 0")
-        self._sources = sources(participants, last_resource, two_phase=two_phase, carry=carry)
+        loop = Loop()
+        self._sources = sources(participants, last_resource, two_phase=two_phase, carry=carry, loop=loop)
         self._timeout_s = timeout_s
         self._closing = threading.Lock()
         self._closed = False
         self._log = open_log(log_dir)
-        self._coordinator = Coordinator(self._log, self._sources, on_step)
+        self._coordinator = Coordinator(self._log, self._sources, on_step, loop)
         self._recoveries = {
             name: RecoveryThread(self._coordinator, source, recovery_interval_s)
             for name, source in self._sources.items()
@@ -125,7 +130,8 @@ class TransactionManager:
     # Transactions
 
     def transaction(self, *names: str, timeout_s: float | None = None) -> Transaction:
-        """A new global transaction, for a ``with`` statement: it commits at its end, and rolls back on any exception.
+        """A new global transaction, for ``with`` or ``async with``: it commits at its end, and rolls back on any
+        exception.
 
         names: participants to begin at once; the others are begun when they are used. Raises InterfaceError once
         closed, DecisionLogError.
@@ -149,14 +155,26 @@ class TransactionManager:
     def transactional(self, *names: Any, timeout_s: float | None = None) -> Any:
         """Decorates a function to run in a transaction of its own, which it gets as keyword argument ``tx``.
 
-        With or without arguments: those of ``transaction``. Called with a ``tx``, the function joins that one.
+        With or without arguments: those of ``transaction``. Called with a ``tx``, the function joins that one. An async
+        function is run in an async transaction.
         """
         if len(names) == 1 and callable(names[0]):
             return self.transactional(timeout_s=timeout_s)(names[0])
 
-        def decorate(function: Callable[..., R]) -> Callable[..., R]:
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            if inspect.iscoroutinefunction(function):
+
+                @wraps(function)
+                async def inside_task(*args: Any, tx: AsyncTransaction | None = None, **kwargs: Any) -> Any:
+                    if tx is not None:
+                        return await function(*args, tx=tx, **kwargs)
+                    async with self.transaction(*names, timeout_s=timeout_s) as own:
+                        return await function(*args, tx=own, **kwargs)
+
+                return inside_task
+
             @wraps(function)
-            def inside(*args: Any, tx: Transaction | None = None, **kwargs: Any) -> R:
+            def inside(*args: Any, tx: Transaction | None = None, **kwargs: Any) -> Any:
                 if tx is not None:
                     return function(*args, tx=tx, **kwargs)
                 with self.transaction(*names, timeout_s=timeout_s) as own:
@@ -171,9 +189,11 @@ class TransactionManager:
     def recover(self, timeout_s: float | None = None) -> RecoveryResult:
         """A round of recovery at every participant, now; waits for it, or for so many seconds.
 
-        Databases that may have decided come first, and once more where others list what they have not decided on.
+        Databases that may have decided come first, and once more where others list what they have not decided on. In
+        an event loop: ``await asyncio.to_thread(tm.recover)``.
         """
         self._check_open()
+        self._coordinator.loop.check_may_block()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         result = RecoveryResult()
         lasts = [name for name in self._recoveries if name in self._log.table.lasts]
@@ -262,8 +282,10 @@ class TransactionManager:
     def close(self) -> None:
         """Waits for transactions that are being committed, and ends. A second call does nothing.
 
-        Transactions that are still active are rolled back by their threads, or with their connections.
+        Transactions that are still active are rolled back by their threads, or with their connections. Of async
+        participants it waits for their event loop: there use ``async with``, or ``await asyncio.to_thread(tm.close)``.
         """
+        self._coordinator.loop.check_may_block()
         with self._closing:
             if self._closed:
                 return
@@ -280,6 +302,18 @@ class TransactionManager:
         self._log.close()
         for source in self._sources.values():  # last, since a driver may hang in it
             source.close()
+        self._coordinator.loop.end()
+
+    async def __aenter__(self) -> Self:
+        """For participants with async connections: they live in this event loop."""
+        self._check_open()
+        self._coordinator.join_loop()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
         self._check_open()

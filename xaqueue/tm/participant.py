@@ -15,7 +15,8 @@ from typing import Any
 
 from xaqueue.carried import CarriedChange
 from xaqueue.errors import ConnectionLost, Error, InvalidArgument, ProtocolError, ResourceFailed, RolledBack
-from xaqueue.tm import driver, last_resource
+from xaqueue.tm import awaiting, driver, last_resource
+from xaqueue.tm.awaiting import Loop
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import checked_name
 from xaqueue.tm.last_resource import DecisionRow
@@ -51,12 +52,22 @@ class Participant:
 class ConnectionSource:
     """Connections of one participant. Safe for threads."""
 
-    def __init__(self, name: str, participant: Participant, *, may_decide: bool = True, may_carry: bool = True) -> None:
-        """may_decide: its own commit may decide for all. may_carry: and take the changes of a queue with it."""
+    def __init__(
+        self,
+        name: str,
+        participant: Participant,
+        *,
+        may_decide: bool = True,
+        may_carry: bool = True,
+        loop: Loop | None = None,
+    ) -> None:
+        """may_decide: its own commit may decide for all. may_carry: and take the changes of a queue with it.
+        loop: that of its async connections."""
         self.name = checked_name(name)
         self.participant = participant
         self.may_decide = may_decide
         self.may_carry = may_decide and may_carry
+        self.loop = loop or Loop()
         self._mutex = threading.Lock()
         self._idle: list[tuple[float, Any]] = []
         """Each with the time since when it is kept, by the monotonic clock; the longest kept first."""
@@ -65,7 +76,7 @@ class ConnectionSource:
 
     def open(self) -> Any:
         """A connection that nobody used before. Raises what the driver raises."""
-        connection = self.participant.connect()
+        connection = self.loop.connected(self.participant.connect)
         if driver.commits_itself(connection):
             driver.close(connection)
             raise InvalidArgument(
@@ -75,8 +86,8 @@ class ConnectionSource:
         if not (driver.has_two_phases(connection) or (self.may_decide and driver.takes_sql(connection))):
             driver.close(connection)
             raise InvalidArgument(
-                f"participant {self.name!r} has no two-phase commit ({type(connection).__module__} has no tpc_begin): "
-                "only a last_resource needs none, a database of which a transaction may have one"
+                f"participant {self.name!r} has no two-phase commit ({awaiting.kind_of(connection).__module__} has no "
+                "tpc_begin): only a last_resource needs none, a database of which a transaction may have one"
             )
         return connection
 
@@ -98,7 +109,7 @@ class ConnectionSource:
                 since, connection = self._idle.pop()
             is_fresh = time.monotonic() - since < KEPT_S
             if is_fresh and driver.is_at_rest(connection) and not driver.is_left(connection):
-                return connection
+                return connection if awaiting.is_of_tasks(connection) else self.loop.adapted(connection, is_async=False)
             driver.close(connection)
 
     def give_back(self, connection: Any) -> None:
@@ -107,6 +118,7 @@ class ConnectionSource:
         Not those of sqlite3: they are their thread's, a SELECT that was not read to its end keeps its snapshot in them,
         and they cost little to open.
         """
+        connection = awaiting.plain(connection)
         is_of_its_thread = not (driver.has_two_phases(connection) or driver.is_shared(connection))
         if is_of_its_thread or not driver.is_at_rest(connection):
             driver.close(connection)
@@ -147,9 +159,10 @@ def sources(
     *,
     two_phase: bool = False,
     carry: bool = True,
+    loop: Loop | None = None,
 ) -> dict[str, ConnectionSource]:
     """last: the only one whose commit may decide, where one is named; two_phase: none; carry: whether it may
-    take the changes of a queue with it. Raises InvalidArgument."""
+    take the changes of a queue with it. loop: that of async connections. Raises InvalidArgument."""
     if last is not None and last not in participants:
         raise InvalidArgument(f"last_resource {last!r} is none of the participants {sorted(participants)}")
     if last is not None and two_phase:
@@ -162,7 +175,7 @@ def sources(
         if not callable(participant.connect):
             raise InvalidArgument(f"participant {name!r} is {given!r}: give a function that opens a connection")
         made[name] = ConnectionSource(
-            name, participant, may_decide=not two_phase and last in (None, name), may_carry=carry
+            name, participant, may_decide=not two_phase and last in (None, name), may_carry=carry, loop=loop
         )
     return made
 
@@ -172,12 +185,14 @@ def enlist(source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
     kept = source.take_idle()
     if kept is not None:
         try:
+            awaiting.check_usable(kept, source.name)
             return _enlist_on(kept, source, gtrid)
         except Exception:  # it was lost while it was idle, and nothing was done on it yet
             driver.close(kept)
             source.drop_idle()
     connection = source.open()
     try:
+        awaiting.check_usable(connection, source.name)
         return _enlist_on(connection, source, gtrid)
     except BaseException:
         driver.close(connection)
@@ -342,7 +357,7 @@ class EnlistedBranch:
                     return Reply.LOST
             else:
                 return Reply.DONE if outcome is Outcome.COMMITTED else Reply.REFUSED
-            time.sleep(pause_s)
+            self.source.loop.pause(pause_s)
             pause_s = min(2 * pause_s, 1.0)
 
     def ask(self) -> Reply:

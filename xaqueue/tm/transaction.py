@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -29,6 +30,7 @@ from xaqueue.errors import (
     RolledBack,
 )
 from xaqueue.tm import driver, voting
+from xaqueue.tm.async_transaction import AsyncTransaction
 from xaqueue.tm.carriage import CarriedRow
 from xaqueue.tm.coordinator import Coordinator, TraceStep
 from xaqueue.tm.gtrid import FORMAT_ID
@@ -60,8 +62,10 @@ class Transaction:
         """names: participants that join at once, when it is entered."""
         self._coordinator = coordinator
         self._names = tuple(names)
-        self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
+        self._expiry = f"it took more than {timeout_s:g} s"
+        self._async: AsyncTransaction | None = None
+        """Its face in a task of asyncio."""
         self._mutex = threading.Lock()
         self._phase = _Phase.ACTIVE
         self._branches: dict[str, EnlistedBranch] = {}
@@ -76,8 +80,7 @@ class Transaction:
     def __getitem__(self, name: str) -> Any:
         """The participant's connection, begun for this transaction. Raises KeyError, RolledBack after the timeout."""
         known = self._branches.get(name)
-        if self._phase is not _Phase.ACTIVE:
-            raise ProtocolError(f"the transaction is {self._phase.value}: begin another one")
+        self.check_active()
         if self._is_expired():
             self._run_out(None)
         if known is None:
@@ -114,9 +117,18 @@ class Transaction:
     def interrupt_if_expired(self) -> None:
         """Interrupts what an expired transaction is waiting for; called from another thread, again and again."""
         with self._mutex:  # not while it is being ended: what is decided is never interrupted
-            if self._phase is _Phase.ACTIVE and self._is_expired():
+            if self._phase is _Phase.ACTIVE and self._is_expired() and self._async is None:
                 for branch in list(self._branches.values()):
                     branch.interrupt()
+
+    def expire(self) -> None:
+        """Its task was cancelled: what is not decided yet is rolled back."""
+        self._deadline, self._expiry = 0.0, "its task was cancelled"
+
+    def check_active(self) -> None:
+        """Raises ProtocolError once its end has begun."""
+        if self._phase is not _Phase.ACTIVE:
+            raise ProtocolError(f"the transaction is {self._phase.value}: begin another one")
 
     def abandon(self) -> None:
         """In a forked child: it and its connections are the parent's."""
@@ -144,6 +156,18 @@ class Transaction:
         else:
             self.rollback()
 
+    async def __aenter__(self) -> AsyncTransaction:
+        self._coordinator.join_loop()
+        self._async = AsyncTransaction(self, self._names, max(0.0, self._deadline - time.monotonic()))
+        await self._async.begin()
+        return self._async
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._async is not None
+        await self._async.end(kind, error, trace)
+
     # Joining
 
     def _enlist(self, name: str) -> EnlistedBranch:
@@ -165,15 +189,15 @@ class Transaction:
 
     def _are_parallel(self, names: Iterable[str]) -> bool:
         """Whether they are called side by side: where nobody else is at work who would only wait for the threads."""
-        return self._coordinator.is_lone and all(self._branches[name].is_parallel for name in names)
+        can_be = self._async is not None or self._coordinator.is_lone
+        return can_be and all(self._branches[name].is_parallel for name in names)
 
     # Ending
 
     def _end(self) -> tuple[list[str], str | None]:
         """Nobody else may end it any more. Returns those with two phases, in the order of their keys, and the last."""
         with self._mutex:
-            if self._phase is not _Phase.ACTIVE:
-                raise ProtocolError(f"the transaction is {self._phase.value}: begin another one")
+            self.check_active()
             self._phase = _Phase.ENDING
         in_order = sorted(self._branches.values(), key=lambda branch: (branch.sort_key, branch.name))
         last = self._last()
@@ -220,6 +244,9 @@ class Transaction:
             self._coordinator.step(after, self.gtrid, name)
             return reply
 
+        if self._async is not None and len(command.names) > 1 and self._are_parallel(command.names):
+            calls = [partial(call, name) for name in command.names]
+            return dict(zip(command.names, self._coordinator.loop.side_by_side(calls), strict=True))
         others = command.names[1:] if self._are_parallel(command.names) else ()
         lent = {name: self._coordinator.lend(call, name) for name in others}
         futures = {name: future for name, future in lent.items() if future is not None}
@@ -235,7 +262,7 @@ class Transaction:
             return Reply.REFUSED
         self._coordinator.step(TraceStep.DECIDE, self.gtrid, "")
         try:
-            self._coordinator.log.decide(self.gtrid, command.names)
+            self._coordinator.loop.in_thread(partial(self._coordinator.log.decide, self.gtrid, command.names))
         except (RetryLater, DecisionLogError) as error:
             self._log_error = error
             return Reply.REFUSED if isinstance(error, RetryLater) else Reply.LOST
@@ -293,7 +320,11 @@ class Transaction:
         try:
             if result.outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK):
                 late = [name for name, branch in self._branches.items() if branch.is_late]
-                self._coordinator.settle(self.gtrid, result.outcome, result.participants, details, late)
+                settle = partial(self._coordinator.settle, self.gtrid, result.outcome, result.participants, details)
+                if any(one.is_heuristic for one in result.participants.values()):
+                    self._coordinator.loop.in_thread(partial(settle, late))
+                else:
+                    settle(late)
         except (DecisionLogError, RetryLater) as failed:  # it is not acknowledged either, so recovery notes it again
             unrecorded = failed
         except BaseException:
@@ -359,8 +390,7 @@ class Transaction:
         return HeuristicMixed(message, did) if code is Code.XA_HEURMIX else HeuristicOutcome(message, code)
 
     def _expired(self) -> RolledBack:
-        text = f"transaction {self.gtrid.decode()} was rolled back: it took more than {self._timeout_s:g} s"
-        return RolledBack(text, Code.XA_RBTIMEOUT)
+        return RolledBack(f"transaction {self.gtrid.decode()} was rolled back: {self._expiry}", Code.XA_RBTIMEOUT)
 
     def _run_out(self, error: Exception | None) -> NoReturn:
         """Rolls back because of the time, whatever else has happened."""

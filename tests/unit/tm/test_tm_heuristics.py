@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from support.tm_both import pytest_generate_tests, way  # noqa: F401
 from support.tm_scene import Scene
 from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, OperationalError
 from xaqueue.errors import HeuristicHazard, HeuristicMixed, ProtocolError, RetryLater, RolledBack

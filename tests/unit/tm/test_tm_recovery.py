@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import xaqueue
+from support.tm_both import pytest_generate_tests, way  # noqa: F401
 from support.tm_scene import Scene
 from support.tm_world import (
     ACTIVE,

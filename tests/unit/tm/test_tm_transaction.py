@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from support.forgetful import Tree
+from support.tm_both import pytest_generate_tests, way  # noqa: F401
 from support.tm_world import (
     COMMITTED,
     PREPARED,

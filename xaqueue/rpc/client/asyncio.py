@@ -10,9 +10,8 @@ awaited here may be cancelled: then the connection to the server is given up, si
 transaction it was in goes on as after any lost connection: it can only be rolled back. Where it was being committed,
 nobody knows its outcome, and the next call says so, once, with OutcomeUnknown and the xid.
 
-It is that of threads in a greenlet of its own: ``carried`` runs a call there, and where it would block (in
-``AwaitedSocket``, which is a socket to ``ClientSocket``) the task awaits. A call whose task is cancelled is cut off
-where it waits: there ConnectionLost is raised, and it may not wait again.
+It is that of threads, ``carried``: where it would block (in ``AwaitedSocket``, which is a socket to ``ClientSocket``)
+the task awaits. A call whose task is cancelled is cut off where it waits: there ConnectionLost is raised.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from greenlet import getcurrent, greenlet
-
+from xaqueue.awaited import awaited, carried
 from xaqueue.connection import Connection
 from xaqueue.endpoint import EXAMPLES, Endpoint, Scheme, is_url, parse
 from xaqueue.errors import ConnectionLost, InterfaceError, InvalidArgument, OutcomeUnknown
@@ -151,7 +149,7 @@ class AsyncConnection:
             raise InterfaceError("another task waits for an answer on this connection: open one for each task")
         self._busy, within = True, self._connection.in_transaction
         try:
-            return await carried(partial(call, *arguments, **options), partial(self._cut_off, within))
+            return await carried(partial(call, *arguments, **options), _lost, partial(self._cut_off, within))
         finally:
             self._busy = False
 
@@ -172,7 +170,11 @@ async def connect(url: str) -> AsyncConnection:
             "connections: serve it with `xaqueue serve`"
         )
     endpoint = parse(url)
-    return AsyncConnection(await carried(partial(_connection, endpoint), lambda _: None))
+    return AsyncConnection(await carried(partial(_connection, endpoint), _lost))
+
+
+def _lost(_: BaseException) -> Exception:
+    return ConnectionLost("the connection to the server is lost: the call that waited for an answer was cancelled")
 
 
 def _connection(endpoint: Endpoint) -> Connection:
@@ -195,55 +197,6 @@ async def _connected(endpoint: Endpoint, context: ssl.SSLContext | None) -> Awai
     with suppress(OSError), socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as same:  # or it is closed again
         keep_alive(same)
     return made
-
-
-# How a call is carried
-
-
-class _Carrier(greenlet):
-    """The greenlet of one call; its parent is the one in which the loop runs."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        parent = getcurrent()
-        super().__init__(call, parent)
-        self.gr_context = parent.gr_context
-
-
-async def carried(call: Callable[[], T], cut_off: Callable[[Exception], object]) -> T:
-    """The result of a call that waits by ``awaited``. cut_off is told what it ended with, if its task was cancelled."""
-    carrier = _Carrier(call)
-    result = carrier.switch()
-    while not carrier.dead:
-        try:
-            answer = await result
-        except Exception as error:
-            result = carrier.throw(error)
-        except BaseException:
-            _cut(carrier, cut_off)
-            raise
-        else:
-            result = carrier.switch(answer)
-    return cast(T, result)
-
-
-def awaited(waits: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine, for code within ``carried``. Raises what it raises, and InterfaceError elsewhere."""
-    carrier = getcurrent()
-    if not isinstance(carrier, _Carrier) or carrier.parent is None:
-        waits.close()
-        raise InterfaceError("an async connection is used outside of its own methods: await those")
-    return cast(T, carrier.parent.switch(waits))
-
-
-def _cut(carrier: _Carrier, cut_off: Callable[[Exception], object]) -> None:
-    lost = ConnectionLost("the connection to the server is lost: the call that waited for an answer was cancelled")
-    try:
-        while not carrier.dead:
-            result = carrier.throw(lost)
-            if not carrier.dead:
-                result.close()
-    except Exception as error:
-        cut_off(error)
 
 
 class AwaitedSocket(asyncio.Protocol):

@@ -1,0 +1,196 @@
+"""Async transactions over psycopg.AsyncConnection and queues, of this process and behind a server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import xaqueue
+from support import postgres
+from support.served import ServerThread
+from xaqueue import TransactionManager
+from xaqueue.errors import RolledBack
+from xaqueue.tm.async_transaction import AsyncTransaction
+from xaqueue.xa import Code, Outcome
+
+WAYS = {"carried": {}, "row": {"carry": False}, "two phases": {"two_phase": True}, "served": {}}
+
+
+class Shop:
+    """Orders in PostgreSQL, and a message of each."""
+
+    def __init__(self, place: Path, dsn: str, way: str) -> None:
+        self.dsn, self.way, self._place = dsn, way, place
+        self._kept: xaqueue.Connection | None = None
+        self._server: ServerThread | None = None
+        space = place / "space"
+        self.queue: Callable[[], Any] = lambda: xaqueue.connect(space)
+        self._kept = xaqueue.connect(space, create=True)
+        if way == "served":
+            self._kept.close()
+            self._server = ServerThread(space, place / "socket")
+            self._kept = xaqueue.connect(self._server.url)
+            url = self._server.url
+            self.queue = lambda: xaqueue.connect_async(url)
+        with psycopg.connect(dsn) as own:
+            own.execute("create table orders (n int)")
+
+    def manager(self, **options: Any) -> TransactionManager:
+        parties = {"ledger": lambda: psycopg.AsyncConnection.connect(self.dsn), "queue": self.queue}
+        return TransactionManager(self._place / "log", parties, **{**WAYS[self.way], **options})
+
+    async def order(self, tx: AsyncTransaction, number: int) -> None:
+        await tx["ledger"].execute("insert into orders values (%s)", (number,))
+        put = tx["queue"].enqueue("orders", b"%d" % number)
+        if self.way == "served":
+            await put
+
+    def rows(self) -> list[int]:
+        with psycopg.connect(self.dsn) as own:
+            return [row[0] for row in own.execute("select n from orders order by n").fetchall()]
+
+    def messages(self) -> list[int]:
+        assert self._kept is not None
+        return sorted(int(message.body) for message in self._kept.browse("orders"))
+
+    def close(self) -> None:
+        assert self._kept is not None
+        self._kept.close()
+        if self._server is not None:
+            self._server.stop()
+
+
+@pytest.fixture(params=WAYS)
+def shop(tmp_path: Path, dsn: str, request: pytest.FixtureRequest) -> Iterator[Shop]:
+    made = Shop(tmp_path, dsn, request.param)
+    yield made
+    made.close()
+
+
+async def ready(tm: TransactionManager) -> None:
+    assert (await asyncio.to_thread(tm.recover)).complete
+
+
+async def bought(shop: Shop, tm: TransactionManager, number: int, begun: dict[int, bytes], **options: Any) -> None:
+    async with tm.transaction("ledger", "queue", **options) as tx:
+        begun[number] = tx.gtrid
+        await shop.order(tx, number)
+
+
+def test_a_row_and_a_message_together_or_not_at_all(shop: Shop) -> None:
+    async def main() -> None:
+        begun: dict[int, bytes] = {}
+        async with shop.manager() as tm:
+            await ready(tm)
+            await asyncio.gather(*(bought(shop, tm, number, begun) for number in range(20)))
+            with pytest.raises(ZeroDivisionError):
+                await fails(tm)
+            with pytest.raises(RolledBack, match="took more than") as raised:
+                await slow(tm)
+            assert raised.value.code is Code.XA_RBTIMEOUT
+            assert {tm.outcome(gtrid) for gtrid in begun.values()} == {Outcome.COMMITTED}
+            assert tm.in_doubt() == []
+
+    async def fails(tm: TransactionManager) -> None:
+        async with tm.transaction("ledger", "queue") as tx:
+            await shop.order(tx, 100)
+            raise ZeroDivisionError
+
+    async def slow(tm: TransactionManager) -> None:
+        async with tm.transaction("ledger", "queue", timeout_s=0.2) as tx:
+            await shop.order(tx, 200)
+            await tx["ledger"].execute("select pg_sleep(60)")
+
+    asyncio.run(main())
+    assert shop.rows() == shop.messages() == list(range(20))
+
+
+def test_cancelled_at_any_moment(shop: Shop) -> None:
+    """Many at once, each cancelled some time or not at all; a second cancellation meets some as they end."""
+    chance = random.Random(14)
+
+    async def main() -> None:
+        begun: dict[int, bytes] = {}
+        async with shop.manager() as tm:
+            await ready(tm)
+
+            async def cancelled(number: int) -> None:
+                task = asyncio.ensure_future(bought(shop, tm, number, begun))
+                await asyncio.sleep(chance.random() * 0.02)
+                task.cancel()
+                await asyncio.sleep(chance.random() * 0.002)
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+            for first in range(0, 120, 4):
+                await asyncio.gather(*(cancelled(number) for number in range(first, first + 4)))
+        committed = [number for number, gtrid in begun.items() if tm.outcome(gtrid) is Outcome.COMMITTED]
+        assert sorted(committed) == shop.rows()
+
+    asyncio.run(main())
+    assert shop.rows() == shop.messages()
+    assert 0 < len(shop.rows()) < 120
+
+
+def test_a_backend_that_hangs_holds_up_its_own_transaction(shop: Shop) -> None:
+    """In a statement, and in whatever it is asked at the end."""
+
+    async def main() -> None:
+        begun: dict[int, bytes] = {}
+        async with shop.manager() as tm:
+            await ready(tm)
+            for number, moment in enumerate(("in a statement", "at its end")):
+                tx = tm.transaction("ledger", "queue")
+                entered = await tx.__aenter__()
+                await shop.order(entered, number)
+                pid = entered["ledger"].info.backend_pid
+                os.kill(pid, signal.SIGSTOP)
+                try:
+                    hanging = asyncio.ensure_future(
+                        entered["ledger"].execute("select 1") if moment == "in a statement" else ended(tx)
+                    )
+                    async with asyncio.timeout(10):
+                        await bought(shop, tm, 10 + number, begun)
+                    assert not hanging.done()
+                finally:
+                    os.kill(pid, signal.SIGCONT)
+                await hanging
+                if entered.outcome is None:
+                    await ended(tx)
+                assert entered.outcome is Outcome.COMMITTED
+
+    async def ended(tx: Any) -> None:
+        await tx.__aexit__(None, None, None)
+
+    asyncio.run(main())
+    assert shop.rows() == shop.messages() == [0, 1, 10, 11]
+
+
+def test_a_backend_that_dies_takes_its_transaction_with_it(shop: Shop) -> None:
+    async def main() -> None:
+        begun: dict[int, bytes] = {}
+        async with shop.manager() as tm:
+            await ready(tm)
+            with pytest.raises((RolledBack, psycopg.Error)):
+                await dies(tm)
+            await bought(shop, tm, 2, begun)
+            await ready(tm)
+            assert tm.in_doubt() == []
+
+    async def dies(tm: TransactionManager) -> None:
+        async with tm.transaction("ledger", "queue") as tx:
+            await shop.order(tx, 1)
+            await asyncio.to_thread(postgres.terminate, shop.dsn, tx["ledger"])
+
+    asyncio.run(main())
+    assert shop.rows() == shop.messages() == [2]

@@ -1,0 +1,309 @@
+"""Transactions in tasks of asyncio: what is theirs alone. Those of all others run in tasks, too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xaqueue
+from support.tm_tasks import Awaitable
+from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Bank, World
+from xaqueue import TransactionManager
+from xaqueue.errors import InterfaceError, InvalidArgument, OutcomeUnknown, ProtocolError, RolledBack
+from xaqueue.tm.async_transaction import AsyncTransaction
+from xaqueue.xa import Code, Outcome
+
+STEPS = 120
+"""More turns of the loop than a transaction of two banks takes."""
+
+
+def awaitable(bank: Bank) -> Callable[[], Any]:
+    async def connect() -> Awaitable:
+        await asyncio.sleep(0)
+        return Awaitable(bank.connect())
+
+    return connect
+
+
+class Scene:
+    """A transaction manager over two banks whose connections are async."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self.world = World()
+        self.a, self.b = (Bank(self.world, name) for name in "ab")
+        self.tm = TransactionManager(log_dir, {"a": awaitable(self.a), "b": awaitable(self.b)})
+
+    def states(self) -> set[str]:
+        return {*self.a.branches.values(), *self.b.branches.values()}
+
+    async def recovered(self) -> None:
+        """After the end of what goes on alone."""
+        while self.tm._coordinator.live():
+            await asyncio.sleep(0)
+        assert (await asyncio.to_thread(self.tm.recover)).complete
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def transfer(scene: Scene, begun: list[AsyncTransaction]) -> None:
+    async with scene.tm.transaction("a") as tx:
+        begun.append(tx)
+        await tx["a"].work()
+        await (await tx.join("b")).work()
+
+
+@pytest.mark.parametrize("again", [0, 1, 7])
+def test_cancelled_anywhere_it_is_committed_or_rolled_back(log_dir: Path, again: int) -> None:
+    """again: it is cancelled a second time so many turns later."""
+    seen = set()
+
+    async def main() -> None:
+        scene = Scene(log_dir)
+        async with scene.tm:
+            await scene.recovered()
+            for count in range(STEPS):
+                begun: list[AsyncTransaction] = []
+                task = asyncio.ensure_future(transfer(scene, begun))
+                await turns(count)
+                task.cancel()
+                if again:
+                    await turns(again)
+                    task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                await scene.recovered()
+                states = scene.states()
+                assert len(states) < 2
+                assert PREPARED not in states
+                if begun:
+                    outcome = scene.tm.outcome(begun[0].gtrid)
+                    assert states == {COMMITTED if outcome is Outcome.COMMITTED else ROLLED_BACK}
+                seen.add((task.cancelled(), *states))
+                scene.a.branches.clear()
+                scene.b.branches.clear()
+
+    asyncio.run(main())
+    assert {(True, ROLLED_BACK), (True, COMMITTED), (False, COMMITTED)} <= seen
+
+
+def test_the_end_goes_on_alone_and_says_what_it_came_to(log_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        scene = Scene(log_dir)
+        goes_on = asyncio.Event()
+        async with scene.tm:
+            await scene.recovered()
+            with caplog.at_level(logging.INFO, logger="xaqueue"):
+                tx = scene.tm.transaction("a", "b")
+                entered = await tx.__aenter__()
+
+                async def slow() -> Any:
+                    await goes_on.wait()
+                    return preparing()
+
+                preparing = entered["a"].inner.tpc_prepare
+                entered["a"].__dict__["tpc_prepare"] = slow
+                ending = asyncio.ensure_future(tx.__aexit__(None, None, None))
+                await turns(10)
+                ending.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await ending
+                assert scene.tm.outcome(entered.gtrid) is Outcome.IN_DOUBT
+                goes_on.set()
+                await turns(50)
+            assert entered.outcome is Outcome.ROLLED_BACK
+            assert "whose end was cancelled: rolled back" in caplog.text
+            assert "its task was cancelled" in caplog.text
+            assert scene.states() == {ROLLED_BACK}
+
+    asyncio.run(main())
+
+
+def test_the_end_of_its_loop_leaves_it_to_recovery(log_dir: Path) -> None:
+    """The end goes on alone when its loop is over: all its tasks are cancelled then."""
+    found: list[Scene] = []
+
+    async def main() -> None:
+        scene = Scene(log_dir)
+        found.append(scene)
+        await scene.recovered()
+        tx = scene.tm.transaction("a", "b")
+        entered = await tx.__aenter__()
+
+        async def for_ever() -> None:
+            await asyncio.sleep(3600)
+
+        entered["b"].__dict__["tpc_prepare"] = for_ever
+        ending = asyncio.ensure_future(tx.__aexit__(None, None, None))
+        await turns(20)
+        ending.cancel()
+        assert scene.a.branches[next(iter(scene.a.branches))] == PREPARED
+
+    asyncio.run(main())
+
+    async def after() -> None:
+        async with found[0].tm:
+            await found[0].recovered()
+            assert found[0].states() == {ROLLED_BACK}
+
+    asyncio.run(after())
+
+
+def test_its_time_cancels_what_it_awaits(log_dir: Path) -> None:
+    async def main() -> None:
+        scene = Scene(log_dir)
+        async with scene.tm:
+            with pytest.raises(RolledBack, match=r"it took more than 0\.05 s") as raised:
+                async with scene.tm.transaction("a", "b", timeout_s=0.05):
+                    await asyncio.sleep(60)
+            assert raised.value.code is Code.XA_RBTIMEOUT
+            assert scene.states() == {ROLLED_BACK}
+
+    asyncio.run(main())
+
+
+def test_a_participant_that_hangs_holds_up_nobody_else(log_dir: Path) -> None:
+    """In each verb of a transaction; another one of the same participants goes through meanwhile."""
+
+    async def main() -> None:
+        scene = Scene(log_dir)
+        async with scene.tm:
+            await scene.recovered()
+            for verb in ("work", "tpc_prepare", "tpc_commit"):
+                goes_on = asyncio.Event()
+                tx = scene.tm.transaction("a", "b")
+                entered = await tx.__aenter__()
+                hangs = getattr(entered["a"], verb)
+
+                async def hanging(wait: Any = goes_on.wait, call: Any = hangs, **options: Any) -> Any:
+                    await wait()
+                    return await call(**options)
+
+                entered["a"].__dict__[verb] = hanging
+                ending = asyncio.ensure_future(_worked(tx, entered))
+                await turns(10)
+                async with asyncio.timeout(10), scene.tm.transaction("a", "b") as other:
+                    await other["a"].work()
+                assert other.outcome is Outcome.COMMITTED
+                assert not ending.done()
+                goes_on.set()
+                await ending
+                assert entered.outcome is Outcome.COMMITTED
+
+    asyncio.run(main())
+
+
+async def _worked(tx: Any, entered: AsyncTransaction) -> None:
+    await entered["a"].work()
+    await tx.__aexit__(None, None, None)
+
+
+def test_an_answer_that_is_lost_raises_as_in_a_thread(log_dir: Path) -> None:
+    async def main() -> None:
+        scene = Scene(log_dir)
+        async with scene.tm:
+            scene.a.faults = {"commit": ["answer lost"]}
+            with pytest.raises(OutcomeUnknown):
+                async with scene.tm.transaction("a"):
+                    pass
+
+    asyncio.run(main())
+
+
+def test_whoever_uses_it_otherwise_is_told_how(log_dir: Path) -> None:
+    async def main() -> None:
+        scene = Scene(log_dir)
+        tm = scene.tm
+        async with tm:
+            async with tm.transaction() as tx:
+                with pytest.raises(ProtocolError, match=r"await tx\.join\('a'\)"):
+                    tx["a"]
+                with pytest.raises(InvalidArgument, match="is no participant"):
+                    await tx.join("c")
+            with pytest.raises(ProtocolError, match="the transaction is over"):
+                tx["a"]
+            with pytest.raises(InterfaceError, match=r"use asyncio\.to_thread"):
+                tm.recover()
+            with pytest.raises(InterfaceError, match=r"use asyncio\.to_thread"):
+                tm.close()
+            with pytest.raises(InvalidArgument, match="begin the transaction with `async with`"):
+                await asyncio.to_thread(lambda: tm.transaction("a").__enter__())
+            with pytest.raises(InterfaceError, match="belongs to another event loop"):
+                await asyncio.to_thread(lambda: asyncio.run(transfer(scene, [])))
+
+    asyncio.run(main())
+
+
+def test_a_driver_that_blocks_is_refused(log_dir: Path, tmp_path: Path) -> None:
+    world = World()
+    bank = Bank(world, "a")
+
+    async def main() -> None:
+        async with TransactionManager(log_dir, {"a": bank.connect}) as tm:
+            with pytest.raises(InvalidArgument, match="use an async driver"):
+                async with tm.transaction("a"):
+                    pass
+
+    asyncio.run(main())
+    assert not bank.branches
+
+
+def test_a_space_of_this_process_takes_part(log_dir: Path, tmp_path: Path) -> None:
+    """Its own calls are made at once; those that wait for its disk are a thread's."""
+    space = tmp_path / "space"
+    at: list[str] = []
+
+    async def main() -> None:
+        bank = Bank(World(), "a")
+        with xaqueue.connect(space, create=True) as kept:
+            parties: dict[str, Any] = {"a": awaitable(bank), "q": lambda: xaqueue.connect(space)}
+            tm = TransactionManager(log_dir, parties, on_step=lambda *_: at.append(threading.current_thread().name))
+            async with tm:
+
+                @tm.transactional("a", "q")
+                async def put(body: bytes, tx: AsyncTransaction, *, fails: bool = False) -> AsyncTransaction:
+                    await tx["a"].work()
+                    tx["q"].enqueue("orders", body)
+                    if fails:
+                        raise ZeroDivisionError
+                    return tx
+
+                for body in (b"one", b"two"):
+                    done = await put(body)
+                    assert done.outcome is Outcome.COMMITTED
+                with pytest.raises(ZeroDivisionError):
+                    await put(b"none", fails=True)
+            assert [message.body for message in kept.browse("orders")] == [b"one", b"two"]
+            assert set(bank.branches.values()) == {COMMITTED, ROLLED_BACK}
+
+    asyncio.run(main())
+    assert threading.current_thread().name in at
+
+
+def test_the_transaction_manager_may_be_older_than_its_loop(log_dir: Path) -> None:
+    scene = Scene(log_dir)
+    deadline = time.monotonic() + 60
+    while "its event loop does not run" not in scene.tm._recoveries["a"].report.error:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+    async def main() -> None:
+        async with scene.tm:
+            await scene.recovered()
+            await transfer(scene, [])
+
+    asyncio.run(main())
+    assert scene.states() == {COMMITTED}

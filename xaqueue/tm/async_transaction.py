@@ -1,0 +1,136 @@
+"""A global transaction in a task of asyncio, which awaits its participants and holds nobody else up.
+
+    async with tm.transaction("ledger", "queue") as tx:
+        await tx["ledger"].execute("insert ...")
+        await tx["queue"].enqueue("orders", b"...")
+
+It is a ``Transaction``, carried: same log, same votes, same recovery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol
+
+from xaqueue.awaited import carried
+from xaqueue.errors import ProtocolError
+from xaqueue.xa import Outcome
+
+log = logging.getLogger("xaqueue")
+
+
+class Transaction(Protocol):
+    """What is carried: that of ``tm.transaction``."""
+
+    gtrid: bytes
+    outcome: Outcome | None
+
+    @property
+    def pending(self) -> tuple[str, ...]: ...
+    def check_active(self) -> None: ...
+    def expire(self) -> None: ...
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+    def __getitem__(self, name: str) -> Any: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class AsyncTransaction:
+    """What ``async with TransactionManager.transaction(...)`` gives. For one task at a time.
+
+    Whatever is awaited of it may be cancelled, in the block and at its end. Before it is decided it is rolled back
+    then; once it is decided it goes on to its commit. It does so by itself, after CancelledError is raised:
+    ``TransactionManager.outcome`` tells what it came to, and the end of the transaction manager waits for it.
+    """
+
+    def __init__(self, transaction: Transaction, names: tuple[str, ...], timeout_s: float) -> None:
+        self._transaction = transaction
+        self._names = names
+        self._limit = asyncio.timeout(timeout_s)
+        self._lent: dict[str, Any] = {}
+
+    @property
+    def gtrid(self) -> bytes:
+        """As of ``Transaction``."""
+        return self._transaction.gtrid
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """As of ``Transaction``; of one whose end was cancelled it is there once that has come."""
+        return self._transaction.outcome
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """As of ``Transaction``."""
+        return self._transaction.pending
+
+    def __getitem__(self, name: str) -> Any:
+        """The connection of a participant that has joined. Raises ProtocolError for any other."""
+        self._transaction.check_active()
+        if name not in self._lent:
+            raise ProtocolError(
+                f"participant {name!r} has not joined the transaction: `await tx.join({name!r})`, or name it in "
+                f"`tm.transaction({name!r})`"
+            )
+        return self._lent[name]
+
+    async def join(self, name: str) -> Any:
+        """The participant's connection, begun for this transaction. Raises as ``Transaction[name]``."""
+        self._lent[name] = await carried(partial(self._transaction.__getitem__, name))
+        return self._lent[name]
+
+    async def commit(self) -> None:
+        """As ``Transaction.commit``."""
+        await self._end(self._transaction.commit)
+
+    async def rollback(self) -> None:
+        """As ``Transaction.rollback``."""
+        await self._end(self._transaction.rollback)
+
+    async def begin(self) -> None:
+        """Enters the block: those that were named join."""
+        await self._limit.__aenter__()
+        try:
+            for name in self._names:
+                await self.join(name)
+        except BaseException as error:
+            await self.end(type(error), error, error.__traceback__)
+            raise
+
+    async def end(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leaves the block."""
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError as late:  # what has cancelled the block was its time
+            error = late
+        if isinstance(error, asyncio.CancelledError):
+            self._transaction.expire()
+        await self._end(partial(self._transaction.__exit__, type(error) if error else None, error, trace))
+
+    async def _end(self, end: Callable[[], None]) -> None:
+        """In a task of its own, which goes on where this one is cancelled."""
+        ending = asyncio.ensure_future(carried(end))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            if not ending.done():
+                self._transaction.expire()
+                ending.add_done_callback(self._ended_alone)
+            raise
+
+    def _ended_alone(self, ending: asyncio.Future[None]) -> None:
+        error = None if ending.cancelled() else ending.exception()
+        outcome = self.outcome.value if self.outcome is not None else "not known yet"
+        log.info("transaction %s, whose end was cancelled: %s%s", self.gtrid.decode(), outcome, _said(error))
+
+
+def _said(error: BaseException | None) -> str:
+    return f" ({error})" if error is not None else ""
