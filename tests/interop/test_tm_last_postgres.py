@@ -7,6 +7,8 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,9 @@ import xaqueue
 from support.postgres import HASTY
 from xaqueue import TransactionManager
 from xaqueue.errors import RolledBack
-from xaqueue.tm import last_resource
+from xaqueue.tm import last_resource, recovery
 from xaqueue.tm.driver import Dialect
-from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.transaction import Transaction
 from xaqueue.tools import postgres
@@ -215,3 +217,22 @@ def test_a_server_whose_last_one_was_killed_is_waited_for() -> None:
                 os.killpg(server._process.pid, signal.SIGKILL)
                 server._process.wait()
                 server.stop()
+
+
+def test_a_branch_that_stays_prepared_is_said_to_hold_back_the_vacuum(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a participant that was renamed, which recovery leaves alone; said once, and not while it is young."""
+    with TransactionManager(tmp_path / "log", {"ledger": lambda: psycopg.connect(dsn)}, two_phase=True) as tm:
+        gtrid = str(Gtrid(tm.node, tm.epoch, 1))
+        with closing(psycopg.connect(dsn)) as own:
+            own.tpc_begin(own.xid(FORMAT_ID, gtrid, "books"))
+            own.execute("create table held (n int)")
+            own.tpc_prepare()
+        assert tm.recover().scans["ledger"].strangers == ["books"]
+        assert "vacuum" not in caplog.text
+        monkeypatch.setattr(recovery, "OLD", timedelta(0))
+        tm.recover()
+        tm.recover()
+        assert caplog.text.count(f"({gtrid}, books) is prepared since") == 1
+        assert "holds back the vacuum of its database" in caplog.text

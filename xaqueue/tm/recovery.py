@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from xaqueue.carried import Carriers
@@ -30,6 +31,8 @@ from xaqueue.xa import Outcome
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 30.0
+OLD = timedelta(minutes=5)
+"""A branch that is prepared for longer keeps a database from its work, and whoever runs it is told."""
 _STEPS = {
     Verb.COMMIT: (TraceStep.COMMIT, TraceStep.COMMITTED),
     Verb.ROLLBACK: (TraceStep.ROLLBACK, TraceStep.ROLLED_BACK),
@@ -87,6 +90,8 @@ class RecoveryThread:
         self._asked = 0
         self._answered = 0
         self._stopped = False
+        self._warned: set[str] = set()
+        """Branches that were said to be old."""
         self._thread: threading.Thread | None = None
         self.report = ScanReport(source.name, error="not asked yet")
         """Of the last round."""
@@ -228,6 +233,21 @@ class RecoveryThread:
         if carriers is not None:
             self._carry(carriers, report)
         self._coordinator.wake(self._coordinator.log.has_done_rows)
+        self._warn_of_old({*report.committed, *report.rolled_back}, own)
+
+    def _warn_of_old(self, ended: set[bytes], own: Iterable[ListedBranch]) -> None:
+        """Once of each that stays prepared, where the driver tells since when."""
+        for branch in own:
+            name, since = f"{bytes(branch.gtrid).decode()}, {branch.participant}", getattr(branch.xid, "prepared", None)
+            if bytes(branch.gtrid) in ended or name in self._warned or not isinstance(since, datetime):
+                continue
+            if datetime.now(since.tzinfo) - since > OLD:
+                self._warned.add(name)
+                log.warning(
+                    "participant %s: a branch (%s) is prepared since %s, keeps its locks, and holds back the vacuum of "
+                    "its database; `xaqueue indoubt advise` says what to do",
+                    *(self._name, name, since.isoformat(" ", "minutes")),
+                )
 
     def _settle_carried(self, gtrid: bytes, carriers: Carriers | None, report: ScanReport) -> None:
         """Its branch is not there any more: it was applied, which is hardened now, or its space is to be told of it."""
