@@ -20,6 +20,7 @@ from xaqueue.awaited import carried
 from xaqueue.errors import ProtocolError
 from xaqueue.xa import Outcome
 
+CANCELLED = "its task was cancelled"
 log = logging.getLogger("xaqueue")
 
 
@@ -32,7 +33,7 @@ class Transaction(Protocol):
     @property
     def pending(self) -> tuple[str, ...]: ...
     def check_active(self) -> None: ...
-    def expire(self) -> None: ...
+    def expire(self, why: str = "") -> None: ...
     def commit(self) -> None: ...
     def rollback(self) -> None: ...
     def __getitem__(self, name: str) -> Any: ...
@@ -54,6 +55,8 @@ class AsyncTransaction:
         self._names = names
         self._limit = asyncio.timeout(timeout_s)
         self._lent: dict[str, Any] = {}
+        self._ending: asyncio.Future[None] | None = None
+        """Kept until it is over: the loop alone would forget it."""
 
     @property
     def gtrid(self) -> bytes:
@@ -111,18 +114,19 @@ class AsyncTransaction:
             await self._limit.__aexit__(kind, error, trace)
         except TimeoutError as late:  # what has cancelled the block was its time
             error = late
-        if isinstance(error, asyncio.CancelledError):
             self._transaction.expire()
+        if isinstance(error, asyncio.CancelledError):
+            self._transaction.expire(CANCELLED)
         await self._end(partial(self._transaction.__exit__, type(error) if error else None, error, trace))
 
     async def _end(self, end: Callable[[], None]) -> None:
         """In a task of its own, which goes on where this one is cancelled."""
-        ending = asyncio.ensure_future(carried(end))
+        self._ending = ending = asyncio.ensure_future(carried(end))
         try:
             await asyncio.shield(ending)
         except asyncio.CancelledError:
             if not ending.done():
-                self._transaction.expire()
+                self._transaction.expire(CANCELLED)
                 ending.add_done_callback(self._ended_alone)
             raise
 

@@ -221,8 +221,17 @@ class ThreadedConnection(_Adapter):
     def lent(self) -> Any:
         return self.plain
 
+    _is_carried = False
+    """A database has what it did: then only memory is left to be told."""
+
     def __getattr__(self, name: str) -> Any:
-        return super().__getattr__(name) if name in WAITING else getattr(self.plain, name)
+        waits = name in WAITING and not self._is_carried
+        return super().__getattr__(name) if waits else getattr(self.plain, name)
+
+    def tpc_carry(self, carrier: str) -> Any:
+        change = self.plain.tpc_carry(carrier)
+        self._is_carried = change is not None
+        return change
 
     def _call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if is_cut():

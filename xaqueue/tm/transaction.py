@@ -121,9 +121,9 @@ class Transaction:
                 for branch in list(self._branches.values()):
                     branch.interrupt()
 
-    def expire(self) -> None:
-        """Its task was cancelled: what is not decided yet is rolled back."""
-        self._deadline, self._expiry = 0.0, "its task was cancelled"
+    def expire(self, why: str = "") -> None:
+        """What is not decided yet is rolled back. why: where it is not for the time."""
+        self._deadline, self._expiry = 0.0, why or self._expiry
 
     def check_active(self) -> None:
         """Raises ProtocolError once its end has begun."""
