@@ -6,8 +6,9 @@ import asyncio
 import os
 import random
 import signal
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,28 @@ def test_a_backend_that_dies_takes_its_transaction_with_it(shop: Shop) -> None:
 
     asyncio.run(main())
     assert shop.rows() == shop.messages() == [2]
+
+
+@pytest.mark.parametrize("carry", [True, False])
+def test_aiosqlite_decides(tmp_path: Path, carry: bool) -> None:
+    aiosqlite = pytest.importorskip("aiosqlite", reason="aiosqlite is not installed")
+    file, space = tmp_path / "shop.db", tmp_path / "space"
+    with closing(sqlite3.connect(file)) as own:
+        own.execute("create table orders (n int)")
+
+    async def main() -> None:
+        parties = {"ledger": lambda: aiosqlite.connect(file), "queue": lambda: xaqueue.connect(space)}
+        async with TransactionManager(tmp_path / "log", parties, carry=carry) as tm:
+            await ready(tm)
+            for number in range(3):
+                async with tm.transaction("ledger", "queue") as tx:
+                    await tx["ledger"].execute("insert into orders values (?)", (number,))
+                    tx["queue"].enqueue("orders", b"%d" % number)
+                assert tx.outcome is Outcome.COMMITTED
+            async with tm.transaction("ledger") as tx:
+                found = await (await tx["ledger"].execute("select n from orders")).fetchall()
+            assert [row[0] for row in found] == [0, 1, 2]
+
+    with xaqueue.connect(space, create=True) as kept:
+        asyncio.run(main())
+        assert [message.body for message in kept.browse("orders")] == [b"0", b"1", b"2"]

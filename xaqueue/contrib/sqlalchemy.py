@@ -10,6 +10,8 @@ for each question, and for no longer. It never commits but when the transaction 
 end what it has begun: a commit of the Session's own is refused, and so is work after a rollback of its own. A pooled
 connection goes back when its work is committed or rolled back for certain, and is closed otherwise.
 
+An AsyncEngine takes part in async transactions: ``tx["db"]`` is an AsyncSession or an AsyncConnection of it then.
+
 ``Session(twophase=True)`` has no part in this: it keeps no decisions, so a crash between two commits tears them apart.
 """
 
@@ -18,18 +20,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine, RootTransaction
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
+from sqlalchemy.util import greenlet_spawn
 
 from xaqueue import ConnectionLost, InvalidArgument, Participant, ProtocolError, UnknownXid
 
-_OF_DRIVER = frozenset(("info", "cancel_safe", "cancel", "interrupt"))
+_INTERRUPTIONS = frozenset(("cancel_safe", "cancel", "interrupt"))
+"""What a thread calls on a driver's own connection; an async one is interrupted by the end of its task."""
+_OF_DRIVER = _INTERRUPTIONS | {"info"}
 """What the transaction manager asks of a driver's own connection, where it has that."""
+_ASYNC = frozenset(("postgresql+psycopg", "sqlite+aiosqlite"))
+"""Async drivers that are known to do here: the others differ in parameters, or in what they say of a transaction."""
 _GUARDED = ("begin", "begin_twophase", "prepare_twophase", "commit", "commit_twophase")
 """Events of a lent Connection that are the transaction manager's alone."""
 SHARED_CONNECTIONS = 2
@@ -52,16 +61,20 @@ log = logging.getLogger("xaqueue")
 
 
 def participant(
-    engine: Engine, *, session: bool | Callable[..., Session] = False, sort_key: str | None = None
+    engine: Engine | AsyncEngine,
+    *,
+    session: bool | Callable[..., Session] | Callable[..., AsyncSession] = False,
+    sort_key: str | None = None,
 ) -> Participant:
     """How a transaction manager opens this database.
 
     session: ``tx[name]`` is a Connection without it, a Session with True, and what a ``sessionmaker`` or a subclass of
     Session makes where one is given. sort_key: see ``Participant``. PostgreSQL (psycopg, psycopg2), MySQL and MariaDB
-    can prepare; any other database takes part by its own commit, one in a transaction. Raises InvalidArgument.
+    can prepare; any other database takes part by its own commit, one in a transaction. Of an AsyncEngine, of psycopg
+    or aiosqlite, they are an AsyncConnection, an AsyncSession and an ``async_sessionmaker``. Raises InvalidArgument.
     """
-    if not isinstance(engine, Engine):
-        raise InvalidArgument(f"{engine!r} is no Engine: give what sqlalchemy.create_engine has made")
+    if not isinstance(engine, (Engine, AsyncEngine)):
+        raise InvalidArgument(f"{engine!r} is no Engine: give what create_engine or create_async_engine has made")
     if isinstance(engine.pool, (StaticPool, SingletonThreadPool)):
         raise InvalidArgument(
             f"the pool of {engine!r} shares one connection: give it a QueuePool or a NullPool, and a file, not :memory:"
@@ -71,10 +84,26 @@ def participant(
         kind = _TwoPhaseConnection
     elif dialect.name in ("mysql", "mariadb"):
         kind = _XaConnection
-    sessions = Session if session is True else session or None
+    if isinstance(engine, AsyncEngine):
+        return _async_participant(engine, kind, AsyncSession if session is True else session or None, sort_key)
+    sessions: Any = Session if session is True else session or None
     # A flush calls hooks of the application, which are for the thread that it works in.
     parallel = sessions is None and getattr(dialect.dbapi, "threadsafety", 0) >= SHARED_CONNECTIONS
     return Participant(lambda: kind(engine, sessions), sort_key, parallel=parallel, idle=0)
+
+
+def _async_participant(
+    engine: AsyncEngine, kind: type[_EngineConnection], sessions: Callable[..., Any] | None, sort_key: str | None
+) -> Participant:
+    async def connect() -> _AsyncConnection:
+        return _AsyncConnection(engine, kind, sessions)
+
+    named = f"{engine.dialect.name}+{engine.dialect.driver}"
+    if named not in _ASYNC:
+        raise InvalidArgument(
+            f"{named} takes no part in async transactions: use {' or '.join(sorted(_ASYNC))}, or an Engine in threads"
+        )
+    return Participant(connect, sort_key, parallel=True, idle=0)
 
 
 class _EngineConnection:
@@ -86,6 +115,8 @@ class _EngineConnection:
         self._sessions = sessions
         self._borrowed: Connection | None = None
         self._driver: Any = None
+        self._real: Any = None
+        """The driver's own, where ``_driver`` is what SQLAlchemy has made of an async one."""
         self._branch: RootTransaction | None = None
         self._session: Session | None = None
         self._is_permitted = False
@@ -98,7 +129,7 @@ class _EngineConnection:
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_DRIVER:
-            return getattr(self._driver, name)
+            return getattr(self._real, name)
         raise AttributeError(name)
 
     @property
@@ -110,7 +141,7 @@ class _EngineConnection:
     def in_transaction(self) -> bool:
         """Whether its work is surely not committed: nobody has asked for that, or the driver says so."""
         has_work = self._branch is not None and not self._is_sent
-        return has_work or getattr(self._driver, "in_transaction", False) is True
+        return has_work or getattr(self._real, "in_transaction", False) is True
 
     @property
     def lent(self) -> Connection | Session:
@@ -167,7 +198,7 @@ class _EngineConnection:
         with self._permitted():
             self._branch = self._begin_at_database(connection, xid)
         # A listener of the Engine's may have said BEGIN, as is usual with SQLite.
-        if self._commits_itself() and not getattr(self._driver, "in_transaction", False):
+        if self._commits_itself() and not getattr(self._real, "in_transaction", False):
             raise InvalidArgument(_AUTOCOMMIT)
 
     def _begin_at_database(self, connection: Connection, xid: Any) -> RootTransaction:
@@ -214,6 +245,8 @@ class _EngineConnection:
                 raise ProtocolError("the connection is closed")
             self._borrowed = self._engine.connect()
             self._driver = self._borrowed.connection.dbapi_connection
+            driver = self._borrowed.connection.driver_connection
+            self._real = getattr(driver, "_conn", driver) if self._engine.dialect.driver == "aiosqlite" else driver
             for moment in _GUARDED:
                 event.listen(self._borrowed, moment, self._refuse)
             if self.dialect == "sqlite" and self._run("PRAGMA synchronous")[0][0] < FULL_SYNC:
@@ -230,7 +263,7 @@ class _EngineConnection:
             if session is not None:
                 self._end_session(session, is_committed=is_committed)
         finally:
-            self._driver = None
+            self._driver = self._real = None
             connection.close()
 
     def _end_session(self, session: Session, *, is_committed: bool) -> None:
@@ -255,7 +288,7 @@ class _EngineConnection:
             cursor.close()
 
     def _commits_itself(self) -> bool:
-        if getattr(self._driver, "autocommit", None) is True:
+        if getattr(self._real, "autocommit", None) is True:
             return True
         with suppress(NotImplementedError):
             return self._engine.dialect.detect_autocommit_setting(self._driver)
@@ -283,7 +316,7 @@ class _TwoPhaseConnection(_EngineConnection):
 
     def xid(self, format_id: int, gtrid: str, bqual: str) -> Any:
         self._connection  # noqa: B018  # it borrows one
-        return self._driver.xid(format_id, gtrid, bqual)
+        return self._real.xid(format_id, gtrid, bqual)
 
     def tpc_begin(self, xid: Any) -> None:
         """A pooled connection that its server has left is replaced: nothing was done on it."""
@@ -404,6 +437,67 @@ class _XaConnection(_TwoPhaseConnection):
             if error.args[:1] == (XAER_NOTA,):
                 raise UnknownXid(f"{statement}: {error}") from error
             raise
+
+
+class _Awaitable:
+    """Its methods are to be awaited, and are those of what SQLAlchemy has made for threads."""
+
+    def __init__(self, plain: Any) -> None:
+        self._plain = plain
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._plain, name)
+        return partial(greenlet_spawn, found) if callable(found) else found
+
+
+class _AsyncConnection(_Awaitable):
+    """The connection of an AsyncEngine."""
+
+    def __init__(self, engine: AsyncEngine, kind: type[_EngineConnection], sessions: Callable[..., Any] | None) -> None:
+        super().__init__(kind(engine.sync_engine, sessions and self._made))
+        self._engine = engine
+        self._sessions = sessions
+        self._session: AsyncSession | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _INTERRUPTIONS:
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+    @property
+    async def lent(self) -> AsyncConnection | AsyncSession:
+        """What the transaction's user gets."""
+        plain = await greenlet_spawn(getattr, self._plain, "lent")
+        return self._session or AsyncConnection(self._engine, plain)
+
+    def cursor(self) -> _AsyncCursor:
+        return _AsyncCursor(self._plain)
+
+    def _made(self, bind: Connection, **options: Any) -> Session:
+        assert self._sessions is not None
+        made = self._sessions(bind=AsyncConnection(self._engine, bind), **options)
+        if not isinstance(made, AsyncSession):
+            raise InvalidArgument(f"{self._sessions!r} makes no AsyncSession: give an async_sessionmaker")
+        self._session = made
+        return made.sync_session
+
+
+class _AsyncCursor(_Awaitable):
+    """It is made when it is used: that may wait."""
+
+    def __init__(self, connection: _EngineConnection) -> None:
+        super().__init__(None)
+        self._connection = connection
+
+    async def execute(self, *arguments: Any) -> _AsyncCursor:
+        if self._plain is None:
+            self._plain = await greenlet_spawn(self._connection.cursor)
+        await greenlet_spawn(self._plain.execute, *arguments)
+        return self
+
+    async def close(self) -> None:
+        if self._plain is not None:
+            await greenlet_spawn(self._plain.close)
 
 
 def _literal(xid: tuple[int, bytes, bytes]) -> str:
