@@ -28,6 +28,7 @@ from support.sqlalchemy_scene import Base, Order
 from xaqueue import TransactionManager
 from xaqueue.contrib.sqlalchemy import participant
 from xaqueue.errors import InvalidArgument, ProtocolError, RolledBack
+from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.xa import Code, Outcome
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -237,19 +238,31 @@ def test_one_that_takes_too_long_or_loses_its_backend_is_rolled_back(shop: Shop)
 
 
 @pytest.mark.parametrize("shop", ["postgresql in two phases"], indirect=True)
-def test_what_somebody_else_has_prepared_stays(shop: Shop) -> None:
+def test_recovery_ends_what_was_prepared_and_leaves_what_is_somebody_elses(shop: Shop) -> None:
+    """The backend is gone before it is told the decision, so that another connection tells it."""
+    backends: list[Any] = []
+
+    def step(step: Step, gtrid: bytes, name: str) -> None:
+        if step is Step.DECIDED and backends:
+            postgres.terminate(shop.dsn, backends.pop())
+
     async def main() -> None:
         engine = create_async_engine(shop.url)
-        async with shop.manager(engine) as tm:
-            await ready(tm)
-            await bought(tm, 1)
-            with psycopg.connect(shop.dsn, autocommit=True) as own:
-                own.execute("begin")
-                own.execute("insert into orders (id) values (2)")
-                own.execute("prepare transaction 'somebody elses'")
+        with psycopg.connect(shop.dsn, autocommit=True) as own:
+            own.execute("begin")
+            own.execute("insert into orders (id) values (2)")
+            own.execute("prepare transaction 'somebody elses'")
+            async with shop.manager(engine, on_step=step) as tm:
                 await ready(tm)
-                own.execute("rollback prepared 'somebody elses'")
+                await bought(tm, 1, end=noted)
+                assert not backends
+                await ready(tm)
+                assert tm.in_doubt() == []
+            own.execute("rollback prepared 'somebody elses'")
         await disposed(engine)
+
+    async def noted(tx: Any) -> None:
+        backends.append((await tx["db"].get_raw_connection()).driver_connection)
 
     asyncio.run(main())
     assert shop.rows() == shop.messages() == [1]
