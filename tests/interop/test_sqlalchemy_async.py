@@ -24,6 +24,7 @@ from sqlalchemy.pool import StaticPool
 
 import xaqueue
 from support import postgres
+from support.awaited import seconds_of
 from support.sqlalchemy_scene import Base, Order
 from xaqueue import TransactionManager
 from xaqueue.contrib.sqlalchemy import participant
@@ -187,25 +188,27 @@ def test_cancelled_at_any_moment(shop: Shop, given: bool) -> None:
         async with shop.manager(engine, given) as tm:
             await ready(tm)
 
+            await bought(tm, 1000, begun)
+            span_s = 2 * await seconds_of(*(bought(tm, number, begun) for number in range(1001, 1005)))
+
             async def cancelled(number: int) -> None:
                 task = asyncio.ensure_future(bought(tm, number, begun))
-                await asyncio.sleep(chance.random() * 0.04)
+                await asyncio.sleep(chance.random() * span_s)
                 task.cancel()
-                await asyncio.sleep(chance.random() * 0.004)
+                await asyncio.sleep(chance.random() * span_s / 10)
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
 
             for first in range(0, 120, 4):
                 await asyncio.gather(*(cancelled(number) for number in range(first, first + 4)))
-            await bought(tm, 1000, begun)
         await disposed(engine)
         committed = [number for number, gtrid in begun.items() if tm.outcome(gtrid) is Outcome.COMMITTED]
         assert sorted(committed) == shop.rows()
 
     asyncio.run(main())
     assert shop.rows() == shop.messages()
-    assert 1 < len(shop.rows()) < 121
+    assert 5 < len(shop.rows()) < 125
 
 
 @pytest.mark.parametrize("shop", ["postgresql", "postgresql in two phases"], indirect=True)

@@ -17,6 +17,7 @@ import pytest
 
 import xaqueue
 from support import postgres
+from support.awaited import seconds_of
 from support.served import ServerThread
 from xaqueue import TransactionManager
 from xaqueue.errors import RolledBack
@@ -124,11 +125,14 @@ def test_cancelled_at_any_moment(shop: Shop) -> None:
         async with shop.manager() as tm:
             await ready(tm)
 
+            await bought(shop, tm, 1000, begun)
+            span_s = 2 * await seconds_of(*(bought(shop, tm, number, begun) for number in range(1001, 1005)))
+
             async def cancelled(number: int) -> None:
                 task = asyncio.ensure_future(bought(shop, tm, number, begun))
-                await asyncio.sleep(chance.random() * 0.02)
+                await asyncio.sleep(chance.random() * span_s)
                 task.cancel()
-                await asyncio.sleep(chance.random() * 0.002)
+                await asyncio.sleep(chance.random() * span_s / 10)
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
@@ -140,7 +144,7 @@ def test_cancelled_at_any_moment(shop: Shop) -> None:
 
     asyncio.run(main())
     assert shop.rows() == shop.messages()
-    assert 0 < len(shop.rows()) < 120
+    assert 5 < len(shop.rows()) < 125
 
 
 def test_a_backend_that_hangs_holds_up_its_own_transaction(shop: Shop) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -185,3 +186,10 @@ async def told(connection: AsyncConnection, xid: Xid, wanted: Outcome) -> None:
 
 async def bodies(connection: AsyncConnection, queue: str = "orders") -> list[bytes]:
     return [message.body async for message in connection.browse(queue)]
+
+
+async def seconds_of(*calls: Coroutine[Any, Any, Any]) -> float:
+    """How long all of them take side by side, on this machine and now."""
+    begun = time.monotonic()
+    await asyncio.gather(*calls)
+    return time.monotonic() - begun

@@ -190,6 +190,9 @@ def enlist(source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
         except Exception:  # it was lost while it was idle, and nothing was done on it yet
             driver.close(kept)
             source.drop_idle()
+        except BaseException:
+            driver.close(kept)
+            raise
     connection = source.open()
     try:
         awaiting.check_usable(connection, source.name)

@@ -307,3 +307,22 @@ def test_the_transaction_manager_may_be_older_than_its_loop(log_dir: Path) -> No
 
     asyncio.run(main())
     assert scene.states() == {COMMITTED}
+
+
+def test_a_connection_that_was_kept_is_closed_where_its_begin_is_cancelled(log_dir: Path) -> None:
+    async def main() -> None:
+        scene = Scene(log_dir)
+        async with scene.tm:
+            await scene.recovered()
+            await transfer(scene, [])
+            ((_, kept),) = scene.tm._coordinator.sources["a"]._idle
+            kept.plain.__dict__["tpc_begin"] = lambda _: asyncio.sleep(3600)
+            joining = asyncio.ensure_future(transfer(scene, []))
+            await turns(5)
+            joining.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await joining
+            await turns(5)
+            assert kept.plain.inner.closed
+
+    asyncio.run(main())
