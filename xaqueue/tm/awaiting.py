@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -82,10 +82,13 @@ class Loop:
                     future.cancel()
                     self._running()
 
-    def in_thread(self, call: Callable[[], T], left: Callable[[T], object] = lambda _: None) -> T:
+    def in_thread(
+        self, call: Callable[[], T], left: Callable[[T], object] = lambda _: None, *, must_end: bool = False
+    ) -> T:
         """The result of a call that may wait for a disk: in a task, made by a thread.
 
-        left: what is done with it, in that thread, where the task is cancelled meanwhile.
+        left: what is done with it, in that thread, where the task is cancelled meanwhile. must_end: then the loop
+        waits until the call is over, or was never begun: what follows depends on what it has done.
         """
         if not is_carried():
             return call()
@@ -96,6 +99,8 @@ class Loop:
             return awaited(_result(future))
         finally:
             if is_cut():
+                if must_end:
+                    wait([future])
                 future.add_done_callback(partial(_leave, left))
 
     def pause(self, pause_s: float) -> None:

@@ -157,7 +157,11 @@ class Transaction:
             self.rollback()
 
     async def __aenter__(self) -> AsyncTransaction:
-        self._coordinator.join_loop()
+        try:
+            self._coordinator.join_loop()
+        except BaseException:
+            self.rollback()  # it is live, and nobody else would end it
+            raise
         self._async = AsyncTransaction(self, self._names, max(0.0, self._deadline - time.monotonic()))
         await self._async.begin()
         return self._async
@@ -262,7 +266,8 @@ class Transaction:
             return Reply.REFUSED
         self._coordinator.step(TraceStep.DECIDE, self.gtrid, "")
         try:
-            self._coordinator.loop.in_thread(partial(self._coordinator.log.decide, self.gtrid, command.names))
+            decide = partial(self._coordinator.log.decide, self.gtrid, command.names)
+            self._coordinator.loop.in_thread(decide, must_end=True)  # or recovery would find no decision, and one later
         except (RetryLater, DecisionLogError) as error:
             self._log_error = error
             return Reply.REFUSED if isinstance(error, RetryLater) else Reply.LOST
@@ -322,7 +327,7 @@ class Transaction:
                 late = [name for name, branch in self._branches.items() if branch.is_late]
                 settle = partial(self._coordinator.settle, self.gtrid, result.outcome, result.participants, details)
                 if any(one.is_heuristic for one in result.participants.values()):
-                    self._coordinator.loop.in_thread(partial(settle, late))
+                    self._coordinator.loop.in_thread(partial(settle, late), must_end=True)
                 else:
                     settle(late)
         except (DecisionLogError, RetryLater) as failed:  # it is not acknowledged either, so recovery notes it again

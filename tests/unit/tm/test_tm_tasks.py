@@ -162,6 +162,38 @@ def test_the_end_of_its_loop_leaves_it_to_recovery(log_dir: Path) -> None:
     asyncio.run(after())
 
 
+def test_a_decision_that_is_on_its_way_is_waited_for(log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tasks are cancelled, the one that ends it too: recovery must not look for a decision before it is there."""
+    begun: list[AsyncTransaction] = []
+    goes_on = threading.Event()
+
+    async def main() -> None:
+        scene = Scene(log_dir)
+        async with scene.tm:
+            await scene.recovered()
+            decides, decide = threading.Event(), scene.tm._log.decide
+
+            def slow(*arguments: Any) -> None:
+                decides.set()
+                assert goes_on.wait(60)
+                decide(*arguments)
+
+            monkeypatch.setattr(scene.tm._log, "decide", slow)
+            ending = asyncio.ensure_future(transfer(scene, begun))
+            while not decides.is_set():
+                await asyncio.sleep(0.001)
+            threading.Timer(0.3, goes_on.set).start()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await ending
+            await scene.recovered()
+            assert begun[0].outcome is scene.tm.outcome(begun[0].gtrid) is Outcome.COMMITTED
+            assert scene.states() == {COMMITTED}
+
+    asyncio.run(main())
+
+
 def test_its_time_cancels_what_it_awaits(log_dir: Path) -> None:
     async def main() -> None:
         scene = Scene(log_dir)
@@ -243,6 +275,7 @@ def test_whoever_uses_it_otherwise_is_told_how(log_dir: Path) -> None:
                 await asyncio.to_thread(lambda: tm.transaction("a").__enter__())
             with pytest.raises(InterfaceError, match="belongs to another event loop"):
                 await asyncio.to_thread(lambda: asyncio.run(transfer(scene, [])))
+            assert tm._coordinator.live() == []
 
     asyncio.run(main())
 
