@@ -20,25 +20,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine, RootTransaction
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
-from sqlalchemy.util import greenlet_spawn
 
 from xaqueue import ConnectionLost, InvalidArgument, Participant, ProtocolError, UnknownXid
+from xaqueue.contrib import async_engine
 
-_INTERRUPTIONS = frozenset(("cancel_safe", "cancel", "interrupt"))
-"""What a thread calls on a driver's own connection; an async one is interrupted by the end of its task."""
-_OF_DRIVER = _INTERRUPTIONS | {"info"}
+_OF_DRIVER = async_engine.INTERRUPTIONS | {"info"}
 """What the transaction manager asks of a driver's own connection, where it has that."""
-_ASYNC = frozenset(("postgresql+psycopg", "sqlite+aiosqlite"))
-"""Async drivers that are known to do here: the others differ in parameters, or in what they say of a transaction."""
 _GUARDED = ("begin", "begin_twophase", "prepare_twophase", "commit", "commit_twophase")
 """Events of a lent Connection that are the transaction manager's alone."""
 SHARED_CONNECTIONS = 2
@@ -85,25 +80,11 @@ def participant(
     elif dialect.name in ("mysql", "mariadb"):
         kind = _XaConnection
     if isinstance(engine, AsyncEngine):
-        return _async_participant(engine, kind, AsyncSession if session is True else session or None, sort_key)
+        return async_engine.participant(engine, kind, session, sort_key)
     sessions: Any = Session if session is True else session or None
     # A flush calls hooks of the application, which are for the thread that it works in.
     parallel = sessions is None and getattr(dialect.dbapi, "threadsafety", 0) >= SHARED_CONNECTIONS
     return Participant(lambda: kind(engine, sessions), sort_key, parallel=parallel, idle=0)
-
-
-def _async_participant(
-    engine: AsyncEngine, kind: type[_EngineConnection], sessions: Callable[..., Any] | None, sort_key: str | None
-) -> Participant:
-    async def connect() -> _AsyncConnection:
-        return _AsyncConnection(engine, kind, sessions)
-
-    named = f"{engine.dialect.name}+{engine.dialect.driver}"
-    if named not in _ASYNC:
-        raise InvalidArgument(
-            f"{named} takes no part in async transactions: use {' or '.join(sorted(_ASYNC))}, or an Engine in threads"
-        )
-    return Participant(connect, sort_key, parallel=True, idle=0)
 
 
 class _EngineConnection:
@@ -437,67 +418,6 @@ class _XaConnection(_TwoPhaseConnection):
             if error.args[:1] == (XAER_NOTA,):
                 raise UnknownXid(f"{statement}: {error}") from error
             raise
-
-
-class _Awaitable:
-    """Its methods are to be awaited, and are those of what SQLAlchemy has made for threads."""
-
-    def __init__(self, plain: Any) -> None:
-        self._plain = plain
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._plain, name)
-        return partial(greenlet_spawn, found) if callable(found) else found
-
-
-class _AsyncConnection(_Awaitable):
-    """The connection of an AsyncEngine."""
-
-    def __init__(self, engine: AsyncEngine, kind: type[_EngineConnection], sessions: Callable[..., Any] | None) -> None:
-        super().__init__(kind(engine.sync_engine, sessions and self._made))
-        self._engine = engine
-        self._sessions = sessions
-        self._session: AsyncSession | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _INTERRUPTIONS:
-            raise AttributeError(name)
-        return super().__getattr__(name)
-
-    @property
-    async def lent(self) -> AsyncConnection | AsyncSession:
-        """What the transaction's user gets."""
-        plain = await greenlet_spawn(getattr, self._plain, "lent")
-        return self._session or AsyncConnection(self._engine, plain)
-
-    def cursor(self) -> _AsyncCursor:
-        return _AsyncCursor(self._plain)
-
-    def _made(self, bind: Connection, **options: Any) -> Session:
-        assert self._sessions is not None
-        made = self._sessions(bind=AsyncConnection(self._engine, bind), **options)
-        if not isinstance(made, AsyncSession):
-            raise InvalidArgument(f"{self._sessions!r} makes no AsyncSession: give an async_sessionmaker")
-        self._session = made
-        return made.sync_session
-
-
-class _AsyncCursor(_Awaitable):
-    """It is made when it is used: that may wait."""
-
-    def __init__(self, connection: _EngineConnection) -> None:
-        super().__init__(None)
-        self._connection = connection
-
-    async def execute(self, *arguments: Any) -> _AsyncCursor:
-        if self._plain is None:
-            self._plain = await greenlet_spawn(self._connection.cursor)
-        await greenlet_spawn(self._plain.execute, *arguments)
-        return self
-
-    async def close(self) -> None:
-        if self._plain is not None:
-            await greenlet_spawn(self._plain.close)
 
 
 def _literal(xid: tuple[int, bytes, bytes]) -> str:
