@@ -42,12 +42,15 @@ def started() -> Iterator[str]:
         home, socket = Path(name), Path(name) / "socket"
         if user == "mysql":
             shutil.chown(home, user)
-        common = [f"--datadir={home / 'data'}", f"--user={user}"]
-        subprocess.run(
+        # A tmpdir of its own: at its start a server deletes all temporary tables it finds there, another server's too.
+        common = [f"--datadir={home / 'data'}", f"--tmpdir={home}", f"--user={user}"]
+        installed = subprocess.run(
             [install, "--no-defaults", *common, "--auth-root-authentication-method=normal", "--skip-test-db"],
-            check=True,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
+        assert installed.returncode == 0, installed.stdout
         log = home / "log"
         with log.open("wb") as said:
             process = subprocess.Popen(
