@@ -222,35 +222,44 @@ def ask_all(config: TmConfig, gtrid: Gtrid) -> list[ParticipantReport]:
     for participant in config.participants.values():
         try:
             found += list(askers[participant.kind](participant, gtrid, config))
-        except Exception as error:  # of ours, or of a driver that is not loaded here
-            if not isinstance(error, OSError) and not is_a(error, "Error"):
-                raise
-            why = " ".join(str(error).split())
-            found.append(ParticipantReport(participant.name, ParticipantStatus.UNREACHABLE, why))
+        except Exception as error:
+            found.append(ParticipantReport(participant.name, ParticipantStatus.UNREACHABLE, why_not(error)))
     return found
+
+
+def why_not(error: Exception) -> str:
+    """Why a participant could not be asked. Raises the error where it is neither ours nor a driver's."""
+    if not isinstance(error, OSError) and not is_a(error, "Error"):
+        raise error
+    return " ".join(str(error).split())
 
 
 # A queue space
 
 
+def location(participant: ParticipantConfig) -> Location:
+    """Where its space is."""
+    address = participant.address
+    return Location(url=address) if "://" in address else Location(directory=address)
+
+
 def _ask_space(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -> Iterator[ParticipantReport]:
     """The outcome is asked for first, so that what a person did meanwhile is not taken for the coordinator's doing."""
-    address = participant.address
-    location = Location(url=address) if "://" in address else Location(directory=address)
+    place = location(participant)
     own = Xid(FORMAT_ID, bytes(gtrid), participant.name.encode())
     outcome = Outcome.UNKNOWN
-    url = served_at(location)
+    url = served_at(place)
     if url:
         with remote(url) as manager:
             outcome, operator = manager.outcome(own), RemoteOperator(manager)
             waiting, forgotten = operator.in_doubt(), operator.forgotten()
     else:
-        looked = look_into(location.directory)
+        looked = look_into(place.directory)
         waiting = in_doubt_in(looked.fs, looked.again)
         if looked.journal.damage and own not in [branch.xid for branch in waiting]:
             yield ParticipantReport(participant.name, ParticipantStatus.UNREACHABLE, looked.journal.damage)
             return
-        forgotten = operator_log.forgotten(location.directory)
+        forgotten = operator_log.forgotten(place.directory)
     yield _of_branch(participant.name, own, outcome, waiting, forgotten)
     for branch in waiting:
         name = branch.xid.bqual.decode("ascii", "backslashreplace")
@@ -289,16 +298,13 @@ def _of_waiting(name: str, branch: InDoubt, note: str = "") -> ParticipantReport
 
 
 def _ask_postgres(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -> Iterator[ParticipantReport]:
-    psycopg = postgres()
-    timeout = {} if "connect_timeout" in participant.address else {"connect_timeout": CONNECT_S}
-    with closing(psycopg.connect(participant.address, autocommit=True, **timeout)) as connection:
-        there = connection.execute(f"SELECT to_regclass('{last_resource.TABLE}')").fetchone()
-        row = _of_row(participant.name, connection, gtrid, bool(there and there[0]))
+    with read_only(participant) as connection:
+        row = _of_row(participant, connection, gtrid)
         if row.status is not ParticipantStatus.ABSENT:
             yield row
             return
         rows = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall()
-    mine = [xid for xid in _branches(gid for (gid,) in rows) if xid.gtrid == bytes(gtrid)]
+    mine = [xid for xid in branches(gid for (gid,) in rows) if xid.gtrid == bytes(gtrid)]
     own = Xid(FORMAT_ID, bytes(gtrid), participant.name.encode())
     if own in mine:
         yield ParticipantReport(participant.name, ParticipantStatus.IN_DOUBT, parameters.postgres_gid(own), own)
@@ -311,7 +317,7 @@ def _ask_postgres(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig
             yield ParticipantReport(name, ParticipantStatus.IN_DOUBT, f"{parameters.postgres_gid(xid)}, {note}", xid)
 
 
-def _branches(gids: Iterable[str]) -> Iterator[Xid]:
+def branches(gids: Iterable[str]) -> Iterator[Xid]:
     """Those gids that are xids as psycopg writes them."""
     for gid in gids:
         try:
@@ -321,17 +327,33 @@ def _branches(gids: Iterable[str]) -> Iterator[Xid]:
 
 
 def _ask_sqlite(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -> Iterator[ParticipantReport]:
-    import sqlite3
-
-    with closing(sqlite3.connect(f"{Path(participant.address).as_uri()}?mode=ro", uri=True)) as connection:
-        there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (last_resource.TABLE,)).fetchone()
-        yield _of_row(participant.name, connection, gtrid, there is not None)
+    with read_only(participant) as connection:
+        yield _of_row(participant, connection, gtrid)
 
 
-def _of_row(name: str, connection: Any, gtrid: Gtrid, has_table: bool) -> ParticipantReport:
+def read_only(participant: ParticipantConfig) -> closing[Any]:
+    """A connection to its database, to look."""
+    if participant.kind == "sqlite":
+        import sqlite3
+
+        return closing(sqlite3.connect(f"{Path(participant.address).as_uri()}?mode=ro", uri=True))
+    timeout = {} if "connect_timeout" in participant.address else {"connect_timeout": CONNECT_S}
+    return closing(postgres().connect(participant.address, autocommit=True, **timeout))
+
+
+def has_table(participant: ParticipantConfig, connection: Any) -> bool:
+    """Whether decisions may stand there."""
+    is_sqlite = participant.kind == "sqlite"
+    listed = f"SELECT 1 FROM sqlite_master WHERE name = '{last_resource.TABLE}'"
+    known = listed if is_sqlite else f"SELECT to_regclass('{last_resource.TABLE}')"
+    found = connection.execute(known).fetchone()
+    return found is not None and found[0] is not None
+
+
+def _of_row(participant: ParticipantConfig, connection: Any, gtrid: Gtrid) -> ParticipantReport:
     """The row of a database that may have decided. Without one it may yet come, or be over and gone."""
-    statement = f"SELECT decision FROM {last_resource.TABLE} WHERE gtrid = '{gtrid}'"
-    row = connection.execute(statement).fetchone() if has_table else None
+    name, statement = participant.name, f"SELECT decision FROM {last_resource.TABLE} WHERE gtrid = '{gtrid}'"
+    row = connection.execute(statement).fetchone() if has_table(participant, connection) else None
     if row is None:
         return ParticipantReport(name, ParticipantStatus.ABSENT, f"no row in {last_resource.TABLE}")
     status = _ROWS.get(str(row[0]), ParticipantStatus.UNREACHABLE)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from xaqueue.cli import checks, indoubt, ingest, messages, serve, spaces, tools
+from xaqueue.cli import checks, indoubt, ingest, messages, serve, spaces, tm, tools
 from xaqueue.cli.exit_codes import EXIT_HELP, translated
 from xaqueue.cli.location import SPACE_VARIABLE
 
@@ -93,6 +93,7 @@ for verb in (
 ):
     app.command()(verb)
 app.add_typer(indoubt.app, name="indoubt")
+app.add_typer(tm.app, name="tm")
 
 
 def main() -> None:

@@ -107,7 +107,7 @@ def _status_rows(found: inspect.Status, *, has_all: bool) -> list[tuple[str, obj
         ("active", output.counted(found.active, "branch", "branches") + (" with files" if unseen else "")),
         ("in doubt", output.counted(found.in_doubt, "branch", "branches") + damaged),
         ("committing", output.counted(found.committing, "branch", "branches") if found.committing else ""),
-        *(("carrier", _carrier(one)) for one in found.carriers if one.state is not CarrierState.CLOSED),
+        *(("carrier", carrier(one)) for one in found.carriers if one.state is not CarrierState.CLOSED),
         ("heuristic", output.counted(found.heuristic, "branch", "branches")),
         ("quarantine", output.counted(found.quarantined, "file")),
         ("disk free", _disk_free(found)),
@@ -116,13 +116,14 @@ def _status_rows(found: inspect.Status, *, has_all: bool) -> list[tuple[str, obj
     ]
 
 
-def _carrier(carrier: CarrierStatus) -> str:
-    if not carrier.pending:
-        return f"{carrier.carrier} carries changes of {', '.join(carrier.queues)}"
-    if carrier.state is CarrierState.RELEASED:
-        return f"{carrier.carrier}, released: what it has is taken when its transaction manager is open"
-    queues = ", ".join(carrier.queues) or "all"
-    return f"{carrier.carrier} is waited for by {queues}: open its transaction manager with that database"
+def carrier(one: CarrierStatus) -> str:
+    """Who carries changes of what, or is waited for."""
+    if not one.pending:
+        return f"{one.carrier} carries changes of {', '.join(one.queues)}"
+    if one.state is CarrierState.RELEASED:
+        return f"{one.carrier}, released: what it has is taken when its transaction manager is open"
+    queues = ", ".join(one.queues) or "all"
+    return f"{one.carrier} is waited for by {queues}: open its transaction manager with that database"
 
 
 def _disk_free(found: inspect.Status) -> str:
