@@ -49,6 +49,22 @@ class Participant:
     idle: int = 4
 
 
+class _OwnConnection:
+    """One that only the thread may use, or close, that it is of. It ends with this object, and this with its thread."""
+
+    def __init__(self, connection: Any) -> None:
+        self._since = time.monotonic()
+        self._connection = connection
+
+    def taken(self) -> tuple[float, Any]:
+        connection, self._connection = self._connection, None
+        return self._since, connection
+
+    def __del__(self) -> None:
+        if self._connection is not None:
+            driver.close(self._connection)
+
+
 class ConnectionSource:
     """Connections of one participant. Safe for threads."""
 
@@ -71,6 +87,8 @@ class ConnectionSource:
         self._mutex = threading.Lock()
         self._idle: list[tuple[float, Any]] = []
         """Each with the time since when it is kept, by the monotonic clock; the longest kept first."""
+        self._own = threading.local()
+        """Of each thread, as ``kept``, the one of sqlite3's that it keeps."""
         self.interruptions = threading.BoundedSemaphore(INTERRUPTIONS)
         self._closed = False
 
@@ -103,10 +121,14 @@ class ConnectionSource:
     def take_idle(self) -> Any | None:
         """One that was kept and looks usable; None without one."""
         while True:
+            own: _OwnConnection | None = self._own.__dict__.pop("kept", None)
             with self._mutex:
-                if not self._idle:
+                if own is not None:
+                    since, connection = own.taken()
+                elif self._idle:
+                    since, connection = self._idle.pop()
+                else:
                     return None
-                since, connection = self._idle.pop()
             is_fresh = time.monotonic() - since < KEPT_S
             if is_fresh and driver.is_at_rest(connection) and not driver.is_left(connection):
                 return connection if awaiting.is_of_tasks(connection) else self.loop.adapted(connection, is_async=False)
@@ -115,13 +137,19 @@ class ConnectionSource:
     def give_back(self, connection: Any) -> None:
         """Keeps it for the next, where it is outside of any transaction; the one that was kept longest goes for it.
 
-        Not those of sqlite3: they are their thread's, a SELECT that was not read to its end keeps its snapshot in them,
-        and they cost little to open.
+        A thread keeps its own one of sqlite3's, unless it has a SELECT that was not read to its end and keeps its
+        snapshot in it. A new one each time would cost another sync: SQLite syncs the directory of a file it has opened.
         """
         connection = awaiting.plain(connection)
         is_of_its_thread = not (driver.has_two_phases(connection) or driver.is_shared(connection))
-        if is_of_its_thread or not driver.is_at_rest(connection):
+        if (is_of_its_thread and not driver.has_read_all(connection)) or not driver.is_at_rest(connection):
             driver.close(connection)
+            return
+        if is_of_its_thread:
+            if self.participant.idle and not self._closed:
+                self._own.kept = _OwnConnection(connection)
+            else:
+                driver.close(connection)
             return
         with self._mutex:
             kept = [*self._idle, (time.monotonic(), connection)]
@@ -136,8 +164,10 @@ class ConnectionSource:
             dropped, self._idle = self._idle, []
         for _, connection in dropped:
             driver.close(connection)
+        self._own.__dict__.pop("kept", None)
 
     def close(self) -> None:
+        """Those of other threads end with these."""
         self._closed = True
         self.drop_idle()
 
@@ -465,6 +495,7 @@ class PlainBranch(EnlistedBranch):
         self._tells = False
         if driver.dialect_of(self.connection) is Dialect.SQLITE:
             driver.sync_fully(self.connection)
+            driver.has_read_all(self.connection)
 
     def rollback(self) -> Reply:
         try:

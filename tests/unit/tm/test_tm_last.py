@@ -79,15 +79,46 @@ def test_without_it_a_transaction_is_as_any_other(scene: Scene) -> None:
     assert scene.rows == []
 
 
-def test_those_of_sqlite3_are_not_kept(scene: Scene) -> None:
-    """Each is its thread's, and an unfinished SELECT would keep its snapshot for the next transaction."""
-    rig = scene.boot()
-    for name in ("one", "two"):
-        assert scene.transact(rig, name, "a") is Outcome.COMMITTED
-    assert rig.coordinator.sources[FILES]._idle == []
-    for connection in scene.opened:
-        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-            connection.execute("select 1")
+class Noting(sqlite3.Connection):
+    """Says when it is closed, and by whom."""
+
+    closed_by: int | None = None
+
+    def close(self) -> None:
+        super().close()
+        self.closed_by = threading.get_ident()
+
+
+def test_a_thread_keeps_its_own_one_of_sqlite3(tmp_path: Path) -> None:
+    """It is closed in that thread, when this ends or the manager does: Python lets nobody else do so."""
+    opened: list[Noting] = []
+    idents = []
+
+    def connect() -> Noting:
+        opened.append(sqlite3.connect(tmp_path / "files.db", factory=Noting))
+        return opened[-1]
+
+    def use() -> None:
+        idents.append(threading.get_ident())
+        for _ in range(3):
+            with manager.transaction() as tx:
+                tx[FILES].execute("insert into files values (1)")
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "files.db")) as connection:
+        connection.execute("create table files (number integer)")
+    with TransactionManager(tmp_path / "log", {FILES: connect}, last_resource=FILES) as manager:
+        manager.recover()
+        use()
+        before = len(opened)
+        for _ in range(2):
+            other = threading.Thread(target=use)
+            other.start()
+            other.join()
+            assert opened[-1].closed_by == idents[-1]
+        assert len(opened) == before + 2
+        use()
+        assert len(opened) == before + 2, "its own is there still"
+    assert all(one.closed_by is not None for one in opened)
 
 
 def left_in_a_transaction(connection: sqlite3.Connection) -> None:
