@@ -66,6 +66,22 @@ def send(tx: Any) -> None:
     tx["queue"].enqueue("orders", b"1")
 
 
+@over(*PREPARES)
+def test_branches_of_one_connection_do_not_bear_on_each_other(sql_shop: Shop) -> None:
+    """Prepared, in one phase, and rolled back, by the methods of PEP 249: a Session's objects are written in each."""
+    connection = participant(sql_shop.engine, session=True).connect()
+    ends = (("tpc_prepare", "tpc_commit"), ("tpc_commit",), ("tpc_prepare", "tpc_rollback"), ("tpc_rollback",))
+    for number, calls in enumerate((*ends, *ends), 1):
+        connection.tpc_begin(connection.xid(1, f"branch {number}", "db"))
+        connection.lent.add(Order(id=number))
+        for call in calls:
+            getattr(connection, call)()
+    assert sql_shop.rows() == [1, 2, 5, 6]
+    assert connection.tpc_recover() == []
+    connection.close()
+    assert pooled(sql_shop)[0] == 0
+
+
 @over(*EVERY)
 def test_a_connection_is_lent_without_a_session(sql_shop: Shop) -> None:
     tm = sql_shop.manager(session=False, recovery_interval_s=60.0)

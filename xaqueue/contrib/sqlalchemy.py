@@ -106,6 +106,7 @@ class _EngineConnection:
         """Whether the database was asked to prepare or to commit."""
         self._is_ended = False
         """Whether the user has ended the Session's work."""
+        self._is_prepared = False
         self._is_closed = False
 
     def __getattr__(self, name: str) -> Any:
@@ -176,6 +177,7 @@ class _EngineConnection:
 
     def _begin(self, xid: Any) -> None:
         connection = self._connection
+        self._is_sent = self._is_ended = self._is_prepared = False
         with self._permitted():
             self._branch = self._begin_at_database(connection, xid)
         # A listener of the Engine's may have said BEGIN, as is usual with SQLite.
@@ -292,8 +294,6 @@ class _EngineConnection:
 
 class _TwoPhaseConnection(_EngineConnection):
     """PostgreSQL, whose drivers have PEP 249's two phases: SQLAlchemy hands them through."""
-
-    _is_prepared = False
 
     def xid(self, format_id: int, gtrid: str, bqual: str) -> Any:
         self._connection  # noqa: B018  # it borrows one
