@@ -37,9 +37,10 @@ ORDERS = 2_000 if FULL else 200
 LIVES = None if FULL else 3
 CARRIED_LIVES = None if FULL else 2
 CARRIED_ORDERS = 100
-SUDDEN = 8 if FULL else 1
-"""Kills of each party at random moments."""
-LEAST_KILLS = 20
+SUDDEN = 100 if FULL else 1
+"""So many times others are killed at random moments, at full size twice each, then the service, and then a new one."""
+LEAST_KILLS = 200
+"""Of each party, at full size."""
 VICTIMS = ("service", "server", "backend")
 OF_EACH = ("begin", "prepare", "prepared", "commit", "committed", "rollback", "rolled-back")
 OF_ALL = ("decide", "decided", "done")
@@ -172,8 +173,8 @@ def test_rows_and_messages_agree_whoever_is_killed_and_when(scene: Scene, way: s
         scene.server = NoServer(scene.place / "space")
     campaign = Campaign(scene, rng, way)
     lives = list(lives_of(rng, way))[: CARRIED_LIVES if way == "carried" else LIVES]
-    sudden = tuple(victim for victim in ("server", "backend", "service") if victim in victims_of(way))
-    lives += [Life((), sudden), Life((), (NEWBORN,))] * SUDDEN
+    others = tuple(victim for victim in ("server", "backend") if victim in victims_of(way))
+    lives += [Life((), (*others * (2 if FULL else 1), "service")), Life((), (NEWBORN,))] * SUDDEN
     for life in lives:
         sys.stdout.write(f"{life}\n")
         campaign.live(life)

@@ -190,6 +190,10 @@ class Process:
         assert "serving" in self._process.stdout.readline()
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def resident_bytes(self) -> int:
         pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
