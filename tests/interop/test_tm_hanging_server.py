@@ -72,7 +72,7 @@ def put(tx: Transaction, body: bytes, *names: str) -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_of_threads(shop: Shop, step: Step) -> None:
-    opened = {name: lambda url=url: xaqueue.connect(url) for name, url in shop.urls.items()}  # type: ignore[misc]
+    opened = {name: lambda url=url: xaqueue.connect(url) for name, url in shop.urls.items()}
     with TransactionManager(shop.place / "log", opened, on_step=shop.stop_at, timeout_s=PATIENCE_S) as tm:
         tm.recover(PATIENCE_S)
         shop.at = step
@@ -105,7 +105,7 @@ def test_of_threads(shop: Shop, step: Step) -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_of_tasks(shop: Shop, step: Step) -> None:
-    opened = {name: lambda url=url: xaqueue.connect_async(url) for name, url in shop.urls.items()}  # type: ignore[misc]
+    opened = {name: lambda url=url: xaqueue.connect_async(url) for name, url in shop.urls.items()}
 
     async def main() -> None:
         async with TransactionManager(shop.place / "log", opened, on_step=shop.stop_at, timeout_s=PATIENCE_S) as tm:
