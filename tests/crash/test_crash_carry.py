@@ -17,7 +17,7 @@ from support.crash_level import LAGGING
 from support.forgetful import Crashed, ForgetfulFileSystem
 from support.tm_world import STARTED
 from xaqueue.errors import DecisionLogError, ResourceFailed, RetryLater
-from xaqueue.tm import participant
+from xaqueue.tm import branch
 from xaqueue.tm.coordinator import TraceStep as Step
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -68,7 +68,7 @@ def test_dead_at_any_call(fault: str) -> None:
 @pytest.mark.parametrize("is_away", [False, True])
 def test_dead_at_any_call_of_a_clean_close(monkeypatch: pytest.MonkeyPatch, is_away: bool) -> None:
     """Nothing is open then but what its database has not answered, and then its queues wait for that."""
-    monkeypatch.setattr(participant, "READ_S", 0.0)
+    monkeypatch.setattr(branch, "READ_S", 0.0)
     for at in count(0, 1 if FULL else 2):
         scene = Scene()
         scene.open_mortal(GIVEN_TREE, STARTED)

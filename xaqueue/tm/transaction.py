@@ -31,11 +31,11 @@ from xaqueue.errors import (
 )
 from xaqueue.tm import driver, voting
 from xaqueue.tm.async_transaction import AsyncTransaction
+from xaqueue.tm.branch import EnlistedBranch, enlist
 from xaqueue.tm.carriage import CarriedRow
 from xaqueue.tm.coordinator import Coordinator, TraceStep
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.last_resource import DecisionRow, LifeOver
-from xaqueue.tm.participant import EnlistedBranch, enlist
 from xaqueue.tm.voting import DECISION, Command, ParticipantOutcome, Replies, Reply, TransactionResult, Verb, Voting
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid

@@ -18,11 +18,12 @@ from support.tm_world import COMMITTED, PREPARED, ROLLED_BACK, Rig
 from xaqueue import TransactionManager
 from xaqueue.cli.tm_log import ParticipantConfig, opener
 from xaqueue.errors import InvalidArgument, OperationalError, OutcomeUnknown, RolledBack
-from xaqueue.tm import driver, last_resource, participant
+from xaqueue.tm import branch, driver, last_resource
+from xaqueue.tm.branch import enlist
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
-from xaqueue.tm.participant import Participant, enlist, sources
+from xaqueue.tm.participant import Participant, sources
 from xaqueue.tm.records import TransactionState
 from xaqueue.xa import Code, Outcome
 
@@ -280,7 +281,7 @@ def test_a_commit_without_an_answer_is_read(scene: Scene, fault: str, outcome: O
 def test_a_commit_without_an_answer_that_cannot_be_read_is_in_doubt(
     scene: Scene, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(participant, "READ_S", 0.1)
+    monkeypatch.setattr(branch, "READ_S", 0.1)
     rig = scene.boot()
     scene.transact(rig, "zero", "a")
 
@@ -603,8 +604,8 @@ def test_sqlite_syncs_the_commit_that_decides(scene: Scene) -> None:
     connection = scene.connect()
     connection.execute("pragma synchronous = normal")
     source.participant = Participant(lambda: connection)
-    branch = enlist(source, bytes(Gtrid("0123456789abcdef", 1, 1)))
-    assert branch.connection.execute("pragma synchronous").fetchone() == (2,)
+    enlisted = enlist(source, bytes(Gtrid("0123456789abcdef", 1, 1)))
+    assert enlisted.connection.execute("pragma synchronous").fetchone() == (2,)
 
 
 class Mysql:

@@ -1,0 +1,324 @@
+"""One participant's part in a live transaction: its branch, on a connection that is its own until the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from xaqueue.carried import CarriedChange
+from xaqueue.errors import ConnectionLost, Error, ProtocolError, ResourceFailed, RolledBack
+from xaqueue.tm import awaiting, driver, last_resource
+from xaqueue.tm.driver import Dialect
+from xaqueue.tm.last_resource import DecisionRow
+from xaqueue.tm.participant import ConnectionSource
+from xaqueue.tm.voting import Reply
+from xaqueue.xa import Outcome
+
+READ_S = 10.0
+"""A database that was lost in the commit that decides is asked for so long what it has."""
+
+
+def enlist(source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
+    """Opens a connection and begins the branch on it. Raises what the driver raises."""
+    kept = source.take_idle()
+    if kept is not None:
+        try:
+            awaiting.check_usable(kept, source.name)
+            return _enlist_on(kept, source, gtrid)
+        except Exception:  # it was lost while it was idle, and nothing was done on it yet
+            driver.close(kept)
+            source.drop_idle()
+        except BaseException:
+            driver.close(kept)
+            raise
+    connection = source.open()
+    try:
+        awaiting.check_usable(connection, source.name)
+        return _enlist_on(connection, source, gtrid)
+    except BaseException:
+        driver.close(connection)
+        raise
+
+
+def _enlist_on(connection: Any, source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
+    kind = EnlistedBranch if driver.has_two_phases(connection) else PlainBranch
+    return kind(source, connection, gtrid)
+
+
+class EnlistedBranch:
+    """One participant's part in one live transaction: each verb is tried once, and its failure becomes a reply.
+
+    What a reply leaves open is for recovery, on a connection of its own. A connection on which anything went wrong is
+    closed and never used again: psycopg's believes itself prepared after a failed prepare, and a lost one is lost.
+    """
+
+    has_two_phases = True
+
+    def __init__(self, source: ConnectionSource, connection: Any, gtrid: bytes) -> None:
+        self.source = source
+        self.name = source.name
+        self.connection = connection
+        self.gtrid = gtrid
+        self.error: Exception | None = None
+        """The first thing that went wrong."""
+        self.failed_at = 0.0
+        """When that was."""
+        self.sort_key = source.sort_key(connection)
+        self.is_parallel = source.is_parallel(connection)
+        self.may_decide = source.may_decide and driver.takes_sql(connection)
+        """Whether its own commit may decide for all."""
+        self._tells = driver.can_tell(connection)
+        self._is_usable = True
+        self._interrupted = False
+        self._is_interrupting = False
+        """Whether a thread is at it now."""
+        self._asked = False
+        """Whether it may be prepared."""
+        self.is_late = False
+        self.can_carry = (
+            self.may_decide and source.may_carry and driver.dialect_of(connection) in last_resource.CARRYING
+        )
+        """Whether it may take the work of a queue with its own."""
+        self.can_be_carried = driver.can_be_carried(connection)
+        self.carrier = ""
+        """The database that is to carry its work, instead of a prepare."""
+        self.carried: CarriedChange | None = None
+        """What it carries."""
+        self.commits_alone = False
+        """Whether it may be committed without a decision of anybody else."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self.connection.tpc_begin(driver.xid_on(self.connection, self.gtrid, self.name))
+
+    def prepare(self) -> Reply:
+        self._asked = True
+        try:
+            self._refuse_failed()
+            if self.carrier:
+                self.carried = self.connection.tpc_carry(self.carrier)
+            prepared = self.carried is not None or self.connection.tpc_prepare()
+        except Exception as error:
+            self._failed(error)
+            return Reply.REFUSED if isinstance(error, RolledBack) and not self._in_failed() else Reply.LOST
+        if prepared is not False:
+            return Reply.PREPARED
+        try:
+            self.connection.tpc_commit()  # nothing is left of the branch: this ends the transaction of the session
+        except Exception as error:
+            self._failed(error)
+            self.error = None
+        return Reply.READ_ONLY
+
+    def commit(self) -> Reply:
+        if not self.is_late:
+            return self._second_phase(self.connection.tpc_commit)
+        return self._second_phase(partial(self.connection.tpc_commit, late=True))
+
+    def be_late(self) -> None:
+        """Its commit is decided in a database that is asked again after a crash: it need not wait for the disk."""
+        self.is_late = driver.can_be_late(self.connection)
+
+    def rollback(self) -> Reply:
+        if self._interrupted:
+            self.discard()
+            return Reply.DONE
+        answer = self._second_phase(self.connection.tpc_rollback)
+        if answer is Reply.PENDING and not self._asked:
+            self.discard()  # with its session goes what was never prepared
+            return Reply.DONE
+        return answer
+
+    def commit_one_phase(self) -> Reply:
+        try:
+            self._refuse_failed()
+        except RolledBack as error:
+            self.refuse(error)
+            return Reply.REFUSED
+        return self._commit_deciding()
+
+    def _commit_deciding(self) -> Reply:
+        self.commits_alone = True
+        try:
+            self._commit_at_once()
+        except Exception as error:
+            self._failed(error)
+            heuristic = driver.heuristic_answer(error)
+            if heuristic is not None:
+                return heuristic
+            if driver.is_lost(self.connection, error):
+                return Reply.LOST
+            self.discard()
+            return Reply.REFUSED
+        return Reply.DONE
+
+    def commit_last(
+        self, prepared: Sequence[str], check: Callable[[], None], change: CarriedChange | None = None
+    ) -> Reply:
+        """Commits it together with the row that decides for those that prepared. LOST: nobody knows, not even the
+        database just now.
+
+        check: raises where the log is not ours any more. Asked with the row in place, which keeps out a successor's.
+        change: it carries this for who has prepared.
+        """
+        try:
+            self._refuse_failed()
+            self._refuse_ended()
+            row = DecisionRow(self.gtrid, Outcome.COMMITTED, tuple(prepared))
+            if change is None:
+                last_resource.insert_row(self.connection, row)
+            else:
+                last_resource.insert_carried(self.connection, row._replace(carried=change.encode()), change.life)
+            check()
+        except Exception as error:
+            self.refuse(error)
+            return Reply.REFUSED
+        answer = self._commit_deciding()
+        return self._read_decision() if answer is Reply.LOST else answer
+
+    def refuse(self, error: Exception) -> None:
+        """It is not going to be committed, and this is why."""
+        self._failed(error)
+        self.discard()
+
+    def _read_decision(self) -> Reply:
+        """The commit got no answer: on a fresh connection its row can be read, or made impossible.
+
+        A database that was killed is back in a moment, most often.
+        """
+        self.discard()
+        pause_s, until = 0.02, time.monotonic() + READ_S
+        while True:
+            try:
+                with self.source.opened() as connection:
+                    outcome = last_resource.resolve_row(connection, self.gtrid).outcome
+            except Exception as error:
+                self._failed(error)
+                if time.monotonic() + pause_s > until:
+                    return Reply.LOST
+            else:
+                return Reply.DONE if outcome is Outcome.COMMITTED else Reply.REFUSED
+            self.source.loop.pause(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
+
+    def ask(self) -> Reply:
+        """What became of a branch that is not known on this connection, or of a commit that got no answer."""
+        if not self._tells:
+            return Reply.UNKNOWN
+        try:
+            if self._is_usable or driver.is_unknown_xid(self.error or Error()):
+                return driver.ask(self.connection, driver.xid_on(self.connection, self.gtrid, self.name))
+            self.discard()
+            with self.source.opened() as connection:
+                return driver.ask(connection, driver.xid_on(connection, self.gtrid, self.name))
+        except Exception as error:
+            self._failed(error)
+            return Reply.UNKNOWN
+
+    def interrupt(self) -> None:
+        """Interrupts what its thread is waiting for, where the driver can; in another thread, since that may hang, too.
+
+        From here on the branch can only be rolled back, and that by the end of its session: an interruption that
+        arrives late is meant neither for the rollback nor for the next transaction.
+        """
+        interruption = driver.interruption_of(self.connection)
+        if interruption is None or self._is_interrupting or not self.source.interruptions.acquire(blocking=False):
+            return
+        self._interrupted, self._is_usable, self._is_interrupting = True, False, True
+        name = f"xaqueue-interrupt-{self.name}"
+        try:
+            threading.Thread(target=self._interrupt, args=(interruption,), name=name, daemon=True).start()
+        except RuntimeError:  # no thread can be had now: at the next look, perhaps
+            self._end_interruption()
+
+    def _interrupt(self, interruption: Callable[[], object]) -> None:
+        try:
+            with suppress(Exception):  # its statement was over already
+                interruption()
+        finally:
+            self._end_interruption()
+
+    def _end_interruption(self) -> None:
+        self._is_interrupting = False
+        self.source.interruptions.release()
+
+    def release(self) -> None:
+        """The transaction is over for this connection."""
+        if self._is_usable and self.connection is not None:
+            self.source.give_back(self.connection)
+            self.connection = None
+        self.discard()
+
+    def discard(self) -> None:
+        connection, self.connection = self.connection, None
+        self._is_usable = False
+        if connection is not None:
+            driver.close(connection)
+
+    def _commit_at_once(self) -> None:
+        self.connection.tpc_commit()
+
+    def _second_phase(self, verb: Any) -> Reply:
+        try:
+            verb()
+        except Exception as error:
+            self._failed(error)
+            if driver.is_unknown_xid(error):
+                return Reply.UNKNOWN
+            return driver.heuristic_answer(error) or Reply.PENDING
+        return Reply.DONE
+
+    def _failed(self, error: Exception) -> None:
+        if self.error is None:
+            self.error, self.failed_at = error, time.monotonic()
+        self._is_usable = False
+        if isinstance(error, (ConnectionLost, ResourceFailed)) or getattr(self.connection, "closed", False):
+            self.source.drop_idle()
+
+    def _refuse_failed(self) -> None:
+        if self._in_failed():
+            raise RolledBack(
+                f"a statement of participant {self.name!r} failed before, and its transaction with it: roll back, "
+                "or use a savepoint around what may fail"
+            )
+
+    def _refuse_ended(self) -> None:
+        if driver.has_ended(self.connection):
+            raise ProtocolError(
+                f"the transaction of participant {self.name!r} was ended by a COMMIT or ROLLBACK of its own: what it "
+                "has committed so stays. Leave that to the transaction"
+            )
+
+    def _in_failed(self) -> bool:
+        return self.connection is not None and driver.has_failed(self.connection)
+
+
+class PlainBranch(EnlistedBranch):
+    """Without two phases: a plain local transaction, whose commit decides where others have prepared."""
+
+    has_two_phases = False
+
+    def _begin(self) -> None:
+        """A local transaction begins by itself, and nobody is asked for its outcome: its row tells."""
+        self._tells = False
+        if driver.dialect_of(self.connection) is Dialect.SQLITE:
+            driver.sync_fully(self.connection)
+            driver.has_read_all(self.connection)
+
+    def rollback(self) -> Reply:
+        try:
+            if not self._interrupted:
+                self.connection.rollback()
+        except Exception as error:
+            self._failed(error)
+            self.source.drop_idle()
+        if not self._is_usable:
+            self.discard()
+        return Reply.DONE
+
+    def _commit_at_once(self) -> None:
+        self.connection.commit()
