@@ -121,8 +121,8 @@ class ConnectionSource:
                     since, connection = self._idle.pop()
                 else:
                     return None
-            is_fresh = time.monotonic() - since < KEPT_S
-            if is_fresh and driver.is_at_rest(connection) and not driver.is_left(connection):
+            is_usable = time.monotonic() - since < KEPT_S and (own is None or driver.has_read_all(connection))
+            if is_usable and driver.is_at_rest(connection) and not driver.is_left(connection):
                 return connection if awaiting.is_of_tasks(connection) else self.loop.adapted(connection, is_async=False)
             driver.close(connection)
 

@@ -122,6 +122,32 @@ def test_a_thread_keeps_its_own_one_of_sqlite3(tmp_path: Path) -> None:
     assert all(one.closed_by is not None for one in opened)
 
 
+def closed_by_its_user(connection: sqlite3.Connection) -> object:
+    return connection.close()
+
+
+def read_by_its_user(connection: sqlite3.Connection) -> object:
+    cursor = connection.execute("select 1 union select 2")
+    cursor.fetchone()
+    return cursor
+
+
+@pytest.mark.parametrize("misuse", [closed_by_its_user, read_by_its_user])
+def test_a_kept_one_that_its_user_goes_on_with_is_not_used_again(
+    scene: Scene, misuse: Callable[[sqlite3.Connection], object]
+) -> None:
+    source = scene.boot().coordinator.sources[FILES]
+    connection = sqlite3.connect(scene.path)
+    assert driver.has_read_all(connection)
+    source.give_back(connection)
+    kept = source.take_idle()
+    assert kept is connection
+    source.give_back(connection)
+    held = misuse(connection)
+    assert source.take_idle() is None, held
+    connection.close()
+
+
 def left_in_a_transaction(connection: sqlite3.Connection) -> None:
     connection.execute("insert into files values ('left behind')")
 
