@@ -12,7 +12,7 @@ from support.crash_story import Became, crashes, play
 
 pytestmark = pytest.mark.usefixtures("quiet")
 LEVELS = (STRICT, *JOURNALS)
-EVERY = 3
+EVERY = 5
 """One call in so many, unless in full size."""
 
 

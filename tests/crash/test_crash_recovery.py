@@ -59,7 +59,7 @@ WIDE_CASES += [(name, level) for level in JOURNALS for name in (STORIES if FULL 
 @pytest.mark.parametrize(("name", "level"), cases(CASES), ids=str)
 def test_recovery_is_cut_off_by_a_power_loss_and_run_again(name: str, level: Level) -> None:
     sitting = jury(name, level)
-    for fs, record in crashes(STORIES[name], level, sample(3, name, level)):
+    for fs, record in crashes(STORIES[name], level, sample(5, name, level)):
         for tree in trees_of(fs, level, EXTREMES, draw=2):
             if sitting.is_new(tree, record, "cut off"):
                 judge_cut_off(sitting, tree.open(), record)
@@ -68,7 +68,7 @@ def test_recovery_is_cut_off_by_a_power_loss_and_run_again(name: str, level: Lev
 @pytest.mark.parametrize(("name", "level"), cases(WIDE_CASES), ids=str)
 def test_the_power_goes_after_a_kill_while_nothing_is_synced_yet(name: str, level: Level) -> None:
     sitting = jury(name, level)
-    for killed, record in crashes(STORIES[name], level, sample(3, name, level)):
+    for killed, record in crashes(STORIES[name], level, sample(5, name, level)):
         killed.survive_kill()
         (judge_cut_off if FULL or name in HANDFUL else judge_later)(sitting, killed, record)
 
@@ -78,7 +78,7 @@ def test_the_power_goes_after_a_kill_while_nothing_is_synced_yet(name: str, leve
 def test_the_next_owner_goes_on_before_the_power_goes(name: str, level: Level, verb: str, end: End) -> None:
     sitting = jury(name, level)
     turn = 0 if verb == "commit" else 2
-    for killed, record in crashes(STORIES[name], level, sample(4, name, level, turn)):
+    for killed, record in crashes(STORIES[name], level, sample(6, name, level, turn)):
         killed.survive_kill()
         go_on(sitting, killed, record, verb, end)
 

@@ -134,7 +134,7 @@ def test_nothing_is_lost(turn: str, within: bool, level: Level) -> None:
         play_scene(scene, level, one_call(Play(scene, level, sys.maxsize, trees), dice))
 
 
-EVERY = 1 if FULL else 3
+EVERY = 1 if FULL else 5
 """Of so many steps of a stream one is looked at in each group, by turns."""
 STREAM_CASES = [(name, *group) for name, group in itertools.product(STREAM_STEPS, GROUPS)]
 
@@ -155,7 +155,7 @@ def test_a_message_beside_those_that_go_to_the_archive_takes_none_of_them_along(
     play_stream(StreamScene("clear", True, acts, BEFORE_ALL), level, itertools.count())
 
 
-EVERY_BATCH = 1 if FULL else 5
+EVERY_BATCH = 1 if FULL else 7
 BATCH_CASES = [(undo, *group) for undo in (False, True) for group in GROUPS if group[0] not in ("clear", "expire")]
 
 

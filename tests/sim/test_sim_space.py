@@ -21,7 +21,7 @@ from support.sim_space import SEED_VARIABLE, JournalMachine, SpaceMachine
 def test_any_order_of_verbs_and_crashes(quiet: None, machine: type[SpaceMachine]) -> None:
     chosen = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().randrange(1 << 32))
     profile = settings(
-        max_examples=20_000 if FULL else 600,
+        max_examples=20_000 if FULL else 400,
         stateful_step_count=100 if FULL else 50,
         deadline=None,
         database=None,
