@@ -307,7 +307,6 @@ class PlainBranch(EnlistedBranch):
         self._tells = False
         if driver.dialect_of(self.connection) is Dialect.SQLITE:
             driver.sync_fully(self.connection)
-            driver.has_read_all(self.connection)
 
     def rollback(self) -> Reply:
         try:

@@ -123,23 +123,6 @@ def is_at_rest(connection: Any) -> bool:
     return _status(connection) in (None, IDLE) and not commits_itself(connection)
 
 
-def has_read_all(connection: Any) -> bool:
-    """Whether no SELECT of a connection of sqlite3's is unfinished, which keeps its snapshot for the next transaction.
-
-    Known where it was asked once before: then a function is there, which SQLite replaces only while no statement runs.
-    """
-    if "sqlite3" not in _packages(kind_of(connection)):
-        return False
-    try:
-        connection.create_function("xaqueue_has_read_all", 0, _nothing)
-    except Exception:  # sqlite3.Error, or what a subclass raises
-        return False
-    return True
-
-
-def _nothing() -> None: ...
-
-
 def is_left(connection: Any) -> bool:
     """Whether its server has said something while it was idle, which is goodbye, or has gone without a word."""
     fileno = getattr(connection, "fileno", None)

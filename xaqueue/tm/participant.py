@@ -41,22 +41,6 @@ class Participant:
     idle: int = 4
 
 
-class _OwnConnection:
-    """One that only the thread may use, or close, that it is of. It ends with this object, and this with its thread."""
-
-    def __init__(self, connection: Any) -> None:
-        self._since = time.monotonic()
-        self._connection = connection
-
-    def taken(self) -> tuple[float, Any]:
-        connection, self._connection = self._connection, None
-        return self._since, connection
-
-    def __del__(self) -> None:
-        if self._connection is not None:
-            driver.close(self._connection)
-
-
 class ConnectionSource:
     """Connections of one participant. Safe for threads."""
 
@@ -79,8 +63,6 @@ class ConnectionSource:
         self._mutex = threading.Lock()
         self._idle: list[tuple[float, Any]] = []
         """Each with the time since when it is kept, by the monotonic clock; the longest kept first."""
-        self._own = threading.local()
-        """Of each thread, as ``kept``, the one of sqlite3's that it keeps."""
         self.interruptions = threading.BoundedSemaphore(INTERRUPTIONS)
         self._closed = False
 
@@ -113,35 +95,26 @@ class ConnectionSource:
     def take_idle(self) -> Any | None:
         """One that was kept and looks usable; None without one."""
         while True:
-            own: _OwnConnection | None = self._own.__dict__.pop("kept", None)
             with self._mutex:
-                if own is not None:
-                    since, connection = own.taken()
-                elif self._idle:
-                    since, connection = self._idle.pop()
-                else:
+                if not self._idle:
                     return None
-            is_usable = time.monotonic() - since < KEPT_S and (own is None or driver.has_read_all(connection))
-            if is_usable and driver.is_at_rest(connection) and not driver.is_left(connection):
+                since, connection = self._idle.pop()
+            is_fresh = time.monotonic() - since < KEPT_S
+            if is_fresh and driver.is_at_rest(connection) and not driver.is_left(connection):
                 return connection if awaiting.is_of_tasks(connection) else self.loop.adapted(connection, is_async=False)
             driver.close(connection)
 
     def give_back(self, connection: Any) -> None:
         """Keeps it for the next, where it is outside of any transaction; the one that was kept longest goes for it.
 
-        A thread keeps its own one of sqlite3's, unless it has a SELECT that was not read to its end and keeps its
-        snapshot in it. A new one each time would cost another sync: SQLite syncs the directory of a file it has opened.
+        Not those of sqlite3, though a new one syncs a directory with its first commit: they are their thread's, a
+        SELECT that was not read to its end keeps its snapshot in them, and what one commits is lost where its file was
+        replaced or deleted, or its process forked, meanwhile.
         """
         connection = awaiting.plain(connection)
         is_of_its_thread = not (driver.has_two_phases(connection) or driver.is_shared(connection))
-        if (is_of_its_thread and not driver.has_read_all(connection)) or not driver.is_at_rest(connection):
+        if is_of_its_thread or not driver.is_at_rest(connection):
             driver.close(connection)
-            return
-        if is_of_its_thread:
-            if self.participant.idle and not self._closed:
-                self._own.kept = _OwnConnection(connection)
-            else:
-                driver.close(connection)
             return
         with self._mutex:
             kept = [*self._idle, (time.monotonic(), connection)]
@@ -156,10 +129,8 @@ class ConnectionSource:
             dropped, self._idle = self._idle, []
         for _, connection in dropped:
             driver.close(connection)
-        self._own.__dict__.pop("kept", None)
 
     def close(self) -> None:
-        """Those of other threads end with these."""
         self._closed = True
         self.drop_idle()
 

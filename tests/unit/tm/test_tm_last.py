@@ -80,72 +80,35 @@ def test_without_it_a_transaction_is_as_any_other(scene: Scene) -> None:
     assert scene.rows == []
 
 
-class Noting(sqlite3.Connection):
-    """Says when it is closed, and by whom."""
+def test_those_of_sqlite3_are_not_kept(scene: Scene) -> None:
+    """Each is its thread's, and an unfinished SELECT would keep its snapshot for the next transaction."""
+    rig = scene.boot()
+    for name in ("one", "two"):
+        assert scene.transact(rig, name, "a") is Outcome.COMMITTED
+    assert rig.coordinator.sources[FILES]._idle == []
+    for connection in scene.opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("select 1")
 
-    closed_by: int | None = None
 
-    def close(self) -> None:
-        super().close()
-        self.closed_by = threading.get_ident()
-
-
-def test_a_thread_keeps_its_own_one_of_sqlite3(tmp_path: Path) -> None:
-    """It is closed in that thread, when this ends or the manager does: Python lets nobody else do so."""
-    opened: list[Noting] = []
-    idents = []
-
-    def connect() -> Noting:
-        opened.append(sqlite3.connect(tmp_path / "files.db", factory=Noting))
-        return opened[-1]
-
-    def use() -> None:
-        idents.append(threading.get_ident())
-        for _ in range(3):
-            with manager.transaction() as tx:
-                tx[FILES].execute("insert into files values (1)")
-
-    with contextlib.closing(sqlite3.connect(tmp_path / "files.db")) as connection:
-        connection.execute("create table files (number integer)")
-    with TransactionManager(tmp_path / "log", {FILES: connect}, last_resource=FILES) as manager:
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_a_database_that_is_replaced_between_transactions_gets_the_next_one(tmp_path: Path, mode: str) -> None:
+    """As a restored backup is."""
+    path, backup = tmp_path / "files.db", tmp_path / "backup.db"
+    for one in (path, backup):
+        with contextlib.closing(sqlite3.connect(one)) as connection:
+            connection.execute(f"pragma journal_mode = {mode}")
+            connection.execute("create table files (number integer)")
+    participants = {FILES: lambda: sqlite3.connect(path)}
+    with TransactionManager(tmp_path / "log", participants, last_resource=FILES) as manager:
         manager.recover()
-        use()
-        before = len(opened)
-        for _ in range(2):
-            other = threading.Thread(target=use)
-            other.start()
-            other.join()
-            assert opened[-1].closed_by == idents[-1]
-        assert len(opened) == before + 2
-        use()
-        assert len(opened) == before + 2, "its own is there still"
-    assert all(one.closed_by is not None for one in opened)
-
-
-def closed_by_its_user(connection: sqlite3.Connection) -> object:
-    return connection.close()
-
-
-def read_by_its_user(connection: sqlite3.Connection) -> object:
-    cursor = connection.execute("select 1 union select 2")
-    cursor.fetchone()
-    return cursor
-
-
-@pytest.mark.parametrize("misuse", [closed_by_its_user, read_by_its_user])
-def test_a_kept_one_that_its_user_goes_on_with_is_not_used_again(
-    scene: Scene, misuse: Callable[[sqlite3.Connection], object]
-) -> None:
-    source = scene.boot().coordinator.sources[FILES]
-    connection = sqlite3.connect(scene.path)
-    assert driver.has_read_all(connection)
-    source.give_back(connection)
-    kept = source.take_idle()
-    assert kept is connection
-    source.give_back(connection)
-    held = misuse(connection)
-    assert source.take_idle() is None, held
-    connection.close()
+        for number in range(2):
+            with manager.transaction() as tx:
+                tx[FILES].execute("insert into files values (?)", (number,))
+            if number == 0:
+                backup.replace(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("select number from files").fetchall() == [(1,)]
 
 
 def left_in_a_transaction(connection: sqlite3.Connection) -> None:
