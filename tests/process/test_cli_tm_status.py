@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,14 +17,15 @@ import pytest
 import xaqueue
 from support.carrying import wait_until_it_carries
 from support.doubtful import fails, run
-from support.tm_left import CONFIG, LAST, leave
+from support.served import Process
+from support.tm_left import CONFIG, LAST, LEDGER, leave
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.space.owner.open import create
 from xaqueue.tm import last_resource
 
 
-def told(tm: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run("tm", "status", tm, "--json"))
+def told(tm: Path, *, code: int = ExitCode.OK) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run("tm", "status", tm, "--json", code=code))
     found["participants"] = {one["name"]: one for one in found["participants"]}
     return found
 
@@ -28,13 +33,13 @@ def told(tm: Path) -> dict[str, Any]:
 def test_what_a_killed_one_has_left(tmp_path: Path) -> None:
     left = leave(tmp_path, "decided")
     found = told(left.log)
-    assert (found["node"], found["epoch"], found["in_use"], found["open"]) == (left.node, 1, False, 1)
+    assert (found["node"], found["epoch"], found["in_use"], found["unfinished"]) == (left.node, 1, False, 1)
     for name in ("queue", "ledger"):
         assert found["participants"][name]["in_doubt"] == 1
         assert 0 < found["participants"][name]["since"] <= found["since"]
     shown = run("tm", "status", left.log)
-    assert "open   1 transaction, the oldest of " in shown
-    assert "not in use" in shown
+    assert "unfinished  1 transaction, the oldest " in shown
+    assert "not running: start its application" in shown
     with xaqueue.TransactionManager(left.log, {}):
         assert told(left.log)["in_use"]
 
@@ -43,9 +48,9 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     left = leave(tmp_path, "decided")
     run("indoubt", "commit", left.gtrid, "--tm", left.log)
     found = told(left.log)
-    assert (found["open"], found["since"]) == (0, 0)
+    assert (found["unfinished"], found["since"]) == (0, 0)
     assert [one["in_doubt"] for one in found["participants"].values()] == [0, 0]
-    assert "open   no decision\n" in run("tm", "status", left.log)
+    assert "unfinished  no decision of the log\n" in run("tm", "status", left.log)
 
 
 def test_branches_of_others_do_not_count(tmp_path: Path) -> None:
@@ -73,15 +78,18 @@ def test_what_a_database_carries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         found = told(log)
         assert found["decides"] == ["files"]
         files, queue = found["participants"]["files"], found["participants"]["queue"]
-        assert (files["carried"], files["in_doubt"]) == (1, 0)
-        assert files["rows"] > files["carried"], "the first ones prepare"
-        assert queue["says"] == f"{manager.node}.files carries changes of orders"
+        assert (files["carried"], files["in_doubt"]) == (1, None)
+        assert files["decisions"] > files["carried"], "the first ones prepare"
+        assert queue["note"] == f"{manager.node}.files carries changes of orders"
 
 
 def test_who_does_not_answer_and_who_is_not_known(tmp_path: Path) -> None:
     left = leave(tmp_path, "decided")
     gone = left.configure('[participants.ledger]\nkind = "sqlite"\npath = "nothing.db"\n')
-    assert "cannot be asked: unable to open" in told(left.log)["participants"]["ledger"]["says"]
+    found = told(left.log, code=ExitCode.NOTHING)["participants"]
+    assert "cannot be asked: unable to open" in found["ledger"]["error"]
+    assert (found["ledger"]["decisions"], found["ledger"]["carried"]) == (None, None)
+    assert found["queue"]["error"] == "not in participants.toml", "the log waits for it"
     gone.unlink()
     assert "participants are not known" in run("tm", "status", left.log)
     assert "is no decision log" in fails("tm", "status", tmp_path, code=ExitCode.ERROR)
@@ -94,9 +102,15 @@ def test_of_postgresql(tmp_path: Path, dsn: str) -> None:
         connection.execute("create table ledger (number integer)")
     left = leave(tmp_path, "decided", dsn=dsn)
     ledger = told(left.log)["participants"]["ledger"]
-    assert (ledger["in_doubt"], ledger["rows"]) == (1, 0)
+    assert (ledger["in_doubt"], ledger["decisions"]) == (1, 0)
     assert ledger["since"] > 0
-    assert "holds back the vacuum" in ledger["says"]
+    assert "holds back the vacuum" in ledger["note"]
+    with psycopg.connect(dsn) as connection:
+        connection.execute(f"create table {last_resource.TABLE} (gtrid varchar(64) primary key)")
+        connection.commit()
+        connection.execute(f"lock table {last_resource.TABLE} in access exclusive mode")
+        assert "statement timeout" in told(left.log, code=ExitCode.NOTHING)["participants"]["ledger"]["error"]
+        connection.execute(f"drop table {last_resource.TABLE}")
     run("indoubt", "commit", left.gtrid, "--tm", left.log)
     assert told(left.log)["participants"]["ledger"]["in_doubt"] == 0
     with psycopg.connect(dsn) as connection:
@@ -105,3 +119,89 @@ def test_of_postgresql(tmp_path: Path, dsn: str) -> None:
 
 def test_without_a_log_it_says_what_is_missing() -> None:
     assert "'DIR'" in fails("tm", "status", code=ExitCode.USAGE)
+
+
+def killed_in_a_transaction(path: Path) -> None:
+    """What it leaves is a journal that is to be rolled back."""
+    writes = (
+        f"import os, sqlite3; c = sqlite3.connect({str(path)!r}); c.execute('pragma cache_size = 1'); "
+        "c.executemany('insert into files values (?)', ((n,) for n in range(100_000))); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", writes], check=True)
+
+
+def test_a_database_whose_application_was_killed_says_who_repairs_it(tmp_path: Path) -> None:
+    left = leave(tmp_path, "committed-last", "files", last="files")
+    killed_in_a_transaction(tmp_path / "files.db")
+    assert "SQLite repairs that" in told(left.log, code=ExitCode.NOTHING)["participants"]["files"]["error"]
+    assert "SQLite repairs that" in run("indoubt", "advise", left.gtrid, "--tm", left.log, code=ExitCode.NOTHING)
+    with closing(sqlite3.connect(tmp_path / "files.db")) as connection:
+        connection.execute("select * from files").fetchall()
+    assert told(left.log)["participants"]["files"]["decisions"] == 1
+
+
+def test_beside_a_write_ahead_log_nothing_is_made(tmp_path: Path) -> None:
+    """What another user made there, its application could not write."""
+    left = leave(tmp_path, "committed-last", "files", last="files")
+    with closing(sqlite3.connect(tmp_path / "files.db")) as connection:
+        connection.execute("pragma journal_mode = wal")
+    before = sorted(tmp_path.iterdir())
+    assert told(left.log)["participants"]["files"]["decisions"] == 1
+    run("indoubt", "advise", left.gtrid, "--tm", left.log)
+    assert sorted(tmp_path.iterdir()) == before
+    with closing(sqlite3.connect(tmp_path / "files.db")) as connection:
+        connection.execute(f"delete from {last_resource.TABLE}")
+        connection.commit()
+        assert told(left.log)["participants"]["files"]["decisions"] == 0, "what is in the log only is seen"
+
+
+def test_a_table_of_before_queues_were_carried(tmp_path: Path) -> None:
+    left = leave(tmp_path, "committed-last", "files", last="files")
+    with closing(sqlite3.connect(tmp_path / "files.db")) as connection:
+        connection.execute(f"alter table {last_resource.TABLE} drop column carried")
+    files = told(left.log)["participants"]["files"]
+    assert (files["decisions"], files["carried"]) == (1, 0)
+
+
+def test_a_space_that_is_away_is_not_to_be_made(tmp_path: Path) -> None:
+    left = leave(tmp_path, "decided")
+    left.queue.rename(tmp_path / "elsewhere")
+    said = told(left.log, code=ExitCode.NOTHING)["participants"]["queue"]["error"]
+    assert "bring back the disk" in said
+    assert "init" not in said
+    assert "bring back the disk" in run("indoubt", "advise", left.gtrid, "--tm", left.log)
+
+
+def test_a_server_that_is_stopped_holds_up_nobody(tmp_path: Path) -> None:
+    left = leave(tmp_path, "decided")
+    with Process(left.queue) as server:
+        served = f'[participants.queue]\nkind = "xaqueue"\nspace = "xaq+unix://{server.path}"\n'
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            assert told(left.log)["participants"]["queue"]["in_doubt"] == 1, "its directory is there to read"
+            left.configure(served + LEDGER)
+            assert "no answer within 5" in told(left.log, code=ExitCode.NOTHING)["participants"]["queue"]["error"]
+            assert "no answer within 5" in run("indoubt", "advise", left.gtrid, "--tm", left.log)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert told(left.log)["participants"]["queue"]["in_doubt"] == 1
+
+
+def test_a_damaged_branch_hides_neither_itself_nor_the_age_of_the_others(tmp_path: Path) -> None:
+    left = leave(tmp_path, "decided")
+    before = told(left.log)["participants"]["queue"]["since"]
+    assert before > 0
+    with xaqueue.connect(left.queue) as connection:
+        connection.close()
+    for path in (left.queue / "prepared").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"\0" * path.stat().st_size)
+    queue = told(left.log)["participants"]["queue"]
+    assert queue["in_doubt"] == 1
+    assert queue["note"] == f"1 of them damaged: xaqueue indoubt list --space {left.queue}"
+
+
+def test_a_path_that_is_none(tmp_path: Path) -> None:
+    left = leave(tmp_path, "decided")
+    left.configure('[participants.ledger]\nkind = "sqlite"\npath = "a\\u0000b"\n')
+    assert "is no path" in fails("tm", "status", left.log, code=ExitCode.USAGE)

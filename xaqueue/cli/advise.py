@@ -7,7 +7,7 @@ branch. What an operator decided by hand is told apart from what the coordinator
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ import typer
 
 from xaqueue.cli import output, parameters
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.cli.location import Location, remote, served_at
+from xaqueue.cli.location import Location, remote
 from xaqueue.cli.tm_log import ParticipantConfig, TmConfig, load, postgres
 from xaqueue.errors import DecisionLogError, InvalidArgument
+from xaqueue.rpc.client.reach import served_at
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.space.engine import operator_log
 from xaqueue.space.engine.operator_log import Forgotten
+from xaqueue.space.model.format import read_format
 from xaqueue.space.offline.inspect_branches import InDoubt, in_doubt_in
 from xaqueue.space.offline.redo_view import look_into
 from xaqueue.space.recovery.prepared import Verdict
@@ -38,6 +40,10 @@ from xaqueue.xid import Xid
 
 CONNECT_S = 10
 """For how long a PostgreSQL is tried, unless its DSN says so."""
+ANSWER_S = 5
+"""For how long a participant's answer is waited for."""
+SQLITE_VERSIONS = slice(18, 20)
+"""In a database's file: how it is written and read, by a write-ahead log if both are 2."""
 _BY_HAND = {
     "commit": ParticipantStatus.BY_HAND_COMMITTED,
     "rollback": ParticipantStatus.BY_HAND_ROLLED_BACK,
@@ -231,6 +237,8 @@ def why_not(error: Exception) -> str:
     """Why a participant could not be asked. Raises the error where it is neither ours nor a driver's."""
     if not isinstance(error, OSError) and not is_a(error, "Error"):
         raise error
+    if getattr(error, "sqlite_errorname", "") == "SQLITE_READONLY_ROLLBACK":
+        return "a transaction was killed in it: SQLite repairs that when it is opened to write, as its application does"
     return " ".join(str(error).split())
 
 
@@ -243,14 +251,20 @@ def location(participant: ParticipantConfig) -> Location:
     return Location(url=address) if "://" in address else Location(directory=address)
 
 
+def directory(place: Location) -> str:
+    """That of a space which is there. Raises SpaceError."""
+    read_format(place.directory, is_expected=True)
+    return place.directory
+
+
 def _ask_space(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig) -> Iterator[ParticipantReport]:
     """The outcome is asked for first, so that what a person did meanwhile is not taken for the coordinator's doing."""
     place = location(participant)
     own = Xid(FORMAT_ID, bytes(gtrid), participant.name.encode())
     outcome = Outcome.UNKNOWN
-    url = served_at(place)
+    url = place.url or served_at(directory(place))
     if url:
-        with remote(url) as manager:
+        with remote(url, answer_s=ANSWER_S) as manager:
             outcome, operator = manager.outcome(own), RemoteOperator(manager)
             waiting, forgotten = operator.in_doubt(), operator.forgotten()
     else:
@@ -336,24 +350,43 @@ def read_only(participant: ParticipantConfig) -> closing[Any]:
     if participant.kind == "sqlite":
         import sqlite3
 
-        return closing(sqlite3.connect(f"{Path(participant.address).as_uri()}?mode=ro", uri=True))
+        path = Path(participant.address)
+        alone = "&immutable=1" if _is_at_rest(path) else ""
+        return closing(sqlite3.connect(f"{path.as_uri()}?mode=ro{alone}", uri=True, timeout=ANSWER_S))
     timeout = {} if "connect_timeout" in participant.address else {"connect_timeout": CONNECT_S}
-    return closing(postgres().connect(participant.address, autocommit=True, **timeout))
+    with ExitStack() as failed:
+        connection = failed.enter_context(closing(postgres().connect(participant.address, autocommit=True, **timeout)))
+        connection.execute(f"SET statement_timeout = '{ANSWER_S}s'")
+        failed.pop_all()
+    return closing(connection)
 
 
-def has_table(participant: ParticipantConfig, connection: Any) -> bool:
-    """Whether decisions may stand there."""
-    is_sqlite = participant.kind == "sqlite"
-    listed = f"SELECT 1 FROM sqlite_master WHERE name = '{last_resource.TABLE}'"
-    known = listed if is_sqlite else f"SELECT to_regclass('{last_resource.TABLE}')"
-    found = connection.execute(known).fetchone()
-    return found is not None and found[0] is not None
+def _is_at_rest(path: Path) -> bool:
+    """Whether it has a write-ahead log that nobody has open, and which is empty.
+
+    To look at it SQLite would make that log's files, of whoever looks, and its application could not write them.
+    """
+    try:
+        with path.open("rb") as file:
+            versions = file.read(SQLITE_VERSIONS.stop)[SQLITE_VERSIONS]
+    except OSError:
+        return False  # SQLite says why
+    return versions == b"\2\2" and not path.with_name(f"{path.name}-wal").exists()
+
+
+def columns(participant: ParticipantConfig, connection: Any) -> set[str]:
+    """Of the table where decisions may stand; none without it."""
+    if participant.kind == "sqlite":
+        listed = f"SELECT name FROM pragma_table_info('{last_resource.TABLE}')"
+    else:
+        listed = f"SELECT attname FROM pg_attribute WHERE attrelid = to_regclass('{last_resource.TABLE}')"
+    return {name for (name,) in connection.execute(listed)}
 
 
 def _of_row(participant: ParticipantConfig, connection: Any, gtrid: Gtrid) -> ParticipantReport:
     """The row of a database that may have decided. Without one it may yet come, or be over and gone."""
     name, statement = participant.name, f"SELECT decision FROM {last_resource.TABLE} WHERE gtrid = '{gtrid}'"
-    row = connection.execute(statement).fetchone() if has_table(participant, connection) else None
+    row = connection.execute(statement).fetchone() if columns(participant, connection) else None
     if row is None:
         return ParticipantReport(name, ParticipantStatus.ABSENT, f"no row in {last_resource.TABLE}")
     status = _ROWS.get(str(row[0]), ParticipantStatus.UNREACHABLE)

@@ -43,8 +43,8 @@ class ExitCode(IntEnum):
 
 
 EXIT_HELP = (
-    "Exit codes: 0 done; 1 nothing to get, damage or duplicates found, no advice, branches left after the timeout of "
-    "drain, or a question answered with no; 2 wrong usage; "
+    "Exit codes: 0 done; 1 nothing to get, damage or duplicates found, no advice, a participant that cannot be asked, "
+    "branches left after the timeout of drain, or a question answered with no; 2 wrong usage; "
     "3 the space cannot be used, another process owns it, or its server does not answer; 4 any other error; "
     "5 serve ended since its disk failed: start it again; "
     "130 interrupted, or ingest --once ended before all was in."

@@ -12,17 +12,20 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import advise, output, spaces
-from xaqueue.cli.location import JsonOption, remote, served_at
-from xaqueue.cli.tm_log import ParticipantConfig, load
+from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.location import JsonOption, remote
+from xaqueue.cli.tm_log import ParticipantConfig, TmConfig, load
+from xaqueue.errors import JournalDamaged
 from xaqueue.rpc.methods.service import RemoteOperator, status_of
-from xaqueue.space.offline import inspect
-from xaqueue.space.offline.inspect_branches import in_doubt
+from xaqueue.space.offline.inspect import carriers_in
+from xaqueue.space.offline.inspect_branches import in_doubt_in
+from xaqueue.space.offline.redo_view import look_into
 from xaqueue.tm import last_resource
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.tm.log_directory import PARTICIPANTS, LogView, view_log
 from xaqueue.xid import Xid
 
-HEADINGS = ("participant", "kind", "in doubt", "oldest", "rows", "carried", "says")
+HEADINGS = ("participant", "kind", "in doubt", "oldest", "decisions kept", "with queue change", "note")
 app = typer.Typer(
     no_args_is_help=True,
     help="Look at a transaction manager.",
@@ -32,17 +35,20 @@ app = typer.Typer(
 
 @dataclass(slots=True)
 class _Waiting:
-    """What one participant has of this node. since: of the oldest branch in doubt, int microseconds UTC, 0 without."""
+    """What one participant has of this node. None is what it has not, or has not told."""
 
     name: str
     kind: str
-    in_doubt: int = 0
+    in_doubt: int | None = None
     since: int = 0
-    rows: int = 0
-    """Decisions in its database that are kept until all who prepared have hardened them."""
-    carried: int = 0
+    """Of the oldest branch in doubt, int microseconds UTC; 0 without one, or where that is lost."""
+    decisions: int | None = None
+    """Rows in its database that are kept until all who prepared have hardened what they decide."""
+    carried: int | None = None
     """Those of them that carry a change of a queue."""
-    says: str = ""
+    note: str = ""
+    error: str = ""
+    """Why it could not be asked."""
 
 
 @app.callback()
@@ -60,38 +66,60 @@ def status(
 ) -> None:
     """Show what a transaction manager has not finished, who carries changes, and what waits at its participants.
 
-    These are asked where the log's directory has a participants.toml, or DIR is such a file. Branches in doubt and rows
-    of transactions at work are counted, too.
+    These are asked where the log's directory has a participants.toml, or DIR is such a file; it exits with 1 where one
+    of them cannot be. In doubt: branches that are prepared and wait for the decision. Decisions kept: rows in the
+    participant's database, until all have carried them out; with queue change: those that carry what a queue does.
+    Transactions at work are counted, too.
     """
     config = load(tm)
     log = view_log(config.log_dir)
     found = [_ask(log.node, participant) for participant in config.participants.values()]
+    found += _unknown(config, log)
     if json:
         output.as_json(_json(log, found))
-        return
-    lasts = ", ".join(sorted(log.table.lasts))
+    else:
+        _print(config, log, found)
+    if any(one.error for one in found):
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def _unknown(config: TmConfig, log: LogView) -> list[_Waiting]:
+    """Participants that the log waits for, or decides in, and that the configuration does not name."""
+    if not config.participants:
+        return []
+    named = {name for one in log.open for name in one.outstanding} | log.table.lasts.keys()
+    return [
+        _Waiting(name, "unknown", error="not in participants.toml")
+        for name in sorted(named - config.participants.keys())
+    ]
+
+
+def _print(config: TmConfig, log: LogView, found: list[_Waiting]) -> None:
+    waits = "not running: start its application; branches in doubt wait until then"
     output.pairs(
         [
             ("log", config.log_dir),
             ("node", f"{log.node}, epoch {log.epoch}"),
-            ("state", "open in a process" if log.in_use else "not in use: nothing is recovered before it is opened"),
-            ("open", _open(log)),
+            ("state", "open in a process" if log.in_use else waits),
+            ("unfinished", _unfinished(config, log)),
             ("heuristic", len(log.table.heuristics) or ""),
-            ("decides", f"in the database of {lasts}" if lasts else ""),
         ]
     )
     typer.echo()
     if not found:
         typer.echo(f"participants are not known: name them in {config.log_dir / PARTICIPANTS}, see xaqueue(5)")
         return
-    output.table(HEADINGS, map(_row, found), right=("in doubt", "oldest", "rows", "carried"))
+    output.table(HEADINGS, map(_row, found), right=("in doubt", "oldest", "decisions kept", "with queue change"))
 
 
-def _open(log: LogView) -> str:
+def _unfinished(config: TmConfig, log: LogView) -> str:
+    lasts = ", ".join(sorted(log.table.lasts))
+    elsewhere = f"; decisions stand in the database of {lasts}, too" if lasts else ""
     if not log.open:
-        return "no decision"
+        return f"no decision of the log{elsewhere}"
     oldest = output.age(min(one.decided_us for one in log.open))
-    return f"{output.counted(len(log.open), 'transaction')}, the oldest of {oldest} ago: xaqueue indoubt list --tm"
+    counted = output.counted(len(log.open), "transaction")
+    return f"{counted}, the oldest {oldest}; see `xaqueue indoubt list --tm {config.log_dir}`{elsewhere}"
 
 
 def _json(log: LogView, found: list[_Waiting]) -> dict[str, object]:
@@ -99,7 +127,7 @@ def _json(log: LogView, found: list[_Waiting]) -> dict[str, object]:
         "node": log.node,
         "epoch": log.epoch,
         "in_use": log.in_use,
-        "open": len(log.open),
+        "unfinished": len(log.open),
         "since": min((one.decided_us for one in log.open), default=0),
         "heuristics": len(log.table.heuristics),
         "decides": sorted(log.table.lasts),
@@ -108,8 +136,10 @@ def _json(log: LogView, found: list[_Waiting]) -> dict[str, object]:
 
 
 def _row(one: _Waiting) -> tuple[object, ...]:
-    oldest = output.age(one.since) if one.since else ""
-    return one.name, one.kind, one.in_doubt, oldest, one.rows, one.carried, one.says
+    oldest, note = output.age(one.since) if one.since else "", one.note
+    if one.error:
+        note = f"{one.error}; {note}".rstrip("; ")
+    return one.name, one.kind, one.in_doubt, oldest, one.decisions, one.carried, note
 
 
 def _ask(node: str, participant: ParticipantConfig) -> _Waiting:
@@ -118,20 +148,30 @@ def _ask(node: str, participant: ParticipantConfig) -> _Waiting:
     try:
         ask(found, node, participant)
     except Exception as error:
-        found.says = f"cannot be asked: {advise.why_not(error)}"
+        found.error = f"cannot be asked: {advise.why_not(error)}"
     return found
 
 
 def _ask_space(found: _Waiting, node: str, participant: ParticipantConfig) -> None:
-    location = advise.location(participant)
-    url = served_at(location)
-    if url:
-        with remote(url) as manager:
+    """A directory is read, also where a server has it: one that hangs says nothing."""
+    place = advise.location(participant)
+    if place.url:
+        with remote(place.url, answer_s=advise.ANSWER_S) as manager:
             branches, carriers = RemoteOperator(manager).in_doubt(), status_of(manager.status()).carriers
+        damage = ""
     else:
-        branches, carriers = in_doubt(location.directory), inspect.status(location.directory).carriers
-    _count(found, [one.since for one in branches if one.decision is None and _is_of(one.xid, node)])
-    found.says = "; ".join(spaces.carrier(one) for one in carriers if one.carrier.startswith(f"{node}."))
+        looked = look_into(advise.directory(place))
+        branches, carriers = in_doubt_in(looked.fs, looked.again), carriers_in(looked.fs, owned=looked.owned)
+        damage = looked.journal.damage
+    mine = [one for one in branches if one.decision is None and _is_of(one.xid, node)]
+    _count(found, [one.since for one in mine])
+    notes = [spaces.carrier(one) for one in carriers if one.carrier.startswith(f"{node}.")]
+    damaged = sum(1 for one in mine if one.damage)
+    if damaged:
+        notes.append(f"{damaged} of them damaged: xaqueue indoubt list --space {place}")
+    found.note = "; ".join(notes)
+    if damage:
+        raise JournalDamaged(damage)
 
 
 def _ask_postgres(found: _Waiting, node: str, participant: ParticipantConfig) -> None:
@@ -144,18 +184,22 @@ def _ask_postgres(found: _Waiting, node: str, participant: ParticipantConfig) ->
     _count(found, [since[gid] for gid in since for xid in advise.branches([gid]) if _is_of(xid, node)])
     _ask_rows(found, node, participant)
     if found.in_doubt:
-        found.says = "what is prepared keeps its locks, and holds back the vacuum"
+        found.note = "what is prepared keeps its locks, and holds back the vacuum"
 
 
 def _ask_rows(found: _Waiting, node: str, participant: ParticipantConfig) -> None:
     with advise.read_only(participant) as connection:
-        if advise.has_table(participant, connection):
+        columns = advise.columns(participant, connection)
+        found.decisions = found.carried = 0
+        if columns:
+            counts = f"count(*), count({'carried' if 'carried' in columns else 'NULL'})"
             kept = f"FROM {last_resource.TABLE} WHERE gtrid LIKE 'XAQ1{node}_%'"
-            found.rows, found.carried = connection.execute(f"SELECT count(*), count(carried) {kept}").fetchone()
+            found.decisions, found.carried = connection.execute(f"SELECT {counts} {kept}").fetchone()
 
 
 def _count(found: _Waiting, since: list[int]) -> None:
-    found.in_doubt, found.since = len(since), min(since, default=0)
+    """since: 0 of one whose time is lost."""
+    found.in_doubt, found.since = len(since), min(filter(None, since), default=0)
 
 
 def _is_of(xid: Xid, node: str) -> bool:

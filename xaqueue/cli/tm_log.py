@@ -117,7 +117,10 @@ def _participant(path: Path, name: str, row: Any) -> ParticipantConfig:
     if set(row) != {"kind", key} or not isinstance(address, str) or not address:
         raise InvalidArgument(f"{path}: participant {name!r} of kind {kind} takes {key} = TEXT and nothing else")
     local = kind == "sqlite" or (kind == "xaqueue" and "://" not in address)
-    place = str((path.parent / address).resolve()) if local else address
+    try:
+        place = str((path.parent / address).resolve()) if local else address
+    except ValueError as error:
+        raise InvalidArgument(f"{path}: participant {name!r}: {key} = {address!r} is no path ({error})") from None
     return ParticipantConfig(checked_name(name), str(kind), place)
 
 
