@@ -52,7 +52,7 @@ from xaqueue.errors import (
     UnknownQueue,
     UnknownXid,
 )
-from xaqueue.message import Message, MessageId
+from xaqueue.message import Message, MessageId, Origin
 from xaqueue.storage.ids import fresh_id
 from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
@@ -159,6 +159,7 @@ __all__ = [
     "MessageTooLarge",
     "NotSupportedError",
     "OperationalError",
+    "Origin",
     "Outcome",
     "OutcomeUnknown",
     "OutsideTransaction",

@@ -5,9 +5,10 @@ Times are int microseconds since 1970, UTC. Sizes are bytes. Nothing here touche
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, NewType, TypedDict, cast
 
@@ -81,6 +82,29 @@ class Properties:
     traceparent: str | None = None
     origin: str | None = None
     unknown: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a message was before it was moved, and why it was. Times are int microseconds UTC, 0 if not known."""
+
+    queue: str
+    reason: str
+    """``tries``: it had all its tries; ``expired``."""
+    tries: int = 0
+    """Deliveries that had failed there."""
+    first_failure: int = 0
+    last_failure: int = 0
+    detail: str = ""
+    """Why the last one failed."""
+    expires_at: int | None = None
+    message_id: str = ""
+    """In hex, where it had another one there."""
+
+    @property
+    def text(self) -> str:
+        """As it stands in the message's properties."""
+        return json.dumps({name: value for name, value in asdict(self).items() if value})
 
 
 class EnqueueOptions(TypedDict, total=False):
@@ -164,8 +188,20 @@ class Message:
 
     @property
     def tries(self) -> int:
-        """How often a dequeue of it was rolled back."""
+        """How often a delivery of it has failed."""
         return self.properties.tries
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where it was before it was moved, if it was."""
+        if not self.properties.origin:
+            return None
+        try:
+            known = {field.name for field in fields(Origin)}
+            told = {name: value for name, value in json.loads(self.properties.origin).items() if name in known}
+            return Origin(**{"queue": "", "reason": "", **told})
+        except (ValueError, AttributeError):  # another's words
+            return Origin("", self.properties.origin)
 
     @property
     def enqueued_at(self) -> int:

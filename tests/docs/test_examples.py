@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = ROOT / "examples"
 TESTED = {
     *("quickstart.py", "flights.py", "ledger.py", "worker.py", "zope_transaction.py"),
-    *("fastapi_service.py", "fastapi_worker.py"),
+    *("fastapi_service.py", "fastapi_worker.py", "retries.py"),
     *("spark_copy.py", "spark_flights.py", "spark_join.py"),
 }
 
@@ -64,6 +64,12 @@ def test_quickstart(tmp_path: Path) -> None:
         "in doubt: order-42",
         "parcels: ['parcel of two apples']",
     ]
+
+
+def test_retries_as_the_guide_shows_them(tmp_path: Path) -> None:
+    printed = run("retries.py", str(tmp_path / "space"), directory=tmp_path)
+    told = (ROOT / "man" / "guide" / "retries.md").read_text()
+    assert "".join(f"    {line}\n" for line in printed.splitlines()) in told
 
 
 def test_quickstart_in_a_directory_that_is_kept(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ class Jury:
             tags = tags_of_message(work.message)
             assert seen.tags.get((work.queue, work.message), tags) == tags, "a name tells all that it did"
         for queue in self.story.queues:
-            beside = {(seq, int.from_bytes(one, "big")) for seq, one in records.read_tries(space.fs, queue)}
+            beside = {(seq, int.from_bytes(one, "big")) for seq, one in records.read_retries(space.fs, queue)}
             there = {(seq, message) for (name, message), seq in seen.seqs.items() if name == queue}
             assert beside <= there, "tries go with their message"
         return found[0]

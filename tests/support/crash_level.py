@@ -28,6 +28,7 @@ from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.storage.journal_format import SECTOR_BYTES, Entry
 
 NOON_US = 1_700_000_000_000_000
+PLAIN = QueueDefinition()
 NEVER: frozenset[str] = frozenset()
 ALWAYS = frozenset(
     {"start", "prepare", "commit", "one-phase", "rollback", "expire", "decide commit", "decide rollback", "forget"}
@@ -92,11 +93,12 @@ def open_space(
     *,
     goes_on: bool = False,
     closed_well: bool = False,
+    queue: QueueDefinition = PLAIN,
 ) -> Space:
     """goes_on: in the journal that ``ready`` has filled, as if its owner was this one. closed_well: the owner before
-    was not killed.
+    was not killed. queue: how each of them behaves.
     """
-    definitions = Definitions(default=QueueDefinition(), journal_segment_bytes=level.segment_bytes)
+    definitions = Definitions(default=queue, journal_segment_bytes=level.segment_bytes)
     with (
         mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024),
         mock.patch.object(Journal, "start", _go_on) if goes_on else nullcontext(),

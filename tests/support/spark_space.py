@@ -11,7 +11,8 @@ from xaqueue.message import MessageId, Properties
 from xaqueue.space.model import block as command
 from xaqueue.space.model import layout
 from xaqueue.space.model.message_name import tags_of
-from xaqueue.space.model.records import encode_tries
+from xaqueue.space.model.records import encode_retry
+from xaqueue.space.model.retry import Retry
 
 ENQUEUED_AT = 1_700_000_000_000_000
 
@@ -46,7 +47,7 @@ class FabricatedSpace:
         if tries:
             record = self.root / layout.retry_path(queue, seq, message_id(seq))
             record.parent.mkdir(exist_ok=True)
-            record.write_bytes(encode_tries(queue, message_id(seq), tries, 1))
+            record.write_bytes(encode_retry(queue, message_id(seq), Retry(tries), 1))
         return path
 
     def publish(self, queue: str, upto: int) -> None:

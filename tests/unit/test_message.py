@@ -13,6 +13,7 @@ from xaqueue.message import (
     EnqueueOptions,
     Message,
     MessageId,
+    Origin,
     Properties,
     check_message_id,
     check_queue_name,
@@ -129,3 +130,23 @@ def test_a_message_shows_its_properties() -> None:
     message = Message(MessageId(b"x" * 16), "orders", 3, b"body", properties)
     assert (message.correlation_id, message.priority, message.enqueued_at) == (b"c", 7, 5)
     assert (message.tries, message.content_type, message.headers) == (2, "t", {"a": "b"})
+
+
+@pytest.mark.parametrize(
+    ("text", "origin"),
+    [
+        (None, None),
+        ("", None),
+        (
+            Origin("q", "tries", 3, 1, 2, "rolled back", 5, "00").text,
+            Origin("q", "tries", 3, 1, 2, "rolled back", 5, "00"),
+        ),
+        (Origin("q", "expired").text, Origin("q", "expired")),
+        ('{"queue": "q", "reason": "later", "color": 1}', Origin("q", "later")),
+        ("another's words", Origin("", "another's words")),
+        ("[1]", Origin("", "[1]")),
+    ],
+)
+def test_where_a_message_was(text: str | None, origin: Origin | None) -> None:
+    message = Message(MessageId(bytes(16)), "q", 1, b"", Properties("q", origin=text))
+    assert message.origin == origin

@@ -279,7 +279,8 @@ def _why_none(manager: Session | RemoteManager, queue: str, chosen: bool) -> str
     waiting = [
         (found.in_doubt, "held by branches in doubt (`xaqueue indoubt list`)"),
         (found.held - found.in_doubt, "held by transactions at work"),
-        (0 if chosen else found.depth - found.held, "not due yet"),
+        (found.exhausted, "to move to the failure queue"),
+        (0 if chosen else found.depth - found.held - found.exhausted, "not due yet"),
     ]
     reasons = ", ".join(f"{number:,} {why}" for number, why in waiting if number)
     first = f"queue {queue} has no such message now" if chosen else f"queue {queue} is empty"

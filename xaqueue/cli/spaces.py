@@ -160,6 +160,10 @@ def _journal(journal: JournalStatus) -> str:
 def define(
     ctx: typer.Context,
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Its name.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="A key as in queues.toml; without a value it is taken away."),
+    ] = None,
     order: Annotated[OrderName | None, typer.Option(help="Which message is next. A new queue is fifo.")] = None,
     description: Annotated[str | None, typer.Option(help="What it is for.", metavar="TEXT")] = None,
     space: DirectoryOption = None,
@@ -167,10 +171,13 @@ def define(
     """Define a queue, or change its definition.
 
     Edits queues.toml and leaves its comments as they are. An owner that is running takes the change at once.
+
+    For example: xaqueue define orders max_tries=5 retry_delay_s=1 failure_queue=orders.failed
     """
     directory = Path(directory_of(ctx, space))
+    given = definitions.options_of(settings or ())
     options = {"order": order.value if order else None, "description": description}
-    given = {key: value for key, value in options.items() if value is not None}
+    given |= {key: value for key, value in options.items() if value is not None}
     path = directory / layout.QUEUES
     text = definitions.read(directory) if path.exists() else ""
     changed = definitions.with_queue(text, queue, given)
@@ -290,3 +297,7 @@ def queue_table(found: list[QueueStatus]) -> None:
     if streams:
         typer.echo()
         output.table(("queue", "stream", "consumed", "in flight", "lag"), streams, right=("consumed", "lag"))
+    stuck = [(q.name, q.exhausted, q.stuck) for q in found if q.exhausted or q.stuck]
+    if stuck:
+        typer.echo()
+        output.table(("queue", "had all their tries", "cannot be moved since"), stuck, right=("had all their tries",))

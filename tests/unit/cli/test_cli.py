@@ -172,6 +172,8 @@ def test_queues(space: Path) -> None:
         "consumed": 0,
         "in_flight": None,
         "lag": 0,
+        "exhausted": 0,
+        "stuck": "",
     }
 
 

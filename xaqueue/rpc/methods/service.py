@@ -185,15 +185,16 @@ def queue_list(space: Space) -> list[QueueStatus]:
 def _queue(space: Space, name: str, in_doubt: int) -> QueueStatus:
     order, description = described(space.definitions, name)
     queue = space.queues.get(name)
-    depth = published = held = 0
-    if queue is not None:
-        published = queue.published
-        depth, held = len(queue.index) - queue.leaving, queue.index.locked - queue.leaving
-    if queue is None or queue.record is None:
-        return QueueStatus(name, order, description, depth, published, held=held, in_doubt=in_doubt)
+    if queue is None:
+        return QueueStatus(name, order, description, 0, 0, in_doubt=in_doubt)
+    exhausted, published, held = len(queue.index.exhausted), queue.published, queue.index.locked - queue.leaving
+    depth = len(queue.index) - queue.leaving + exhausted
+    state: dict[str, Any] = {"held": held, "in_doubt": in_doubt, "exhausted": exhausted, "stuck": queue.stuck}
+    if queue.record is None:
+        return QueueStatus(name, order, description, depth, published, **state)
     stream = "" if queue.keeper is None else queue.record.stream or "unknown: its record is damaged"
     consumed, in_flight = queue.consumed_through, queue.in_flight
-    return QueueStatus(name, order, description, depth, published, stream, consumed, in_flight, held, in_doubt)
+    return QueueStatus(name, order, description, depth, published, stream, consumed, in_flight, **state)
 
 
 def _status_of_files(space: Space, root: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from xaqueue.batch import Decision, is_of_a_batch, key_of
 from xaqueue.errors import RetryLater, RolledBack
-from xaqueue.space.engine import commit
+from xaqueue.space.engine import commit, tries
 from xaqueue.space.engine.log import CommitPending
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import records
@@ -120,14 +120,15 @@ _point, _ops, _rest = attrgetter("point"), attrgetter("ops"), attrgetter("rest")
 
 
 def _undo(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
-    changes = [commit.rollback_change(space, branch) for branch in branches]
+    failed = [tries.failed_by(space, branch) for branch in branches]
+    changes = [commit.rollback_change(space, branch, each) for branch, each in zip(branches, failed, strict=True)]
     point, ops, rest = ([op for change in changes for op in part(change)] for part in (_point, _ops, _rest))
     try:
         space.log.perform(Change(Step.BATCH, _name(gtrid), ops, point, rest))
     except CommitPending:
         space.discard([op[1] for op in rest])
-    for branch in branches:
-        commit.release(space, branch)
+    for branch, each in zip(branches, failed, strict=True):
+        commit.release(space, branch, each)
         if branch.damage:
             commit.resolve_damage(space, branch.xid)
         with space.lock:

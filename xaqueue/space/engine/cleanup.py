@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 
 from xaqueue.errors import ResourceFailed, RetryLater
+from xaqueue.space.engine import moving
 from xaqueue.space.engine.redo import make_dirs
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
@@ -64,12 +65,16 @@ def clear(space: Space, stopped: Stopped = never) -> bool:
 
 
 def expire(space: Space, stopped: Stopped = never) -> bool:
-    """Removes the messages that nobody took in time; False where it was stopped before. Raises as ``clear`` does.
+    """Removes the messages that nobody took in time, or moves them; False where it was stopped before. Raises as
+    ``clear`` does.
 
     Those of a queue that is reserved for a stream stay until that has consumed them.
     """
     with space.lock:
         queues = list(space.queues.values())
+        kept = [queue for queue in queues if queue.definition.expiry_queue not in ("", queue.name)]
+    if not moving.move_all(space, kept, moving.EXPIRED, stopped):
+        return False
     for queue in queues:
         count = 0
         while piece := _expired(space, queue):
@@ -86,7 +91,7 @@ def _expired(space: Space, queue: Queue) -> list[Entry]:
     """Some that are expired, and nobody else's any more."""
     with space.lock:
         space.check()
-        if queue.keeper is not None or queue.is_wanted:
+        if queue.keeper is not None or queue.is_wanted or queue.definition.expiry_queue not in ("", queue.name):
             return []
         index = queue.index
         index.find_expired(space.now_us(), PIECE)
@@ -275,7 +280,7 @@ class Clearer:
         self._starting = threading.Lock()
         space.has_consumed = self._wake
         space.has_expiring = self._begin
-        if any(queue.consumed_through or queue.index.may_expire for queue in space.queues.values()):
+        if any(queue.consumed_through or queue.index.has_to_leave for queue in space.queues.values()):
             self._wake()
 
     def stop(self) -> None:
@@ -307,6 +312,7 @@ class Clearer:
             self._due.clear()
             try:
                 clear(self._space, self._is_over)
+                moving.move_exhausted(self._space, self._is_over)
                 expire(self._space, self._is_over)
             except ResourceFailed:
                 return  # the space says so itself

@@ -24,6 +24,7 @@ from xaqueue.space.engine import quarantine, tries
 from xaqueue.space.engine.blocks import add_branch_block, add_dequeue
 from xaqueue.space.engine.log import STEP_FILES, CommitPending
 from xaqueue.space.engine.state import Space
+from xaqueue.space.engine.tries import Failed
 from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import Branch, State
 from xaqueue.space.model.carrier_note import note_of
@@ -214,27 +215,28 @@ def undo(space: Space, branch: Branch) -> None:
 
     RetryLater: nothing was done. What was never prepared is undone all the same, and its tries are not recorded.
     """
+    failed = tries.failed_by(space, branch)
     if branch.base is State.PREPARED:
         try:
-            space.log.perform(rollback_change(space, branch))
+            space.log.perform(rollback_change(space, branch, failed))
         except CommitPending:  # nobody is promised anything by then: only its tries are not recorded
             space.discard(_files(branch))
     else:
-        counted = tries.records_of(space, tries.held_by(branch))
+        counted = tries.records_of(space, failed)
         if counted:
             with suppress(RetryLater):
                 space.log.perform(Change(Step.ROLLBACK, branch.name, counted))
         space.discard(_files(branch))
-    release(space, branch)
+    release(space, branch, failed)
     if branch.carrier is not None:
         with space.lock:
             branch.carrier.open.discard(branch.carried)
 
 
-def rollback_change(space: Space, branch: Branch) -> Change:
-    """What the rollback of a prepared branch does: .000 goes first."""
+def rollback_change(space: Space, branch: Branch, failed: Sequence[Failed]) -> Change:
+    """What the rollback of a prepared branch does, with which these deliveries fail: .000 goes first."""
     first, *others = _files(branch) or [block_path(PREPARED, branch.name, FIRST)]
-    counted = tries.records_of(space, tries.held_by(branch))
+    counted = tries.records_of(space, failed)
     return Change(Step.ROLLBACK, branch.name, counted, point=[(DROP, first)], rest=[(DROP, path) for path in others])
 
 
@@ -249,14 +251,10 @@ def resolve_damage(space: Space, xid: Xid) -> None:
     space.log.sync_names((QUARANTINE,))
 
 
-def release(space: Space, branch: Branch) -> None:
-    """Gives every message back that the branch held, with one more try, and forgets what it had added."""
+def release(space: Space, branch: Branch, failed: Sequence[Failed]) -> None:
+    """Gives every message back that the branch held, and forgets what it had added."""
     with space.lock:
         for written in branch.blocks:
-            queue = space.queue(written.queue)
             if written.kind is Kind.ENQUEUE:
-                queue.pending.discard(written.message_id)
-            elif written.entry is not None:
-                written.entry.tries += 1
-                queue.index.release(written.entry)
-                queue.arrived.notify_all()  # the first who waits may wait for another id
+                space.queue(written.queue).pending.discard(written.message_id)
+        tries.publish(space, failed)

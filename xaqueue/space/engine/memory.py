@@ -122,7 +122,7 @@ class Memory:
             for name, queue in self.queues.items():
                 definition = definitions.queues.get(name) or definitions.default
                 if definition is not None:
-                    queue.index.reorder(definition.order)
+                    queue.define(definition)
 
     def committed_by(self, when_us: int) -> None:
         """A message that was found has this commit time: no later one gets an earlier one."""

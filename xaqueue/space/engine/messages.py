@@ -48,7 +48,7 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     if type(body) is not bytes:
         body = body_of(body)
     if not space.room.has(len(body)):
-        _check_room(space, branch, len(body))
+        check_room(space, branch, len(body))
     given = options.get("message_id") if options else None
     message_id = MessageId(fresh_id()) if given is None else id_of(given)
     if options and (given is None or len(options) > 1):
@@ -57,14 +57,25 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     else:
         packed, tags = pack_plain(name, space.now_ns() // 1000), ""
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, definitions.max_body_bytes)
+    add(space, branch, Entry(0, message_id, tags), name, checksum, head, body, is_given=given is not None)
+    return message_id
+
+
+def add(
+    space: Space, branch: Branch, entry: Entry, name: str, checksum: int, head: bytes, body: bytes, *, is_given: bool
+) -> None:
+    """Adds the block of a new message to the branch. is_given: its id is an older one.
+
+    Raises InvalidArgument where the queue has a message of this id, and what ``blocks.without_room`` says.
+    """
+    message_id = entry.message_id
     with space.lock:
         queue = space.queues.get(name) or space.queue(name)
-        if given is not None and (message_id in queue.pending or message_id in queue.index):
+        if is_given and (message_id in queue.pending or message_id in queue.index):
             raise InvalidArgument(f"message {message_id.hex()} is in queue {name} already: ids are unique")
         queue.pending.add(message_id)
         branch.numbers = number = branch.numbers + 1
-    entry = Entry(0, message_id, tags)
-    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, f"{number:03d}", given is not None)
+    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, f"{number:03d}", is_given)
     try:
         space.log.add(branch, written, head, body)
         branch.blocks.append(written)
@@ -78,10 +89,9 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
         if written.path:  # interrupted: a later branch of its name may have a block of this number
             space.discard([written.path])
         raise
-    return message_id
 
 
-def _check_room(space: Space, branch: Branch, size_bytes: int) -> None:
+def check_room(space: Space, branch: Branch, size_bytes: int) -> None:
     try:
         try:
             space.room.check(space.definitions, space.log, branch, size_bytes)
@@ -116,7 +126,7 @@ def dequeue(
     taken: list[Written] = []
     try:
         while (written := _take(space, branch, name, deadline, message_id, correlation, passed, taken)) is not None:
-            message = _fetch(space, branch, written)
+            message = fetch(space, branch, written)
             if message is None:
                 continue
             if correlation_id is not None and message.correlation_id != correlation_id:
@@ -198,7 +208,7 @@ def _take(
                 continue
             now = space.now_ns() // 1000
             entry = queue.index.take(now, message_id=message_id, correlation=correlation, passed=passed)
-            if queue.index.expired:
+            if queue.index.expired or queue.index.exhausted:
                 space.has_consumed()  # a dequeue only passes them over
             if entry is not None:
                 branch.numbers += 1
@@ -243,7 +253,7 @@ def _wait(queue: Queue, seconds: float) -> None:
         queue.waiters -= 1
 
 
-def _fetch(space: Space, branch: Branch, written: Written) -> Message | None:
+def fetch(space: Space, branch: Branch, written: Written) -> Message | None:
     """Reads a locked message; None when it is damaged or gone, and then it has left the queue."""
     entry = written.entry
     assert entry is not None

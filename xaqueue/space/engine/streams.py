@@ -58,7 +58,7 @@ class StreamVerbs:
                     except QueueReserved:
                         space.has_consumed()  # the sweep goes on
                         raise
-                    kept.keep_expired()
+                    kept.keep_leaving()
                     kept.record = record  # from here on nobody locks a message
                     kept.arrived.notify_all()
                 try:

@@ -1,6 +1,6 @@
-"""A dequeue that was rolled back is counted beside its message, so that a poisoned message shows after a restart.
+"""A delivery that has failed is counted beside its message, which is put off as its queue's policy says.
 
-The change of the rollback has the count. Of those that a killed process had begun tell their blocks in active/, and
+The change of the rollback has the record. Of those that a killed process had begun tell their blocks in active/, and
 with a journal ``register``: the next open counts them. A try for which there is no room is only a try not counted, and
 one whose block a power loss brings back is counted twice; the message is safe either way.
 """
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from xaqueue.space.engine.register import LARGEST_BYTES, Taken, decode
 from xaqueue.space.engine.state import Space
@@ -17,29 +19,53 @@ from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import Branch
 from xaqueue.space.model.change import PUT, Change, Op
 from xaqueue.space.model.change import Kind as Step
+from xaqueue.space.model.definitions import UNDEFINED
 from xaqueue.space.model.index import Entry
+from xaqueue.space.model.retry import Retry
 from xaqueue.storage.fs import NO_ROOM
 from xaqueue.storage.regular import DAMAGE, NO_DIRECTORY
+from xaqueue.xa import Code
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 Held = tuple[str, Entry]
 """Queue and entry of a message that a branch dequeued."""
+Failed = tuple[str, Entry, Retry]
+"""The same of a delivery that has failed, and what is remembered of it from now on."""
+KILLED, ROLLED_BACK = "killed", "rolled back"
+_REASONS = {Code.XA_RBTIMEOUT: "timeout", Code.XA_RBCOMMFAIL: "session lost"}
 _NOBODY = str(Xid(LOCAL_FORMAT_ID, b"tries", b""))
 """Names the step that counts those of a killed process."""
 
 log = logging.getLogger("xaqueue")
 
 
-def held_by(branch: Branch) -> list[Held]:
-    return [(w.queue, w.entry) for w in branch.blocks if w.kind is Kind.DEQUEUE and w.entry is not None]
+def failed_by(space: Space, branch: Branch) -> list[Failed]:
+    """The deliveries that fail with this branch."""
+    held = [(w.queue, w.entry) for w in branch.blocks if w.kind is Kind.DEQUEUE and w.entry is not None]
+    if not held:
+        return []
+    why = branch.rollback_reason
+    return _failed(space, held, ROLLED_BACK if why is None else _REASONS.get(why.code, ROLLED_BACK))
 
 
-def records_of(space: Space, held: Sequence[Held]) -> list[Op]:
-    """What records one more try of each of these messages, as far as there is room. Raises ResourceFailed."""
-    ops: list[Op] = []
+def _failed(space: Space, held: Sequence[Held], reason: str) -> list[Failed]:
+    now_us = space.now_us()
+    found = []
     for queue, entry in held:
+        policy = (space.definitions.of(queue) or UNDEFINED).retry
+        before = entry.retry or Retry(0)
+        if before.tries != entry.tries:
+            before = replace(before, tries=entry.tries)
+        found.append((queue, entry, policy.failed(before, entry.message_id, now_us, reason)))
+    return found
+
+
+def records_of(space: Space, failed: Sequence[Failed]) -> list[Op]:
+    """What records these, as far as there is room. Raises ResourceFailed."""
+    ops: list[Op] = []
+    for queue, entry, retry in failed:
         path = layout.retry_path(queue, entry.seq, entry.message_id)
-        content = records.encode_tries(queue, entry.message_id, entry.tries + 1, space.epoch)
+        content = records.encode_retry(queue, entry.message_id, retry, space.epoch)
         try:
             space.log.stage(path, content, b"")
         except OSError as error:
@@ -50,16 +76,21 @@ def records_of(space: Space, held: Sequence[Held]) -> list[Op]:
     return ops
 
 
+def publish(space: Space, failed: Sequence[Failed]) -> None:
+    """The messages are back, put off or set aside. Called with the lock held."""
+    for name, entry, retry in failed:
+        queue = space.queue(name)
+        queue.index.fail(entry, retry)
+        if queue.index.exhausted:
+            space.has_consumed()
+        queue.arrived.notify_all()  # the first who waits may wait for another id
+
+
 def count(space: Space, name: str, held: Sequence[Held]) -> None:
     """Counts a try of each of these, which an earlier owner had begun. Raises RetryLater, ResourceFailed."""
-    if not held:
-        return
-
-    def publish() -> None:
-        for _, entry in held:
-            entry.tries += 1
-
-    space.log.perform(Change(Step.ROLLBACK, name, records_of(space, held)), publish)
+    if held:
+        failed = _failed(space, held, KILLED)
+        space.log.perform(Change(Step.ROLLBACK, name, records_of(space, failed)), partial(publish, space, failed))
 
 
 def count_killed(space: Space, set_aside: Callable[[str, str], object]) -> None:

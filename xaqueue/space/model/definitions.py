@@ -10,6 +10,13 @@ order = "fifo"
 [queues.orders]
 order = "priority"                 # fifo, lifo or priority
 description = "what the shop sends"
+max_tries = 5                      # then a message moves to the failure queue; without it, it is tried for ever
+retry_delay_s = 1                  # a delivery that has failed is put off; 0 without it
+retry_multiplier = 2               # each time so many times as long
+retry_max_s = 3600                 # and not longer
+retry_jitter = 0.1                 # by up to this share longer or shorter
+failure_queue = "orders.failed"
+expiry_queue = "orders.expired"    # where messages go that expire; without it they go away
 
 [access]
 group = "readers"                  # who may read the files, besides their owner
@@ -35,10 +42,12 @@ from xaqueue.message import check_queue_name
 from xaqueue.space.model.block import BODY_LIMIT_BYTES
 from xaqueue.space.model.index import Order
 from xaqueue.space.model.layout import QUEUES
+from xaqueue.space.model.retry import AT_ONCE, RetryPolicy
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.journal import SEGMENT_BYTES, SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.regular import FOLLOW, read_at_most
 
+LONGEST_S = 366 * 24 * 3600
 TEXT_LIMIT_BYTES = 4 * 1024 * 1024
 
 
@@ -48,6 +57,11 @@ class QueueDefinition:
 
     order: Order = Order.FIFO
     description: str = ""
+    retry: RetryPolicy = AT_ONCE
+    failure_queue: str = ""
+    """Where messages go that had all their tries."""
+    expiry_queue: str = ""
+    """Where messages go that expire; without one they go away."""
 
 
 UNDEFINED = QueueDefinition(description="has messages, and no definition")
@@ -133,6 +147,8 @@ def parse(text: str) -> Definitions:
         check_queue_name(name)
         queues[name] = _definition(f"[queues.{name}]", table)
     default = _definition("[default]", document["default"]) if "default" in document else None
+    if default is None:
+        _check_targets(queues)
     hardening = Hardening.parse(sync) if sync is not None else None
     return Definitions(
         queues, default, sync=hardening, access=_access(document), group=_group(document), known=set(), **numbers
@@ -161,10 +177,38 @@ def _number(table: Mapping[str, Any], key: str, least: int, unit: str) -> int:
     return number
 
 
-def with_queue(text: str, name: str, options: Mapping[str, str]) -> str:
+def with_queue(text: str, name: str, options: Mapping[str, object]) -> str:
     """The same queues.toml, comments and all, with a queue defined or redefined. Raises as ``parse`` does."""
     check_queue_name(name)
     return _with(text, ("queues", name), options)
+
+
+def _check_targets(queues: Mapping[str, QueueDefinition]) -> None:
+    """Without a [default], messages can only be moved to a queue that is defined."""
+    for name, queue in queues.items():
+        for key in _TARGETS:
+            target = getattr(queue, key)
+            if target and target not in queues:
+                raise InvalidArgument(
+                    f"queues.toml: [queues.{name}] {key} = {target!r} is not defined{suggestion(target, queues)}: "
+                    f"define it first, `xaqueue define {target}`"
+                )
+
+
+def options_of(words: Iterable[str]) -> dict[str, object]:
+    """What KEY=VALUE words say, a value as in TOML or plain text; None takes a key away. Raises InvalidArgument."""
+    found: dict[str, object] = {}
+    for word in words:
+        key, is_given, value = word.partition("=")
+        if not is_given or key not in QUEUE_KEYS:
+            raise InvalidArgument(
+                f"{word!r}: KEY=VALUE is wanted, and KEY is one of {', '.join(QUEUE_KEYS)}{suggestion(key, QUEUE_KEYS)}"
+            )
+        try:
+            found[key] = tomllib.loads(f"value = {value}")["value"] if value else None
+        except tomllib.TOMLDecodeError:
+            found[key] = value
+    return found
 
 
 def with_default(text: str, order: str) -> str:
@@ -172,7 +216,7 @@ def with_default(text: str, order: str) -> str:
     return _with(text, ("default",), {"order": order})
 
 
-def _with(text: str, path: Sequence[str], options: Mapping[str, str]) -> str:
+def _with(text: str, path: Sequence[str], options: Mapping[str, object]) -> str:
     import tomlkit  # only writers need it, and it is slow to load
 
     parse(text)
@@ -180,7 +224,10 @@ def _with(text: str, path: Sequence[str], options: Mapping[str, str]) -> str:
     table: Any = document
     for key in path[:-1]:
         table = table.setdefault(key, tomlkit.table(is_super_table=True))
-    table.setdefault(path[-1], tomlkit.table()).update(options)
+    table = table.setdefault(path[-1], tomlkit.table())
+    table.update({key: value for key, value in options.items() if value is not None})
+    for key in options.keys() - {key for key, value in options.items() if value is not None}:
+        table.pop(key, None)
     defined = tomlkit.dumps(document)
     parse(defined)
     return defined
@@ -196,11 +243,49 @@ def _table(document: Mapping[str, Any], name: str, where: str = "") -> Mapping[s
 def _definition(where: str, table: Any) -> QueueDefinition:
     if not isinstance(table, Mapping):
         raise InvalidArgument(f"queues.toml: {where} is {table!r}: a table is wanted")
-    _only(table, where, ("order", "description"))
+    _only(table, where, QUEUE_KEYS)
     order = table.get("order", Order.FIFO.value)
     if order not in [known.value for known in Order]:
         raise InvalidArgument(f"queues.toml: {where} order = {order!r}: fifo, lifo or priority is wanted")
-    return QueueDefinition(Order(order), str(table.get("description", "")))
+    policy: dict[str, Any] = {
+        field: _policy(where, key, table[key], *limits) for key, (field, *limits) in _POLICY.items() if key in table
+    }
+    targets = {key: _target(where, key, table[key]) for key in _TARGETS if key in table}
+    if "max_tries" in table and "failure_queue" not in table:
+        raise InvalidArgument(
+            f"queues.toml: {where} max_tries needs failure_queue, where a message goes that had so many tries"
+        )
+    return QueueDefinition(Order(order), str(table.get("description", "")), RetryPolicy(**policy), **targets)
+
+
+_POLICY: Mapping[str, tuple[Any, ...]] = {
+    "max_tries": ("max_tries", int, 1, 1_000_000, "a number of tries"),
+    "retry_delay_s": ("delay_s", float, 0, LONGEST_S, "seconds"),
+    "retry_multiplier": ("multiplier", float, 1, 100, "a number"),
+    "retry_max_s": ("max_s", float, 0, LONGEST_S, "seconds"),
+    "retry_jitter": ("jitter", float, 0, 1, "a share"),
+}
+"""Keys of a queue that say how often and when it is tried again: their field, and which numbers they take."""
+_TARGETS = ("failure_queue", "expiry_queue")
+QUEUE_KEYS = ("order", "description", *_POLICY, *_TARGETS)
+"""What the definition of a queue may say."""
+
+
+def _policy(where: str, key: str, value: Any, kind: type[float], least: float, most: float, unit: str) -> float:
+    is_number = isinstance(value, int) or (kind is float and isinstance(value, float))
+    if not is_number or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidArgument(f"queues.toml: {where} {key} = {value!r}: {unit} from {least} to {most:,} is wanted")
+    return kind(value)
+
+
+def _target(where: str, key: str, value: Any) -> str:
+    try:
+        target = check_queue_name(value)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"queues.toml: {where} {key}: {error}") from None
+    if where == f"[queues.{target}]":
+        raise InvalidArgument(f"queues.toml: {where} {key} is the queue itself: name another")
+    return target
 
 
 def _access(document: Mapping[str, Any]) -> Policy:

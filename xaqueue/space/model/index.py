@@ -20,6 +20,7 @@ from heapq import heapify, heappop, heappush, merge
 from xaqueue.message import DEFAULT_PRIORITY, HIGHEST_PRIORITY, MessageId
 from xaqueue.space.model.message_name import Tags, read_tags
 from xaqueue.space.model.packed_index import PackedRows, Row
+from xaqueue.space.model.retry import Retry
 
 UNPACKED = 64
 """Up to so many messages are held as entries, whatever they are: packing is for those that wait behind them."""
@@ -49,25 +50,38 @@ class Entry:
     __slots__ = (
         "correlation",
         "expires_at",
+        "is_plain",
         "locked",
         "message_id",
         "not_before",
         "priority",
         "queued",
+        "retry",
         "seq",
         "tags",
         "tries",
     )
 
-    def __init__(self, seq: int, message_id: MessageId, tags: str = "", tries: int = 0) -> None:
-        """``tags``: of its file's name; see ``message_name``."""
+    def __init__(self, seq: int, message_id: MessageId, tags: str = "", retry: Retry | None = None) -> None:
+        """tags: of its file's name; see ``message_name``. retry: where a delivery of it has failed."""
         self.seq = seq
         self.message_id = message_id
         self.tags = tags
         self.correlation, self.expires_at, self.not_before, self.priority = read_tags(tags) if tags else _PLAIN
-        self.tries = tries
+        self.is_plain = not tags
+        """Nothing but its number decides its turn."""
+        self.tries = 0
+        self.retry: Retry | None = None
         self.locked = False
         self.queued = False
+        if retry is not None:
+            self.fail(retry)
+
+    def fail(self, retry: Retry) -> None:
+        """A delivery of it has failed."""
+        self.retry, self.tries, self.is_plain = retry, retry.tries, False
+        if retry.not_before is not None:
+            self.not_before = max(retry.not_before, self.not_before or 0)
 
 
 class QueueIndex:
@@ -79,6 +93,10 @@ class QueueIndex:
         """The last ``take`` gave up among many that are due or expired: the next goes on there."""
         self.expired: list[Entry] = []
         """Found expired and locked for it; whoever removes the files takes them from here and then calls ``remove``."""
+        self.max_tries = 0
+        """Who has had so many is delivered no more; 0: there is no limit."""
+        self.exhausted: list[Entry] = []
+        """Found so and locked for it; whoever moves them to another queue takes them from here."""
         self._seqs: dict[bytes, int] = {}
         self._packed = PackedRows(newest_first=False)
         self._entries: dict[int, Entry] = {}
@@ -164,9 +182,9 @@ class QueueIndex:
                 self._due(entry, now)
 
     @property
-    def may_expire(self) -> bool:
-        """Whether ``find_expired`` may find something, now or later."""
-        return bool(self._expiring)
+    def has_to_leave(self) -> bool:
+        """Whether ``find_expired`` or ``find_exhausted`` may find something, now or later."""
+        return bool(self._expiring or self.max_tries)
 
     def lock(self, message_id: bytes) -> Entry | None:
         """Locks a message for a branch that was found prepared. None when it is not here."""
@@ -183,6 +201,36 @@ class QueueIndex:
         if entry.expires_at is not None:
             heappush(self._expiring, (entry.expires_at, entry.seq))
         self._queue(entry)
+
+    def fail(self, entry: Entry, retry: Retry) -> None:
+        """A delivery has failed: the message is put off, and where a branch had locked it, it is back."""
+        entry.fail(retry)
+        if entry.locked and not self._is_exhausted(entry):
+            self.release(entry)
+        elif self._is_exhausted(entry):
+            self._exhaust(entry)
+
+    def find_exhausted(self) -> None:
+        """Adds to ``exhausted`` what nobody was going to find so: after an opening, or for a new limit."""
+        for entry in list(self._entries.values()) if self.max_tries else ():
+            if not entry.locked and self._is_exhausted(entry):
+                self._exhaust(entry)
+
+    def limit_tries(self, max_tries: int) -> None:
+        """The definition changed. Who had all tries by the former limit is looked at again by ``find_exhausted``."""
+        self.max_tries = max_tries
+        found, self.exhausted = self.exhausted, []
+        for entry in found:
+            self.release(entry)
+
+    def _is_exhausted(self, entry: Entry) -> bool:
+        return 0 < self.max_tries <= entry.tries
+
+    def _exhaust(self, entry: Entry) -> None:
+        if not entry.locked:
+            entry.locked = True
+            self.locked += 1
+        self.exhausted.append(entry)
 
     def remove(self, entry: Entry) -> None:
         """A locked message is gone for good."""
@@ -339,7 +387,7 @@ class QueueIndex:
             if entry is None:
                 continue
             entry.queued = False
-            if (not entry.tags and not entry.locked) or self._due(entry, now):
+            if (entry.is_plain and not entry.locked) or self._due(entry, now):
                 return entry
             if not entry.locked and entry.not_before is not None:
                 heappush(self._delayed, (entry.not_before, key))
@@ -352,8 +400,11 @@ class QueueIndex:
         return None
 
     def _due(self, entry: Entry, now: int) -> bool:
-        """Whether it may be delivered now; one found expired is set aside for removal."""
+        """Whether it may be delivered now; one found expired, or tried too often, is set aside."""
         if entry.locked:
+            return False
+        if self._is_exhausted(entry):
+            self._exhaust(entry)
             return False
         if entry.expires_at is not None and entry.expires_at <= now:
             entry.locked = True

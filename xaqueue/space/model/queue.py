@@ -26,11 +26,16 @@ class Queue:
 
     def __init__(self, name: str, definition: QueueDefinition, arrived: Condition) -> None:
         self.name = name
-        self.index = QueueIndex(definition.order)
+        self.index = QueueIndex()
+        self.is_to_be_searched = False
+        """Some messages may have had all their tries, and nobody was told."""
+        self.define(definition)
         self.arrived = arrived
         """There may be a message for somebody who waits for one."""
         self.waiters = 0
         """Who waits for that."""
+        self.stuck = ""
+        """Why messages that had all their tries, or have expired, are not moved."""
         self.pending: set[bytes] = set()
         """Ids of messages that branches have enqueued and not yet committed."""
         self.last = 0
@@ -50,12 +55,21 @@ class Queue:
         self.in_hand = False
         """Its record is being changed."""
         self.expiring = 0
-        """Messages that have expired, and whose files are being removed now."""
+        """Messages that have expired, or had all their tries, and that are being removed or moved now."""
         self.is_wanted = False
         """A stream waits to reserve it: nothing more is removed until it has."""
         self._has_directory = False
         self.made_ranges: set[int] = set()
         """Ranges whose directory is known to be there."""
+
+    def define(self, definition: QueueDefinition) -> None:
+        """It behaves so from here on. Where it is its own failure queue, it tries for ever."""
+        self.definition = definition
+        self.index.reorder(definition.order)
+        limit = definition.retry.max_tries if definition.failure_queue != self.name else 0
+        if limit != self.index.max_tries:
+            self.index.limit_tries(limit)
+            self.is_to_be_searched = True
 
     def found(self, ranges: Iterable[int], last: int, watermark: Watermark | None) -> None:
         """What recovery read of a queue's directory: its ranges, its highest number, its watermark."""
@@ -79,14 +93,15 @@ class Queue:
 
     @property
     def leaving(self) -> int:
-        """Messages that were found expired: the index counts them, as locked, until their files are gone."""
-        return len(self.index.expired) + self.expiring
+        """Messages that nobody is given any more: the index counts them, as locked, until they have left."""
+        return len(self.index.expired) + len(self.index.exhausted) + self.expiring
 
-    def keep_expired(self) -> None:
-        """What was found expired stays: a stream takes that, too."""
-        for entry in self.index.expired:
-            self.index.release(entry)
-        self.index.expired.clear()
+    def keep_leaving(self) -> None:
+        """What was to leave stays: a stream takes that, too."""
+        for found in (self.index.expired, self.index.exhausted):
+            for entry in found:
+                self.index.release(entry)
+            found.clear()
 
     @property
     def consumed_through(self) -> int:

@@ -1,8 +1,10 @@
 """What a space records beside its messages: each record is a command block, in a file of its own.
 
-Tries: a message's file stays as it was committed. How often a dequeue of it was rolled back stands beside it, under the
-same number and id in ``.retries/`` of its queue: a block of kind *update*, whose property ``tries`` counts. It comes
-with the first try and goes with the message; one whose message is gone is removed by the next open.
+Retries: a message's file stays as it was committed. How often a delivery of it has failed stands beside it, under the
+same number and id in ``.retries/`` of its queue: a block of kind *update*, whose property ``tries`` counts. Until
+``not_before`` it is put off, ``enqueued_at`` is when a delivery failed first, and the headers say when (``last``) and
+why (``reason``) one failed last. It comes with the first failure and goes with the message; one whose message is gone
+is removed by the next open.
 
 Streams: a block of kind *branch* in ``streams/``, named after the queue, says through which number a stream has
 consumed it. That it stands there is the commit point: a message at or below the number is gone, wherever its file still
@@ -36,6 +38,7 @@ from xaqueue.space.model.block import NO_MESSAGE, UNLIMITED, Block, Kind, decode
 from xaqueue.space.model.block_files import damage_of, read_block, read_checked
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.message_name import PLAIN_NAME
+from xaqueue.space.model.retry import Retry
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.regular import NO_DIRECTORY
 from xaqueue.xid import Xid
@@ -46,24 +49,34 @@ FORMER = 100
 """Streams that were released are refused when they come again, and so many are remembered for it."""
 
 
-def encode_tries(queue: str, message_id: MessageId, tries: int, epoch: int) -> bytes:
-    """The record of a message that has had so many tries."""
-    head, _ = encode_with_checksum(Block(Kind.UPDATE, message_id, Properties(queue, tries=tries), epoch=epoch))
+def encode_retry(queue: str, message_id: MessageId, retry: Retry, epoch: int) -> bytes:
+    """The record of a message of which a delivery has failed."""
+    headers = {"last": str(retry.last), "reason": retry.reason}
+    made = Properties(queue, tries=retry.tries, not_before=retry.not_before, enqueued_at=retry.first, headers=headers)
+    head, _ = encode_with_checksum(Block(Kind.UPDATE, message_id, made, epoch=epoch))
     return head
 
 
-def decode_tries(data: bytes, queue: str, message_id: MessageId) -> int:
-    """How many tries the record tells of. Raises DamagedBlock, also for the record of another message."""
+def decode_retry(data: bytes, queue: str, message_id: MessageId) -> Retry:
+    """What the record tells. Raises DamagedBlock, also for the record of another message."""
     block = decode(data)
-    if (block.kind, block.message_id, block.properties.queue) != (Kind.UPDATE, message_id, queue):
+    told = block.properties
+    if (block.kind, block.message_id, told.queue) != (Kind.UPDATE, message_id, queue):
         raise DamagedBlock("is not the record of tries of the message that it is named after")
-    return block.properties.tries
+    last = told.headers.get("last", "")
+    return Retry(
+        told.tries,
+        told.not_before,
+        told.enqueued_at,
+        int(last) if last.isdecimal() else 0,
+        told.headers.get("reason", ""),
+    )
 
 
-def read_tries(
+def read_retries(
     fs: FileSystem, queue: str, damaged: Callable[[str, str], object] = lambda path, reason: None
-) -> dict[Place, int]:
-    """The tries of all messages that had any. ``damaged``: told of paths that are no records, and why."""
+) -> dict[Place, Retry]:
+    """Of all messages of which a delivery has failed. ``damaged``: told of paths that are no records, and why."""
     directory = layout.retries_path(queue)
     found = {}
     try:
@@ -81,7 +94,7 @@ def read_tries(
             damaged(path, "no record of tries: its name is not <seq>.<message id>")
             continue
         try:
-            found[place] = decode_tries(read_checked(fs, path), queue, place[1])
+            found[place] = decode_retry(read_checked(fs, path), queue, place[1])
         except FileNotFoundError:
             continue  # it went with its message
         except DamagedBlock as damage:

@@ -268,7 +268,7 @@ class SpaceCheck:
 
     def _retries(self, queue: str) -> Iterator[Finding]:
         found: list[Finding] = []
-        known = records.read_tries(self._fs, queue, lambda path, why: found.append(damaged(path, why)))
+        known = records.read_retries(self._fs, queue, lambda path, why: found.append(damaged(path, why)))
         yield from found
         for seq, message_id in known:
             if not self._looks.live and not self.committed.holds(queue, message_id):

@@ -64,6 +64,10 @@ class QueueStatus:
     """Messages that branches hold, where the owner was asked."""
     in_doubt: int = 0
     """Of those, what branches in doubt hold."""
+    exhausted: int = 0
+    """Messages that had all their tries, are given to nobody, and are to move to the failure queue."""
+    stuck: str = ""
+    """Why messages cannot be moved to another queue, where the owner was asked."""
 
     @property
     def lag(self) -> int:
@@ -247,15 +251,21 @@ def described(definitions: Definitions, queue: str) -> tuple[str, str]:
 
 def _queue(fs: FileSystem, name: str, definitions: Definitions) -> QueueStatus:
     watermark, (order, description) = _watermark(fs, name), described(definitions, name)
-    depth = len(prepared.message_names(fs, name))
+    depth, exhausted = len(prepared.message_names(fs, name)), _exhausted(fs, name, definitions)
     try:
         record = records.read_stream(fs, name)
     except (DamagedBlock, OSError) as error:
         return QueueStatus(name, order, description, depth, watermark, f"unknown: its record is damaged: {error}")
     if record is None:
-        return QueueStatus(name, order, description, depth, watermark)
+        return QueueStatus(name, order, description, depth, watermark, exhausted=exhausted)
     stream = "" if record.released else record.stream
     return QueueStatus(name, order, description, depth, watermark, stream, record.consumed)
+
+
+def _exhausted(fs: FileSystem, name: str, definitions: Definitions) -> int:
+    definition = definitions.of(name)
+    limit = definition.retry.max_tries if definition is not None and definition.failure_queue != name else 0
+    return sum(1 for retry in records.read_retries(fs, name).values() if retry.tries >= limit) if limit else 0
 
 
 def _watermark(fs: FileSystem, queue: str) -> int | None:
@@ -298,11 +308,11 @@ def browse(path: str | os.PathLike[str], queue: str, damaged: Callable[[int, str
     upto = _watermark(fs, queue) if looked.owned else None  # what is above is not acknowledged, or the next open's
     if upto is not None:
         places = [place for place in places if place[0] <= upto]
-    tries = records.read_tries(fs, queue)
+    retries = records.read_retries(fs, queue)
     for seq, message_id, tags in _ordered(places, _order(path, queue)):
-        where = layout.message_path(queue, seq, message_id, tags)
+        where, retry = layout.message_path(queue, seq, message_id, tags), retries.get((seq, message_id))
         try:
-            message = message_of(queue, seq, message_id, read_checked(fs, where), tries.get((seq, message_id), 0))
+            message = message_of(queue, seq, message_id, read_checked(fs, where), retry.tries if retry else 0)
         except FileNotFoundError:
             continue  # consumed meanwhile
         except DamagedBlock as damage:

@@ -108,7 +108,7 @@ class QueueReader:
 
     def tries(self) -> dict[int, int]:
         """By number, how often dequeues of those messages were rolled back that had any. Raises OSError."""
-        return {seq: tries for (seq, _), tries in records.read_tries(self._fs, self.queue).items()}
+        return {seq: one.tries for (seq, _), one in records.read_retries(self._fs, self.queue).items()}
 
     def read(self, after: int, upto: int) -> Iterator[Followed]:
         """What there is for after < seq <= upto, ascending; what was consumed is left out.

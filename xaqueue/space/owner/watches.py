@@ -85,6 +85,7 @@ class DefinitionsWatch(FileSystemEventHandler):
         self.complaint = ""
         if parsed != self._space.definitions:
             self._space.redefine(parsed)
+            self._space.has_consumed()  # a new limit may be one that some messages have reached
             log.info("queues.toml reloaded: %d queues", len(parsed.queues))
 
 

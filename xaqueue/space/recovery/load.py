@@ -32,6 +32,7 @@ from xaqueue.space.model.layout import CARRIERS, COMMITTED, RANGE_BITS, STREAMS,
 from xaqueue.space.model.message_name import ID_DIGITS, PLAIN_NAME, parse, parse_plain
 from xaqueue.space.model.queue import Queue
 from xaqueue.space.model.records import StreamRecord
+from xaqueue.space.model.retry import Retry
 from xaqueue.storage.fs import FileSystem, discard, is_damage
 
 SetAside = Callable[[str, str], None]
@@ -73,7 +74,7 @@ class Load:
         queues = _queues(space, set_aside)
         self._found = [(queue, _ranges(space.fs, queue.name, set_aside)) for queue in queues]
         self._begun: dict[str, _Loading] = {}
-        self._tries: dict[str, dict[records.Place, int]] = {}
+        self._retries: dict[str, dict[records.Place, Retry]] = {}
         """By queue, of the messages that are not loaded yet."""
         self.highest: dict[str, int] = {}
         """The highest number in each queue, before others used what was placed."""
@@ -81,7 +82,7 @@ class Load:
             last, when_us = _newest(space.fs, queue.name, ranges)
             space.committed_by(when_us)
             queue.found(ranges, last, _watermark(space, queue, bool(ranges), set_aside, note))
-            self._tries[queue.name] = records.read_tries(space.fs, queue.name, set_aside)
+            self._retries[queue.name] = records.read_retries(space.fs, queue.name, set_aside)
         _streams(space, set_aside, note)
         _carriers(space, set_aside, note)
 
@@ -114,21 +115,21 @@ class Load:
                     progress(done, done + left * done // read)
         if self._space.read_only is None:
             for queue, _ in self._found:
-                for seq, message_id in self._tries[queue.name]:  # of messages that are gone
+                for seq, message_id in self._retries[queue.name]:  # of messages that are gone
                     discard(self._space.fs, layout.retry_path(queue.name, seq, message_id))
 
     def _load(self, queue: Queue) -> _Loading:
-        return _Loading(self._space, queue, self._tries[queue.name], self._set_aside)
+        return _Loading(self._space, queue, self._retries[queue.name], self._set_aside)
 
 
 class _Loading:
     """One queue's messages, by their names."""
 
-    def __init__(self, space: Space, queue: Queue, tries: dict[records.Place, int], set_aside: SetAside) -> None:
+    def __init__(self, space: Space, queue: Queue, retries: dict[records.Place, Retry], set_aside: SetAside) -> None:
         self._fs = space.fs
         self._lock = space.lock
         self._queue = queue
-        self._tries = tries
+        self._retries = retries
         self._set_aside = set_aside
         self._last = -1
         """The number of the message that was added last."""
@@ -138,7 +139,7 @@ class _Loading:
         """The same numbers."""
         self._shared: frozenset[int] = frozenset()
         """Their ranges."""
-        self._tried = {f"{seq:016x}.{message_id.hex()}" for seq, message_id in tries}
+        self._tried = {f"{seq:016x}.{message_id.hex()}" for seq, message_id in retries}
         self._begin = (queue.consumed_through + 1) >> RANGE_BITS
         """The first range that a stream has not consumed wholly."""
         self._highest = ""
@@ -232,7 +233,7 @@ class _Loading:
             return f"message {message_id.hex()} stands in its queue twice; the earlier one is kept"
         if seq == self._last or seq in self._taken:
             return f"another message of its queue has its number, {seq:,}, and is kept"
-        entry = Entry(seq, message_id, tags, self._tries.pop((seq, message_id), 0))
+        entry = Entry(seq, message_id, tags, self._retries.pop((seq, message_id), None))
         with self._lock:
             self._queue.index.add(entry)
             self._queue.holds(number, 1)

@@ -24,6 +24,7 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.layout import ACTIVE, TRIES
+from xaqueue.space.model.retry import Retry
 from xaqueue.space.offline.check import check
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -44,7 +45,7 @@ def identity(number: int) -> MessageId:
 
 
 def record(queue: str, seq: int, number: int, tries: int) -> bytes:
-    return register.encode(queue, Entry(seq, identity(number), tries=tries))
+    return register.encode(queue, Entry(seq, identity(number), retry=Retry(tries)))
 
 
 def told(entries: list[tuple[str, int, int, int]]) -> dict[register.Taken, int]:

@@ -17,7 +17,8 @@ from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.model.message_name import PLAIN_NAME
-from xaqueue.space.model.records import decode_tries, encode_tries
+from xaqueue.space.model.records import decode_retry, encode_retry
+from xaqueue.space.model.retry import Retry
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Finding, Severity
 from xaqueue.space.offline.inspect import browse
@@ -30,30 +31,36 @@ NOON_US = 1_800_000_000_000_000
 LEVELS = ["NONE", DURABLE, "JOURNAL"]
 
 
-@given(st.integers(0, 2**63), st.integers(0, 2**64 - 1))
-def test_a_record_is_read_as_it_was_written(tries: int, epoch: int) -> None:
-    data = encode_tries("q" * 127, IDENTITY, tries, epoch)
-    assert decode_tries(data, "q" * 127, IDENTITY) == tries
+TIMES = st.integers(0, 2**63 - 1)
+
+
+@given(
+    st.builds(Retry, TIMES, st.none() | TIMES, TIMES, TIMES, st.sampled_from(["rolled back", "session lost", ""])),
+    st.integers(0, 2**64 - 1),
+)
+def test_a_record_is_read_as_it_was_written(retry: Retry, epoch: int) -> None:
+    data = encode_retry("q" * 127, IDENTITY, retry, epoch)
+    assert decode_retry(data, "q" * 127, IDENTITY) == retry
     path = layout.retry_path("q" * 127, 2**63 - 1, IDENTITY)
     assert len(data) + len(path) < 512  # a block of most disks
 
 
 @given(st.data())
 def test_no_changed_byte_and_no_part_is_a_record(data: st.DataObject) -> None:
-    whole = encode_tries("q", IDENTITY, 3, 1)
+    whole = encode_retry("q", IDENTITY, Retry(3), 1)
     place = data.draw(st.integers(0, len(whole) - 1))
     torn = bytearray(whole)
     torn[place] ^= data.draw(st.integers(1, 255))
     for wrong in (bytes(torn), whole[:place]):
         with pytest.raises(DamagedBlock):
-            decode_tries(wrong, "q", IDENTITY)
+            decode_retry(wrong, "q", IDENTITY)
 
 
 def test_the_record_of_another_message_is_none() -> None:
-    data = encode_tries("q", IDENTITY, 3, 1)
+    data = encode_retry("q", IDENTITY, Retry(3), 1)
     for queue, message_id in (("r", IDENTITY), ("q", MessageId(bytes(16)))):
         with pytest.raises(DamagedBlock, match="not the record of tries"):
-            decode_tries(data, queue, message_id)
+            decode_retry(data, queue, message_id)
 
 
 @pytest.fixture(params=LEVELS)
@@ -160,7 +167,7 @@ def test_tries_go_with_a_message_that_is_set_aside(bare: BareSpace) -> None:
 def test_what_is_left_of_messages_that_are_gone_goes_with_the_next_open(bare: BareSpace) -> None:
     bare.crash()
     left = bare.root / layout.retry_path("q", 9, IDENTITY)
-    left.write_bytes(encode_tries("q", IDENTITY, 3, 1))
+    left.write_bytes(encode_retry("q", IDENTITY, Retry(3), 1))
     (finding,) = findings(bare)
     assert (finding.severity, finding.path.rpartition("/")[2]) == (Severity.LEFTOVER, left.name)
     bare.reopen()
@@ -168,7 +175,7 @@ def test_what_is_left_of_messages_that_are_gone_goes_with_the_next_open(bare: Ba
     assert tries_of(bare) == [1, 1]
 
 
-@pytest.mark.parametrize("wrong", [b"", b"torn", encode_tries("q", IDENTITY, 3, 1)])
+@pytest.mark.parametrize("wrong", [b"", b"torn", encode_retry("q", IDENTITY, Retry(3), 1)])
 def test_a_damaged_record_is_set_aside_and_its_message_stays(bare: BareSpace, wrong: bytes) -> None:
     bare.space.checkpoint()  # or the journal would make it anew
     first = records(bare)[0]

@@ -9,8 +9,9 @@ import pytest
 from xaqueue.access import Policy, Role
 from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.space.model.block import BODY_LIMIT_BYTES
-from xaqueue.space.model.definitions import Definitions, QueueDefinition, parse, suggestion, with_queue
+from xaqueue.space.model.definitions import Definitions, QueueDefinition, options_of, parse, suggestion, with_queue
 from xaqueue.space.model.index import Order
+from xaqueue.space.model.retry import AT_ONCE, RetryPolicy
 from xaqueue.storage.hardening import Hardening
 
 WHOLE = """\
@@ -68,6 +69,19 @@ def test_an_empty_file_defines_nothing(text: str) -> None:
         ("[access]\ngroup = ''\n", r"\[access\] group = '': the name of a group"),
         ("[access]\ngroups = 'x'\n", r"\[access\] does not take 'groups': did you mean 'group'"),
         ("[access.group]\nx = 1\n", r"\[access\] group = {'x': 1}: the name of a group"),
+        ("[queues.a]\nmax_tries = 0\nfailure_queue = 'b'\n[queues.b]\n", r"max_tries = 0: a number of tries from 1"),
+        ("[queues.a]\nmax_tries = 1.5\nfailure_queue = 'b'\n[queues.b]\n", r"\[queues.a\] max_tries = 1.5"),
+        ("[queues.a]\nmax_tries = true\nfailure_queue = 'b'\n[queues.b]\n", r"\[queues.a\] max_tries = True"),
+        ("[queues.a]\nmax_tries = 3\n", r"\[queues.a\] max_tries needs failure_queue"),
+        ("[queues.a]\nretry_delay_s = -1\n", "retry_delay_s = -1: seconds from 0"),
+        ("[queues.a]\nretry_delay_s = nan\n", "retry_delay_s = nan"),
+        ("[queues.a]\nretry_multiplier = 0.5\n", "retry_multiplier = 0.5: a number from 1 to 100"),
+        ("[queues.a]\nretry_jitter = 1.1\n", "retry_jitter = 1.1: a share from 0 to 1"),
+        ("[queues.a]\nretry_max_s = 'long'\n", "retry_max_s = 'long'"),
+        ("[queues.a]\nfailure_queue = 'c'\n[queues.cc]\n", "failure_queue = 'c' is not defined: did you mean 'cc'"),
+        ("[queues.a]\nfailure_queue = 'a'\n", "failure_queue is the queue itself"),
+        ("[queues.a]\nexpiry_queue = 'a/b'\n", r"\[queues.a\] expiry_queue: queue name 'a/b' is refused"),
+        ("[default]\nfailure_queue = 7\n", r"\[default\] failure_queue: queue name 7 is refused"),
         ("[queues.'a/b']\n", "queue name 'a/b' is refused"),
         ("[queues.'.hidden']\n", "queue name '.hidden' is refused"),
     ],
@@ -145,3 +159,32 @@ def test_a_group_alone_says_nothing_of_a_server() -> None:
     assert parse("[access]\n").access == Policy(())
     both = parse("[access]\ngroup = 'readers'\n[access.roles.shop]\nmembers = ['user:www']\n")
     assert (both.group, both.access) == ("readers", Policy((Role("shop", ("user:www",)),)))
+
+
+def test_what_becomes_of_a_message_that_cannot_be_handled() -> None:
+    text = (
+        "[default]\n[queues.a]\nmax_tries = 5\nretry_delay_s = 0.5\nretry_multiplier = 3\nretry_max_s = 60\n"
+        "retry_jitter = 0.1\nfailure_queue = 'f'\nexpiry_queue = 'e'\n"
+    )
+    policy = RetryPolicy(5, 0.5, 3.0, 60.0, 0.1)
+    assert parse(text).queues["a"] == QueueDefinition(retry=policy, failure_queue="f", expiry_queue="e")
+    assert parse("[queues.a]\n").queues["a"].retry == RetryPolicy() == AT_ONCE
+
+
+def test_words_of_a_command_are_values_as_in_toml_or_plain_text() -> None:
+    words = ["max_tries=5", "retry_delay_s=0.5", "failure_queue=orders.failed", 'description="a = b"', "expiry_queue="]
+    assert options_of(words) == {
+        "max_tries": 5,
+        "retry_delay_s": 0.5,
+        "failure_queue": "orders.failed",
+        "description": "a = b",
+        "expiry_queue": None,
+    }
+    for word in ("orders", "=1", "order_=fifo"):
+        with pytest.raises(InvalidArgument, match="KEY=VALUE is wanted"):
+            options_of([word])
+
+
+def test_with_queue_takes_a_key_away() -> None:
+    text = with_queue(WHOLE, "orders", {"description": None, "order": "fifo"})
+    assert parse(text).queues["orders"] == QueueDefinition()

@@ -17,7 +17,8 @@ from xaqueue.space.model import layout, message_name
 from xaqueue.space.model.block import HEAD_READ_BYTES
 from xaqueue.space.model.layout import RANGE_SIZE
 from xaqueue.space.model.message_name import correlation_hash
-from xaqueue.space.model.records import encode_tries
+from xaqueue.space.model.records import encode_retry
+from xaqueue.space.model.retry import Retry
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 from xaqueue.space.offline.inspect import browse
@@ -97,7 +98,7 @@ def test_everything_that_decides_a_turn_is_in_the_name(bare: BareSpace) -> None:
     lay(bare, 4, identity(4), body=bytes(HEAD_READ_BYTES))
     record = bare.root / layout.retry_path("q", 1, identity(1))
     record.parent.mkdir()
-    record.write_bytes(encode_tries("q", identity(1), 2, 1))
+    record.write_bytes(encode_retry("q", identity(1), Retry(2), 1))
     first, *others = bare.reopen().queues["q"].index.entries(0)
     assert (first.correlation, first.priority, first.not_before, first.expires_at, first.tries) == (
         *(correlation_hash(b"c"), 7, 5, 2**60, 2),

@@ -1,0 +1,100 @@
+"""A retry's record and the move to a failure queue, dead at any call: one copy, in one of the two queues."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.crash_cases import EXTREMES, trees_of
+from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, Level, follow, open_space, ready
+from support.crash_story import EMPTY
+from support.forgetful import Crashed, ForgetfulFileSystem, Tree
+from xaqueue.errors import ResourceFailed
+from xaqueue.space.engine import cleanup, moving
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model.definitions import QueueDefinition
+from xaqueue.space.model.retry import RetryPolicy
+from xaqueue.xa import Flag
+from xaqueue.xid import Xid
+
+WAY = QueueDefinition(retry=RetryPolicy(max_tries=2, delay_s=1), failure_queue="b")
+LATER_US = NOON_US + 10_000_000
+
+
+def opened(fs: ForgetfulFileSystem, level: Level, *, goes_on: bool = False) -> Space:
+    return open_space(fs, level, goes_on=goes_on, queue=WAY)
+
+
+def work(space: Space, level: Level, name: bytes, *, adds: bool = False) -> None:
+    """Adds a message, or takes it and rolls back; one of a two-phase transaction, one of a local one."""
+    session, xid = Session(space), Xid(1, name, b"")
+    session.start(xid)
+    if adds:
+        session.enqueue("a", b"poison")
+        session.end(xid)
+        session.commit(xid, Flag.ONEPHASE)
+        follow(space, level, "one-phase")
+        return
+    assert session.dequeue("a") is not None
+    session.end(xid)
+    if name == b"2":
+        session.prepare(xid)
+        follow(space, level, "prepare")
+    session.rollback(xid)
+    follow(space, level, "rollback")
+
+
+def play(level: Level, crash_after: int | None = None) -> tuple[ForgetfulFileSystem, bool]:
+    """Whether the message's commit was acknowledged."""
+    fs, committed = ready(EMPTY, level).open(crash_after), False
+    try:
+        space = opened(fs, level, goes_on=True)
+        work(space, level, b"0", adds=True)
+        committed = True
+        work(space, level, b"1")
+        space.now_ns = lambda: LATER_US * 1000
+        work(space, level, b"2")
+        moving.move_exhausted(space, cleanup.never)
+        follow(space, level, "one-phase")
+        space.close()
+    except (Crashed, ResourceFailed):
+        if not fs.crashed:
+            raise
+    return fs, committed
+
+
+def judge(tree: Tree, level: Level, committed: bool) -> bool:
+    """Whether it was moved in the end: it is where its tries say."""
+    fs = tree.open()
+    space = opened(fs, level)
+    space.now_ns = lambda: 2 * LATER_US * 1000
+    moving.move_exhausted(space, cleanup.never)
+    session = Session(space)
+    waiting, moved = list(session.browse("a")), list(session.browse("b"))
+    assert [one.body for one in (*waiting, *moved)] == [b"poison"] or (not waiting and not moved and not committed)
+    assert all(one.tries < 2 for one in waiting)
+    for one in moved:
+        assert one.origin is not None
+        assert one.origin.tries >= 2
+        assert (one.origin.queue, one.origin.reason, one.tries) == ("a", "tries", 0)
+    space.close()
+    again = opened(fs.tree_after_kill().open(), level)
+    assert [one.body for one in Session(again).browse("b")] == [one.body for one in moved]
+    return bool(moved)
+
+
+@pytest.mark.crash
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("level", [STRICT, LAGGING, JOURNAL, CHECKPOINTS], ids=str)
+def test_there_is_one_copy_wherever_it_is_cut_off(level: Level) -> None:
+    crash_after, ends = 0, set()
+    while True:
+        fs, committed = play(level, crash_after)
+        for tree in trees_of(fs, level, EXTREMES):
+            ends.add(judge(tree, level, committed))
+        ends.add(judge(fs.tree_after_kill(), level, committed))
+        if not fs.crashed:
+            break
+        crash_after += 1
+    assert committed
+    assert ends == {False, True}

@@ -1,0 +1,86 @@
+"""Retries and failure queues as their users have them: by a directory, by a server, and from the command line."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+import xaqueue
+from support.contract_connection import PATIENCE_S
+from support.doubtful import fails, run
+from support.served import ServerThread
+from xaqueue.cli.exit_codes import ExitCode
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Path:
+    root = tmp_path / "space"
+    run("init", root)
+    run("define", "orders.failed", "--space", root)
+    run("define", "orders", "max_tries=2", "retry_delay_s=0.05", "failure_queue=orders.failed", "--space", root)
+    return root
+
+
+@pytest.mark.parametrize("way", ["embedded", "served"])
+def test_a_poisoned_message_moves_and_the_others_go_on(space: Path, tmp_path: Path, way: str) -> None:
+    server = ServerThread(space, tmp_path / "socket") if way == "served" else None
+    try:
+        with xaqueue.connect(server.url if server is not None else space) as connection:
+            for body in (b"poison", b"fine"):
+                connection.enqueue("orders", body)
+            connection.commit()
+            handled, failed, until = [], 0, time.monotonic() + PATIENCE_S
+            while not (moved := list(connection.browse("orders.failed"))):
+                assert time.monotonic() < until
+                message = connection.dequeue("orders", wait_s=0.1)
+                if message is None:
+                    continue
+                if message.body == b"poison":
+                    assert message.tries == failed
+                    failed += 1
+                    connection.rollback()
+                else:
+                    handled.append(message.body)
+                    connection.commit()
+            assert (handled, failed) == ([b"fine"], 2)
+            assert [one.body for one in moved] == [b"poison"]
+            assert moved[0].origin is not None
+            assert (moved[0].origin.queue, moved[0].origin.tries) == ("orders", 2)
+            assert connection.dequeue("orders") is None
+    finally:
+        if server is not None:
+            server.stop()
+
+
+def test_status_tells_what_cannot_be_moved(space: Path) -> None:
+    with xaqueue.connect(space) as connection:
+        connection.enqueue("orders", b"poison")
+        connection.commit()
+    text = (space / "queues.toml").read_text()
+    (space / "queues.toml").write_text(f"[space]\nmin_free_bytes = {2**62}\n\n{text}")
+    with xaqueue.connect(space) as connection:
+        for _ in range(2):
+            assert connection.dequeue("orders", wait_s=PATIENCE_S) is not None
+            connection.rollback()
+        (found,) = [one for one in json.loads(run("queues", "--json", "--space", space)) if one["name"] == "orders"]
+        assert (found["depth"], found["exhausted"]) == (1, 1)
+        assert "had all their tries" in run("status", "--space", space)
+
+
+def test_what_define_refuses(space: Path) -> None:
+    for word, complaint in (
+        ("max_trys=3", "did you mean 'max_tries'"),
+        ("max_tries", "KEY=VALUE is wanted"),
+        ("max_tries=0", "a number of tries from 1"),
+        ("max_tries=many", "max_tries = 'many'"),
+        ("retry_jitter=2", "a share from 0 to 1"),
+        ("failure_queue=orders", "is the queue itself"),
+        ("failure_queue=nowhere", "'nowhere' is not defined"),
+        ("failure_queue=", "max_tries needs failure_queue"),
+    ):
+        assert complaint in fails("define", "orders", word, "--space", space, code=ExitCode.USAGE)
+    run("define", "orders", "max_tries=", "failure_queue=", "retry_delay_s=", "--space", space)
+    assert "max_tries" not in (space / "queues.toml").read_text()

@@ -1,0 +1,174 @@
+"""Messages that had all their tries, or have expired, move to another queue: each once, in a branch of its own.
+
+The branch takes the message from its queue and adds it to the other, so that a crash leaves it in one of the two. What
+cannot be moved stays where it is, is given to nobody, and is tried again: it is never dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from xaqueue.errors import DiskFull, DiskLow, Error, ResourceFailed, RetryLater
+from xaqueue.message import Message, MessageId, Origin
+from xaqueue.space.engine import carry, commit, messages
+from xaqueue.space.engine.busy import Busy
+from xaqueue.space.engine.log import CommitPending
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model.block import Kind, head_of, pack_properties
+from xaqueue.space.model.branch import Branch, State, Written
+from xaqueue.space.model.index import Entry
+from xaqueue.space.model.message_name import tags_of
+from xaqueue.space.model.queue import Queue
+from xaqueue.space.model.retry import Retry
+from xaqueue.storage.ids import fresh_id
+from xaqueue.xid import LOCAL_FORMAT_ID, Xid
+
+TRIES, EXPIRED = "tries", "expired"
+
+log = logging.getLogger("xaqueue")
+
+
+def move_exhausted(space: Space, stopped: Callable[[], bool]) -> bool:
+    """Moves the messages that had all their tries; False where it was stopped before.
+
+    Raises RetryLater where some could not be moved, ResourceFailed.
+    """
+    with space.lock:
+        for queue in space.queues.values():
+            if queue.is_to_be_searched:
+                queue.is_to_be_searched = False
+                queue.index.find_exhausted()
+        queues = [queue for queue in space.queues.values() if queue.index.exhausted]
+    return move_all(space, queues, TRIES, stopped)
+
+
+def move_all(space: Space, queues: list[Queue], reason: str, stopped: Callable[[], bool]) -> bool:
+    """Moves the messages that are to leave these queues; False where it was stopped before. Raises as above."""
+    why = ""
+    for queue in queues:
+        if stopped():
+            return False
+        queue.stuck, before = _move_out(space, queue, reason, stopped), queue.stuck
+        if queue.stuck and queue.stuck != before:
+            log.error("messages of queue %s cannot be moved, and stay: %s", queue.name, queue.stuck)
+        why = queue.stuck or why
+    if why:
+        raise RetryLater(why)
+    return True
+
+
+def _move_out(space: Space, queue: Queue, reason: str, stopped: Callable[[], bool]) -> str:
+    """Returns why some could not be moved."""
+    kept: list[Entry] = []
+    why, count = "", 0
+    try:
+        while not stopped() and (entry := _next(space, queue, reason)) is not None:
+            try:
+                _move(space, queue, entry, reason)
+                count += 1
+            except ResourceFailed:
+                raise
+            except Error as error:
+                why = str(error)
+                kept.append(entry)
+                if isinstance(error, RetryLater | DiskLow | DiskFull):
+                    break
+    finally:
+        with space.lock:
+            for entry in kept:
+                if entry.locked:
+                    _leaving(queue, reason).append(entry)
+            queue.is_to_be_searched |= bool(kept)
+            queue.expiring = 0
+            space.settled.notify_all()
+    if count:
+        log.info("%d messages left queue %s, reason: %s", count, queue.name, reason)
+    return why
+
+
+def _next(space: Space, queue: Queue, reason: str) -> Entry | None:
+    """One that is nobody else's any more."""
+    with space.lock:
+        space.check()
+        if queue.keeper is not None or queue.is_wanted or space.draining:
+            return None
+        if space.awaited and carry.waiting(space, queue.name) is not None:
+            return None
+        found = _leaving(queue, reason)
+        if reason == EXPIRED:
+            queue.index.find_expired(space.now_us(), 1)
+        queue.expiring = 1 if found else 0
+        return found.pop(0) if found else None
+
+
+def _leaving(queue: Queue, reason: str) -> list[Entry]:
+    return queue.index.expired if reason == EXPIRED else queue.index.exhausted
+
+
+def _move(space: Space, queue: Queue, entry: Entry, reason: str) -> None:
+    """Where an error is raised the message is locked still, or back in its queue. Past its commit point it is moved
+    by whoever completes the branch."""
+    xid = Xid(LOCAL_FORMAT_ID, fresh_id(), b"move")
+    taken = Written(1, Kind.DEQUEUE, queue.name, entry.message_id, 0, entry, "001")
+    branch = Branch(xid, str(xid), [taken], numbers=1, busy=True)
+    with space.lock:
+        space.branches[xid] = branch
+    try:
+        with Busy(space, branch):
+            message = messages.fetch(space, branch, taken)
+            if message is not None:
+                _add(space, branch, queue, message, entry.retry or Retry(0), reason)
+                commit.commit(space, branch)
+    except CommitPending as pending:
+        log.warning("message %s of queue %s is moved later: %s", entry.message_id.hex(), queue.name, pending)
+    finally:
+        if branch.base is State.ACTIVE:
+            _forget(space, branch)
+
+
+def _add(space: Space, branch: Branch, queue: Queue, message: Message, retry: Retry, reason: str) -> None:
+    """The same message, for the other queue. There it is due at once, never expires, and has not been tried."""
+    before = message.properties
+    target = _target(space, queue, before.failure_queue or "", reason)
+    definitions = space.definitions
+    definitions.find(target)
+    messages.check_room(space, branch, len(message.body))
+    with space.lock:
+        there = space.queue(target)
+        is_taken = message.message_id in there.index or message.message_id in there.pending
+    message_id = MessageId(fresh_id()) if is_taken else message.message_id
+    origin = Origin(
+        queue.name,
+        reason,
+        retry.tries,
+        retry.first,
+        retry.last,
+        retry.reason,
+        before.expires_at,
+        message.message_id.hex() if is_taken else "",
+    )
+    moved = replace(before, queue=target, tries=0, not_before=None, expires_at=None, origin=origin.text)
+    limit_bytes = max(definitions.max_body_bytes, len(message.body))
+    head, checksum = head_of(Kind.ENQUEUE, message_id, pack_properties(moved), message.body, space.epoch, limit_bytes)
+    entry = Entry(0, message_id, tags_of(moved))
+    messages.add(space, branch, entry, target, checksum, head, message.body, is_given=not is_taken)
+
+
+def _target(space: Space, queue: Queue, own: str, reason: str) -> str:
+    """Where it goes: a failed message may name its own queue for that."""
+    if reason == EXPIRED:
+        return queue.definition.expiry_queue
+    return own if own and own != queue.name and space.definitions.of(own) else queue.definition.failure_queue
+
+
+def _forget(space: Space, branch: Branch) -> None:
+    """The branch came to nothing."""
+    with space.lock:
+        space.branches.pop(branch.xid, None)
+        for written in branch.blocks:
+            if written.kind is Kind.ENQUEUE:
+                space.queue(written.queue).pending.discard(written.message_id)
+    if space.failure is None:
+        space.discard([written.path for written in branch.all_blocks if written.path])
