@@ -11,15 +11,6 @@ from pathlib import Path
 
 import xaqueue
 
-QUEUES = """
-[queues.orders]
-max_tries = 3
-retry_delay_s = 0.1
-failure_queue = "orders.failed"
-
-[queues."orders.failed"]
-"""
-
 
 def handle(body: bytes) -> None:
     if body == b"poison":
@@ -28,7 +19,8 @@ def handle(body: bytes) -> None:
 
 def main(space: Path) -> None:
     with xaqueue.connect(space, create=True) as connection:
-        (space / "queues.toml").write_text(QUEUES)  # as `xaqueue define` does
+        connection.define("orders.failed")  # as `xaqueue define` does
+        connection.define("orders", max_tries=3, retry_delay_s=0.1, failure_queue="orders.failed")
         for body in (b"one", b"poison", b"two"):
             connection.enqueue("orders", body)
         connection.commit()

@@ -85,7 +85,7 @@ class Right(Enum):
     RESOLVE = "resolve"
     """An operator's decisions on branches in doubt."""
     ADMIN = "admin"
-    """What concerns the server: to drain it."""
+    """What concerns the server: to drain it, and to define its queues."""
 
 
 class Need(NamedTuple):
@@ -138,6 +138,7 @@ NEEDS: dict[str, Need] = {
     "indoubt_forgotten": _EITHER,
     "indoubt_decide": _RESOLVE,
     "indoubt_forget": _RESOLVE,
+    "define": Need((Right.ADMIN,)),
     "drain": Need((Right.ADMIN,)),
 }
 

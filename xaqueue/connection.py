@@ -278,6 +278,20 @@ class Connection:
         self._transaction.check_open()
         return self._manager.release_carrier(carrier)
 
+    @_alone
+    def define(self, queue: str, /, **settings: Any) -> None:
+        """Defines a queue, or changes its definition: in queues.toml, durably, and at once for everybody.
+
+        settings: keys as in queues.toml, see xaqueue(5): ``order="priority"``, ``max_tries=5``; None takes a key away.
+        It belongs to no transaction. Raises InvalidArgument that names the key, and then nothing was changed;
+        AccessDenied, and ResourceFailed where the space is fenced or open for reading only.
+        """
+        self._transaction.check_open()
+        for key, value in settings.items():
+            if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) >= 2**63):
+                raise InvalidArgument(f"{key} = {value!r} is refused: a string, a number, true or false is wanted")
+        self._manager.define(queue, settings)
+
     def tpc_commit(self, xid: Xid | None = None, *, late: bool = False) -> None:
         """Second phase; without tpc_prepare before it, a commit in one phase.
 

@@ -5,8 +5,8 @@ Source: X/Open C193 (Distributed TP: The XA Specification), chapter 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol, Unpack
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, Unpack
 
 from xaqueue.batch import Batch, Decision, Plan
 from xaqueue.carried import Carriers, CarrierStatus
@@ -104,6 +104,9 @@ class ResourceManager(Carrying, Protocol):
 
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
         """Committed messages in the order of the queue, locking nothing."""
+
+    def define(self, queue: str, settings: Mapping[str, Any]) -> None:
+        """Defines a queue, or changes its definition, at once and durably; see ``Connection.define``."""
 
     def close(self, left: Xid | None = None) -> None:
         """Ends the session: what it has active is rolled back, what is prepared stays.

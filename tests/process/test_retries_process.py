@@ -84,3 +84,40 @@ def test_what_define_refuses(space: Path) -> None:
         assert complaint in fails("define", "orders", word, "--space", space, code=ExitCode.USAGE)
     run("define", "orders", "max_tries=", "failure_queue=", "retry_delay_s=", "--space", space)
     assert "max_tries" not in (space / "queues.toml").read_text()
+
+
+@pytest.mark.parametrize("way", ["embedded", "served", "by its URL"])
+def test_a_definition_from_a_program_holds_at_once_and_stays(tmp_path: Path, way: str) -> None:
+    root = tmp_path / "space"
+    run("init", root)
+    before = (root / "queues.toml").read_text()
+    server = ServerThread(root, tmp_path / "socket") if way != "embedded" else None
+    url = server.url if server is not None else ""
+    try:
+        with xaqueue.connect(url if way == "by its URL" else root) as connection:
+            connection.define("orders", order="priority", description="from the shop")
+            connection.enqueue("orders", b"x", priority=9)
+            connection.commit()
+            for wrong in (
+                {"max_tries": 3},
+                {"ordr": "fifo"},
+                {"order": ["fifo"]},
+                {"retry_delay_s": object()},
+                {"max_tries": 2**63},
+            ):
+                with pytest.raises(xaqueue.InvalidArgument):
+                    connection.define("orders", **wrong)
+            with pytest.raises(xaqueue.InvalidArgument, match="queue name"):
+                connection.define("../up")
+            connection.define("orders", description=None)
+            if server is not None:
+                run("define", "others", "order=lifo", "--space", url)
+                connection.enqueue("others", b"x")
+                connection.commit()
+        text = (root / "queues.toml").read_text()
+        assert text.startswith(before.rstrip())
+        assert 'order = "priority"' in text
+        assert "from the shop" not in text
+    finally:
+        if server is not None:
+            server.stop()

@@ -71,6 +71,9 @@ class Facade:
 
         return iter(self._thread.run(browsed()))
 
+    def define(self, queue: str, /, **settings: Any) -> None:
+        self._thread.run(self.connection.define(queue, **settings))
+
     def flush(self) -> None:
         self._thread.run(self.connection.flush())
 

@@ -319,6 +319,43 @@ class TwoPhaseContract(Contract):
         assert told.value.code is Code.XAER_DUPID
         put(other, b"other goes on")
 
+    def test_a_queue_is_defined_while_others_use_the_space(self, connection: Connection) -> None:
+        connection.define("newest", order="lifo")
+        for body in (b"one", b"two"):
+            connection.enqueue("newest", body)
+        connection.commit()
+        message = connection.dequeue("newest")
+        assert message is not None
+        assert message.body == b"two"
+        connection.rollback()
+        with pytest.raises(InvalidArgument, match="did you mean 'order'"):
+            connection.define("newest", ordr="fifo")
+
+    def test_a_failed_delivery_is_put_off(self, connection: Connection) -> None:
+        connection.define("tried", retry_delay_s=3600)
+        connection.enqueue("tried", b"poison")
+        connection.commit()
+        assert connection.dequeue("tried") is not None
+        connection.rollback()
+        assert connection.dequeue("tried") is None
+        (message,) = connection.browse("tried")
+        assert message.tries == 1
+
+    def test_after_its_last_try_a_message_moves(self, connection: Connection) -> None:
+        connection.define("failed")
+        connection.define("handled", max_tries=1, failure_queue="failed")
+        connection.enqueue("handled", b"poison")
+        connection.commit()
+        assert connection.dequeue("handled") is not None
+        connection.rollback()
+        message = connection.dequeue("failed", wait_s=PATIENCE_S)
+        assert message is not None
+        assert (message.body, message.tries) == (b"poison", 0)
+        assert message.origin is not None
+        assert (message.origin.queue, message.origin.tries) == ("handled", 1)
+        connection.commit()
+        assert connection.dequeue("handled") is None
+
     def test_a_branch_without_work_votes_read_only(self, host: Host, connection: Connection, xid: Xid) -> None:
         """36, and 8: an empty queue in a transaction is no message, and the transaction still commits."""
         for finish in (connection.tpc_commit, connection.tpc_rollback):

@@ -14,11 +14,9 @@ from xaqueue.carried import CarrierState, CarrierStatus
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import (
-    DirectoryOption,
     JsonOption,
     Location,
     SpaceOption,
-    directory_of,
     location_of,
     reached,
     remote,
@@ -166,24 +164,23 @@ def define(
     ] = None,
     order: Annotated[OrderName | None, typer.Option(help="Which message is next. A new queue is fifo.")] = None,
     description: Annotated[str | None, typer.Option(help="What it is for.", metavar="TEXT")] = None,
-    space: DirectoryOption = None,
+    space: SpaceOption = None,
 ) -> None:
     """Define a queue, or change its definition.
 
-    Edits queues.toml and leaves its comments as they are. An owner that is running takes the change at once.
+    Edits queues.toml and leaves its comments as they are, by a server's URL, too. Takes effect at once.
 
     For example: xaqueue define orders max_tries=5 retry_delay_s=1 failure_queue=orders.failed
     """
-    directory = Path(directory_of(ctx, space))
-    given = definitions.options_of(settings or ())
+    location, given = location_of(ctx, space), definitions.options_of(settings or ())
     options = {"order": order.value if order else None, "description": description}
     given |= {key: value for key, value in options.items() if value is not None}
-    path = directory / layout.QUEUES
-    text = definitions.read(directory) if path.exists() else ""
-    changed = definitions.with_queue(text, queue, given)
-    if changed != text:
-        open.write_definitions(directory, changed)
-    defined = definitions.parse(changed).queues[queue]
+    if location.url:
+        with remote(location.url) as manager:
+            manager.define(queue, given)
+        typer.echo(f"queue {queue} is defined")
+        return
+    defined = open.define(location.directory, queue, given).queues[queue]
     typer.echo(f"queue {queue}: {defined.order.value}" + (f", {defined.description}" if defined.description else ""))
 
 

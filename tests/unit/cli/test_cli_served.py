@@ -123,7 +123,7 @@ def test_status_by_url(server: ServerThread) -> None:
     assert json.loads(run("status", "--space", server.url, "--json"))["state"] == "ready"
 
 
-@pytest.mark.parametrize("verb", [("check",), ("define", "q"), ("tail", "q"), ("salvage-journal",)])
+@pytest.mark.parametrize("verb", [("check",), ("tail", "q"), ("salvage-journal",)])
 def test_what_works_on_the_directory_says_so(server: ServerThread, verb: tuple[str, ...]) -> None:
     told = fails(*verb, "--space", server.url, code=ExitCode.USAGE)
     assert "run it on the server's machine with --space DIR" in told

@@ -65,6 +65,7 @@ ENOUGH: dict[str, frozenset[Right] | None] = {
     "indoubt_decide": frozenset({Right.RESOLVE}),
     "indoubt_forget": frozenset({Right.RESOLVE}),
     "drain": frozenset({Right.ADMIN}),
+    "define": frozenset({Right.ADMIN}),
 }
 """Each of these is enough; None: to be a member of any role is."""
 

@@ -37,8 +37,8 @@ REQUEST_BYTES = 256 * 1024
 UNKNOWN = (1, b"unknown", b"")
 IN_DOUBT = (1, b"in doubt", b"")
 
-ELSEWHERE = {"drain"}
-"""Methods that are not tried here: they end the service for everybody."""
+ELSEWHERE = {"drain", "define"}
+"""Methods that are not tried here: they change the service for everybody."""
 
 
 def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:

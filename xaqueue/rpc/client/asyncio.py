@@ -83,6 +83,7 @@ class AsyncConnection:
     carriers = _carried(Connection.carriers, of_transaction=False)
     deliver = _carried(Connection.deliver, of_transaction=False)
     release_carrier = _carried(Connection.release_carrier, of_transaction=False)
+    define = _carried(Connection.define, of_transaction=False)
     tpc_forget = _carried(Connection.tpc_forget, of_transaction=False)
     close = _carried(Connection.close, of_transaction=False)
 

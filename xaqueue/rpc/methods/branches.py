@@ -8,7 +8,7 @@ Options are a map; a browse is answered in pages, under a cursor as long as ther
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -173,6 +173,9 @@ class BranchCalls(Link):
             self._roll_back(xid, flags, branch if own else RemoteBranch(xid, BranchProgress.OPEN))
         if own:
             self._branch = RemoteBranch()
+
+    def define(self, queue: str, settings: Mapping[str, Any]) -> None:
+        self.call("define", queue, dict(settings))
 
     def recover(self, count: int, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
         return [xid_of(value) for value in self.call("recover", count, flags)]

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import _thread
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Unpack
+from functools import partial
+from typing import Any, Unpack
 
 from xaqueue.batch import BATCH_FORMAT_IDS, is_of_a_batch
 from xaqueue.carried import CarriedChange, checked_carrier
 from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RetryLater, RolledBack
-from xaqueue.message import EnqueueOptions, Message, MessageId
+from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name
 from xaqueue.space.engine import batches, carry, commit, heuristics, messages
 from xaqueue.space.engine.association import Association
 from xaqueue.space.engine.batches import BatchVerbs
@@ -193,6 +194,13 @@ class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
         self._check_open()
         self.space.wait_until_loaded()
         return messages.browse(self.space, queue, limit)
+
+    def define(self, queue: str, settings: Mapping[str, Any]) -> None:
+        self._check_open()
+        if not isinstance(settings, Mapping):
+            raise InvalidArgument(f"settings {settings!r} are refused: a map of keys of queues.toml is wanted")
+        self.space.check()
+        self.space.waiting.run(partial(self.space.define, check_queue_name(queue), settings))
 
     def lose(self, why: str = "its session was lost") -> Xid | None:
         """Whoever used the session is gone: what waits in it is to end, and ``close`` follows.

@@ -12,12 +12,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from xaqueue.carried import Life
-from xaqueue.errors import JournalDamaged, ResourceFailed, RetryLater, RolledBack
+from xaqueue.errors import JournalDamaged, NotSupportedError, ResourceFailed, RetryLater, RolledBack
 from xaqueue.space.engine.directory_log import DirectoryLog
 from xaqueue.space.engine.disk_space import RoomLimit
 from xaqueue.space.engine.journal_log import JournalLog
@@ -44,6 +45,10 @@ from xaqueue.xid import LOCAL_FORMAT_ID
 LOOK_S = 1.0
 """Who waits for a branch looks so often whether the space is fenced: not every failure wakes those who wait."""
 log = logging.getLogger("xaqueue")
+
+
+def _no_definitions(queue: str, _: object) -> None:
+    raise NotSupportedError(f"queue {queue} is not defined here: the space has no queues.toml")
 
 
 class Space(Memory):
@@ -80,6 +85,8 @@ class Space(Memory):
         """Somebody delivers what a database has carried."""
         self.has_consumed: Callable[[], None] = lambda: None
         """Files of what a stream has consumed, or of what has expired, are to be cleared."""
+        self.define: Callable[[str, Mapping[str, Any]], None] = _no_definitions
+        """Changes the definition of a queue, durably."""
         self.has_expiring: Callable[[], None] = lambda: None
         """A message that may expire was published."""
         self.remembers_local = False

@@ -12,9 +12,10 @@ import os
 import stat
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -254,6 +255,7 @@ def _open(
             owner = replace(owner, state=READ_ONLY, boot=behind)
         owner = replace(owner, recovery=str(space.report))
         write_owner(files, lock, owner)
+        space.define = partial(_redefine, root, space)
         watching = _watch(root, space) if watch else None
         background = start_background(space)
         if space.read_only is None:
@@ -358,6 +360,32 @@ def _write_durably(root: Path, name: str, text: str) -> None:
 def write_definitions(path: str | os.PathLike[str], text: str) -> None:
     """Replaces queues.toml as a whole, durably. The caller has parsed ``text``."""
     _write_durably(Path(path), layout.QUEUES, text)
+
+
+def define(path: str | os.PathLike[str], queue: str, settings: Mapping[str, object]) -> Definitions:
+    """Edits queues.toml, durably; an owner that watches it takes that. Returns what it says then.
+
+    settings: keys of a queue's table; None takes one away. Raises InvalidArgument, and nothing was changed; OSError.
+    """
+    with _defining:
+        text = definitions_of.read(path) if (Path(path) / layout.QUEUES).exists() else ""
+        changed = definitions_of.with_queue(text, queue, settings)
+        if changed != text:
+            write_definitions(path, changed)
+    return definitions_of.parse(changed)
+
+
+def _redefine(root: Path, space: Space, queue: str, settings: Mapping[str, object]) -> None:
+    """Holds at once, also where nobody watches the file."""
+    try:
+        space.redefine(define(root, queue, settings))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was defined") from error
+    space.has_consumed()  # a new limit may be one that some messages have reached
+
+
+_defining = threading.Lock()
+"""Held by who edits a queues.toml."""
 
 
 def _after_fork() -> None:
