@@ -12,17 +12,17 @@ from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine import cleanup, moving
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model.definitions import QueueDefinition
+from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.space.model.retry import RetryPolicy
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
-WAY = QueueDefinition(retry=RetryPolicy(max_tries=2, delay_s=1), failure_queue="b")
+WAY = Definitions(default=QueueDefinition(retry=RetryPolicy(max_tries=2, delay_s=1), failure_queue="b"))
 LATER_US = NOON_US + 10_000_000
 
 
 def opened(fs: ForgetfulFileSystem, level: Level, *, goes_on: bool = False) -> Space:
-    return open_space(fs, level, goes_on=goes_on, queue=WAY)
+    return open_space(fs, level, goes_on=goes_on, definitions=WAY)
 
 
 def work(space: Space, level: Level, name: bytes, *, adds: bool = False) -> None:

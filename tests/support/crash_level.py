@@ -28,7 +28,7 @@ from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.storage.journal_format import SECTOR_BYTES, Entry
 
 NOON_US = 1_700_000_000_000_000
-PLAIN = QueueDefinition()
+ANY_QUEUE = Definitions(default=QueueDefinition())
 NEVER: frozenset[str] = frozenset()
 ALWAYS = frozenset(
     {"start", "prepare", "commit", "one-phase", "rollback", "expire", "decide commit", "decide rollback", "forget"}
@@ -93,12 +93,13 @@ def open_space(
     *,
     goes_on: bool = False,
     closed_well: bool = False,
-    queue: QueueDefinition = PLAIN,
+    definitions: Definitions = ANY_QUEUE,
+    now_us: Callable[[], int] = lambda: NOON_US,
 ) -> Space:
     """goes_on: in the journal that ``ready`` has filled, as if its owner was this one. closed_well: the owner before
-    was not killed. queue: how each of them behaves.
+    was not killed.
     """
-    definitions = Definitions(default=queue, journal_segment_bytes=level.segment_bytes)
+    definitions = replace(definitions, journal_segment_bytes=level.segment_bytes)
     with (
         mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024),
         mock.patch.object(Journal, "start", _go_on) if goes_on else nullcontext(),
@@ -108,7 +109,7 @@ def open_space(
             definitions,
             hardening=level.hardening,
             suspect=fs.calls > 0 and not closed_well,  # it is the same boot
-            now_ns=lambda: NOON_US * 1000,
+            now_ns=lambda: now_us() * 1000,
             on_branches=on_branches,
         )
     assert space.read_only is None, f"a mere crash damages no journal: {space.read_only}"

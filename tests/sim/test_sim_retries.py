@@ -1,0 +1,205 @@
+"""Retries, failure and expiry queues against a model of a dozen lines, under any order of work, kills and restarts.
+
+A failure says its seed; ``XAQUEUE_SIM_SEED`` replays it, ``XAQUEUE_CRASH_FULL=1`` plays far longer.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from support.crash_cases import FULL
+from support.crash_level import JOURNAL, LAGGING, NOON_US, STRICT, Level, open_space, ready
+from support.crash_story import EMPTY
+from support.forgetful import ForgetfulFileSystem
+from support.sim_space import SEED_VARIABLE
+from xaqueue.message import MessageId
+from xaqueue.space.engine import cleanup, moving
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model.definitions import Definitions, QueueDefinition
+from xaqueue.space.model.retry import RetryPolicy
+from xaqueue.xa import Flag
+from xaqueue.xid import Xid
+
+TRIES, DELAYS_S = 3, (10, 15)
+WORK = QueueDefinition(
+    retry=RetryPolicy(TRIES, DELAYS_S[0], max_s=DELAYS_S[1]), failure_queue="failed", expiry_queue="late"
+)
+DEFINED = Definitions({"work": WORK}, QueueDefinition())
+SECOND_US = 1_000_000
+QUEUES = ("work", "failed", "late")
+
+
+@dataclass
+class Known:
+    """A message, as the model has it."""
+
+    number: int
+    expires_us: int
+    queue: str = "work"
+    tries: int = 0
+    due_us: int = 0
+
+    def fail(self, now_us: int) -> None:
+        self.tries += 1
+        if self.tries < TRIES:
+            self.due_us = now_us + DELAYS_S[self.tries - 1] * SECOND_US
+
+    def is_ready(self, now_us: int) -> bool:
+        return self.tries < TRIES and self.due_us <= now_us < self.expires_us
+
+    def move(self, now_us: int) -> None:
+        if self.queue == "work" and (self.tries >= TRIES or self.expires_us <= now_us):
+            self.queue = "failed" if self.tries >= TRIES else "late"
+            self.tries, self.expires_us = 0, NEVER_US
+
+
+NEVER_US = 2**62
+
+
+class Machine(RuleBasedStateMachine):
+    level: Level
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fs: ForgetfulFileSystem = ready(EMPTY, self.level).open()
+        self.now_us = NOON_US
+        self.known: list[Known] = []
+        self.numbers = 0
+        self._open()
+
+    def _open(self) -> None:
+        self.space = open_space(self.fs, self.level, definitions=DEFINED, now_us=lambda: self.now_us)
+
+    def _begin(self) -> tuple[Session, Xid]:
+        self.numbers += 1
+        session, xid = Session(self.space), Xid(1, b"%d" % self.numbers, b"")
+        session.start(xid)
+        return session, xid
+
+    def _next(self) -> Known | None:
+        return next((one for one in self.known if one.queue == "work" and one.is_ready(self.now_us)), None)
+
+    def _take(self, session: Session) -> Known | None:
+        message, wanted = session.dequeue("work"), self._next()
+        assert (message.body if message else None) == (b"%d" % wanted.number if wanted else None)
+        if message is not None and wanted is not None:
+            assert message.tries == wanted.tries
+        return wanted
+
+    @rule(ttl_s=st.sampled_from([None, 1, 12, 60]))
+    def put(self, ttl_s: int | None) -> None:
+        session, xid = self._begin()
+        expires_us = NEVER_US if ttl_s is None else self.now_us + ttl_s * SECOND_US
+        given = None if ttl_s is None else expires_us
+        session.enqueue("work", b"%d" % self.numbers, expires_at=given, message_id=self._id(self.numbers))
+        session.end(xid)
+        session.commit(xid, Flag.ONEPHASE)
+        self.known.append(Known(self.numbers, expires_us))
+
+    @staticmethod
+    def _id(number: int) -> MessageId:
+        return MessageId(number.to_bytes(16, "big"))
+
+    @rule(prepared=st.booleans())
+    def fail(self, prepared: bool) -> None:
+        session, xid = self._begin()
+        taken = self._take(session)
+        session.end(xid)
+        if prepared:
+            session.prepare(xid)
+        if taken is not None or not prepared:
+            session.rollback(xid)
+        if taken is not None:
+            taken.fail(self.now_us)
+
+    @rule(prepared=st.booleans())
+    def handle(self, prepared: bool) -> None:
+        session, xid = self._begin()
+        taken = self._take(session)
+        session.end(xid)
+        if taken is not None and prepared:
+            session.prepare(xid)
+            session.commit(xid)
+        else:
+            session.commit(xid, Flag.ONEPHASE)
+        if taken is not None:
+            self.known.remove(taken)
+
+    @rule(seconds=st.sampled_from([1, 5, 9, 10, 15, 30]))
+    def wait(self, seconds: int) -> None:
+        self.now_us += seconds * SECOND_US
+
+    @rule()
+    def clean(self) -> None:
+        moving.move_exhausted(self.space, cleanup.never)
+        cleanup.expire(self.space)
+        for one in self.known:
+            one.move(self.now_us)
+
+    @rule(held=st.integers(0, 3), prepared=st.booleans())
+    def kill(self, held: int, prepared: bool) -> None:
+        """With so many messages in its hands; what is prepared is in doubt, and rolled back by its manager."""
+        session, xid = self._begin()
+        taken: list[Known] = []
+        for _ in range(held):
+            one = self._next_but(taken)
+            message = session.dequeue("work")
+            assert (message is None) == (one is None)
+            if one is not None:
+                taken.append(one)
+        session.end(xid)
+        is_prepared = prepared and bool(taken)
+        if is_prepared:
+            session.prepare(xid)
+        self.space.log.end(OSError("killed"))
+        self.fs = self.fs.tree_after_kill().open()
+        self._open()
+        if is_prepared:
+            Session(self.space).rollback(xid)
+        for one in taken:
+            one.fail(self.now_us)
+
+    def _next_but(self, taken: list[Known]) -> Known | None:
+        ready = (one for one in self.known if one.queue == "work" and one.is_ready(self.now_us))
+        return next((one for one in ready if one not in taken), None)
+
+    @rule()
+    def restart(self) -> None:
+        self.space.close()
+        self._open()
+
+    @invariant()
+    def all_are_where_the_model_has_them(self) -> None:
+        for queue in QUEUES:
+            found = {int(one.body): one.tries for one in Session(self.space).browse(queue)}
+            known = [one for one in self.known if one.queue == queue and one.expires_us > self.now_us]
+            assert found == {one.number: one.tries for one in known}
+
+
+@pytest.mark.crash
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("level", [STRICT, LAGGING, JOURNAL], ids=str)
+def test_any_order_of_failures_and_kills(level: Level) -> None:
+    chosen = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().randrange(1 << 32))
+    profile = settings(
+        max_examples=10_000 if FULL else 200,
+        stateful_step_count=100 if FULL else 40,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    machine = type("OfThisLevel", (Machine,), {"level": level})
+    try:
+        run_state_machine_as_test(seed(chosen)(machine), settings=profile)
+    except BaseException as error:
+        error.add_note(f"{SEED_VARIABLE}={chosen} replays this")
+        raise
