@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
@@ -34,6 +35,8 @@ class Transaction(Protocol):
     def pending(self) -> tuple[str, ...]: ...
     def check_active(self) -> None: ...
     def expire(self, why: str = "") -> None: ...
+    def expired(self) -> Exception: ...
+    def drop(self) -> None: ...
     def commit(self) -> None: ...
     def rollback(self) -> None: ...
     def __getitem__(self, name: str) -> Any: ...
@@ -90,11 +93,11 @@ class AsyncTransaction:
 
     async def commit(self) -> None:
         """As ``Transaction.commit``."""
-        await self._end(self._transaction.commit)
+        await self._end_now(self._transaction.commit)
 
     async def rollback(self) -> None:
         """As ``Transaction.rollback``."""
-        await self._end(self._transaction.rollback)
+        await self._end_now(self._transaction.rollback)
 
     async def begin(self) -> None:
         """Enters the block: those that were named join."""
@@ -110,18 +113,38 @@ class AsyncTransaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leaves the block."""
+        late, before = None, self._ending
         try:
             await self._limit.__aexit__(kind, error, trace)
-        except TimeoutError as late:  # what has cancelled the block was its time
-            error = late
+        except TimeoutError as caught:  # what has cancelled the block was its time
+            late = error = caught
             self._transaction.expire()
         if isinstance(error, asyncio.CancelledError):
             self._transaction.expire(CANCELLED)
         await self._end(partial(self._transaction.__exit__, type(error) if error else None, error, trace))
+        if late is not None:  # it was over, or ending, before: the cancellation is nobody else's to turn back
+            if before is not None:
+                await asyncio.shield(before)
+            raise self._transaction.expired() from late
+
+    async def _end_now(self, end: Callable[[], None]) -> None:
+        """In the block. What is decided from here on is decided in time, whatever the block does behind it."""
+        if self._limit.expired():
+            self._transaction.expire()
+        else:
+            with suppress(RuntimeError):  # it is over
+                self._limit.reschedule(None)
+        await self._end(end)
 
     async def _end(self, end: Callable[[], None]) -> None:
         """In a task of its own, which goes on where this one is cancelled."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:  # it was left behind by a loop that is closed, and is collected now
+            self._transaction.drop()
+            return
         self._ending = ending = asyncio.ensure_future(carried(end))
+        ending.add_done_callback(self._ended)
         try:
             await asyncio.shield(ending)
         except asyncio.CancelledError:
@@ -129,6 +152,10 @@ class AsyncTransaction:
                 self._transaction.expire(CANCELLED)
                 ending.add_done_callback(self._ended_alone)
             raise
+
+    def _ended(self, ending: asyncio.Future[None]) -> None:
+        if ending.cancelled():  # perhaps before its first step: then nobody has ended the transaction
+            self._transaction.drop()
 
     def _ended_alone(self, ending: asyncio.Future[None]) -> None:
         error = None if ending.cancelled() else ending.exception()

@@ -23,7 +23,7 @@ from xaqueue.errors import InterfaceError, InvalidArgument, OperationalError
 WAITING = frozenset(("tpc_prepare", "tpc_commit", "tpc_rollback", "harden", "close"))
 """Methods of a queue's connection that wait for its disk."""
 THREADS = 16
-"""Of the calls of all queues of this process that wait for their disks, at a time."""
+"""Of the calls of one queue that wait for its disk, at a time."""
 LOOK_S = 1.0
 """A thread that waits for the loop looks so often whether that is still there."""
 CLOSE_S = 5.0
@@ -36,7 +36,9 @@ class Loop:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        """By participant; under "" those of the transaction manager's own log."""
+        self._is_ended = False
         self._is_used = False
         """Whether anything is to live in it."""
         self._closing: set[asyncio.Future[Any]] = set()
@@ -79,22 +81,30 @@ class Loop:
                 if future.done():
                     raise
                 if not loop.is_running():  # it ended before it came to this
+                    if loop.is_closed():
+                        raise self._not_running() from None
                     future.cancel()
                     self._running()
 
     def in_thread(
-        self, call: Callable[[], T], left: Callable[[T], object] = lambda _: None, *, must_end: bool = False
+        self,
+        call: Callable[[], T],
+        left: Callable[[T], object] = lambda _: None,
+        *,
+        name: str = "",
+        must_end: bool = False,
     ) -> T:
         """The result of a call that may wait for a disk: in a task, made by a thread.
 
-        left: what is done with it, in that thread, where the task is cancelled meanwhile. must_end: then the loop
-        waits until the call is over, or was never begun: what follows depends on what it has done.
+        name: of the participant whose call it is. left: what is done with it, in that thread, where the task is
+        cancelled meanwhile. must_end: then the loop waits until the call is over, or was never begun: what follows
+        depends on what it has done.
         """
-        if not is_carried():
+        if not is_carried() or self._is_ended:
             return call()
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="xaqueue-tm-disk")
-        future = self._threads.submit(call)
+        if name not in self._threads:
+            self._threads[name] = ThreadPoolExecutor(THREADS, thread_name_prefix="xaqueue-tm-disk")
+        future = self._threads[name].submit(call)
         try:
             return awaited(_result(future))
         finally:
@@ -118,32 +128,33 @@ class Loop:
             found.append(result)
         return found
 
-    def adapted(self, connection: Any, *, is_async: bool) -> Any:
+    def adapted(self, connection: Any, name: str, *, is_async: bool) -> Any:
         """As the transaction manager uses it here. Raises InvalidArgument where it cannot be used in a task."""
         if is_async:
             return AwaitedConnection(self, connection)
         if not is_carried():
             return connection
         if isinstance(connection, Connection):
-            return ThreadedConnection(self, connection)
+            return ThreadedConnection(self, connection, name)
         raise InvalidArgument(
             f"{type(connection).__module__} waits for its database and all tasks with it: in async transactions use an "
             "async driver, as psycopg.AsyncConnection, or an AsyncEngine"
         )
 
-    def connected(self, connect: Callable[[], Any]) -> Any:
-        """A connection, opened by a function or by what it returns for to be awaited."""
-        opened = self.in_thread(connect, _close)
+    def connected(self, connect: Callable[[], Any], name: str) -> Any:
+        """A participant's connection, opened by a function or by what it returns for to be awaited."""
+        opened = self.in_thread(connect, _close, name=name)
         is_async = inspect.isawaitable(opened)
         if is_async:
             self._is_used = True
             opened = self.wait(opened)
-        return self.adapted(opened, is_async=is_async)
+        return self.adapted(opened, name, is_async=is_async)
 
     def close(self, connection: Any) -> None:
         """Closes a connection of a driver, wherever the caller is."""
         loop = self._loop
         if loop is None or loop.is_closed():
+            _close_at_once(connection)
             return
         if is_carried() and not is_cut():
             awaited(_coroutine(connection.close()))
@@ -155,14 +166,25 @@ class Loop:
             asyncio.run_coroutine_threadsafe(_coroutine(connection.close()), loop).result(CLOSE_S)
 
     def end(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
+        """What is called from here on is called where it is."""
+        self._is_ended = True
+        for pool in list(self._threads.values()):
+            pool.shutdown(wait=False)
 
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._loop is None or not self._loop.is_running():
-            raise OperationalError("its event loop does not run: use the transaction manager in one")
+            raise self._not_running()
         self.check_may_block()
         return self._loop
+
+    @staticmethod
+    def _not_running() -> OperationalError:
+        return OperationalError("its event loop does not run: use the transaction manager in one")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether there was one, and nothing goes on in it any more."""
+        return self._loop is not None and self._loop.is_closed()
 
     @property
     def _is_here(self) -> bool:
@@ -222,6 +244,10 @@ class AwaitedConnection(_Awaited):
 class ThreadedConnection(_Adapter):
     """A queue's whose space is open in this process."""
 
+    def __init__(self, loop: Loop, adapted: Any, name: str) -> None:
+        super().__init__(loop, adapted)
+        self._name = name
+
     @property
     def lent(self) -> Any:
         return self.plain
@@ -241,7 +267,8 @@ class ThreadedConnection(_Adapter):
     def _call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if is_cut():
             return method(*arguments, **options)
-        return self._loop.in_thread(partial(method, *arguments, **options), lambda _: self.plain.close())
+        call = partial(method, *arguments, **options)
+        return self._loop.in_thread(call, lambda _: self.plain.close(), name=self._name)
 
 
 def plain(connection: Any) -> Any:
@@ -269,6 +296,14 @@ def _close(opened: Any) -> None:
     """A connection, or the coroutine that was to open it."""
     if inspect.iscoroutine(opened) or not inspect.isawaitable(opened):
         opened.close()
+
+
+def _close_at_once(connection: Any) -> None:
+    """As far as its close needs no event loop: that of psycopg does not."""
+    closing = _coroutine(connection.close())
+    with suppress(StopIteration, Exception):
+        closing.send(None)
+    closing.close()
 
 
 def _leave(left: Callable[[T], object], future: Future[T]) -> None:

@@ -64,6 +64,7 @@ class LiveTransaction(Protocol):
     @property
     def is_ending(self) -> bool: ...
     def interrupt_if_expired(self) -> None: ...
+    def lose_loop(self) -> None: ...
     def abandon(self) -> None: ...
 
 
@@ -165,6 +166,8 @@ class Coordinator:
 
     def close(self, patience_s: float) -> None:
         """No new transactions; waits for those that are ending, and for no others."""
+        if self.loop.is_closed:
+            self._lose_loop()
         with self._mutex:
             self.is_closing = True
             self._quiet.wait_for(lambda: not any(one.is_ending for one in self._live.values()), patience_s)
@@ -257,7 +260,15 @@ class Coordinator:
     def join_loop(self) -> None:
         """Async participants live in the caller's event loop. Raises InterfaceError where they do in another one."""
         if self.loop.join():
+            self._lose_loop()
             self.wake(self.sources)
+
+    def _lose_loop(self) -> None:
+        """What lived in an event loop that is closed now is over."""
+        for source in self.sources.values():
+            source.drop_idle()
+        for transaction in self.live():
+            transaction.lose_loop()
 
     def expect_row(self, gtrid: bytes, name: str, participants: Sequence[str]) -> None:
         """That participant is about to decide for these."""

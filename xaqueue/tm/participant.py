@@ -68,7 +68,7 @@ class ConnectionSource:
 
     def open(self) -> Any:
         """A connection that nobody used before. Raises what the driver raises."""
-        connection = self.loop.connected(self.participant.connect)
+        connection = self.loop.connected(self.participant.connect, self.name)
         if driver.commits_itself(connection):
             driver.close(connection)
             raise InvalidArgument(
@@ -101,7 +101,9 @@ class ConnectionSource:
                 since, connection = self._idle.pop()
             is_fresh = time.monotonic() - since < KEPT_S
             if is_fresh and driver.is_at_rest(connection) and not driver.is_left(connection):
-                return connection if awaiting.is_of_tasks(connection) else self.loop.adapted(connection, is_async=False)
+                if awaiting.is_of_tasks(connection):
+                    return connection
+                return self.loop.adapted(connection, self.name, is_async=False)
             driver.close(connection)
 
     def give_back(self, connection: Any) -> None:

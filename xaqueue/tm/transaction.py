@@ -69,6 +69,8 @@ class Transaction:
         self._mutex = threading.Lock()
         self._phase = _Phase.ACTIVE
         self._branches: dict[str, EnlistedBranch] = {}
+        self._joining: set[str] = set()
+        """Participants whose connection is opened just now."""
         self._outcomes: dict[str, ParticipantOutcome] = {}
         self._log_error: Exception | None = None
         """Why the log did not take the decision."""
@@ -130,6 +132,21 @@ class Transaction:
         if self._phase is not _Phase.ACTIVE:
             raise ProtocolError(f"the transaction is {self._phase.value}: begin another one")
 
+    def drop(self) -> None:
+        """It is rolled back, where nobody has begun to end it and nobody will."""
+        with self._mutex:
+            if self._phase is not _Phase.ACTIVE:
+                return
+            self._phase = _Phase.ENDING
+        self._abandon(Outcome.ROLLED_BACK)
+
+    def lose_loop(self) -> None:
+        """The event loop that it lived in is closed: nobody goes on with it."""
+        if self._async is not None:
+            self.drop()
+            if self.is_ending:
+                self._interrupted()
+
     def abandon(self) -> None:
         """In a forked child: it and its connections are the parent's."""
         self._mutex = threading.Lock()
@@ -179,7 +196,16 @@ class Transaction:
         if source is None:
             raise InvalidArgument(f"{name!r} is no participant: there are {sorted(self._coordinator.sources)}")
         self._coordinator.step(TraceStep.BEGIN, self.gtrid, name)
-        branch = enlist(source, self.gtrid)
+        if name in self._joining:
+            raise ProtocolError(f"participant {name!r} is joined by two tasks at a time: a transaction is for one task")
+        self._joining.add(name)
+        try:
+            branch = enlist(source, self.gtrid)
+        finally:
+            self._joining.discard(name)
+        if self._phase is not _Phase.ACTIVE:  # it was ended by another task meanwhile
+            branch.discard()
+            self.check_active()
         self._branches[name] = branch
         if not branch.has_two_phases:
             plain = [repr(other.name) for other in self._branches.values() if not other.has_two_phases]
@@ -313,6 +339,8 @@ class Transaction:
         self._abandon(decided or Outcome.ROLLED_BACK)
 
     def _abandon(self, outcome: Outcome) -> None:
+        if self._phase is _Phase.OVER:
+            return
         self.outcome = outcome
         for branch in self._branches.values():
             branch.discard()
@@ -336,12 +364,18 @@ class Transaction:
             self._abandon(result.outcome)
             raise
         self.outcome = result.outcome
-        for name, branch in self._branches.items():
-            if self._outcomes.get(name) in (ParticipantOutcome.PENDING, ParticipantOutcome.UNKNOWN):
+        left = list(self._branches.items())
+        try:
+            while left:
+                name, branch = left.pop()
+                if self._outcomes.get(name) in (ParticipantOutcome.PENDING, ParticipantOutcome.UNKNOWN):
+                    branch.discard()
+                else:
+                    branch.release()
+        finally:  # where that is cut off, too: it is over
+            for _, branch in left:
                 branch.discard()
-            else:
-                branch.release()
-        self._leave(result.outcome, self.pending if unrecorded is None else self._branches)
+            self._leave(result.outcome, self.pending if unrecorded is None else self._branches)
         self._raise_for(result, wanted, unrecorded)
 
     def _leave(self, outcome: Outcome, unfinished: Iterable[str]) -> None:
@@ -375,7 +409,7 @@ class Transaction:
         if result.outcome is wanted:
             return
         if cause is None and self._is_expired():
-            raise self._expired()
+            raise self.expired()
         cause = cause or self._coordinator.log.failure
         code = cause.code if isinstance(cause, RolledBack) else Code.XA_RBROLLBACK
         who = next((repr(name) for name, one in self._branches.items() if one.error is cause), "the decision log")
@@ -394,14 +428,15 @@ class Transaction:
             return HeuristicHazard(message, did)
         return HeuristicMixed(message, did) if code is Code.XA_HEURMIX else HeuristicOutcome(message, code)
 
-    def _expired(self) -> RolledBack:
+    def expired(self) -> RolledBack:
+        """What its user is told whose time was over."""
         return RolledBack(f"transaction {self.gtrid.decode()} was rolled back: {self._expiry}", Code.XA_RBTIMEOUT)
 
     def _run_out(self, error: Exception | None) -> NoReturn:
         """Rolls back because of the time, whatever else has happened."""
         result = self._run(voting.roll_back(*self._end()))
         self._conclude(result, wanted=result.outcome)
-        raise self._expired() from error
+        raise self.expired() from error
 
     def _first_error(self) -> Exception | None:
         """Whatever it was that the others followed from."""

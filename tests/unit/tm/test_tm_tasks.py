@@ -67,9 +67,16 @@ async def transfer(scene: Scene, begun: list[AsyncTransaction]) -> None:
         await (await tx.join("b")).work()
 
 
+def cancel_all() -> None:
+    """As a program does that is to end."""
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("again", [0, 1, 7])
-def test_cancelled_anywhere_it_is_committed_or_rolled_back(log_dir: Path, again: int) -> None:
-    """again: it is cancelled a second time so many turns later."""
+def test_cancelled_anywhere_it_is_committed_or_rolled_back(log_dir: Path, again: int, together: bool) -> None:
+    """again: it is cancelled a second time so many turns later. together: with the task that ends it."""
     seen = set()
 
     async def main() -> None:
@@ -80,12 +87,18 @@ def test_cancelled_anywhere_it_is_committed_or_rolled_back(log_dir: Path, again:
                 begun: list[AsyncTransaction] = []
                 task = asyncio.ensure_future(transfer(scene, begun))
                 await turns(count)
-                task.cancel()
-                if again:
-                    await turns(again)
-                    task.cancel()
+                for pause in (0, again) if again else (0,):
+                    await turns(pause)
+                    if together:
+                        cancel_all()
+                    else:
+                        task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-                await scene.recovered()
+                async with asyncio.timeout(60):
+                    await scene.recovered()
+                if together:  # the closing of a connection is cancelled, too: it ends when it is collected
+                    scene.a.lose_sessions()
+                    scene.b.lose_sessions()
                 states = scene.states()
                 assert len(states) < 2
                 assert PREPARED not in states
@@ -357,5 +370,232 @@ def test_a_connection_that_was_kept_is_closed_where_its_begin_is_cancelled(log_d
                 await joining
             await turns(5)
             assert kept.plain.inner.closed
+
+    asyncio.run(main())
+
+
+def test_time_that_is_over_while_it_joins_is_told_as_such(log_dir: Path) -> None:
+    """The rollback that follows is cancelled by the same time; nobody else may hear of that."""
+
+    async def late(scene: Scene) -> None:
+        async with scene.tm.transaction("a", timeout_s=0.05) as tx:
+            time.sleep(0.1)
+            await tx.join("b")
+
+    async def main() -> None:
+        scene = Scene(log_dir)
+        async with scene.tm:
+            task = asyncio.ensure_future(late(scene))
+            with pytest.raises(RolledBack, match=r"it took more than 0\.05 s"):
+                await task
+            assert task.cancelling() == 0
+            await scene.recovered()
+            assert scene.states() == {ROLLED_BACK}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("slow", ["commit", "block"])
+def test_once_it_is_being_committed_its_time_does_not_count(log_dir: Path, slow: str) -> None:
+    async def main() -> None:
+        scene = Scene(log_dir)
+        async with scene.tm:
+            await scene.recovered()
+            async with scene.tm.transaction("a", "b", timeout_s=0.1) as tx:
+                commit = tx["a"].tpc_commit
+
+                async def late(**options: Any) -> Any:
+                    await asyncio.sleep(0.2)
+                    return await commit(**options)
+
+                if slow == "commit":
+                    tx["a"].__dict__["tpc_commit"] = late
+                await tx.commit()
+                await asyncio.sleep(0.2)
+            assert tx.outcome is Outcome.COMMITTED
+            assert scene.states() == {COMMITTED}
+
+    asyncio.run(main())
+
+
+def test_a_commit_that_comes_too_late_is_refused(log_dir: Path) -> None:
+    async def ended(scene: Scene) -> None:
+        async with scene.tm.transaction("a", "b", timeout_s=0.05) as tx:
+            time.sleep(0.1)
+            await tx.commit()
+
+    async def main() -> None:
+        scene = Scene(log_dir)
+        async with scene.tm:
+            with pytest.raises(RolledBack, match=r"it took more than 0\.05 s"):
+                await ended(scene)
+            await scene.recovered()
+            assert scene.states() == {ROLLED_BACK}
+
+    asyncio.run(main())
+
+
+def test_two_tasks_that_join_at_a_time_do_not_lose_the_work_of_one(log_dir: Path) -> None:
+    async def main() -> None:
+        scene = Scene(log_dir)
+        async with scene.tm:
+            async with scene.tm.transaction() as tx:
+                found = await asyncio.gather(tx.join("a"), tx.join("a"), tx.join("b"), return_exceptions=True)
+                (refused,) = [one for one in found if isinstance(one, Exception)]
+                assert isinstance(refused, ProtocolError)
+                assert "by two tasks" in str(refused)
+            assert tx.outcome is Outcome.COMMITTED
+            assert sorted(scene.a.branches.values()) == [COMMITTED]
+
+    asyncio.run(main())
+
+
+def test_who_joins_behind_the_end_leaves_nothing_open(log_dir: Path) -> None:
+    async def main() -> None:
+        scene = Scene(log_dir)
+        goes_on = asyncio.Event()
+
+        async def slow() -> Awaitable:
+            await goes_on.wait()
+            return Awaitable(scene.a.connect())
+
+        async with TransactionManager(log_dir.with_name("other"), {"a": slow}) as tm:
+            async with tm.transaction() as tx:
+                joining = asyncio.ensure_future(tx.join("a"))
+                await turns(3)
+            goes_on.set()
+            with pytest.raises(ProtocolError, match="the transaction is over"):
+                await joining
+            await turns(10)
+            assert set(scene.a.branches.values()) == {ROLLED_BACK}
+        scene.tm._log.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["block", "decided"])
+@pytest.mark.parametrize("after", ["second loop", "close"])
+def test_a_loop_that_is_closed_under_it_ends_it(log_dir: Path, where: str, after: str) -> None:
+    scene, loop = Scene(log_dir), asyncio.new_event_loop()
+    begun: list[AsyncTransaction] = []
+    kept: list[asyncio.Task[None]] = []
+
+    async def first() -> None:
+        async with scene.tm.transaction("a", "b") as tx:
+            begun.append(tx)
+            if where == "block":
+                await asyncio.Event().wait()
+
+            async def stops() -> None:
+                loop.stop()
+                await asyncio.Event().wait()
+
+            tx["a"].__dict__["tpc_commit"] = stops
+
+    async def start() -> None:
+        await transfer(scene, [])
+        await scene.recovered()
+        scene.a.branches.clear()
+        scene.b.branches.clear()
+        kept.append(asyncio.ensure_future(first()))
+        await turns(20)
+        loop.call_later(0.1, loop.stop)
+
+    loop.create_task(start())
+    loop.run_forever()
+    while where == "decided" and scene.a.branches[next(iter(scene.a.branches))] != PREPARED:
+        loop.run_forever()
+    loop.close()
+
+    async def second() -> None:
+        async with scene.tm:
+            async with asyncio.timeout(60):
+                await scene.recovered()
+            await transfer(scene, [])
+
+    if after == "second loop":
+        asyncio.run(second())
+    began = time.monotonic()
+    scene.tm.close()
+    assert time.monotonic() - began < 5
+    assert scene.tm._coordinator.live() == []
+    if after == "second loop":
+        first_states = {next(iter(bank.branches.values())) for bank in (scene.a, scene.b)}
+        assert first_states == {ROLLED_BACK if where == "block" else COMMITTED}
+
+
+def test_connections_of_a_loop_that_is_over_are_not_used_in_the_next(log_dir: Path) -> None:
+    scene = Scene(log_dir)
+
+    async def main() -> int:
+        await transfer(scene, [])
+        await scene.recovered()
+        opened = scene.a.opened
+        await transfer(scene, [])
+        return scene.a.opened - opened
+
+    assert asyncio.run(main()) == 0
+    opened = scene.a.opened
+    assert asyncio.run(main()) == 0
+    assert scene.a.opened > opened
+    scene.tm.close()
+
+
+def test_what_a_closed_manager_leaves_gives_its_messages_back(log_dir: Path, tmp_path: Path) -> None:
+    space = tmp_path / "space"
+
+    async def main() -> None:
+        with xaqueue.connect(space, create=True) as kept:
+            kept.enqueue("orders", b"one")
+            kept.commit()
+            parties: dict[str, Any] = {
+                "a": awaitable(Bank(World(), "a")),
+                "q": lambda: xaqueue.connect(space),
+            }
+            tm, has_begun, goes_on = TransactionManager(log_dir, parties), asyncio.Event(), asyncio.Event()
+
+            async def work() -> None:
+                async with tm.transaction("a", "q") as tx:
+                    assert tx["q"].dequeue("orders") is not None
+                    has_begun.set()
+                    await goes_on.wait()
+                    raise ZeroDivisionError
+
+            working = asyncio.ensure_future(work())
+            await has_begun.wait()
+            await asyncio.to_thread(tm.close)
+            goes_on.set()
+            with pytest.raises(ZeroDivisionError):
+                await working
+            assert kept.dequeue("orders", wait_s=60) is not None
+
+    asyncio.run(main())
+
+
+def test_a_queue_that_hangs_holds_up_no_other_queue(
+    log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xaqueue.tm.awaiting.THREADS", 1)
+    goes_on = threading.Event()
+
+    def far() -> xaqueue.Connection:
+        assert goes_on.wait(60)
+        return xaqueue.connect(tmp_path / "far", create=True)
+
+    async def main() -> None:
+        parties: dict[str, Any] = {"far": far, "near": lambda: xaqueue.connect(tmp_path / "near", create=True)}
+        async with TransactionManager(log_dir, parties) as tm:
+
+            async def put(name: str) -> None:
+                async with tm.transaction(name) as tx:
+                    tx[name].enqueue("orders", b"")
+
+            hangs = asyncio.ensure_future(put("far"))
+            await asyncio.sleep(0.1)
+            async with asyncio.timeout(30):
+                await put("near")
+            assert not hangs.done()
+            goes_on.set()
+            await hangs
 
     asyncio.run(main())
