@@ -129,6 +129,7 @@ NEEDS: dict[str, Need] = {
     "outcome": Need(_EITHER.one_of, unless_local=True),
     "enqueue": Need(queue=Right.PRODUCE),
     "dequeue": Need(queue=Right.CONSUME),
+    "move": Need(queue=Right.CONSUME),
     "browse": Need(queue=Right.BROWSE),
     "browse_next": _FREE,
     "browse_end": _FREE,

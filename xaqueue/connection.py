@@ -133,6 +133,33 @@ class Connection:
         finally:
             self._entered.release()
 
+    @_alone
+    def move(self, queue: str, message_id: bytes | str, to: str) -> MessageId | None:
+        """Moves a message to another queue, with all its properties, in this transaction.
+
+        Returns its id there, which is another one only where that queue has a message of this id; None where it is
+        not there, or locked, or not due. Its ``origin`` says where it was, or was first. Its tries begin at 0.
+        Raises UnknownQueue, QueueReserved, InvalidArgument, DiskLow; then it stays.
+        """
+        return self._move(queue, message_id, check_queue_name(to))
+
+    @_alone
+    def requeue(self, queue: str, message_id: bytes | str) -> MessageId | None:
+        """Moves a message back to where it was before it was moved, as a failed one is, in this transaction.
+
+        There it is as it was, without a try. Returns and raises as ``move``; InvalidArgument where it has no origin.
+        """
+        return self._move(queue, message_id, None)
+
+    def _move(self, queue: str, message_id: bytes | str, to: str | None) -> MessageId | None:
+        check_queue_name(queue)
+        plain = id_of(message_id)
+        self._transaction.work()
+        found = self._manager.move(queue, plain, to)
+        if found is not None:
+            self._transaction.uncommitted += 1
+        return found
+
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
         """Committed messages in the order of the queue, at most ``limit``; also those that are locked or not yet due.
 

@@ -102,6 +102,10 @@ class ResourceManager(Carrying, Protocol):
         Where that is None or infinite it waits until there is one.
         """
 
+    def move(self, queue: str, message_id: bytes, to: str | None = None) -> MessageId | None:
+        """In the branch, takes a message from the queue and adds it to another, or to where it was before it was moved;
+        see ``Connection.move``. None where nobody would be given it now."""
+
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
         """Committed messages in the order of the queue, locking nothing."""
 

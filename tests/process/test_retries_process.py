@@ -121,3 +121,53 @@ def test_a_definition_from_a_program_holds_at_once_and_stays(tmp_path: Path, way
     finally:
         if server is not None:
             server.stop()
+
+
+def failed(space: Path, *regions: str) -> None:
+    """Messages that had all their tries, and were moved."""
+    with xaqueue.connect(space) as connection:
+        for region in regions:
+            connection.enqueue("orders", region.encode(), headers={"region": region})
+        connection.commit()
+        until = time.monotonic() + PATIENCE_S
+        while len(list(connection.browse("orders.failed"))) < len(regions):
+            assert time.monotonic() < until
+            if connection.dequeue("orders", wait_s=0.05):
+                connection.rollback()
+
+
+@pytest.mark.parametrize("way", ["directory", "served"])
+def test_an_operator_sends_failed_messages_back(space: Path, tmp_path: Path, way: str) -> None:
+    failed(space, "eu", "us", "eu")
+    server = ServerThread(space, tmp_path / "socket") if way == "served" else None
+    at = server.url if server is not None else space
+    try:
+        chosen = ("--where", "header.region=eu", "--where", "tries>=2", "--where", "reason=tries", "--space", at)
+        assert (
+            run("requeue", "orders.failed", *chosen, "--dry-run")
+            == "2 messages of queue orders.failed would be moved\n"
+        )
+        assert run("requeue", "orders.failed", "--where", "age>1h", "--space", at).startswith("0 messages")
+        assert run("requeue", "orders.failed", *chosen, "--limit", "1").startswith("1 message of")
+        assert run("requeue", "orders.failed", *chosen) == "1 message of queue orders.failed moved\n"
+        with xaqueue.connect(at) as connection:
+            assert [one.body for one in connection.browse("orders.failed")] == [b"us"]
+            back = list(connection.browse("orders"))
+            assert [(one.body, one.tries, one.origin) for one in back] == [(b"eu", 0, None), (b"eu", 0, None)]
+        assert run("requeue", "orders", "--space", at).startswith("0 messages"), "they were never moved there"
+        assert run("move", "orders", "orders.failed", "--where", "age<1h", "--space", at).startswith("2 messages")
+    finally:
+        if server is not None:
+            server.stop()
+
+
+def test_what_move_and_requeue_refuse(space: Path) -> None:
+    for words, complaint in (
+        (("requeue", "orders", "--where", "colour=red"), "write tries>=3, age>2h"),
+        (("requeue", "orders", "--where", "tries=many"), "a number of tries"),
+        (("requeue", "orders", "--where", "age>2"), "give it a unit"),
+        (("requeue", "orders", "--where", "reason>tries"), "reason takes = and !="),
+        (("move", "orders", "a/b"), "queue name 'a/b'"),
+        (("move", "nothing", "orders"), "'nothing' is not defined"),
+    ):
+        assert complaint in fails(*words, "--space", space, code=ExitCode.USAGE)

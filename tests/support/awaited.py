@@ -74,6 +74,12 @@ class Facade:
     def define(self, queue: str, /, **settings: Any) -> None:
         self._thread.run(self.connection.define(queue, **settings))
 
+    def move(self, queue: str, message_id: bytes, to: str) -> MessageId | None:
+        return self._thread.run(self.connection.move(queue, message_id, to))
+
+    def requeue(self, queue: str, message_id: bytes) -> MessageId | None:
+        return self._thread.run(self.connection.requeue(queue, message_id))
+
     def flush(self) -> None:
         self._thread.run(self.connection.flush())
 

@@ -331,6 +331,49 @@ class TwoPhaseContract(Contract):
         with pytest.raises(InvalidArgument, match="did you mean 'order'"):
             connection.define("newest", ordr="fifo")
 
+    def test_a_message_moves_with_all_that_it_has_and_comes_back(self, connection: Connection) -> None:
+        for queue in ("one", "two", "three"):
+            connection.define(queue)
+        message_id = connection.enqueue("one", b"body", priority=7, headers={"k": "v"}, group="g", correlation_id=b"c")
+        connection.commit()
+        assert connection.move("one", message_id, "two") == message_id
+        connection.rollback()
+        assert [one.message_id for one in connection.browse("one")] == [message_id]
+        assert connection.move("one", message_id, "two") == message_id
+        assert connection.move("one", message_id, "two") is None, "this transaction has it already"
+        connection.commit()
+        (moved,) = connection.browse("two")
+        assert (moved.body, moved.priority, moved.headers, moved.correlation_id) == (b"body", 7, {"k": "v"}, b"c")
+        assert moved.properties.group == "g"
+        assert moved.origin is not None
+        assert (moved.origin.queue, moved.origin.reason) == ("one", "moved")
+        connection.move("two", message_id, "three")
+        connection.commit()
+        assert connection.requeue("three", message_id) == message_id
+        connection.commit()
+        (back,) = connection.browse("one")
+        assert back.origin is None
+        assert (back.message_id, back.properties.group) == (message_id, "g")
+        with pytest.raises(InvalidArgument, match="was not moved here"):
+            connection.requeue("one", message_id)
+        assert connection.move("one", bytes(16), "two") is None
+        with pytest.raises(InvalidArgument, match="name another"):
+            connection.move("one", message_id, "one")
+        connection.commit()
+        assert [one.message_id for one in connection.browse("one")] == [message_id], "it stays where it is refused"
+
+    def test_a_message_moves_in_a_prepared_transaction(self, connection: Connection, xid: Xid) -> None:
+        for queue in ("one", "two"):
+            connection.define(queue)
+        message_id = connection.enqueue("one", b"body")
+        connection.commit()
+        for finish, queue in ((connection.tpc_rollback, "one"), (connection.tpc_commit, "two")):
+            connection.tpc_begin(xid)
+            connection.move("one", message_id, "two")
+            connection.tpc_prepare()
+            finish()
+            assert [one.body for one in connection.browse(queue)] == [b"body"]
+
     def test_a_failed_delivery_is_put_off(self, connection: Connection) -> None:
         connection.define("tried", retry_delay_s=3600)
         connection.enqueue("tried", b"poison")

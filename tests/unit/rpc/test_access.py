@@ -185,6 +185,24 @@ def test_a_wrong_token_is_refused_and_logged(
     assert contents(root) == before
 
 
+def test_who_moves_a_message_must_be_allowed_to_add_it_there(
+    start: Start, token: Path, certificate: Certificate, ours: Authority
+) -> None:
+    roles = ROLES.replace('produce = ["orders"]', 'produce = ["orders"]\nconsume = ["orders", "replies"]')
+    server = start(roles, **tls_of(certificate))
+    url = url_of(server, "xaqs", ca=ours.ca, token_file=token)
+    with closing_of(xaqueue.connect(url)) as connection:
+        message_id = connection.enqueue("orders", b"1")
+        connection.commit()
+        with pytest.raises(AccessDenied):
+            connection.move("orders", message_id, "replies")
+        connection.rollback()
+        message = connection.dequeue("orders")
+        assert message is not None
+        assert message.tries == 0
+        connection.rollback()
+
+
 def test_no_token_is_refused(start: Start, certificate: Certificate, ours: Authority) -> None:
     server = start(**tls_of(certificate))
     told = refused(lambda: xaqueue.connect(url_of(server, "xaqs", ca=ours.ca)))

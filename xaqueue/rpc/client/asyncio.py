@@ -68,6 +68,8 @@ class AsyncConnection:
     enqueue = _carried(Connection.enqueue)
     """Pipelined: there is something to wait for only where a lot is on its way already."""
     dequeue = _carried(Connection.dequeue)
+    move = _carried(Connection.move)
+    requeue = _carried(Connection.requeue)
     flush = _carried(Connection.flush)
     commit = _carried(Connection.commit)
     rollback = _carried(Connection.rollback)

@@ -24,7 +24,15 @@ from xaqueue.errors import (
     RolledBack,
     UnknownXid,
 )
-from xaqueue.message import PLAIN_OPTIONS, EnqueueOptions, Message, MessageId, id_of, properties_of
+from xaqueue.message import (
+    PLAIN_OPTIONS,
+    EnqueueOptions,
+    Message,
+    MessageId,
+    check_queue_name,
+    id_of,
+    properties_of,
+)
 from xaqueue.rpc import wire
 from xaqueue.rpc.client.branch import TRANSITIONS, Action, BranchProgress, RemoteBranch, Verb, unknown
 from xaqueue.rpc.client.link import Link
@@ -62,6 +70,17 @@ def dequeue(caller: Caller, queue: str, options: Any = None) -> Any:
     given = {} if options is None else wire.options_of(options, "dequeue", DEQUEUE_OPTIONS)
     message = caller.session.dequeue(queue, **given)
     return None if message is None else wire.message_to(message)
+
+
+def move(caller: Caller, queue: str, message_id: Any, to: Any = None) -> bytes | None:
+    """Whoever moves a message must be allowed to add it there."""
+    target = None if to is None else check_queue_name(to)
+    return caller.session.move(queue, message_id, target, lambda name: _check_produce(caller, name))
+
+
+def _check_produce(caller: Caller, queue: str) -> None:
+    if not caller.identity.owner:
+        caller.check("enqueue", [queue])
 
 
 def browse(caller: Caller, queue: str, limit: Any = None) -> tuple[int | None, list[Any]]:
@@ -114,7 +133,7 @@ def deliver(
     return caller.session.deliver(carrier, secret, changes, highest, count, more)
 
 
-BRANCH_METHODS = (deliver, recover, enqueue, dequeue, browse, browse_next, browse_end)
+BRANCH_METHODS = (deliver, recover, enqueue, dequeue, move, browse, browse_next, browse_end)
 
 # On the client
 
@@ -225,6 +244,12 @@ class BranchCalls(Link):
         else:
             answer = self._ask("dequeue", queue)
         return None if answer is None else wire.message_of(answer)
+
+    def move(self, queue: str, message_id: bytes, to: str | None = None) -> MessageId | None:
+        if self._closed or self._branch.why is not None:
+            self._check_working()
+        answer = self._ask("move", queue, message_id, to)
+        return None if answer is None else MessageId(answer)
 
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
         return self._pages(*self.call("browse", queue, limit))

@@ -137,7 +137,7 @@ def dequeue(
             blocks.take(space, branch, written)
             return message
     except BaseException:  # or interrupted: a commit of what was done before is not to consume what nobody got
-        _put_back(space, branch, taken)
+        put_back(space, branch, taken)
         raise
     return None
 
@@ -295,7 +295,7 @@ def _give_back(space: Space, branch: Branch, written: Written, entry: Entry, *, 
             queue.arrived.notify_all()  # somebody may have passed it over
 
 
-def _put_back(space: Space, branch: Branch, taken: Sequence[Written]) -> None:
+def put_back(space: Space, branch: Branch, taken: Sequence[Written]) -> None:
     """What was taken last and is not given back yet."""
     written = taken[-1] if taken else None
     if written is not None and written.entry is not None and written in branch.blocks:

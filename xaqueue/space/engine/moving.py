@@ -1,4 +1,5 @@
 """Messages that had all their tries, or have expired, move to another queue: each once, in a branch of its own.
+Others move because somebody wants it, in that one's branch.
 
 The branch takes the message from its queue and adds it to the other, so that a crash leaves it in one of the two. What
 cannot be moved stays where it is, is given to nobody, and is tried again: it is never dropped.
@@ -10,8 +11,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from xaqueue.errors import DiskFull, DiskLow, Error, ResourceFailed, RetryLater
-from xaqueue.message import Message, MessageId, Origin
+from xaqueue.errors import DiskFull, DiskLow, Error, InvalidArgument, ResourceFailed, RetryLater
+from xaqueue.message import Message, MessageId, Origin, Properties, id_of
 from xaqueue.space.engine import carry, commit, messages
 from xaqueue.space.engine.busy import Busy
 from xaqueue.space.engine.log import CommitPending
@@ -25,7 +26,7 @@ from xaqueue.space.model.retry import Retry
 from xaqueue.storage.ids import fresh_id
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
-TRIES, EXPIRED = "tries", "expired"
+TRIES, EXPIRED, MOVED = "tries", "expired", "moved"
 
 log = logging.getLogger("xaqueue")
 
@@ -119,7 +120,8 @@ def _move(space: Space, queue: Queue, entry: Entry, reason: str) -> None:
         with Busy(space, branch):
             message = messages.fetch(space, branch, taken)
             if message is not None:
-                _add(space, branch, queue, message, entry.retry or Retry(0), reason)
+                target = _target(space, queue, message.properties.failure_queue or "", reason)
+                _add(space, branch, message, *_out(message, target, entry.retry or Retry(0), reason))
                 commit.commit(space, branch)
     except CommitPending as pending:
         log.warning("message %s of queue %s is moved later: %s", entry.message_id.hex(), queue.name, pending)
@@ -128,32 +130,71 @@ def _move(space: Space, queue: Queue, entry: Entry, reason: str) -> None:
             _forget(space, branch)
 
 
-def _add(space: Space, branch: Branch, queue: Queue, message: Message, retry: Retry, reason: str) -> None:
-    """The same message, for the other queue. There it is due at once, never expires, and has not been tried."""
+def move_one(
+    space: Space, branch: Branch, name: str, message_id: MessageId, to: str | None, check: Callable[[str], object]
+) -> MessageId | None:
+    """Moves a message within a branch, for somebody; see ``ResourceManager.move``."""
+    if to is not None:
+        space.definitions.find(to)
+        if to == name:
+            raise InvalidArgument(f"queue {name} is where the message is: name another")
+    message = messages.dequeue(space, branch, name, 0.0, message_id, None)
+    if message is None:
+        return None
+    taken = branch.blocks[-1]
+    try:
+        properties, wanted_id = _back(message) if to is None else _onwards(message, to)
+        check(properties.queue)
+        return _add(space, branch, message, properties, wanted_id)
+    except BaseException:
+        messages.put_back(space, branch, [taken])
+        raise
+
+
+def _back(message: Message) -> tuple[Properties, MessageId]:
+    """To where it was before it was moved, as it was then. Raises InvalidArgument where it was not."""
+    origin = message.origin
+    if origin is None or not origin.queue:
+        raise InvalidArgument(f"message {message.message_id.hex()} of queue {message.queue} was not moved here")
+    properties = replace(message.properties, queue=origin.queue, tries=0, expires_at=origin.expires_at, origin=None)
+    return properties, id_of(origin.message_id) if origin.message_id else message.message_id
+
+
+def _onwards(message: Message, to: str) -> tuple[Properties, MessageId]:
+    """With its first origin, where it has one."""
     before = message.properties
-    target = _target(space, queue, before.failure_queue or "", reason)
-    definitions = space.definitions
-    definitions.find(target)
+    origin = before.origin or Origin(message.queue, MOVED, before.tries, expires_at=before.expires_at).text
+    return replace(before, queue=to, tries=0, origin=origin), message.message_id
+
+
+def _out(message: Message, target: str, retry: Retry, reason: str) -> tuple[Properties, MessageId]:
+    """There it is due at once, never expires, and has not been tried."""
+    before = message.properties
+    origin = Origin(message.queue, reason, retry.tries, retry.first, retry.last, retry.reason, before.expires_at)
+    moved = replace(before, queue=target, tries=0, not_before=None, expires_at=None, origin=origin.text)
+    return moved, message.message_id
+
+
+def _add(space: Space, branch: Branch, message: Message, properties: Properties, message_id: MessageId) -> MessageId:
+    """The same message for the other queue. Returns its id there: another one where that has a message of this id."""
+    target = properties.queue
+    space.definitions.find(target)
     messages.check_room(space, branch, len(message.body))
     with space.lock:
         there = space.queue(target)
-        is_taken = message.message_id in there.index or message.message_id in there.pending
-    message_id = MessageId(fresh_id()) if is_taken else message.message_id
-    origin = Origin(
-        queue.name,
-        reason,
-        retry.tries,
-        retry.first,
-        retry.last,
-        retry.reason,
-        before.expires_at,
-        message.message_id.hex() if is_taken else "",
-    )
-    moved = replace(before, queue=target, tries=0, not_before=None, expires_at=None, origin=origin.text)
-    limit_bytes = max(definitions.max_body_bytes, len(message.body))
-    head, checksum = head_of(Kind.ENQUEUE, message_id, pack_properties(moved), message.body, space.epoch, limit_bytes)
-    entry = Entry(0, message_id, tags_of(moved))
+        is_taken = message_id in there.index or message_id in there.pending
+    if is_taken:
+        if properties.origin:
+            told = replace(message, properties=properties).origin
+            assert told is not None
+            properties = replace(properties, origin=replace(told, message_id=told.message_id or message_id.hex()).text)
+        message_id = MessageId(fresh_id())
+    limit_bytes = max(space.definitions.max_body_bytes, len(message.body))
+    packed = pack_properties(properties)
+    head, checksum = head_of(Kind.ENQUEUE, message_id, packed, message.body, space.epoch, limit_bytes)
+    entry = Entry(0, message_id, tags_of(properties))
     messages.add(space, branch, entry, target, checksum, head, message.body, is_given=not is_taken)
+    return message_id
 
 
 def _target(space: Space, queue: Queue, own: str, reason: str) -> str:

@@ -16,8 +16,8 @@ from typing import Any, Unpack
 from xaqueue.batch import BATCH_FORMAT_IDS, is_of_a_batch
 from xaqueue.carried import CarriedChange, checked_carrier
 from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RetryLater, RolledBack
-from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name
-from xaqueue.space.engine import batches, carry, commit, heuristics, messages
+from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, id_of
+from xaqueue.space.engine import batches, carry, commit, heuristics, messages, moving
 from xaqueue.space.engine.association import Association
 from xaqueue.space.engine.batches import BatchVerbs
 from xaqueue.space.engine.busy import Busy, leave
@@ -186,6 +186,21 @@ class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
         self._awaits = queue if limit_s else ""
         try:
             return messages.dequeue(self.space, branch, queue, limit_s, message_id, correlation_id)
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
+
+    def move(
+        self,
+        queue: str,
+        message_id: bytes,
+        to: str | None = None,
+        check: Callable[[str], object] = lambda queue: None,
+    ) -> MessageId | None:
+        """check: raises where this session may not add to that queue."""
+        branch = self._at_work()
+        try:
+            return moving.move_one(self.space, branch, check_queue_name(queue), id_of(message_id), to, check)
         finally:
             branch.progress = time.monotonic()
             branch.working.discard(self.number)

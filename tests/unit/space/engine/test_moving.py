@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
-from xaqueue.errors import RetryLater
+from xaqueue.errors import DiskLow, RetryLater, UnknownQueue
 from xaqueue.message import Message, Origin
 from xaqueue.space.engine import cleanup, moving
 from xaqueue.space.engine.session import Session
@@ -268,3 +268,38 @@ def test_a_disk_that_is_full_in_the_middle_loses_nothing(bare: BareSpace, clock:
     clock.us += 10 * SECOND_US
     move(bare)
     assert (bodies(bare, "failed"), bodies(bare, "orders")) == ([b"poison"], [])
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+def test_what_is_sent_back_is_as_it_was(bare: BareSpace, clock: Clock, ends: str) -> None:
+    with bare.connect() as connection:
+        for queue in ("orders", "failed"):
+            connection.enqueue(queue, queue.encode(), message_id=b"i" * 16, expires_at=NOON_US + 3600 * SECOND_US)
+        connection.commit()
+    exhaust(bare, clock)
+    move(bare)
+    (moved,) = [one for one in seen(bare, "failed") if one.body == b"orders"]
+    with bare.connect() as connection:
+        assert connection.requeue("failed", moved.message_id) == b"i" * 16
+        getattr(connection, ends)()
+    bare.reopen()
+    if ends == "rollback":
+        assert len(bodies(bare, "failed")) == 2
+        return
+    (back,) = seen(bare, "orders")
+    assert (back.message_id, back.tries, back.origin) == (b"i" * 16, 0, None)
+    assert back.properties.expires_at == NOON_US + 3600 * SECOND_US
+    assert bodies(bare, "failed") == [b"failed"]
+
+
+def test_a_move_that_is_refused_leaves_the_message_to_be_taken(bare: BareSpace) -> None:
+    bare.put("others", b"one")
+    bare.space.redefine(Definitions({"others": QueueDefinition(), "orders": ORDERS}, min_free_bytes=2**62))
+    (message,) = seen(bare, "others")
+    with bare.connect() as connection:
+        with pytest.raises(UnknownQueue):
+            connection.move("others", message.message_id, "nowhere")
+        with pytest.raises(DiskLow):
+            connection.move("others", message.message_id, "orders")
+        connection.commit()
+    assert bare.take("others") == [b"one"]

@@ -1,0 +1,157 @@
+"""Messages go to another queue, or back to where they came from: those that a person has chosen, some at a time."""
+
+from __future__ import annotations
+
+import operator
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+from xaqueue.cli import output, parameters
+from xaqueue.cli.location import Location, SpaceOption, connected, location_of
+from xaqueue.cli.messages import QueueArgument
+from xaqueue.connection import Connection
+from xaqueue.errors import InvalidArgument
+from xaqueue.message import Message, MessageId, check_queue_name
+from xaqueue.space.offline import inspect
+
+PIECE = 100
+"""Messages of one transaction."""
+Test = Callable[[Message], bool]
+Step = Callable[[Connection, MessageId], MessageId | None]
+
+WhereOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEST",
+        help="Only messages of which this is true: tries>=3, age>2h, reason=expired, from=QUEUE, header.NAME=VALUE; "
+        "several must all be.",
+    ),
+]
+LimitOption = Annotated[int | None, typer.Option(help="At most so many messages.", metavar="N", min=1)]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
+
+_TEST = re.compile(r"(tries|age|reason|from|header\.[^=<>!]+)(>=|<=|!=|=|>|<)(.*)", re.DOTALL)
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "!=": operator.ne,
+    "=": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+def move(
+    ctx: typer.Context,
+    queue: QueueArgument,
+    to: Annotated[str, typer.Argument(metavar="TO", help="The queue that they go to.")],
+    where: WhereOption = None,
+    limit: LimitOption = None,
+    dry_run: DryRunOption = False,
+    space: SpaceOption = None,
+) -> None:
+    """Move messages to another queue.
+
+    With all their properties, in the order of their queue, 100 in a transaction. What is held by a transaction or is
+    not due stays.
+    """
+    check_queue_name(to)
+    found = _chosen(where or ())
+    _run(ctx, space, queue, found, limit, lambda one, message: one.move(queue, message, to), dry_run=dry_run)
+
+
+def requeue(
+    ctx: typer.Context,
+    queue: QueueArgument,
+    where: WhereOption = None,
+    limit: LimitOption = None,
+    dry_run: DryRunOption = False,
+    space: SpaceOption = None,
+) -> None:
+    """Move messages back to where they came from, such as those of a failure queue.
+
+    There they have had no tries. What was never moved stays.
+    """
+    found = [*_chosen(where or ()), lambda message: message.origin is not None and bool(message.origin.queue)]
+    _run(ctx, space, queue, found, limit, lambda one, message: one.requeue(queue, message), dry_run=dry_run)
+
+
+def _run(
+    ctx: typer.Context,
+    space: str | None,
+    queue: str,
+    tests: Sequence[Test],
+    limit: int | None,
+    step: Step,
+    *,
+    dry_run: bool,
+) -> None:
+    location = location_of(ctx, space)
+    if dry_run:
+        with _looked(location, queue) as found:
+            would = sum(1 for _ in _some(found, tests, limit))
+        typer.echo(f"{output.counted(would, 'message')} of queue {queue} would be moved")
+        return
+    with connected(location) as connection, output.progress_bar("moving messages") as bar:
+        chosen = [message.message_id for message in _some(connection.browse(queue), tests, limit)]
+        moved = 0
+        for first in range(0, len(chosen), PIECE):
+            done = sum(step(connection, message_id) is not None for message_id in chosen[first : first + PIECE])
+            connection.commit()
+            moved += done
+            bar(first + PIECE, len(chosen))
+    left = len(chosen) - moved
+    stay = f"; {left:,} are held by transactions, not due, or gone" if left else ""
+    typer.echo(f"{output.counted(moved, 'message')} of queue {queue} moved{stay}")
+
+
+@contextmanager
+def _looked(location: Location, queue: str) -> Iterator[Iterator[Message]]:
+    """What is there, without owning a directory."""
+    if location.url:
+        with connected(location) as connection:
+            yield connection.browse(queue)
+    else:
+        yield inspect.browse(location.directory, inspect.check_known(location.directory, queue), lambda *_: None)
+
+
+def _some(found: Iterator[Message], tests: Sequence[Test], limit: int | None) -> Iterator[Message]:
+    return islice((message for message in found if all(test(message) for test in tests)), limit)
+
+
+def _chosen(words: Sequence[str]) -> list[Test]:
+    return [_test(word) for word in words]
+
+
+def _test(word: str) -> Test:
+    """Raises InvalidArgument."""
+    match = _TEST.fullmatch(word)
+    if match is None:
+        raise InvalidArgument(
+            f"--where {word!r}: write tries>=3, age>2h, reason=expired, from=QUEUE or header.NAME=VALUE"
+        )
+    name, compare, text = match[1], _COMPARED[match[2]], match[3]
+    if name == "tries":
+        if not text.isdecimal():
+            raise InvalidArgument(f"--where {word!r}: a number of tries is wanted")
+        tries = int(text)
+        return lambda message: compare(message.origin.tries if message.origin else message.tries, tries)
+    if name == "age":
+        span = parameters.span(text)
+        assert isinstance(span, timedelta)
+        before_us = time.time_ns() // 1000 - span // timedelta(microseconds=1)
+        return lambda message: compare(before_us, message.enqueued_at)
+    if match[2] not in ("=", "!="):
+        raise InvalidArgument(f"--where {word!r}: {name} takes = and !=")
+    if name == "reason":
+        return lambda message: compare(message.origin.reason if message.origin else "", text)
+    if name == "from":
+        return lambda message: compare(message.origin.queue if message.origin else "", text)
+    return lambda message: compare(message.headers.get(name.removeprefix("header.")), text)
