@@ -5,20 +5,16 @@ A failure says its seed; ``XAQUEUE_SIM_SEED`` replays it, ``XAQUEUE_CRASH_FULL=1
 
 from __future__ import annotations
 
-import os
-import random
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from support.crash_cases import FULL
 from support.crash_level import JOURNAL, LAGGING, NOON_US, STRICT, Level, open_space, ready
 from support.crash_story import EMPTY
 from support.forgetful import ForgetfulFileSystem
-from support.sim_space import SEED_VARIABLE
+from support.simulating import simulate
 from xaqueue.message import MessageId
 from xaqueue.space.engine import cleanup, moving
 from xaqueue.space.engine.session import Session
@@ -187,19 +183,5 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("level", [STRICT, LAGGING, JOURNAL], ids=str)
 def test_any_order_of_failures_and_kills(level: Level) -> None:
-    chosen = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().randrange(1 << 32))
-    profile = settings(
-        max_examples=10_000 if FULL else 200,
-        stateful_step_count=100 if FULL else 40,
-        deadline=None,
-        database=None,
-        print_blob=True,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-    )
     machine = type("OfThisLevel", (Machine,), {"level": level})
-    try:
-        run_state_machine_as_test(seed(chosen)(machine), settings=profile)
-    except BaseException as error:
-        error.add_note(f"{SEED_VARIABLE}={chosen} replays this")
-        raise
+    simulate(machine, sample=200, steps=40)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import random
 from copy import deepcopy
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import precondition, rule
 
-from support.crash_cases import FULL
 from support.crash_level import LAGGING
 from support.forgetful import Crashed
-from support.sim_space import CALLS, PICK, QUEUES, SEED_VARIABLE, JournalMachine, Model, SpaceMachine
+from support.sim_space import CALLS, PICK, QUEUES, JournalMachine, Model, SpaceMachine
+from support.simulating import simulate
 from xaqueue.errors import QueueReserved, ResourceFailed
 from xaqueue.space.engine import cleanup
 from xaqueue.space.engine.session import Session
@@ -121,18 +118,4 @@ class JournalStreamMachine(StreamMachine, JournalMachine):
 @pytest.mark.crash
 @pytest.mark.parametrize("machine", [StreamMachine, JournalStreamMachine])
 def test_any_order_of_verbs_and_crashes(quiet: None, machine: type[StreamMachine]) -> None:
-    chosen = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().randrange(1 << 32))
-    profile = settings(
-        max_examples=10_000 if FULL else 60,
-        stateful_step_count=100 if FULL else 50,
-        deadline=None,
-        database=None,
-        print_blob=True,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-    )
-    try:
-        run_state_machine_as_test(seed(chosen)(machine), settings=profile)
-    except BaseException as error:
-        error.add_note(f"{SEED_VARIABLE}={chosen} replays this")
-        raise
+    simulate(machine, sample=60)

@@ -19,7 +19,6 @@ from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.xid import Xid
 
-SEED_VARIABLE = "XAQUEUE_SIM_SEED"
 QUEUES = st.sampled_from(("red", "green"))
 PICK = st.integers(0, 63)
 CALLS = st.integers(0, 30)
