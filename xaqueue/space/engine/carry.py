@@ -272,6 +272,7 @@ def _deliver(space: Space, name: str, changes: Sequence[CarriedChange], pruned: 
             one.damage = ""
             one.repeated.clear()
             space.find_awaited()
+    space.has_consumed()  # nothing was moved out of these queues meanwhile
     return True
 
 

@@ -73,8 +73,12 @@ def expire(space: Space, stopped: Stopped = never) -> bool:
     with space.lock:
         queues = list(space.queues.values())
         kept = [queue for queue in queues if queue.definition.expiry_queue not in ("", queue.name)]
-    if not moving.move_all(space, kept, moving.EXPIRED, stopped):
-        return False
+    stuck: RetryLater | None = None
+    try:
+        if not moving.move_all(space, kept, moving.EXPIRED, stopped):
+            return False
+    except RetryLater as error:
+        stuck = error  # what others have to remove goes all the same
     for queue in queues:
         count = 0
         while piece := _expired(space, queue):
@@ -84,6 +88,8 @@ def expire(space: Space, stopped: Stopped = never) -> bool:
                 return False
         if count:
             log.info("%d expired messages left queue %s", count, queue.name)
+    if stuck is not None:
+        raise stuck
     return True
 
 
@@ -311,14 +317,19 @@ class Clearer:
             self._due.wait(self._space.definitions.cleanup_interval_s)
             self._due.clear()
             try:
-                clear(self._space, self._is_over)
-                moving.move_exhausted(self._space, self._is_over)
-                expire(self._space, self._is_over)
+                is_stuck = [self._is_stuck(work) for work in (clear, moving.move_exhausted, expire)]
             except ResourceFailed:
                 return  # the space says so itself
-            except RetryLater:
+            if any(is_stuck):
                 self._pause.wait(RETRY_S)
                 self._due.set()
+
+    def _is_stuck(self, work: Callable[[Space, Stopped], bool]) -> bool:
+        try:
+            work(self._space, self._is_over)
+        except RetryLater:
+            return True
+        return False
 
     def _is_over(self) -> bool:
         return self._stopped or self._space.closed

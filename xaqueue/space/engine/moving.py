@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from xaqueue.errors import DiskFull, DiskLow, Error, InvalidArgument, ResourceFailed, RetryLater
+from xaqueue.errors import Error, InvalidArgument, MessageTooLarge, ResourceFailed, RetryLater
 from xaqueue.message import Message, MessageId, Origin, Properties, id_of
 from xaqueue.space.engine import carry, commit, messages
 from xaqueue.space.engine.busy import Busy
@@ -74,7 +74,7 @@ def _move_out(space: Space, queue: Queue, reason: str, stopped: Callable[[], boo
             except Error as error:
                 why = str(error)
                 kept.append(entry)
-                if isinstance(error, RetryLater | DiskLow | DiskFull):
+                if not isinstance(error, MessageTooLarge | InvalidArgument):  # the next one has the same fault
                     break
     finally:
         with space.lock:

@@ -114,6 +114,7 @@ class StreamVerbs:
             with space.lock:
                 kept.in_flight = None
                 kept.arrived.notify_all()
+            space.has_consumed()  # what had all its tries moves now
             return found
 
     def reservations(self) -> list[Reservation]:

@@ -98,6 +98,7 @@ class Queue:
 
     def keep_leaving(self) -> None:
         """What was to leave stays: a stream takes that, too."""
+        self.is_to_be_searched = True  # once that is released
         for found in (self.index.expired, self.index.exhausted):
             for entry in found:
                 self.index.release(entry)

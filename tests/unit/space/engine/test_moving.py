@@ -303,3 +303,44 @@ def test_a_move_that_is_refused_leaves_the_message_to_be_taken(bare: BareSpace) 
             connection.move("others", message.message_id, "orders")
         connection.commit()
     assert bare.take("others") == [b"one"]
+
+
+def test_a_queue_that_is_stuck_holds_up_no_other(bare: BareSpace, clock: Clock) -> None:
+    others = replace(ORDERS, failure_queue="others.failed")
+    bare.space.redefine(
+        Definitions(
+            {"orders": ORDERS, "others": others, "plain": QueueDefinition(), "others.failed": QueueDefinition()}
+        )
+    )
+    with bare.connect() as connection:
+        for queue in ("orders", "plain"):
+            connection.enqueue(queue, b"late", expires_at=NOON_US + 5)
+        for queue in ("orders", "others"):
+            connection.enqueue(queue, b"poison")
+        connection.commit()
+    clock.us += 10
+    for _ in range(3):
+        assert fail(bare, "orders")
+        assert fail(bare, "others")
+        clock.us += 10 * SECOND_US
+    for work in (moving.move_exhausted, cleanup.expire):
+        with pytest.raises(RetryLater, match=r"'(failed|expired)' is not defined"):
+            work(bare.space, cleanup.never)
+    assert bodies(bare, "others.failed") == [b"poison"]
+    assert [path.name for path in bare.messages("plain")] == []
+    assert bodies(bare, "orders") == [b"poison"]
+    bare.space.redefine(DEFINED)
+    move(bare)
+    assert (bodies(bare, "failed"), bodies(bare, "expired"), bodies(bare, "orders")) == ([b"poison"], [b"late"], [])
+
+
+def test_what_a_stream_has_left_moves_once_it_is_released(bare: BareSpace, clock: Clock) -> None:
+    bare.put("orders", b"poison")
+    exhaust(bare, clock)
+    session = Session(bare.space)
+    session.reserve("orders", "s", 0, 1)
+    move(bare)
+    assert bodies(bare, "orders") == [b"poison"]
+    session.release("orders")
+    move(bare)
+    assert (bodies(bare, "failed"), bodies(bare, "orders")) == ([b"poison"], [])
