@@ -247,6 +247,31 @@ def test_a_queue_waits_after_a_crash_until_its_database_was_asked(place: Place, 
     assert place.names() == []
 
 
+def is_handed_out(queue: xaqueue.Connection) -> bool:
+    """Without a try."""
+    try:
+        return bool(list(queue.browse("orders")))
+    except QueueWaiting:
+        return False
+
+
+def test_a_message_that_a_carried_change_takes_is_no_failed_one(files: Place) -> None:
+    """The killed process counts as its last try; only its database knows that it was handled."""
+    with xaqueue.connect(files.space) as queue:
+        queue.define("failed")
+        queue.define("orders", max_tries=1, failure_queue="failed", expiry_queue="failed")
+    files.live("one/put/1", "one/put/2", "harden", "one/take", end=Step.COMMITTED_LAST)
+    with xaqueue.connect(files.space) as queue:
+        with pytest.raises(QueueWaiting):
+            queue.dequeue("orders", wait_s=0.3)
+        queue.rollback()
+        assert list(queue.browse("failed")) == []
+        files.manager()
+        eventually(lambda: is_handed_out(queue))
+        assert files.messages() == files.orders() == [2]
+        assert list(queue.browse("failed")) == []
+
+
 def test_crash_after_crash_applies_each_change_once(place: Place) -> None:
     """What was delivered is delivered again where the row outlived that, and is not done twice."""
     for life in range(3):

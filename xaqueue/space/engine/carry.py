@@ -344,11 +344,11 @@ def _add(space: Space, branch: Branch, head: bytes, body: bytes) -> None:
 
 def _take(space: Space, branch: Branch, name: str, message_id: bytes) -> None:
     """Called with the lock held."""
-    entry = space.queue(name).index.find(message_id)
-    if entry is None or entry.locked:
+    index = space.queue(name).index
+    entry = index.find(message_id)
+    if entry is None or not index.claim(entry):
         what = "is gone" if entry is None else "is held by a branch"
         log.error("message %s of queue %s, which a carried change takes, %s", message_id.hex(), name, what)
         return
-    space.queue(name).index.lock(message_id)
     number = len(branch.blocks) + 1
     branch.blocks.append(Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry, numbered(number)))

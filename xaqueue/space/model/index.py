@@ -187,12 +187,20 @@ class QueueIndex:
         return bool(self._expiring or self.max_tries)
 
     def lock(self, message_id: bytes) -> Entry | None:
-        """Locks a message for a branch that was found prepared. None when it is not here."""
+        """Locks a message for a branch that was found prepared, or carried. None when it is not here."""
         entry = self.find(message_id)
         if entry is not None and not entry.locked:
             entry.locked = True
             self.locked += 1
         return entry
+
+    def claim(self, entry: Entry) -> bool:
+        """Locks a message for a branch whose decision came later than what was found of it. False where it cannot."""
+        for found in (self.expired, self.exhausted):
+            if entry in found:
+                found.remove(entry)
+                return True
+        return not entry.locked and self.lock(entry.message_id) is entry
 
     def release(self, entry: Entry) -> None:
         """A locked message is back where it was."""
