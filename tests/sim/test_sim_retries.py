@@ -1,4 +1,4 @@
-"""Retries, failure and expiry queues against a model of a dozen lines, under any order of work, kills and restarts.
+"""Retries, groups, failure and expiry queues against a small model, under any order of work, kills and restarts.
 
 A failure says its seed; ``XAQUEUE_SIM_SEED`` replays it, ``XAQUEUE_CRASH_FULL=1`` plays far longer.
 """
@@ -38,6 +38,7 @@ class Known:
 
     number: int
     expires_us: int
+    group: str | None = None
     queue: str = "work"
     tries: int = 0
     due_us: int = 0
@@ -48,7 +49,10 @@ class Known:
             self.due_us = now_us + DELAYS_S[self.tries - 1] * SECOND_US
 
     def is_ready(self, now_us: int) -> bool:
-        return self.tries < TRIES and self.due_us <= now_us < self.expires_us
+        return self.stays(now_us) and self.due_us <= now_us
+
+    def stays(self, now_us: int) -> bool:
+        return self.queue == "work" and self.tries < TRIES and now_us < self.expires_us
 
     def move(self, now_us: int) -> None:
         if self.queue == "work" and (self.tries >= TRIES or self.expires_us <= now_us):
@@ -80,7 +84,7 @@ class Machine(RuleBasedStateMachine):
         return session, xid
 
     def _next(self) -> Known | None:
-        return next((one for one in self.known if one.queue == "work" and one.is_ready(self.now_us)), None)
+        return self._next_but([])
 
     def _take(self, session: Session) -> Known | None:
         message, wanted = session.dequeue("work"), self._next()
@@ -89,15 +93,16 @@ class Machine(RuleBasedStateMachine):
             assert message.tries == wanted.tries
         return wanted
 
-    @rule(ttl_s=st.sampled_from([None, 1, 12, 60]))
-    def put(self, ttl_s: int | None) -> None:
+    @rule(ttl_s=st.sampled_from([None, 1, 12, 60]), group=st.sampled_from([None, "a", "a", "b"]))
+    def put(self, ttl_s: int | None, group: str | None) -> None:
         session, xid = self._begin()
         expires_us = NEVER_US if ttl_s is None else self.now_us + ttl_s * SECOND_US
         given = None if ttl_s is None else expires_us
-        session.enqueue("work", b"%d" % self.numbers, expires_at=given, message_id=self._id(self.numbers))
+        message_id = self._id(self.numbers)
+        session.enqueue("work", b"%d" % self.numbers, expires_at=given, message_id=message_id, group=group)
         session.end(xid)
         session.commit(xid, Flag.ONEPHASE)
-        self.known.append(Known(self.numbers, expires_us))
+        self.known.append(Known(self.numbers, expires_us, group))
 
     @staticmethod
     def _id(number: int) -> MessageId:
@@ -163,8 +168,11 @@ class Machine(RuleBasedStateMachine):
             one.fail(self.now_us)
 
     def _next_but(self, taken: list[Known]) -> Known | None:
-        ready = (one for one in self.known if one.queue == "work" and one.is_ready(self.now_us))
-        return next((one for one in ready if one not in taken), None)
+        """Of a group the first that stays here, whatever it waits for; who has that may have the next, too."""
+        here = [one for one in self.known if one.stays(self.now_us) and one not in taken]
+        first = {one.group: one.number for one in reversed(here)}
+        ready = (one for one in here if one.is_ready(self.now_us))
+        return next((one for one in ready if one.group is None or first[one.group] == one.number), None)
 
     @rule()
     def restart(self) -> None:

@@ -6,6 +6,7 @@ docstrings are the black-box behaviours of the reference systems that a test sho
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 import warnings
@@ -755,6 +756,39 @@ class MessagesContract(Contract):
         assert drain(connection, "urgent") == [b"1", b"3", b"2", b"0", b"4"]
 
     @pytest.mark.parametrize("queue", ["orders", "stack", "urgent"])
+    def test_messages_of_a_group_come_in_order_one_at_a_time(
+        self, host: Host, connection: Connection, queue: str
+    ) -> None:
+        """In the order in which they were committed, whatever the queue's is; across a restart."""
+        first = connection.enqueue(queue, b"a1", group="a")
+        put(connection, b"a2", queue=queue, group="a")
+        put(connection, b"a3", queue=queue, group="a", priority=9)
+        put(connection, b"b1", queue=queue, group="b")
+        host.restart()
+        one, two = host.connect(), host.connect()
+        assert one.dequeue(queue, message_id=first) is not None
+        assert drain(two, queue) == [b"b1"]
+        two.commit()
+        one.rollback()
+        assert drain(two, queue) == [b"a1", b"a2", b"a3"]  # a transaction may have several of a group
+        assert one.dequeue(queue) is None
+        two.commit()
+        assert bodies(one, queue) == []
+
+    def test_a_group_that_waits_for_a_retry_holds_only_itself_up(self, connect: Connect) -> None:
+        one, two = connect(), connect()
+        one.define("slow", retry_delay_s=600)
+        ids = [one.enqueue("slow", body, group=body[:1].decode()) for body in (b"a1", b"a2", b"b1", b"a3")]
+        one.enqueue("slow", b"alone")
+        one.commit()
+        assert one.dequeue("slow", message_id=ids[1]) is None
+        assert one.dequeue("slow", message_id=ids[0]) is not None
+        one.rollback()
+        assert drain(two, "slow") == [b"b1", b"alone"]
+        assert two.dequeue("slow", message_id=ids[1]) is None
+        assert two.move("slow", ids[3], "orders") is None
+
+    @pytest.mark.parametrize("queue", ["orders", "stack", "urgent"])
     def test_rollback_puts_all_back_in_place_and_counts_a_try(
         self, host: Host, connection: Connection, queue: str
     ) -> None:
@@ -1241,6 +1275,47 @@ class ConcurrencyContract(Contract):
         looking.result(PATIENCE_S)
         assert counts[-1] == size * branches
         assert [count for count in counts if count % size] == []
+
+    def test_who_waits_gets_the_next_of_a_group_once_the_one_before_is_gone(
+        self, connect: Connect, pool: ThreadPoolExecutor
+    ) -> None:
+        holder, consumer = connect(), connect()
+        put(holder, b"1", b"2", group="g")
+        assert holder.dequeue("orders") is not None
+        found = pool.submit(lambda: consumer.dequeue("orders", wait_s=PATIENCE_S))
+        holder.commit()
+        message = found.result(PATIENCE_S)
+        assert message is not None
+        assert message.body == b"2"
+
+    def test_each_group_keeps_its_order_with_many_consumers_and_failures(
+        self, connect: Connect, pool: ThreadPoolExecutor
+    ) -> None:
+        groups, size = 5, 12
+        producer = connect()
+        producer.define("work", retry_delay_s=0.002, retry_multiplier=1)
+        for number in range(size):
+            for group in range(groups):
+                producer.enqueue("work", b"%d %d" % (group, number), group=str(group))
+        producer.commit()
+        handled: list[bytes] = []
+
+        def consume(share: int) -> None:
+            consumer, dice = connect(), random.Random(share)
+            while len(handled) < groups * size:
+                message = consumer.dequeue("work", wait_s=0.05)
+                if message is None or dice.random() < 0.2:
+                    consumer.rollback()
+                    continue
+                handled.append(message.body)  # nobody else has one of this group
+                consumer.commit()
+
+        for future in [pool.submit(consume, share) for share in range(4)]:
+            future.result(PATIENCE_S)
+        assert len(handled) == groups * size
+        for group in range(groups):
+            taken = [int(body.split()[1]) for body in handled if int(body.split()[0]) == group]
+            assert taken == list(range(size))
 
     def test_every_message_is_consumed_once_by_many(self, connect: Connect, pool: ThreadPoolExecutor) -> None:
         producer = connect()

@@ -49,6 +49,9 @@ def put(
     ] = LINES_A_BRANCH,
     correlation_id: Annotated[str | None, typer.Option(help="Found again by `get --correlation-id`.")] = None,
     priority: Annotated[int | None, typer.Option(help="0 to 9, 9 first in a priority queue; 4 without it.")] = None,
+    group: Annotated[
+        str | None, typer.Option(help="Messages of a group are delivered in order, one at a time.", metavar="NAME")
+    ] = None,
     header: Annotated[list[str] | None, typer.Option(help="A header; may be repeated.", metavar="KEY=VALUE")] = None,
     content_type: Annotated[str | None, typer.Option(help="The body's MIME type.", metavar="TYPE")] = None,
     not_before: Annotated[
@@ -70,6 +73,7 @@ def put(
         raise InvalidArgument("BODY and --file or --lines are two sources: give one")
     options: EnqueueOptions = {
         "correlation_id": correlation_id,
+        "group": group,
         "headers": parameters.headers(header),
         "content_type": content_type,
         "not_before": parameters.instant(not_before),

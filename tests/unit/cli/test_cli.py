@@ -261,12 +261,12 @@ def test_a_refused_line_tells_what_is_committed(space: Path) -> None:
 
 
 def test_all_properties_go_in_and_come_out(space: Path) -> None:
-    words = ["--correlation-id", "42", "--priority", 7, "--header", "a=b", "--header", "c=d=e"]
+    words = ["--correlation-id", "42", "--priority", 7, "--group", "g", "--header", "a=b", "--header", "c=d=e"]
     run("put", "orders", "x", *words, "--content-type", "text/plain", "--expires-at", "+1h")
     (told,) = lines(run("get", "orders", "--json"))
     assert (told["seq"], told["queue"], told["body"], told["size_bytes"]) == (1, "orders", "x", 1)
     assert (told["correlation_id"], told["priority"], told["content_type"]) == ("42", 7, "text/plain")
-    assert told["headers"] == {"a": "b", "c": "d=e"}
+    assert (told["group"], told["headers"]) == ("g", {"a": "b", "c": "d=e"})
     assert 3_590_000_000 < told["expires_at"] - told["enqueued_at"] < 3_610_000_000
     assert run("put", "orders", "y", "--not-before", "2999-01-01T00:00:00")
     fails("get", "orders", code=ExitCode.NOTHING)

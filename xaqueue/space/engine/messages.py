@@ -207,7 +207,7 @@ def _take(
             if space.awaited and _await_carrier(space, queue, deadline):
                 continue
             now = space.now_ns() // 1000
-            entry = queue.index.take(now, message_id=message_id, correlation=correlation, passed=passed)
+            entry = queue.index.take(now, message_id=message_id, correlation=correlation, passed=passed, holder=branch)
             if queue.index.expired or queue.index.exhausted:
                 space.has_consumed()  # a dequeue only passes them over
             if entry is not None:

@@ -50,6 +50,7 @@ class Entry:
     __slots__ = (
         "correlation",
         "expires_at",
+        "group",
         "is_plain",
         "locked",
         "message_id",
@@ -67,7 +68,8 @@ class Entry:
         self.seq = seq
         self.message_id = message_id
         self.tags = tags
-        self.correlation, self.expires_at, self.not_before, self.priority = read_tags(tags) if tags else _PLAIN
+        said = read_tags(tags) if tags else _PLAIN
+        self.correlation, self.expires_at, self.group, self.not_before, self.priority = said
         self.is_plain = not tags
         """Nothing but its number decides its turn."""
         self.tries = 0
@@ -82,6 +84,22 @@ class Entry:
         self.retry, self.tries, self.is_plain = retry, retry.tries, False
         if retry.not_before is not None:
             self.not_before = max(retry.not_before, self.not_before or 0)
+
+
+class Group:
+    """Messages that are delivered in their order, the next once those before it are gone."""
+
+    __slots__ = ("held", "holder", "size", "waiting")
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Messages of it that are here."""
+        self.waiting: list[int] = []
+        """A heap of numbers: those that are not locked, and some that are, or are gone."""
+        self.held: set[int] = set()
+        """Those that branches have locked. What is set aside, because it leaves, holds nothing up."""
+        self.holder: object = None
+        """Who has these, and may take more; None where nobody may."""
 
 
 class QueueIndex:
@@ -100,6 +118,9 @@ class QueueIndex:
         self._seqs: dict[bytes, int] = {}
         self._packed = PackedRows(newest_first=False)
         self._entries: dict[int, Entry] = {}
+        self._groups: dict[str, Group] = {}
+        self._held: dict[int, list[str]] = {}
+        """By the id of a holder, its groups."""
         self._arrange(order)
 
     def _arrange(self, order: Order) -> None:
@@ -111,10 +132,9 @@ class QueueIndex:
         self._delayed: list[tuple[int, int]] = []
         self._expiring: list[tuple[int, int]] = []
         """A heap of (when it expires, its number), of some that are gone or locked, too."""
-        entries, self._entries = self._entries, {}
-        for entry in entries.values():
+        for entry in self._entries.values():
             entry.queued = False
-            self._enter(entry)
+            self._place(entry)
 
     def __len__(self) -> int:
         return len(self._seqs)
@@ -152,27 +172,40 @@ class QueueIndex:
         message_id: bytes | None = None,
         correlation: str | None = None,
         passed: Collection[int] = (),
+        holder: object = None,
     ) -> Entry | None:
         """The next ready message, now locked; or the one of this id, or the first whose correlation id has this hash.
 
-        ``passed``: numbers of those that have the hash and another correlation id. None with ``is_unfinished``: it has
-        not looked at all.
+        holder: who takes it, and may have the next of a group when it has those before. ``passed``: numbers of those
+        that have the hash and another correlation id. None with ``is_unfinished``: it has not looked at all.
         """
         self.is_unfinished = False
         if message_id is not None:
             entry = self.find(message_id)
             if entry is not None and (
-                correlation not in (None, entry.correlation) or entry.seq in passed or not self._due(entry, now)
+                correlation not in (None, entry.correlation) or entry.seq in passed or not self._due(entry, now, holder)
             ):
                 entry = None
         elif correlation is not None:
-            entry = self._first_correlated(now, correlation, passed)
+            entry = self._first_correlated(now, correlation, passed, holder)
         else:
-            entry = self._first(now)
+            if self._groups:
+                self.find_expired(now, len(self.expired) + BATCH)  # each might hold its group back
+                if holder is not None:
+                    self._queue_held(holder)
+            entry = self._first(now, holder)
         if entry is not None:
             entry.locked = True
             self.locked += 1
+            if entry.group is not None:
+                self._hold(entry.seq, entry.group, holder)
         return entry
+
+    def hand_over(self, entry: Entry, holder: object) -> None:
+        """A locked message is this one's from here on."""
+        if entry.group is not None:
+            self._unhold(entry.seq, entry.group)
+            self._hold(entry.seq, entry.group, holder)
 
     def find_expired(self, now: int, limit: int) -> None:
         """Adds to ``expired`` what nobody was going to find so, until it holds ``limit``."""
@@ -192,6 +225,8 @@ class QueueIndex:
         if entry is not None and not entry.locked:
             entry.locked = True
             self.locked += 1
+            if entry.group is not None:
+                self._hold(entry.seq, entry.group, None)
         return entry
 
     def claim(self, entry: Entry) -> bool:
@@ -208,7 +243,12 @@ class QueueIndex:
         self.locked -= 1
         if entry.expires_at is not None:
             heappush(self._expiring, (entry.expires_at, entry.seq))
-        self._queue(entry)
+        if entry.group is None:
+            self._queue(entry)
+        else:
+            heappush(self._groups[entry.group].waiting, entry.seq)
+            self._unhold(entry.seq, entry.group)
+            self._queue_next(entry.group)
 
     def fail(self, entry: Entry, retry: Retry) -> None:
         """A delivery has failed: the message is put off, and where a branch had locked it, it is back."""
@@ -235,13 +275,20 @@ class QueueIndex:
         return 0 < self.max_tries <= entry.tries
 
     def _exhaust(self, entry: Entry) -> None:
+        self._set_aside(entry, self.exhausted)
+
+    def _set_aside(self, entry: Entry, leaving: list[Entry]) -> None:
+        """It leaves; the next of its group may come."""
         if not entry.locked:
             entry.locked = True
             self.locked += 1
-        self.exhausted.append(entry)
+        leaving.append(entry)
+        if entry.group is not None:
+            self._unhold(entry.seq, entry.group)
+            self._queue_next(entry.group)
 
-    def remove(self, entry: Entry) -> None:
-        """A locked message is gone for good."""
+    def remove(self, entry: Entry) -> bool:
+        """A locked message is gone for good. Whether one of its group may be taken now."""
         del self._entries[entry.seq]
         del self._seqs[entry.message_id]
         self.locked -= 1
@@ -252,6 +299,77 @@ class QueueIndex:
                 del self._by_correlation[entry.correlation]
         if len(self._ready) + len(self._delayed) + len(self._expiring) > SPARE_KEYS:
             self._compact_if_worth()
+        if entry.group is None:
+            return False
+        self._unhold(entry.seq, entry.group)
+        return self._leave(entry.group)
+
+    def _hold(self, seq: int, name: str, holder: object) -> None:
+        """One of this group is locked, for somebody who may have the next, too, or for nobody."""
+        group = self._groups[name]
+        if not group.held and holder is not None:
+            group.holder = holder
+            self._held.setdefault(id(holder), []).append(name)
+        elif group.holder is not holder:
+            self._forget_holder(name, group)
+        group.held.add(seq)
+
+    def _unhold(self, seq: int, name: str) -> None:
+        group = self._groups[name]
+        group.held.discard(seq)
+        if not group.held:
+            self._forget_holder(name, group)
+
+    def _forget_holder(self, name: str, group: Group) -> None:
+        if group.holder is not None:
+            names = self._held[id(group.holder)]
+            names.remove(name)
+            if not names:
+                del self._held[id(group.holder)]
+            group.holder = None
+
+    def _next_of(self, name: str) -> Entry | None:
+        """The first of this group that is not locked."""
+        waiting = self._groups[name].waiting
+        while waiting:
+            entry = self._entries.get(waiting[0])
+            if entry is not None and not entry.locked:
+                return entry
+            heappop(waiting)
+        return None
+
+    def _queue_next(self, name: str) -> bool:
+        """Whether anybody may have the next of the group."""
+        group, entry = self._groups[name], self._next_of(name)
+        if entry is None or group.held:
+            return False
+        self._queue(entry)
+        return True
+
+    def _leave(self, name: str) -> bool:
+        """One of this group is gone. As ``_queue_next``."""
+        group = self._groups[name]
+        group.size -= 1
+        if group.size:
+            return self._queue_next(name)
+        del self._groups[name]
+        return False
+
+    def _queue_held(self, holder: object) -> None:
+        """The next of each group that this one holds: others have passed it over."""
+        for name in self._held.get(id(holder), ()):
+            entry = self._next_of(name)
+            if entry is not None:
+                self._queue(entry)
+
+    def _is_next(self, entry: Entry, name: str, now: int, holder: object) -> bool:
+        """Whether its group lets this one have it."""
+        group = self._groups[name]
+        if group.held and (holder is None or group.holder is not holder):
+            return False
+        while (first := self._next_of(name)) is not entry and first is not None and self._leaves(first, now):
+            pass
+        return first is entry
 
     def remove_through(self, seq: int) -> int:
         """Every message with this number or one below is gone for good; none may be locked. How many there were."""
@@ -263,6 +381,9 @@ class QueueIndex:
             del self._entries[entry.seq]
             del self._seqs[entry.message_id]
         self._forget_correlations(gone)
+        for entry in gone:
+            if entry.group is not None:
+                self._leave(entry.group)
         self._compact_if_worth()
         return before - len(self._seqs)
 
@@ -343,12 +464,20 @@ class QueueIndex:
 
     def _enter(self, entry: Entry) -> None:
         self._entries[entry.seq] = entry
+        if entry.group is not None:
+            group = self._groups.setdefault(entry.group, Group())
+            group.size += 1
+            heappush(group.waiting, entry.seq)
+        self._place(entry)
+
+    def _place(self, entry: Entry) -> None:
+        """Its turn comes; one of a group is behind the others of that."""
         if entry.correlation is not None:
             insort(self._by_correlation.setdefault(entry.correlation, []), self._key_of(entry))
         if entry.expires_at is not None:
             heappush(self._expiring, (entry.expires_at, entry.seq))
-        entry.queued = True
-        heappush(self._ready, entry.seq if self._fifo else self._key(entry.seq, entry.priority))
+        if entry.group is None or self._next_of(entry.group) is entry:
+            self._queue(entry)
 
     def _queue(self, entry: Entry) -> None:
         if not entry.queued:
@@ -370,7 +499,7 @@ class QueueIndex:
         unpacked = self._entries[first[0]] = Entry(*first)
         return unpacked
 
-    def _first(self, now: int) -> Entry | None:
+    def _first(self, now: int, holder: object) -> Entry | None:
         passed = 0
         while self._delayed and self._delayed[0][0] <= now:
             if passed == SKIPPED:
@@ -395,28 +524,32 @@ class QueueIndex:
             if entry is None:
                 continue
             entry.queued = False
-            if (entry.is_plain and not entry.locked) or self._due(entry, now):
+            if (entry.is_plain and not entry.locked) or self._due(entry, now, holder):
                 return entry
-            if not entry.locked and entry.not_before is not None:
+            if not entry.locked and entry.not_before is not None and entry.not_before > now:
                 heappush(self._delayed, (entry.not_before, key))
 
-    def _first_correlated(self, now: int, correlation: str, passed: Collection[int]) -> Entry | None:
+    def _first_correlated(self, now: int, correlation: str, passed: Collection[int], holder: object) -> Entry | None:
         for key in list(self._by_correlation.get(correlation, ())):
             entry = self._entries[self._seq(key)]
-            if entry.seq not in passed and self._due(entry, now):
+            if entry.seq not in passed and self._due(entry, now, holder):
                 return entry
         return None
 
-    def _due(self, entry: Entry, now: int) -> bool:
-        """Whether it may be delivered now; one found expired, or tried too often, is set aside."""
-        if entry.locked:
+    def _due(self, entry: Entry, now: int, holder: object = None) -> bool:
+        """Whether this one may be given it now."""
+        if entry.locked or self._leaves(entry, now):
             return False
+        if entry.not_before is not None and entry.not_before > now:
+            return False
+        return entry.group is None or self._is_next(entry, entry.group, now, holder)
+
+    def _leaves(self, entry: Entry, now: int) -> bool:
+        """Whether it has expired, or had all its tries: then it is set aside."""
         if self._is_exhausted(entry):
             self._exhaust(entry)
-            return False
+            return True
         if entry.expires_at is not None and entry.expires_at <= now:
-            entry.locked = True
-            self.locked += 1
-            self.expired.append(entry)
-            return False
-        return entry.not_before is None or entry.not_before <= now
+            self._set_aside(entry, self.expired)
+            return True
+        return False

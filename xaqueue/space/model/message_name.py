@@ -4,7 +4,7 @@
 
     c  hash of the correlation id: the first 16 hex digits of its SHA-256
     e  when it expires, n  when it is first due: microseconds since 1970, in hex without leading zeros
-    g  reserved for a hash of the group
+    g  hash of the group, likewise
     p  priority, one digit, where it is not the default
 
 A plain message has no tag. There is one canonical form: lower case, tags in the order of their letters, each at most
@@ -33,6 +33,7 @@ _TIME = r"(?:0|[1-9a-f][0-9a-f]{0,14}|[1-7][0-9a-f]{15})"
 VALUES = {
     "c": re.compile(r"[0-9a-f]{16}"),
     "e": re.compile(_TIME),
+    "g": re.compile(r"[0-9a-f]{16}"),
     "n": re.compile(_TIME),
     "p": re.compile(f"(?!{DEFAULT_PRIORITY})[0-{HIGHEST_PRIORITY}]"),
 }
@@ -45,6 +46,8 @@ class Tags(NamedTuple):
     correlation: str | None = None
     """``correlation_hash`` of its correlation id."""
     expires_at: int | None = None
+    group: str | None = None
+    """A hash of its group."""
     not_before: int | None = None
     priority: int = DEFAULT_PRIORITY
 
@@ -53,11 +56,21 @@ def correlation_hash(correlation_id: bytes) -> str:
     return sha256(correlation_id).hexdigest()[:16]
 
 
+def group_hash(group: str) -> str:
+    return correlation_hash(group.encode("utf-8", "surrogatepass"))
+
+
 def tags_of(properties: Properties) -> str:
     """The tags of a message with these properties, as they end its name. DamagedBlock for what no message has."""
     correlation_id, priority = properties.correlation_id, properties.priority
-    expires_at, not_before = properties.expires_at, properties.not_before
-    if correlation_id is None and expires_at is None and not_before is None and priority == DEFAULT_PRIORITY:
+    expires_at, not_before, group = properties.expires_at, properties.not_before, properties.group
+    if (
+        correlation_id is None
+        and expires_at is None
+        and not_before is None
+        and group is None
+        and priority == DEFAULT_PRIORITY
+    ):
         return ""
     tags = ""
     try:
@@ -65,11 +78,13 @@ def tags_of(properties: Properties) -> str:
             tags += f".c{correlation_hash(correlation_id)}"
         if expires_at is not None:
             tags += f".e{_checked(expires_at, _LAST_US):x}"
+        if group is not None:
+            tags += f".g{group_hash(group)}"
         if not_before is not None:
             tags += f".n{_checked(not_before, _LAST_US):x}"
         if priority != DEFAULT_PRIORITY:
             tags += f".p{_checked(priority, HIGHEST_PRIORITY):d}"
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise DamagedBlock(f"a property is not what it can be: {error}") from None
     return tags
 
@@ -87,6 +102,7 @@ def read_tags(tags: str) -> Tags:
     return Tags(
         said.get("c"),
         int(expires_at, 16) if expires_at is not None else None,
+        said.get("g"),
         int(not_before, 16) if not_before is not None else None,
         int(said.get("p", DEFAULT_PRIORITY)),
     )

@@ -195,7 +195,8 @@ class Queue:
 
     def consumed(self, entry: Entry) -> bool:
         """The message's removal is hardened. Whether its range has become spent: whoever clears removes that."""
-        self.index.remove(entry)
+        if self.index.remove(entry):
+            self.arrived.notify_all()
         number = entry.seq >> RANGE_BITS
         self.ranges[number] = left = self.ranges[number] - 1
         return not left and self.is_spent(number)

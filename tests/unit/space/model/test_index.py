@@ -31,8 +31,10 @@ def entry(
     priority: int = DEFAULT_PRIORITY,
     not_before: int | None = None,
     expires_at: int | None = None,
+    group: str | None = None,
 ) -> Entry:
-    properties = Properties("q", correlation_id, priority=priority, not_before=not_before, expires_at=expires_at)
+    told = Properties("q", correlation_id, priority=priority, not_before=not_before, expires_at=expires_at)
+    properties = replace(told, group=group)
     return Entry(seq, identity(seq), tags_of(properties))
 
 
@@ -280,6 +282,9 @@ SLOW_KEYS: dict[Order, Callable[[Entry], tuple[int, ...]]] = {
 }
 
 
+HOLDERS = (object(), object())
+
+
 class IndexAgainstList(RuleBasedStateMachine):
     """The model sorts and filters a list at every call; the clock goes back now and then."""
 
@@ -290,6 +295,8 @@ class IndexAgainstList(RuleBasedStateMachine):
         self.known: dict[int, Known] = {}
         self.now = 100
         self.seq = 0
+        self.holders: dict[str, object] = {}
+        """Who has taken all that is out of a group, where that is one."""
 
     def matches(self, correlation: str | None = None, seq: int | None = None) -> list[Known]:
         """Those not locked that a take looks at, in order."""
@@ -298,14 +305,36 @@ class IndexAgainstList(RuleBasedStateMachine):
         chosen = [one for one in chosen if seq in (None, one.entry.seq)]
         return sorted(chosen, key=lambda one: SLOW_KEYS[self.order](one.entry))
 
-    def expected(self, correlation: str | None = None, seq: int | None = None) -> int | None:
+    def is_late(self, one: Known) -> bool:
+        return one.entry.expires_at is not None and one.entry.expires_at <= self.now
+
+    def expected(self, correlation: str | None = None, seq: int | None = None, holder: object = None) -> int | None:
         for one in self.matches(correlation, seq):
-            late = one.entry.expires_at is not None and one.entry.expires_at <= self.now
             early = one.entry.not_before is not None and one.entry.not_before > self.now
-            if not late and not early:
-                one.out = True
+            if not self.is_late(one) and not early and self.is_next(one, holder):
+                self.go_out(one, holder)
                 return one.entry.seq
         return None
+
+    def out_of(self, group: str) -> list[Known]:
+        return [one for one in self.known.values() if one.entry.group == group and one.out]
+
+    def is_next(self, one: Known, holder: object) -> bool:
+        group = one.entry.group
+        if group is None:
+            return True
+        before = [
+            other
+            for seq, other in self.known.items()
+            if other.entry.group == group and seq < one.entry.seq and not other.out and not self.is_late(other)
+        ]
+        return not before and (not self.out_of(group) or (holder is not None and self.holders[group] is holder))
+
+    def go_out(self, one: Known, holder: object) -> None:
+        group = one.entry.group
+        if group is not None and not one.out:
+            self.holders[group] = holder if not self.out_of(group) or self.holders[group] is holder else None
+        one.out = True
 
     def bury(self) -> None:
         for one in self.index.expired:
@@ -334,8 +363,11 @@ class IndexAgainstList(RuleBasedStateMachine):
         priority=st.integers(0, 9),
         delay=st.none() | st.integers(-5, 20),
         lifetime=st.none() | st.integers(1, 30),
+        group=st.sampled_from([None, None, "x", "x", "y"]),
     )
-    def add(self, correlation_id: bytes | None, priority: int, delay: int | None, lifetime: int | None) -> None:
+    def add(
+        self, correlation_id: bytes | None, priority: int, delay: int | None, lifetime: int | None, group: str | None
+    ) -> None:
         self.seq += 1
         added = entry(
             self.seq,
@@ -343,6 +375,7 @@ class IndexAgainstList(RuleBasedStateMachine):
             priority=priority,
             not_before=None if delay is None else self.now + delay,
             expires_at=None if lifetime is None else self.now + lifetime,
+            group=group,
         )
         self.known[self.seq] = Known(added)
         self.index.add(added)
@@ -354,12 +387,12 @@ class IndexAgainstList(RuleBasedStateMachine):
             self.known[self.seq] = Known(entry(self.seq))
             self.index.add(entry(self.seq))
 
-    @rule(back=st.integers(1, 30))
-    def add_one_that_is_late(self, back: int) -> None:
+    @rule(back=st.integers(1, 30), group=st.sampled_from([None, "x", "y"]))
+    def add_one_that_is_late(self, back: int, group: str | None) -> None:
         seq = self.seq - back
         if seq > 0 and seq not in self.known:
-            self.known[seq] = Known(entry(seq))
-            self.index.add(entry(seq))
+            self.known[seq] = Known(entry(seq, group=group))
+            self.index.add(entry(seq, group=group))
 
     @rule(count=st.integers(1, 40), step=st.integers(1, 3))
     def add_a_range(self, count: int, step: int) -> None:
@@ -375,25 +408,29 @@ class IndexAgainstList(RuleBasedStateMachine):
         seq = data.draw(st.sampled_from(sorted(self.known)))
         found = self.index.lock(identity(seq)) if locked else self.index.find(identity(seq))
         assert found is not None
-        self.known[seq].out = self.known[seq].out or locked
+        if locked:
+            self.go_out(self.known[seq], None)
         assert facts(found) == self.known[seq].facts()
         self.known[seq].entry = found
         assert self.index.find(identity(seq)) is found
         assert identity(self.seq + 1) not in self.index
         assert identity(seq) in self.index
 
-    @rule(correlation=st.sampled_from([None, None, *map(correlation_hash, (b"a", b"b"))]))
-    def take(self, correlation: str | None) -> None:
-        expected = self.expected(correlation)
-        assert self.note(self.index.take(self.now, correlation=correlation)) == expected
+    @rule(
+        correlation=st.sampled_from([None, None, *map(correlation_hash, (b"a", b"b"))]),
+        holder=st.sampled_from([None, *HOLDERS]),
+    )
+    def take(self, correlation: str | None, holder: object) -> None:
+        expected = self.expected(correlation, holder=holder)
+        assert self.note(self.index.take(self.now, correlation=correlation, holder=holder)) == expected
         self.bury()
 
     @precondition(lambda self: self.known)
-    @rule(data=st.data())
-    def take_by_id(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), holder=st.sampled_from([None, *HOLDERS]))
+    def take_by_id(self, data: st.DataObject, holder: object) -> None:
         seq = data.draw(st.sampled_from(sorted(self.known)))
-        expected = self.expected(seq=seq)
-        assert self.note(self.index.take(self.now, message_id=identity(seq))) == expected
+        expected = self.expected(seq=seq, holder=holder)
+        assert self.note(self.index.take(self.now, message_id=identity(seq), holder=holder)) == expected
         self.bury()
 
     @rule(step=st.integers(2, 9), dice=st.randoms(use_true_random=False))
@@ -408,6 +445,7 @@ class IndexAgainstList(RuleBasedStateMachine):
                 assert taken is not None
                 self.index.remove(taken)
                 del self.known[seq]
+                self.bury()
 
     @precondition(lambda self: any(one.out for one in self.known.values()))
     @rule(data=st.data(), removed=st.booleans(), tried=st.booleans())

@@ -93,7 +93,7 @@ def test_an_error_that_concerns_the_space_ends_the_opening(bare: BareSpace, monk
 def test_everything_that_decides_a_turn_is_in_the_name(bare: BareSpace) -> None:
     given = Properties("q", correlation_id=b"c", priority=7, not_before=5, expires_at=2**60, content_type="text/plain")
     lay(bare, 1, identity(1), given).write_bytes(b"nobody reads it")
-    lay(bare, 2, identity(2), Properties("q", headers={"k": "v"}, group="g", dedup_key=b"d", traceparent="t"))
+    lay(bare, 2, identity(2), Properties("q", headers={"k": "v"}, dedup_key=b"d", traceparent="t"))
     lay(bare, 3, identity(3), Properties("q", unknown={"later": 1}))
     lay(bare, 4, identity(4), body=bytes(HEAD_READ_BYTES))
     record = bare.root / layout.retry_path("q", 1, identity(1))
@@ -164,7 +164,7 @@ def test_a_tag_of_a_later_version_stays_and_its_message_is_delivered(tmp_path: P
     with bare_space(tmp_path, sync) as made:
         made.put("q", b"plain")
         made.space.checkpoint()
-        for seq, tags in ((2, ".g0123456789abcdef"), (3, ".a1.p9.zlater")):
+        for seq, tags in ((2, ".k0123456789abcdef"), (3, ".a1.p9.zlater")):
             properties = Properties("q", priority=9 if "p9" in tags else 4)
             lay(made, seq, identity(seq), properties, b"%d" % seq, tags)
         (made.root / layout.watermark_path("q")).write_bytes(layout.format_watermark(layout.Watermark(3, 10)))
@@ -172,7 +172,7 @@ def test_a_tag_of_a_later_version_stays_and_its_message_is_delivered(tmp_path: P
         assert made.space.report.quarantined == []
         assert made.take("q") == [b"plain", b"2", b"3"]
         names = [path.name for path in made.messages("q")]
-        assert [name[message_name.PLAIN_NAME :] for name in names] == ["", ".g0123456789abcdef", ".a1.p9.zlater"]
+        assert [name[message_name.PLAIN_NAME :] for name in names] == ["", ".k0123456789abcdef", ".a1.p9.zlater"]
         assert [one.body for one in browse(made.root, "q", lambda seq, why: None)] == [b"plain", b"2", b"3"]
         assert [seq for seq, _, _ in QueueReader(made.root, "q", even_behind=True).read(0, 3)] == [1, 2, 3]
         assert [one for one in check(made.root, live=False) if one.severity is Severity.DAMAGE] == []
