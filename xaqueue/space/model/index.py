@@ -477,7 +477,8 @@ class QueueIndex:
         if entry.expires_at is not None:
             heappush(self._expiring, (entry.expires_at, entry.seq))
         if entry.group is None or self._next_of(entry.group) is entry:
-            self._queue(entry)
+            entry.queued = True
+            heappush(self._ready, entry.seq if self._fifo else self._key(entry.seq, entry.priority))
 
     def _queue(self, entry: Entry) -> None:
         if not entry.queued:
