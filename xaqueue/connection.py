@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from types import TracebackType
@@ -132,6 +132,46 @@ class Connection:
             return found
         finally:
             self._entered.release()
+
+    @_alone
+    def enqueue_many(
+        self, queue: str, bodies: Iterable[bytes | bytearray | memoryview], **options: Unpack[EnqueueOptions]
+    ) -> list[MessageId]:
+        """Adds a message for each of these bodies, in one call. Returns their ids, in the same order.
+
+        The options are those of ``enqueue``, and hold for every one; ``message_id`` is none of them. Raises as
+        ``enqueue``: what one can be refused for by itself is found before the first is added, and nothing has changed.
+        Where the disk becomes full among them, the transaction can only be rolled back.
+        """
+        if "message_id" in options:
+            raise InvalidArgument("message_id names one message: enqueue_many makes the ids, or enqueue each by itself")
+        check_queue_name(queue)
+        if isinstance(bodies, str | bytes | bytearray | memoryview):
+            raise InvalidArgument(
+                f"bodies is a {type(bodies).__name__}: a list, or another iterable, of bytes is wanted"
+            )
+        checked = [body_of(body) for body in bodies]
+        plain = options_of(options, time.time_ns() // 1000) if options else options
+        self._transaction.work()
+        found = self._manager.enqueue_many(queue, checked, **plain)
+        self._transaction.uncommitted += len(found)
+        return found
+
+    @_alone
+    def dequeue_many(self, queue: str, count: int, *, wait_s: float | None = 0.0) -> list[Message]:
+        """Up to ``count`` messages, taken in this transaction in one call; ``dequeue`` says how each is.
+
+        It waits for the first, as long as ``wait_s`` says, and for no other; an empty list: there was none. Raises as
+        ``dequeue``, and then it has taken none.
+        """
+        check_queue_name(queue)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise InvalidArgument(f"count {count!r} is refused: a number of messages from 1 is wanted")
+        wait_s = check_seconds("wait_s", wait_s)
+        self._transaction.work()
+        found = self._manager.dequeue_many(queue, count, wait_s=wait_s)
+        self._transaction.uncommitted += len(found)
+        return found
 
     @_alone
     def move(self, queue: str, message_id: bytes | str, to: str) -> MessageId | None:

@@ -102,6 +102,12 @@ class ResourceManager(Carrying, Protocol):
         Where that is None or infinite it waits until there is one.
         """
 
+    def enqueue_many(self, queue: str, bodies: Sequence[bytes], **options: Unpack[EnqueueOptions]) -> list[MessageId]:
+        """Adds several messages with these options; see ``Connection.enqueue_many``."""
+
+    def dequeue_many(self, queue: str, count: int, *, wait_s: float | None = 0.0) -> list[Message]:
+        """Takes up to ``count`` messages, and waits for the first as ``dequeue`` does. Where it raises, none."""
+
     def move(self, queue: str, message_id: bytes, to: str | None = None) -> MessageId | None:
         """In the branch, takes a message from the queue and adds it to another, or to where it was before it was moved;
         see ``Connection.move``. None where nobody would be given it now."""

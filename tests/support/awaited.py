@@ -65,6 +65,12 @@ class Facade:
     def dequeue(self, queue: str, **options: Any) -> Message | None:
         return self._thread.run(self.connection.dequeue(queue, **options))
 
+    def enqueue_many(self, queue: str, bodies: Any, **options: Any) -> list[MessageId]:
+        return self._thread.run(self.connection.enqueue_many(queue, bodies, **options))
+
+    def dequeue_many(self, queue: str, count: int, **options: Any) -> list[Message]:
+        return self._thread.run(self.connection.dequeue_many(queue, count, **options))
+
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
         async def browsed() -> list[Message]:
             return [message async for message in self.connection.browse(queue, limit)]

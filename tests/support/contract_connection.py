@@ -20,6 +20,7 @@ import pytest
 
 from xaqueue.connection import Connection
 from xaqueue.errors import (
+    DataError,
     HeuristicOutcome,
     InterfaceError,
     InvalidArgument,
@@ -774,6 +775,48 @@ class MessagesContract(Contract):
         assert one.dequeue(queue) is None
         two.commit()
         assert bodies(one, queue) == []
+
+    def test_many_messages_in_one_call(self, host: Host, connection: Connection) -> None:
+        sent = [b"%d" % number for number in range(2_500)]
+        ids = connection.enqueue_many("orders", sent, headers={"k": "v"})
+        big = connection.enqueue_many("urgent", [bytes(90_000), bytearray(90_000)] * 8, priority=9)
+        assert connection.enqueue_many("orders", []) == []
+        assert len(set(ids + big)) == len(sent) + 16
+        connection.commit()
+        host.restart()
+        again = host.connect()
+        first = again.dequeue_many("orders", 2_200, wait_s=1)
+        rest = again.dequeue_many("orders", 9_999)
+        assert [message.message_id for message in first + rest] == ids
+        assert [message.body for message in first + rest] == sent
+        assert {message.headers["k"] for message in first} == {"v"}
+        assert len(first) == 2_200
+        assert [message.message_id for message in again.dequeue_many("urgent", 20)] == big
+        assert again.dequeue_many("orders", 1) == []
+        again.rollback()
+        assert [message.tries for message in again.dequeue_many("orders", 2)] == [1, 1]
+
+    def test_many_are_refused_as_one_is_and_nothing_has_changed(self, connection: Connection) -> None:
+        connection.enqueue("orders", b"before")
+        limit = 100_000
+        for wrong, told in (
+            ([b"a", bytes(limit + 1)], "over the limit"),
+            ([b"a", "b"], "bytes are wanted"),
+            (b"ab", "a list"),
+        ):
+            with pytest.raises((DataError, ProgrammingError), match=told):
+                connection.enqueue_many("orders", wrong)  # type: ignore[arg-type]
+        with pytest.raises(ProgrammingError, match="makes the ids"):
+            connection.enqueue_many("orders", [b"a"], message_id=bytes(16))
+        with pytest.raises(ProgrammingError, match="did you mean 'orders'"):
+            connection.enqueue_many("ordres", [b"a"])
+        with pytest.raises(ProgrammingError, match="did you mean 'orders'"):
+            connection.dequeue_many("ordres", 1)
+        for count in (0, -1, True, 1.5, None):
+            with pytest.raises(ProgrammingError, match="from 1"):
+                connection.dequeue_many("orders", count)  # type: ignore[arg-type]
+        connection.commit()
+        assert drain(connection) == [b"before"]
 
     def test_a_group_that_waits_for_a_retry_holds_only_itself_up(self, connect: Connect) -> None:
         one, two = connect(), connect()

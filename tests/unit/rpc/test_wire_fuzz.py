@@ -69,6 +69,8 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ),
         ("dequeue", ["empty", {"message_id": b"0123456789abcdef"}]),
         ("dequeue", ["empty", {"correlation_id": b"c"}]),
+        ("enqueue_many", ["orders", [b"0123456789abcdef"], [b"body"], {"priority": 1}]),
+        ("dequeue_many", ["empty", 3, {"wait_s": 0}]),
         ("browse", ["orders", 1]),
         ("browse_next", [1]),
         ("browse_end", [1]),

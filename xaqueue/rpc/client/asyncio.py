@@ -68,6 +68,8 @@ class AsyncConnection:
     enqueue = _carried(Connection.enqueue)
     """Pipelined: there is something to wait for only where a lot is on its way already."""
     dequeue = _carried(Connection.dequeue)
+    enqueue_many = _carried(Connection.enqueue_many)
+    dequeue_many = _carried(Connection.dequeue_many)
     move = _carried(Connection.move)
     requeue = _carried(Connection.requeue)
     flush = _carried(Connection.flush)

@@ -46,6 +46,7 @@ from xaqueue.xid import Xid
 if TYPE_CHECKING:
     from xaqueue.rpc.server.peer import Caller
 
+MANY_OPTIONS = tuple(name for name in PLAIN_OPTIONS if name != "message_id")
 DEQUEUE_OPTIONS = ("wait_s", "message_id", "correlation_id")
 CURSORS = 16
 """Open browses of one session, at most."""
@@ -70,6 +71,24 @@ def dequeue(caller: Caller, queue: str, options: Any = None) -> Any:
     given = {} if options is None else wire.options_of(options, "dequeue", DEQUEUE_OPTIONS)
     message = caller.session.dequeue(queue, **given)
     return None if message is None else wire.message_to(message)
+
+
+def enqueue_many(caller: Caller, queue: str, ids: Any, bodies: Any, options: Any = None) -> list[MessageId]:
+    given = {} if options is None else wire.options_of(options, "enqueue_many", MANY_OPTIONS)
+    is_right = isinstance(bodies, list) and (ids is None or (isinstance(ids, list) and len(ids) == len(bodies)))
+    if not is_right or len(bodies) > PAGE:
+        raise InvalidArgument(f"enqueue_many is refused: ids (or nil) and as many bodies, at most {PAGE}, are wanted")
+    return caller.session.enqueue_many(queue, bodies, ids, **given)
+
+
+def dequeue_many(caller: Caller, queue: str, count: Any, options: Any = None) -> tuple[bool, list[Any]]:
+    """Whether there may be more, for want of which it did not end, and the messages."""
+    given = {} if options is None else wire.options_of(options, "dequeue_many", ("wait_s",))
+    if type(count) is not int or count < 1:
+        raise InvalidArgument(f"dequeue_many of {count!r} messages: a number from 1 is wanted")
+    found = caller.session.dequeue_many(queue, min(count, PAGE), most_bytes=PAGE_BYTES, **given)
+    is_full = len(found) == PAGE or sum(len(message.body) for message in found) >= PAGE_BYTES
+    return is_full and len(found) < count, [wire.message_to(message) for message in found]
 
 
 def move(caller: Caller, queue: str, message_id: Any, to: Any = None) -> bytes | None:
@@ -133,7 +152,10 @@ def deliver(
     return caller.session.deliver(carrier, secret, changes, highest, count, more)
 
 
-BRANCH_METHODS = (deliver, recover, enqueue, dequeue, move, browse, browse_next, browse_end)
+BRANCH_METHODS = (
+    *(deliver, recover, enqueue, enqueue_many, dequeue, dequeue_many, move),
+    *(browse, browse_next, browse_end),
+)
 
 # On the client
 
@@ -209,22 +231,62 @@ class BranchCalls(Link):
         if self._closed or self._branch.why is not None:
             self._check_working()
         checked = properties_of(queue, 0, options)
-        space = self.space
-        if not isinstance(body, bytes) or not (space["any_queue"] or queue in space["queues"]):
+        if not isinstance(body, bytes) or not self._is_known(queue):
             return MessageId(self._ask("enqueue", queue, body, options))  # the server says what is wrong
         if options:
             pack_properties(checked)  # raises MessageTooLarge
-        if len(body) > space["max_body_bytes"]:
-            raise MessageTooLarge(
-                f"body of {len(body):,} bytes is over the limit of {space['max_body_bytes']:,}: "
-                "raise [space] max_body_bytes in queues.toml, or send a reference to the content"
-            )
+        if len(body) > self.space["max_body_bytes"]:
+            raise self._too_large(len(body))
         given = options.get("message_id")
         if given is not None:
             return MessageId(self._ask("enqueue", queue, body, {**options, "message_id": id_of(given)}))
         message_id = MessageId(fresh_id())
         self._pipeline("enqueue", queue, body, {**options, "message_id": message_id})
         return message_id
+
+    def enqueue_many(self, queue: str, bodies: Sequence[bytes], **options: Unpack[EnqueueOptions]) -> list[MessageId]:
+        """Pipelined, as few frames as hold them."""
+        if self._closed or self._branch.why is not None:
+            self._check_working()
+        pack_properties(properties_of(queue, 0, options))
+        sizes = [len(body) for body in bodies]
+        if sizes and max(sizes) > self.space["max_body_bytes"]:
+            raise self._too_large(max(sizes))
+        if not self._is_known(queue):
+            self._ask("enqueue_many", queue, None, [], options)  # the server says what is wrong
+        ids = [MessageId(fresh_id()) for _ in bodies]
+        most_bytes, first, size = min(PAGE_BYTES, self.space["max_body_bytes"]), 0, 0
+        for number, size_bytes in enumerate([*sizes, most_bytes + 1]):
+            if number > first and (size + size_bytes > most_bytes or number - first == PAGE):
+                self._pipeline("enqueue_many", queue, ids[first:number], bodies[first:number], options)
+                first, size = number, 0
+            size += size_bytes
+        return ids
+
+    def _is_known(self, queue: str) -> bool:
+        return self.space["any_queue"] or queue in self.space["queues"]
+
+    def _too_large(self, size_bytes: int) -> MessageTooLarge:
+        return MessageTooLarge(
+            f"body of {size_bytes:,} bytes is over the limit of {self.space['max_body_bytes']:,}: "
+            "raise [space] max_body_bytes in queues.toml, or send a reference to the content"
+        )
+
+    def dequeue_many(self, queue: str, count: int, *, wait_s: float | None = 0.0) -> list[Message]:
+        if self._closed or self._branch.why is not None:
+            self._check_working()
+        found: list[Message] = []
+        more, limit_s = True, check_seconds("wait_s", wait_s)
+        while more and len(found) < count:
+            waits_s = 0.0 if found else limit_s
+            try:
+                more, page = self._ask("dequeue_many", queue, count - len(found), {"wait_s": waits_s}, waits_s=waits_s)
+            except Error as error:
+                if not found or isinstance(error, ConnectionLost):
+                    raise
+                break  # those are taken; the next call says what is wrong
+            found += map(wire.message_of, page)
+        return found
 
     def dequeue(
         self,

@@ -10,7 +10,7 @@ import errno
 import time
 from collections.abc import Collection, Iterator, Sequence
 
-from xaqueue.errors import DamagedBlock, DiskLow, InvalidArgument, RetryLater
+from xaqueue.errors import DamagedBlock, DiskLow, Error, InvalidArgument, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message, MessageId, body_of, check_message_id, id_of, properties_of
 from xaqueue.space.engine import blocks, carry, quarantine
 from xaqueue.space.engine.state import Space, log
@@ -33,6 +33,7 @@ from xaqueue.space.model.records import files_of, refusal
 from xaqueue.storage.fs import NO_ROOM, discard, is_damage
 from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.regular import DAMAGE
+from xaqueue.xa import Code
 
 LOOK_S = 0.5
 """How long a waiting dequeue sleeps at most before it looks again: a fence or a stepped clock wakes nobody."""
@@ -59,6 +60,36 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, definitions.max_body_bytes)
     add(space, branch, Entry(0, message_id, tags), name, checksum, head, body, is_given=given is not None)
     return message_id
+
+
+def enqueue_many(
+    space: Space,
+    branch: Branch,
+    name: str,
+    bodies: Sequence[bytes],
+    ids: Sequence[bytes] | None,
+    options: EnqueueOptions,
+) -> list[MessageId]:
+    """Adds the blocks of several messages; see ``ResourceManager.enqueue_many``."""
+    space.definitions.find(name)
+    sizes = [len(body) for body in map(body_of, bodies)]
+    if sizes and max(sizes) > space.definitions.max_body_bytes:
+        enqueue(space, branch, name, bodies[sizes.index(max(sizes))], options)  # refused, before another is added
+    if not space.room.has(sum(sizes)):
+        check_room(space, branch, sum(sizes))
+    found: list[MessageId] = []
+    try:
+        for number, body in enumerate(bodies):
+            given: EnqueueOptions = options if ids is None else {**options, "message_id": ids[number]}
+            found.append(enqueue(space, branch, name, body, given))
+    except Error as error:
+        if found and branch.rollback_reason is None:
+            branch.rollback_reason = RolledBack(
+                f"branch {branch.xid} is rolled back: {len(found)} of {len(bodies)} messages were added: {error}",
+                Code.XA_RBOTHER,
+            )
+        raise
+    return found
 
 
 def add(
@@ -140,6 +171,27 @@ def dequeue(
         put_back(space, branch, taken)
         raise
     return None
+
+
+def dequeue_many(
+    space: Space, branch: Branch, name: str, count: int, wait_s: float, most_bytes: int | None
+) -> list[Message]:
+    """The next messages, up to ``count``, or to the one whose body brings all to ``most_bytes``; it waits for the
+    first. Where it raises, it has taken none."""
+    found: list[Message] = []
+    size, first = 0, len(branch.blocks)
+    try:
+        while len(found) < count and (most_bytes is None or size < most_bytes):
+            message = dequeue(space, branch, name, 0.0 if found else wait_s, None, None)
+            if message is None:
+                break
+            found.append(message)
+            size += len(message.body)
+    except BaseException:
+        for written in reversed(branch.blocks[first:]):
+            put_back(space, branch, [written])
+        raise
+    return found
 
 
 def browse(space: Space, name: str, limit: int | None) -> Iterator[Message]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import _thread
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Unpack
@@ -173,6 +173,17 @@ class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
             branch.progress = time.monotonic()
             branch.working.discard(self.number)
 
+    def enqueue_many(
+        self, queue: str, bodies: Sequence[bytes], ids: Sequence[bytes] | None = None, **options: Unpack[EnqueueOptions]
+    ) -> list[MessageId]:
+        """ids: of the messages, where the caller has made them."""
+        branch = self._at_work()
+        try:
+            return messages.enqueue_many(self.space, branch, queue, bodies, ids, options)
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
+
     def dequeue(
         self,
         queue: str,
@@ -186,6 +197,19 @@ class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
         self._awaits = queue if limit_s else ""
         try:
             return messages.dequeue(self.space, branch, queue, limit_s, message_id, correlation_id)
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
+
+    def dequeue_many(
+        self, queue: str, count: int, *, wait_s: float | None = 0.0, most_bytes: int | None = None
+    ) -> list[Message]:
+        """most_bytes: it ends behind the message with which the bodies reach so many."""
+        limit_s = check_seconds("wait_s", wait_s) if wait_s != 0 else 0.0
+        branch = self._at_work()
+        self._awaits = queue if limit_s else ""
+        try:
+            return messages.dequeue_many(self.space, branch, queue, count, limit_s, most_bytes)
         finally:
             branch.progress = time.monotonic()
             branch.working.discard(self.number)
