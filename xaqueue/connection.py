@@ -133,6 +133,15 @@ class Connection:
         finally:
             self._entered.release()
 
+    def consume(self, queue: str, *, wait_s: float | None = None) -> Iterator[Message]:
+        """The messages of the queue as they come, each taken as by ``dequeue`` when the loop asks for it:
+        ``for message in connection.consume("orders"): ...``.
+
+        Commit, or roll back, after each one: what is not ended then goes on with the next. The loop ends where none
+        comes within ``wait_s`` seconds, by default never.
+        """
+        return iter(partial(self.dequeue, queue, wait_s=wait_s), None)
+
     @_alone
     def enqueue_many(
         self, queue: str, bodies: Iterable[bytes | bytearray | memoryview], **options: Unpack[EnqueueOptions]

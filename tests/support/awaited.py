@@ -65,6 +65,10 @@ class Facade:
     def dequeue(self, queue: str, **options: Any) -> Message | None:
         return self._thread.run(self.connection.dequeue(queue, **options))
 
+    def consume(self, queue: str, *, wait_s: float | None = None) -> Iterator[Message]:
+        found = self.connection.consume(queue, wait_s=wait_s)
+        return iter(lambda: self._thread.run(anext(found, None)), None)
+
     def enqueue_many(self, queue: str, bodies: Any, **options: Any) -> list[MessageId]:
         return self._thread.run(self.connection.enqueue_many(queue, bodies, **options))
 

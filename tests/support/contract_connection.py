@@ -776,6 +776,23 @@ class MessagesContract(Contract):
         two.commit()
         assert bodies(one, queue) == []
 
+    def test_a_loop_takes_each_message_as_it_comes(self, connect: Connect) -> None:
+        one, two = connect(), connect()
+        put(one, b"1", b"2", b"3")
+        found = []
+        for message in one.consume("orders", wait_s=0.05):
+            found.append((message.body, message.tries))
+            if len(found) == 2:
+                one.rollback()
+                continue
+            one.commit()
+            if len(found) == 4:
+                put(two, b"4")
+        assert found == [(b"1", 0), (b"2", 0), (b"2", 1), (b"3", 0), (b"4", 0)]
+        assert bodies(two) == []
+        with pytest.raises(ProgrammingError, match="not defined"):
+            next(one.consume("ordres"))
+
     def test_many_messages_in_one_call(self, host: Host, connection: Connection) -> None:
         sent = [b"%d" % number for number in range(2_500)]
         ids = connection.enqueue_many("orders", sent, headers={"k": "v"})

@@ -91,6 +91,11 @@ class AsyncConnection:
     tpc_forget = _carried(Connection.tpc_forget, of_transaction=False)
     close = _carried(Connection.close, of_transaction=False)
 
+    async def consume(self, queue: str, *, wait_s: float | None = None) -> AsyncGenerator[Message, None]:
+        """As ``Connection.consume``, for ``async for``: not awaited itself."""
+        while (message := await self.dequeue(queue, wait_s=wait_s)) is not None:
+            yield message
+
     async def browse(self, queue: str, limit: int | None = None) -> AsyncGenerator[Message, None]:
         """As ``Connection.browse``, for ``async for``: not awaited itself, and refused at the first step."""
         found = await self._ask(self._connection.browse, queue, limit)
