@@ -132,6 +132,7 @@ NEEDS: dict[str, Need] = {
     "dequeue": Need(queue=Right.CONSUME),
     "dequeue_many": Need(queue=Right.CONSUME),
     "move": Need(queue=Right.CONSUME),
+    "remove": Need(queue=Right.CONSUME),
     "browse": Need(queue=Right.BROWSE),
     "browse_next": _FREE,
     "browse_end": _FREE,

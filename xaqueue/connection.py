@@ -187,7 +187,8 @@ class Connection:
         """Moves a message to another queue, with all its properties, in this transaction.
 
         Returns its id there, which is another one only where that queue has a message of this id; None where it is
-        not there, or locked, or not due. Its ``origin`` says where it was, or was first. Its tries begin at 0.
+        not there, or locked. It moves whatever it waits for: a delay, a retry, the turn of its group. Its ``origin``
+        says where it was, or was first. Its tries begin at 0.
         Raises UnknownQueue, QueueReserved, InvalidArgument, DiskLow; then it stays.
         """
         return self._move(queue, message_id, check_queue_name(to))
@@ -199,6 +200,19 @@ class Connection:
         There it is as it was, without a try. Returns and raises as ``move``; InvalidArgument where it has no origin.
         """
         return self._move(queue, message_id, None)
+
+    @_alone
+    def remove(self, queue: str, message_id: bytes | str) -> bool:
+        """Removes a message in this transaction, whatever it waits for: a delay, a retry, the turn of its group.
+
+        False where it is not there, or locked. Raises UnknownQueue, QueueReserved, InvalidArgument.
+        """
+        check_queue_name(queue)
+        plain = id_of(message_id)
+        self._transaction.work()
+        is_removed = self._manager.remove(queue, plain)
+        self._transaction.uncommitted += is_removed
+        return is_removed
 
     def _move(self, queue: str, message_id: bytes | str, to: str | None) -> MessageId | None:
         check_queue_name(queue)

@@ -110,7 +110,10 @@ class ResourceManager(Carrying, Protocol):
 
     def move(self, queue: str, message_id: bytes, to: str | None = None) -> MessageId | None:
         """In the branch, takes a message from the queue and adds it to another, or to where it was before it was moved;
-        see ``Connection.move``. None where nobody would be given it now."""
+        see ``Connection.move``. None where it is not there, or locked."""
+
+    def remove(self, queue: str, message_id: bytes) -> bool:
+        """In the branch, takes a message for good, whatever it waits for; False where it is not there, or locked."""
 
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
         """Committed messages in the order of the queue, locking nothing."""

@@ -161,6 +161,34 @@ def test_an_operator_sends_failed_messages_back(space: Path, tmp_path: Path, way
             server.stop()
 
 
+@pytest.mark.parametrize("way", ["directory", "served"])
+def test_an_operator_removes_messages(space: Path, tmp_path: Path, way: str) -> None:
+    server = ServerThread(space, tmp_path / "socket") if way == "served" else None
+    at = server.url if server is not None else space
+    try:
+        with xaqueue.connect(at) as connection:
+            ids = connection.enqueue_many("orders", [b"1", b"2", b"3"])
+            late = connection.enqueue("orders", b"late", delay=600, headers={"k": "v"})
+        gone = run("rm", "orders", ids[1].hex(), late.hex(), ids[1].hex(), "--space", at)
+        assert gone == "2 messages of queue orders removed\n"
+        told = fails("rm", "orders", ids[0].hex(), ids[1].hex(), "--space", at, code=ExitCode.NOTHING)
+        assert f"nothing was removed: message {ids[1].hex()} is not in queue orders" in told
+        assert "is refused" in fails("rm", "orders", "1", "--space", at, code=ExitCode.USAGE)
+        assert "with --yes" in fails("purge", "orders", "--space", at, code=ExitCode.NOTHING)
+        run("put", "orders", "late too", "--delay", "1h", "--header", "k=v", "--space", at)
+        assert run("purge", "orders", "--dry-run", "--space", at) == "3 messages of queue orders would be removed\n"
+        some = ("--where", "header.k=v", "--yes", "--space", at)
+        assert run("purge", "orders", *some) == "1 message of queue orders removed\n"
+        with xaqueue.connect(at) as connection:
+            assert [message.body for message in connection.browse("orders")] == [b"1", b"3"]
+        assert run("purge", "orders", "-y", "--space", at) == "2 messages of queue orders removed\n"
+        with xaqueue.connect(at) as connection:
+            assert list(connection.browse("orders")) == []
+    finally:
+        if server is not None:
+            server.stop()
+
+
 def test_what_move_and_requeue_refuse(space: Path) -> None:
     for words, complaint in (
         (("requeue", "orders", "--where", "colour=red"), "write tries>=3, age>2h"),

@@ -87,6 +87,9 @@ class Facade:
     def move(self, queue: str, message_id: bytes, to: str) -> MessageId | None:
         return self._thread.run(self.connection.move(queue, message_id, to))
 
+    def remove(self, queue: str, message_id: bytes) -> bool:
+        return self._thread.run(self.connection.remove(queue, message_id))
+
     def requeue(self, queue: str, message_id: bytes) -> MessageId | None:
         return self._thread.run(self.connection.requeue(queue, message_id))
 

@@ -846,7 +846,33 @@ class MessagesContract(Contract):
         one.rollback()
         assert drain(two, "slow") == [b"b1", b"alone"]
         assert two.dequeue("slow", message_id=ids[1]) is None
-        assert two.move("slow", ids[3], "orders") is None
+        assert two.move("slow", ids[3], "orders") == ids[3], "to move it is not to deliver it"
+        two.commit()
+        assert drain(two) == [b"a3"]
+
+    def test_whatever_a_message_waits_for_it_can_be_removed(self, host: Host, connect: Connect) -> None:
+        one, two = connect(), connect()
+        one.define("slow", retry_delay_s=600)
+        off = one.enqueue("slow", b"put off")
+        delayed = one.enqueue("slow", b"delayed", delay=600)
+        first, behind = (one.enqueue("slow", body, group="g") for body in (b"first", b"behind"))
+        stays = one.enqueue("slow", b"stays", delay=600)
+        one.commit()
+        assert one.dequeue("slow", message_id=off) is not None
+        one.rollback()
+        assert one.dequeue("slow", message_id=first) is not None
+        assert [two.remove("slow", message_id) for message_id in (off, delayed, first)] == [True, True, False]
+        assert two.remove("slow", bytes(16)) is False
+        two.rollback()
+        assert [two.remove("slow", message_id) for message_id in (off, delayed, behind)] == [True, True, True]
+        assert two.remove("slow", off) is False
+        with pytest.raises(ProgrammingError):
+            two.remove("slow", b"short")
+        two.commit()
+        one.commit()
+        assert [message.message_id for message in one.browse("slow")] == [stays]
+        host.restart()
+        assert [message.message_id for message in host.connect().browse("slow")] == [stays]
 
     @pytest.mark.parametrize("queue", ["orders", "stack", "urgent"])
     def test_rollback_puts_all_back_in_place_and_counts_a_try(

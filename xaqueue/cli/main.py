@@ -88,6 +88,7 @@ def options(
 for verb in (
     *(spaces.init, spaces.status, spaces.define, spaces.queues, spaces.release),
     *(messages.put, messages.get, messages.browse, messages.tail, moves.move, moves.requeue),
+    *(moves.purge, moves.rm),
     *(serve.serve, serve.drain, checks.check, checks.verify, checks.salvage_journal, ingest.ingest),
     *(tools.demo, tools.bench, tools.iotest, tools.torture),
 ):

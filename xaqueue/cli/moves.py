@@ -1,9 +1,11 @@
-"""Messages go to another queue, or back to where they came from: those that a person has chosen, some at a time."""
+"""Messages go to another queue, back to where they came from, or for good: those that a person has chosen, some at a
+time."""
 
 from __future__ import annotations
 
 import operator
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,17 +16,18 @@ from typing import Annotated, Any
 import typer
 
 from xaqueue.cli import output, parameters
+from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import Location, SpaceOption, connected, location_of
 from xaqueue.cli.messages import QueueArgument
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument
-from xaqueue.message import Message, MessageId, check_queue_name
+from xaqueue.message import Message, MessageId, check_queue_name, id_of
 from xaqueue.space.offline import inspect
 
 PIECE = 100
 """Messages of one transaction."""
 Test = Callable[[Message], bool]
-Step = Callable[[Connection, MessageId], MessageId | None]
+Step = Callable[[Connection, MessageId], bool]
 
 WhereOption = Annotated[
     list[str] | None,
@@ -59,12 +62,14 @@ def move(
 ) -> None:
     """Move messages to another queue.
 
-    With all their properties, in the order of their queue, 100 in a transaction. What is held by a transaction or is
-    not due stays.
+    With all their properties, in the order of their queue, 100 in a transaction, also those that are not due. What a
+    transaction holds stays.
     """
     check_queue_name(to)
     found = _chosen(where or ())
-    _run(ctx, space, queue, found, limit, lambda one, message: one.move(queue, message, to), dry_run=dry_run)
+    _run(
+        ctx, space, queue, found, limit, lambda one, message: one.move(queue, message, to) is not None, dry_run=dry_run
+    )
 
 
 def requeue(
@@ -80,7 +85,47 @@ def requeue(
     There they have had no tries. What was never moved stays.
     """
     found = [*_chosen(where or ()), lambda message: message.origin is not None and bool(message.origin.queue)]
-    _run(ctx, space, queue, found, limit, lambda one, message: one.requeue(queue, message), dry_run=dry_run)
+    _run(ctx, space, queue, found, limit, lambda one, message: one.requeue(queue, message) is not None, dry_run=dry_run)
+
+
+def purge(
+    ctx: typer.Context,
+    queue: QueueArgument,
+    where: WhereOption = None,
+    limit: LimitOption = None,
+    dry_run: DryRunOption = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    space: SpaceOption = None,
+) -> None:
+    """Remove messages of a queue for good.
+
+    All of them, or those that --where and --limit choose; also those that are not due. What a transaction holds stays.
+    """
+    found = _chosen(where or ())
+    if not (dry_run or yes):
+        which = "messages" if where or limit else "all messages"
+        if not (sys.stdin.isatty() and typer.confirm(f"remove {which} of queue {queue} for good?", err=True)):
+            complain("nothing was removed: with --yes it is done without a question, and --dry-run says how many")
+            raise typer.Exit(ExitCode.NOTHING)
+    _run(ctx, space, queue, found, limit, lambda one, message: one.remove(queue, message), "removed", dry_run=dry_run)
+
+
+def rm(
+    ctx: typer.Context,
+    queue: QueueArgument,
+    message_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="32 hex digits each.")],
+    space: SpaceOption = None,
+) -> None:
+    """Remove messages by their ids, all of them in one transaction, or none: exit 1 where one is not there, or held."""
+    ids = [id_of(one) for one in message_ids]
+    with connected(location_of(ctx, space)) as connection:
+        for one in dict.fromkeys(ids):
+            if not connection.remove(queue, one):
+                connection.rollback()
+                complain(f"nothing was removed: message {one.hex()} is not in queue {queue}, or a transaction holds it")
+                raise typer.Exit(ExitCode.NOTHING)
+        connection.commit()
+    typer.echo(f"{output.counted(len(set(ids)), 'message')} of queue {queue} removed")
 
 
 def _run(
@@ -90,6 +135,7 @@ def _run(
     tests: Sequence[Test],
     limit: int | None,
     step: Step,
+    done: str = "moved",
     *,
     dry_run: bool,
 ) -> None:
@@ -97,19 +143,19 @@ def _run(
     if dry_run:
         with _looked(location, queue) as found:
             would = sum(1 for _ in _some(found, tests, limit))
-        typer.echo(f"{output.counted(would, 'message')} of queue {queue} would be moved")
+        typer.echo(f"{output.counted(would, 'message')} of queue {queue} would be {done}")
         return
-    with connected(location) as connection, output.progress_bar("moving messages") as bar:
+    with connected(location) as connection, output.progress_bar(f"messages {done}") as bar:
         chosen = [message.message_id for message in _some(connection.browse(queue), tests, limit)]
-        moved = 0
+        count = 0
         for first in range(0, len(chosen), PIECE):
-            done = sum(step(connection, message_id) is not None for message_id in chosen[first : first + PIECE])
+            piece = sum(step(connection, message_id) for message_id in chosen[first : first + PIECE])
             connection.commit()
-            moved += done
+            count += piece
             bar(first + PIECE, len(chosen))
-    left = len(chosen) - moved
-    stay = f"; {left:,} are held by transactions, not due, or gone" if left else ""
-    typer.echo(f"{output.counted(moved, 'message')} of queue {queue} moved{stay}")
+    left = len(chosen) - count
+    stay = f"; {left:,} are held by transactions, or gone" if left else ""
+    typer.echo(f"{output.counted(count, 'message')} of queue {queue} {done}{stay}")
 
 
 @contextmanager

@@ -61,6 +61,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("deliver", ["0123456789abcdef.ledger", "secret", [], 0, 0, False]),
         ("release_carrier", ["0123456789abcdef.ledger"]),
         ("move", ["orders", b"0123456789abcdef", "replies"]),
+        ("remove", ["orders", b"0123456789abcdef"]),
         ("outcome", [UNKNOWN]),
         ("enqueue", ["orders", b"body", {"priority": 1, "headers": {"a": "b"}, "message_id": b"0123456789abcdef"}]),
         (

@@ -72,6 +72,7 @@ class AsyncConnection:
     dequeue_many = _carried(Connection.dequeue_many)
     move = _carried(Connection.move)
     requeue = _carried(Connection.requeue)
+    remove = _carried(Connection.remove)
     flush = _carried(Connection.flush)
     commit = _carried(Connection.commit)
     rollback = _carried(Connection.rollback)

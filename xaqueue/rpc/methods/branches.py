@@ -313,6 +313,11 @@ class BranchCalls(Link):
         answer = self._ask("move", queue, message_id, to)
         return None if answer is None else MessageId(answer)
 
+    def remove(self, queue: str, message_id: bytes) -> bool:
+        if self._closed or self._branch.why is not None:
+            self._check_working()
+        return bool(self._ask("remove", queue, message_id))
+
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
         return self._pages(*self.call("browse", queue, limit))
 

@@ -62,6 +62,11 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     return message_id
 
 
+def remove(space: Space, branch: Branch, name: str, message_id: bytes) -> bool:
+    """Takes a message for good, whatever it waits for; see ``ResourceManager.remove``."""
+    return dequeue(space, branch, name, 0.0, message_id, None, even_early=True) is not None
+
+
 def enqueue_many(
     space: Space,
     branch: Branch,
@@ -141,8 +146,13 @@ def dequeue(
     wait_s: float,
     message_id: bytes | None,
     correlation_id: bytes | str | None,
+    *,
+    even_early: bool = False,
 ) -> Message | None:
-    """Locks and reads the next message and writes the block that names it; see ``ResourceManager.dequeue``."""
+    """Locks and reads the next message and writes the block that names it; see ``ResourceManager.dequeue``.
+
+    even_early: the one of this id, whatever it waits for.
+    """
     if name not in space.definitions.known:
         space.definitions.find(name)
     if isinstance(correlation_id, str):
@@ -156,7 +166,9 @@ def dequeue(
     passed: set[int] = set()
     taken: list[Written] = []
     try:
-        while (written := _take(space, branch, name, deadline, message_id, correlation, passed, taken)) is not None:
+        while (
+            written := _take(space, branch, name, deadline, message_id, correlation, passed, taken, even_early)
+        ) is not None:
             message = fetch(space, branch, written)
             if message is None:
                 continue
@@ -244,6 +256,7 @@ def _take(
     correlation: str | None,
     passed: Collection[int],
     taken: list[Written],
+    even_early: bool,
 ) -> Written | None:
     """Locks the next message for the branch, waiting for one until the deadline; None without one. Adds it to those
     that were ``taken``."""
@@ -259,7 +272,14 @@ def _take(
             if space.awaited and _await_carrier(space, queue, deadline):
                 continue
             now = space.now_ns() // 1000
-            entry = queue.index.take(now, message_id=message_id, correlation=correlation, passed=passed, holder=branch)
+            entry = queue.index.take(
+                now,
+                message_id=message_id,
+                correlation=correlation,
+                passed=passed,
+                holder=branch,
+                even_early=even_early,
+            )
             if queue.index.expired or queue.index.exhausted:
                 space.has_consumed()  # a dequeue only passes them over
             if entry is not None:

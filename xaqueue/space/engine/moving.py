@@ -138,7 +138,7 @@ def move_one(
         space.definitions.find(to)
         if to == name:
             raise InvalidArgument(f"queue {name} is where the message is: name another")
-    message = messages.dequeue(space, branch, name, 0.0, message_id, None)
+    message = messages.dequeue(space, branch, name, 0.0, message_id, None, even_early=True)
     if message is None:
         return None
     taken = branch.blocks[-1]

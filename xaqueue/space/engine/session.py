@@ -229,6 +229,14 @@ class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
             branch.progress = time.monotonic()
             branch.working.discard(self.number)
 
+    def remove(self, queue: str, message_id: bytes) -> bool:
+        branch = self._at_work()
+        try:
+            return messages.remove(self.space, branch, check_queue_name(queue), id_of(message_id))
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
+
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
         self._check_open()
         self.space.wait_until_loaded()

@@ -173,17 +173,22 @@ class QueueIndex:
         correlation: str | None = None,
         passed: Collection[int] = (),
         holder: object = None,
+        even_early: bool = False,
     ) -> Entry | None:
         """The next ready message, now locked; or the one of this id, or the first whose correlation id has this hash.
 
         holder: who takes it, and may have the next of a group when it has those before. ``passed``: numbers of those
-        that have the hash and another correlation id. None with ``is_unfinished``: it has not looked at all.
+        that have the hash and another correlation id. even_early: by its id, also before its turn. None with
+        ``is_unfinished``: it has not looked at all.
         """
         self.is_unfinished = False
         if message_id is not None:
             entry = self.find(message_id)
             if entry is not None and (
-                correlation not in (None, entry.correlation) or entry.seq in passed or not self._due(entry, now, holder)
+                correlation not in (None, entry.correlation)
+                or entry.seq in passed
+                or entry.locked
+                or not (not self._leaves(entry, now) if even_early else self._due(entry, now, holder))
             ):
                 entry = None
         elif correlation is not None:

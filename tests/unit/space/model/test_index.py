@@ -433,6 +433,19 @@ class IndexAgainstList(RuleBasedStateMachine):
         assert self.note(self.index.take(self.now, message_id=identity(seq), holder=holder)) == expected
         self.bury()
 
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), holder=st.sampled_from([None, *HOLDERS]))
+    def take_early(self, data: st.DataObject, holder: object) -> None:
+        one = self.known[data.draw(st.sampled_from(sorted(self.known)))]
+        seq = one.entry.seq
+        expected = None if one.out or self.is_late(one) else seq
+        if expected is not None:
+            self.go_out(one, holder)
+        assert (
+            self.note(self.index.take(self.now, message_id=identity(seq), holder=holder, even_early=True)) == expected
+        )
+        self.bury()
+
     @rule(step=st.integers(2, 9), dice=st.randoms(use_true_random=False))
     def take_most_by_id(self, step: int, dice: random.Random) -> None:
         """All but every n-th are taken by their ids and removed, in any order."""
