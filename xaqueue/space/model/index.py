@@ -197,7 +197,7 @@ class QueueIndex:
             if self._groups:
                 self.find_expired(now, len(self.expired) + BATCH)  # each might hold its group back
                 if holder is not None:
-                    self._queue_held(holder)
+                    self._queue_held(now, holder)
             entry = self._first(now, holder)
         if entry is not None:
             entry.locked = True
@@ -205,12 +205,6 @@ class QueueIndex:
             if entry.group is not None:
                 self._hold(entry.seq, entry.group, holder)
         return entry
-
-    def hand_over(self, entry: Entry, holder: object) -> None:
-        """A locked message is this one's from here on."""
-        if entry.group is not None:
-            self._unhold(entry.seq, entry.group)
-            self._hold(entry.seq, entry.group, holder)
 
     def find_expired(self, now: int, limit: int) -> None:
         """Adds to ``expired`` what nobody was going to find so, until it holds ``limit``."""
@@ -355,16 +349,19 @@ class QueueIndex:
         """One of this group is gone. As ``_queue_next``."""
         group = self._groups[name]
         group.size -= 1
+        if len(group.waiting) > 3 * group.size + SPARE_KEYS:  # what leaves behind one that waits long
+            group.waiting = [seq for seq in set(group.waiting) if seq in self._entries]
+            heapify(group.waiting)
         if group.size:
             return self._queue_next(name)
         del self._groups[name]
         return False
 
-    def _queue_held(self, holder: object) -> None:
+    def _queue_held(self, now: int, holder: object) -> None:
         """The next of each group that this one holds: others have passed it over."""
         for name in self._held.get(id(holder), ()):
             entry = self._next_of(name)
-            if entry is not None:
+            if entry is not None and (entry.not_before is None or entry.not_before <= now):
                 self._queue(entry)
 
     def _is_next(self, entry: Entry, name: str, now: int, holder: object) -> bool:
@@ -412,7 +409,7 @@ class QueueIndex:
         """Keys of messages that were taken by an id never come up where nobody takes the next one."""
         self._ready = [key for key in self._ready if self._seq(key) in self._entries]
         heapify(self._ready)
-        self._delayed = [pair for pair in self._delayed if self._seq(pair[1]) in self._entries]
+        self._delayed = [pair for pair in set(self._delayed) if self._seq(pair[1]) in self._entries]
         heapify(self._delayed)
         self._expiring = [pair for pair in set(self._expiring) if pair[1] in self._entries]
         heapify(self._expiring)

@@ -581,6 +581,21 @@ def test_keys_of_an_index_that_is_only_read_by_ids_do_not_grow(by: str) -> None:
     assert index.take(0) is stays
 
 
+def test_keys_of_messages_that_leave_behind_the_first_of_their_group_do_not_stay() -> None:
+    count, holder = 20_000, object()
+    index = filled(entry(1, group="g"), entry(2, group="g", not_before=count))
+    assert seq_of(index.take(0, holder=holder)) == 1
+    for seq in range(3, count):
+        index.add(entry(seq, group="g"))
+    for seq in range(3, count):
+        assert index.take(0, holder=holder) is None
+        gone = index.take(0, message_id=identity(seq), holder=holder, even_early=True)
+        assert gone is not None
+        index.remove(gone)
+    (group,) = index._groups.values()
+    assert len(index._ready) + len(index._delayed) + len(group.waiting) < 3 * index_module.SPARE_KEYS
+
+
 def test_keys_of_delayed_messages_that_were_taken_by_their_ids_do_not_stay() -> None:
     index = QueueIndex()
     delayed = [keyed(number, not_before=10) for number in range(1, MANY + 1)]
