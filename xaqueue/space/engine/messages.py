@@ -191,7 +191,7 @@ def dequeue_many(
     """The next messages, up to ``count``, or to the one whose body brings all to ``most_bytes``; it waits for the
     first. Where it raises, it has taken none."""
     found: list[Message] = []
-    size, first = 0, len(branch.blocks)
+    size = 0
     try:
         while len(found) < count and (most_bytes is None or size < most_bytes):
             message = dequeue(space, branch, name, 0.0 if found else wait_s, None, None)
@@ -200,8 +200,10 @@ def dequeue_many(
             found.append(message)
             size += len(message.body)
     except BaseException:
-        for written in reversed(branch.blocks[first:]):
-            put_back(space, branch, [written])
+        taken = {message.message_id for message in found}
+        for written in reversed(branch.blocks):  # another session may be at work in the branch
+            if written.kind is Kind.DEQUEUE and written.queue == name and written.message_id in taken:
+                put_back(space, branch, [written])
         raise
     return found
 

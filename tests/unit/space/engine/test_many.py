@@ -12,8 +12,11 @@ from support.bare_space import bare_space
 from xaqueue.errors import DiskFull, RolledBack
 from xaqueue.space.engine import messages
 from xaqueue.space.engine.messages import add, fetch
+from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.branch import Branch, Written
+from xaqueue.xa import Flag
+from xaqueue.xid import Xid
 
 LEVELS = ["NONE", "FDATASYNC;DSYNC", "JOURNAL"]
 
@@ -51,6 +54,35 @@ def test_what_was_taken_before_it_broke_is_back(
         found = connection.dequeue_many("q", 9)
         assert [(message.body, message.tries) for message in found] == [(b"1", 0), (b"2", 0), (b"3", 0)]
         assert connection.dequeue("mine") is None
+
+
+@pytest.mark.parametrize("sync", LEVELS)
+def test_what_another_session_does_in_the_branch_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str
+) -> None:
+    with bare_space(tmp_path, sync) as made:
+        made.put("q", b"1", b"2", b"3")
+        made.put("theirs", b"x", b"y")
+        one, other, xid = Session(made.space), Session(made.space), Xid(1, b"both", b"")
+        one.start(xid)
+        other.start(xid, Flag.JOIN)
+
+        def broken(space: Space, branch: Branch, written: Written) -> object:
+            if written.queue == "q" and len(branch.blocks) > 1:
+                other.enqueue("q", b"4")
+                assert other.dequeue("theirs") is not None
+                raise Broken
+            return fetch(space, branch, written)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(messages, "fetch", broken)
+            with pytest.raises(Broken):
+                one.dequeue_many("q", 3)
+        one.end(xid)
+        other.end(xid)
+        one.commit(xid, Flag.ONEPHASE)
+        assert made.take("q") == [b"1", b"2", b"3", b"4"]
+        assert made.take("theirs") == [b"y"]
 
 
 @pytest.mark.parametrize("sync", LEVELS)
