@@ -113,7 +113,7 @@ def purge(
 def rm(
     ctx: typer.Context,
     queue: QueueArgument,
-    message_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="32 hex digits each.")],
+    message_ids: Annotated[list[str], typer.Argument(metavar="ID", help="32 hex digits each.")],
     space: SpaceOption = None,
 ) -> None:
     """Remove messages by their ids, all of them in one transaction, or none: exit 1 where one is not there, or held."""
