@@ -72,6 +72,8 @@ class Memory:
         self.definitions = definitions
         self.now_ns = now_ns
         self.lock = threading.Lock()
+        self.defining = threading.Lock()
+        """Held from a reading of queues.toml until that is in force: an older one undoes no newer one."""
         self.waiting = waiting
         self.settled = waiting.condition(self.lock)
         """Some branch is no longer busy, or the messages are loaded."""

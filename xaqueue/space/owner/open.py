@@ -378,7 +378,8 @@ def define(path: str | os.PathLike[str], queue: str, settings: Mapping[str, obje
 def _redefine(root: Path, space: Space, queue: str, settings: Mapping[str, object]) -> None:
     """Holds at once, also where nobody watches the file."""
     try:
-        space.redefine(define(root, queue, settings))
+        with space.defining:
+            space.redefine(define(root, queue, settings))
     except (OSError, UnicodeDecodeError) as error:
         raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was defined") from error
     space.has_consumed()  # a new limit may be one that some messages have reached

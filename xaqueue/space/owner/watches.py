@@ -76,17 +76,19 @@ class DefinitionsWatch(FileSystemEventHandler):
 
     def reload(self) -> None:
         """Reads queues.toml now."""
-        try:
-            parsed = definitions.parse(definitions.read(self._path.parent))
-        except (OSError, InvalidArgument, UnicodeDecodeError) as error:
-            self.complaint = str(error)
-            log.warning("queues.toml is not taken, the old definitions hold: %s", error)
-            return
-        self.complaint = ""
-        if parsed != self._space.definitions:
+        with self._space.defining:
+            try:
+                parsed = definitions.parse(definitions.read(self._path.parent))
+            except (OSError, InvalidArgument, UnicodeDecodeError) as error:
+                self.complaint = str(error)
+                log.warning("queues.toml is not taken, the old definitions hold: %s", error)
+                return
+            self.complaint = ""
+            if parsed == self._space.definitions:
+                return
             self._space.redefine(parsed)
-            self._space.has_consumed()  # a new limit may be one that some messages have reached
-            log.info("queues.toml reloaded: %d queues", len(parsed.queues))
+        self._space.has_consumed()  # a new limit may be one that some messages have reached
+        log.info("queues.toml reloaded: %d queues", len(parsed.queues))
 
 
 class QueueWatch(FileSystemEventHandler):

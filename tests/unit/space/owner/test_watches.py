@@ -17,7 +17,7 @@ from watchdog.observers.inotify import InotifyEmitter
 from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.errors import UnknownQueue
 from xaqueue.space.engine.session import Session
-from xaqueue.space.model import layout
+from xaqueue.space.model import definitions, layout
 from xaqueue.space.model.index import Order
 from xaqueue.space.owner import open as attach_room
 from xaqueue.space.owner.open import attach, write_definitions
@@ -117,6 +117,28 @@ def test_a_removed_file_keeps_the_old_definitions(session: Session, tmp_path: Pa
     watch.reload()
     assert session.space.definitions is old
     assert "queues.toml" in watch.complaint
+
+
+def test_a_reading_that_is_older_undoes_no_definition(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever defines a queue while the file is being read again has it from then on."""
+    watch = watch_of(tmp_path / "s")
+    watch.stop()
+    definer = threading.Thread(target=session.define, args=("later", {"order": "lifo"}))
+    read = definitions.read
+
+    def read_and_wait(space: Path) -> str:
+        text = read(space)
+        if threading.current_thread() is threading.main_thread():
+            definer.start()
+            definer.join(0.2)
+        return text
+
+    monkeypatch.setattr(definitions, "read", read_and_wait)
+    watch.reload()
+    definer.join(PATIENCE_S)
+    assert session.space.definitions.queues["later"].order is Order.LIFO
 
 
 def test_bytes_that_are_no_text_are_a_bad_edit(session: Session, tmp_path: Path) -> None:
