@@ -6,7 +6,7 @@ or somebody asks for it by its id. Heaps hold the keys of entries and are cleane
 locked or delayed is dropped when it comes up, and pushed again when the message becomes ready, so that skipping a
 locked message costs nothing for the next reader.
 Invariant: a ready message is packed or its key is in ``_ready``; a delayed one's key is in ``_delayed`` or, before it
-came up, in ``_ready``.
+came up, in ``_ready``. Of a group that is so for the first that is free; while it is held, its holder has that in hand.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from enum import Enum
 from heapq import heapify, heappop, heappush, merge
 
 from xaqueue.message import DEFAULT_PRIORITY, HIGHEST_PRIORITY, MessageId
+from xaqueue.space.model.groups import Groups
 from xaqueue.space.model.message_name import Tags, read_tags
 from xaqueue.space.model.packed_index import PackedRows, Row
 from xaqueue.space.model.retry import Retry
@@ -86,22 +87,6 @@ class Entry:
             self.not_before = max(retry.not_before, self.not_before or 0)
 
 
-class Group:
-    """Messages that are delivered in their order, the next once those before it are gone."""
-
-    __slots__ = ("held", "holder", "size", "waiting")
-
-    def __init__(self) -> None:
-        self.size = 0
-        """Messages of it that are here."""
-        self.waiting: list[int] = []
-        """A heap of numbers: those that are not locked, and some that are, or are gone."""
-        self.held: set[int] = set()
-        """Those that branches have locked. What is set aside, because it leaves, holds nothing up."""
-        self.holder: object = None
-        """Who has these, and may take more; None where nobody may."""
-
-
 class QueueIndex:
     """The messages of one queue. The caller serialises all calls; times are int microseconds UTC."""
 
@@ -118,9 +103,7 @@ class QueueIndex:
         self._seqs: dict[bytes, int] = {}
         self._packed = PackedRows(newest_first=False)
         self._entries: dict[int, Entry] = {}
-        self._groups: dict[str, Group] = {}
-        self._held: dict[int, list[str]] = {}
-        """By the id of a holder, its groups."""
+        self._groups = Groups(self._is_free)
         self._arrange(order)
 
     def _arrange(self, order: Order) -> None:
@@ -130,6 +113,7 @@ class QueueIndex:
         self._by_correlation: dict[str, list[int]] = {}
         self._ready: list[int] = []
         self._delayed: list[tuple[int, int]] = []
+        self._groups.empty_hands()
         self._expiring: list[tuple[int, int]] = []
         """A heap of (when it expires, its number), of some that are gone or locked, too."""
         for entry in self._entries.values():
@@ -178,8 +162,8 @@ class QueueIndex:
         """The next ready message, now locked; or the one of this id, or the first whose correlation id has this hash.
 
         holder: who takes it, and may have the next of a group when it has those before. ``passed``: numbers of those
-        that have the hash and another correlation id. even_early: by its id, also before its turn. None with
-        ``is_unfinished``: it has not looked at all.
+        that have the hash and another correlation id. even_early: by its id, also before its turn, and where it has
+        had all its tries and is not moved yet. None with ``is_unfinished``: it has not looked at all.
         """
         self.is_unfinished = False
         if message_id is not None:
@@ -187,8 +171,7 @@ class QueueIndex:
             if entry is not None and (
                 correlation not in (None, entry.correlation)
                 or entry.seq in passed
-                or entry.locked
-                or not (not self._leaves(entry, now) if even_early else self._due(entry, now, holder))
+                or not (self._is_there(entry, now) if even_early else self._due(entry, now, holder))
             ):
                 entry = None
         elif correlation is not None:
@@ -196,14 +179,13 @@ class QueueIndex:
         else:
             if self._groups:
                 self.find_expired(now, len(self.expired) + BATCH)  # each might hold its group back
-                if holder is not None:
-                    self._queue_held(now, holder)
             entry = self._first(now, holder)
         if entry is not None:
             entry.locked = True
             self.locked += 1
             if entry.group is not None:
-                self._hold(entry.seq, entry.group, holder)
+                self._groups.hold(entry.group, entry.seq, holder)
+                self._queue_next(entry.group)
         return entry
 
     def find_expired(self, now: int, limit: int) -> None:
@@ -225,7 +207,7 @@ class QueueIndex:
             entry.locked = True
             self.locked += 1
             if entry.group is not None:
-                self._hold(entry.seq, entry.group, None)
+                self._groups.hold(entry.group, entry.seq, None)
         return entry
 
     def claim(self, entry: Entry) -> bool:
@@ -245,8 +227,7 @@ class QueueIndex:
         if entry.group is None:
             self._queue(entry)
         else:
-            heappush(self._groups[entry.group].waiting, entry.seq)
-            self._unhold(entry.seq, entry.group)
+            self._groups.comes_back(entry.group, entry.seq)
             self._queue_next(entry.group)
 
     def fail(self, entry: Entry, retry: Retry) -> None:
@@ -283,7 +264,7 @@ class QueueIndex:
             self.locked += 1
         leaving.append(entry)
         if entry.group is not None:
-            self._unhold(entry.seq, entry.group)
+            self._groups.let_go(entry.group, entry.seq)
             self._queue_next(entry.group)
 
     def remove(self, entry: Entry) -> bool:
@@ -300,78 +281,34 @@ class QueueIndex:
             self._compact_if_worth()
         if entry.group is None:
             return False
-        self._unhold(entry.seq, entry.group)
+        self._groups.let_go(entry.group, entry.seq)
         return self._leave(entry.group)
 
-    def _hold(self, seq: int, name: str, holder: object) -> None:
-        """One of this group is locked, for somebody who may have the next, too, or for nobody."""
-        group = self._groups[name]
-        if not group.held and holder is not None:
-            group.holder = holder
-            self._held.setdefault(id(holder), []).append(name)
-        elif group.holder is not holder:
-            self._forget_holder(name, group)
-        group.held.add(seq)
-
-    def _unhold(self, seq: int, name: str) -> None:
-        group = self._groups[name]
-        group.held.discard(seq)
-        if not group.held:
-            self._forget_holder(name, group)
-
-    def _forget_holder(self, name: str, group: Group) -> None:
-        if group.holder is not None:
-            names = self._held[id(group.holder)]
-            names.remove(name)
-            if not names:
-                del self._held[id(group.holder)]
-            group.holder = None
-
-    def _next_of(self, name: str) -> Entry | None:
-        """The first of this group that is not locked."""
-        waiting = self._groups[name].waiting
-        while waiting:
-            entry = self._entries.get(waiting[0])
-            if entry is not None and not entry.locked:
-                return entry
-            heappop(waiting)
-        return None
+    def _is_free(self, seq: int) -> bool:
+        entry = self._entries.get(seq)
+        return entry is not None and not entry.locked
 
     def _queue_next(self, name: str) -> bool:
-        """Whether anybody may have the next of the group."""
-        group, entry = self._groups[name], self._next_of(name)
-        if entry is None or group.held:
+        """The next of the group may be taken, by its holder or by anybody; whether by anybody."""
+        seq = self._groups.next_of(name)
+        if seq is None:
             return False
-        self._queue(entry)
-        return True
+        self._queue(self._entries[seq])
+        return not self._groups.is_held(name)
 
     def _leave(self, name: str) -> bool:
         """One of this group is gone. As ``_queue_next``."""
-        group = self._groups[name]
-        group.size -= 1
-        if len(group.waiting) > 3 * group.size + SPARE_KEYS:  # what leaves behind one that waits long
-            group.waiting = [seq for seq in set(group.waiting) if seq in self._entries]
-            heapify(group.waiting)
-        if group.size:
-            return self._queue_next(name)
-        del self._groups[name]
-        return False
-
-    def _queue_held(self, now: int, holder: object) -> None:
-        """The next of each group that this one holds: others have passed it over."""
-        for name in self._held.get(id(holder), ()):
-            entry = self._next_of(name)
-            if entry is not None and (entry.not_before is None or entry.not_before <= now):
-                self._queue(entry)
+        return self._groups.leave(name, self._entries.__contains__) and self._queue_next(name)
 
     def _is_next(self, entry: Entry, name: str, now: int, holder: object) -> bool:
         """Whether its group lets this one have it."""
-        group = self._groups[name]
-        if group.held and (holder is None or group.holder is not holder):
+        if not self._groups.lets(name, holder):
             return False
-        while (first := self._next_of(name)) is not entry and first is not None and self._leaves(first, now):
+        while (first := self._groups.next_of(name)) not in (None, entry.seq) and self._leaves(
+            self._entries[first], now
+        ):
             pass
-        return first is entry
+        return first == entry.seq
 
     def remove_through(self, seq: int) -> int:
         """Every message with this number or one below is gone for good; none may be locked. How many there were."""
@@ -467,9 +404,7 @@ class QueueIndex:
     def _enter(self, entry: Entry) -> None:
         self._entries[entry.seq] = entry
         if entry.group is not None:
-            group = self._groups.setdefault(entry.group, Group())
-            group.size += 1
-            heappush(group.waiting, entry.seq)
+            self._groups.add(entry.group, entry.seq)
         self._place(entry)
 
     def _place(self, entry: Entry) -> None:
@@ -478,12 +413,16 @@ class QueueIndex:
             insort(self._by_correlation.setdefault(entry.correlation, []), self._key_of(entry))
         if entry.expires_at is not None:
             heappush(self._expiring, (entry.expires_at, entry.seq))
-        if entry.group is None or self._next_of(entry.group) is entry:
-            entry.queued = True
-            heappush(self._ready, entry.seq if self._fifo else self._key(entry.seq, entry.priority))
+        if entry.group is None or self._groups.next_of(entry.group) == entry.seq:
+            self._queue(entry)
 
     def _queue(self, entry: Entry) -> None:
-        if not entry.queued:
+        """It is ready, or will be, and the first of its group: for whoever holds that, or for anybody."""
+        if entry.group is not None and self._groups.is_held(entry.group):
+            hand = self._groups.hand(entry.group)
+            if hand is not None:
+                heappush(hand, self._key_of(entry))
+        elif not entry.queued:
             entry.queued = True
             heappush(self._ready, entry.seq if self._fifo else self._key(entry.seq, entry.priority))
 
@@ -512,25 +451,33 @@ class QueueIndex:
             waited = self._entries.get(self._seq(heappop(self._delayed)[1]))
             if waited is not None and not waited.locked:
                 self._queue(waited)
+        hand = self._groups.hand_of(holder)
         while True:
-            head = self._packed.head
-            if head >= 0 and (not self._ready or self._ready[0] > (head if self._fifo else self._key(head))):
+            head, keys = self._packed.head, self._ready
+            if hand and (not keys or hand[0] < keys[0]):
+                keys = hand
+            if head >= 0 and (not keys or keys[0] > (head if self._fifo else self._key(head))):
                 return self._unpack(self._packed.pop(head) if self.order is Order.LIFO else self._packed.shift(BATCH))
-            if not self._ready:
+            if not keys:
                 return None
             if passed == SKIPPED:
                 self.is_unfinished = True
                 return None
             passed += 1
-            key = heappop(self._ready)
+            key = heappop(keys)
             entry = self._entries.get(key if self._fifo else self._seq(key))
             if entry is None:
                 continue
-            entry.queued = False
+            if keys is not hand:
+                entry.queued = False
             if (entry.is_plain and not entry.locked) or self._due(entry, now, holder):
                 return entry
-            if not entry.locked and entry.not_before is not None and entry.not_before > now:
+            if entry.locked:
+                continue
+            if entry.not_before is not None and entry.not_before > now:
                 heappush(self._delayed, (entry.not_before, key))
+            elif keys is not hand and entry.group is not None and self._groups.next_of(entry.group) == entry.seq:
+                self._queue(entry)  # in the hand of who holds its group
 
     def _first_correlated(self, now: int, correlation: str, passed: Collection[int], holder: object) -> Entry | None:
         for key in list(self._by_correlation.get(correlation, ())):
@@ -546,6 +493,17 @@ class QueueIndex:
         if entry.not_before is not None and entry.not_before > now:
             return False
         return entry.group is None or self._is_next(entry, entry.group, now, holder)
+
+    def _is_there(self, entry: Entry, now: int) -> bool:
+        """Whether somebody may have it who does not care for its turn; what waits to be moved for its tries waits no
+        more."""
+        if entry.expires_at is not None and entry.expires_at <= now:
+            return not entry.locked and not self._leaves(entry, now)
+        if entry.locked and entry in self.exhausted:
+            self.exhausted.remove(entry)
+            entry.locked = False
+            self.locked -= 1
+        return not entry.locked
 
     def _leaves(self, entry: Entry, now: int) -> bool:
         """Whether it has expired, or had all its tries: then it is set aside."""

@@ -16,6 +16,7 @@ from xaqueue.space.model import index as index_module
 from xaqueue.space.model import packed_index
 from xaqueue.space.model.index import Entry, Order, QueueIndex
 from xaqueue.space.model.message_name import correlation_hash, tags_of
+from xaqueue.space.model.retry import Retry
 
 C = correlation_hash(b"c")
 
@@ -592,8 +593,35 @@ def test_keys_of_messages_that_leave_behind_the_first_of_their_group_do_not_stay
         gone = index.take(0, message_id=identity(seq), holder=holder, even_early=True)
         assert gone is not None
         index.remove(gone)
-    (group,) = index._groups.values()
+    (group,) = index._groups._groups.values()
     assert len(index._ready) + len(index._delayed) + len(group.waiting) < 3 * index_module.SPARE_KEYS
+
+
+def test_who_holds_many_groups_does_not_look_at_each_of_them() -> None:
+    count, holder = 2000, object()
+    index = QueueIndex()
+    for seq in range(1, 2 * count + 1):
+        index.add(entry(seq, group=str(seq % count)))
+    found = [index.take(0, holder=holder) for _ in range(2 * count)]
+    assert [one.seq for one in found if one is not None] == list(range(1, 2 * count + 1))
+    assert index.take(0, holder=object()) is None
+
+
+def test_one_that_had_all_its_tries_may_be_taken_by_its_id_before_it_is_moved() -> None:
+    index = QueueIndex()
+    index.max_tries = 1
+    failed = entry(1)
+    index.add(failed)
+    taken = index.take(0)
+    assert taken is failed
+    index.fail(failed, Retry(1))
+    assert index.take(0) is None
+    assert index.exhausted == [failed]
+    assert index.take(0, message_id=identity(1)) is None
+    assert index.take(0, message_id=identity(1), even_early=True) is failed
+    assert (index.exhausted, index.locked) == ([], 1)
+    index.remove(failed)
+    assert len(index) == index.locked == 0
 
 
 def test_keys_of_delayed_messages_that_were_taken_by_their_ids_do_not_stay() -> None:
