@@ -10,7 +10,7 @@ import errno
 import time
 from collections.abc import Collection, Iterator, Sequence
 
-from xaqueue.errors import DamagedBlock, DiskLow, Error, InvalidArgument, RetryLater, RolledBack
+from xaqueue.errors import DamagedBlock, DiskLow, InvalidArgument, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message, MessageId, body_of, check_message_id, id_of, properties_of
 from xaqueue.space.engine import blocks, carry, quarantine
 from xaqueue.space.engine.state import Space, log
@@ -87,10 +87,11 @@ def enqueue_many(
         for number, body in enumerate(bodies):
             given: EnqueueOptions = options if ids is None else {**options, "message_id": ids[number]}
             found.append(enqueue(space, branch, name, body, given))
-    except Error as error:
+    except BaseException as error:  # or interrupted: a commit would have some of them
         if found and branch.rollback_reason is None:
             branch.rollback_reason = RolledBack(
-                f"branch {branch.xid} is rolled back: {len(found)} of {len(bodies)} messages were added: {error}",
+                f"branch {branch.xid} is rolled back: {len(found)} of {len(bodies)} messages were added: "
+                f"{str(error) or type(error).__name__}",
                 Code.XA_RBOTHER,
             )
         raise
@@ -200,12 +201,16 @@ def dequeue_many(
             found.append(message)
             size += len(message.body)
     except BaseException:
-        taken = {message.message_id for message in found}
-        for written in reversed(branch.blocks):  # another session may be at work in the branch
-            if written.kind is Kind.DEQUEUE and written.queue == name and written.message_id in taken:
-                put_back(space, branch, [written])
+        give_back(space, branch, name, {message.message_id for message in found})
         raise
     return found
+
+
+def give_back(space: Space, branch: Branch, name: str, taken: Collection[bytes]) -> None:
+    """These messages, which the branch has taken, are back in the queue."""
+    for written in reversed(branch.blocks):  # another session may be at work in the branch
+        if written.kind is Kind.DEQUEUE and written.queue == name and written.message_id in taken:
+            put_back(space, branch, [written])
 
 
 def browse(space: Space, name: str, limit: int | None) -> Iterator[Message]:

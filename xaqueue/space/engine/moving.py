@@ -141,13 +141,12 @@ def move_one(
     message = messages.dequeue(space, branch, name, 0.0, message_id, None, even_early=True)
     if message is None:
         return None
-    taken = branch.blocks[-1]
     try:
         properties, wanted_id = _back(message) if to is None else _onwards(message, to)
         check(properties.queue)
         return _add(space, branch, message, properties, wanted_id)
     except BaseException:
-        messages.put_back(space, branch, [taken])
+        messages.give_back(space, branch, name, [message_id])
         raise
 
 

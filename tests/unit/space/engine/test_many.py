@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,30 @@ def test_what_was_taken_before_it_broke_is_back(
         found = connection.dequeue_many("q", 9)
         assert [(message.body, message.tries) for message in found] == [(b"1", 0), (b"2", 0), (b"3", 0)]
         assert connection.dequeue("mine") is None
+
+
+@pytest.mark.parametrize("sync", LEVELS)
+def test_an_enqueue_many_that_is_interrupted_is_not_committed_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str
+) -> None:
+    with bare_space(tmp_path, sync) as made, made.connect() as connection:
+        calls = 0
+
+        def interrupted(*arguments: Any, **options: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                raise KeyboardInterrupt
+            add(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(messages, "add", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                connection.enqueue_many("q", [b"1", b"2", b"3"])
+        with pytest.raises(RolledBack, match="1 of 3 messages were added: KeyboardInterrupt"):
+            connection.commit()
+        connection.rollback()
+        assert connection.dequeue("q") is None
 
 
 @pytest.mark.parametrize("sync", LEVELS)
