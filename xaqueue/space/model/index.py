@@ -472,12 +472,16 @@ class QueueIndex:
                 entry.queued = False
             if (entry.is_plain and not entry.locked) or self._due(entry, now, holder):
                 return entry
-            if entry.locked:
-                continue
-            if entry.not_before is not None and entry.not_before > now:
-                heappush(self._delayed, (entry.not_before, key))
-            elif keys is not hand and entry.group is not None and self._groups.next_of(entry.group) == entry.seq:
-                self._queue(entry)  # in the hand of who holds its group
+            self._pass_over(entry, key, now, was_in_hand=keys is hand)
+
+    def _pass_over(self, entry: Entry, key: int, now: int, *, was_in_hand: bool) -> None:
+        """It is not its turn: its key comes again when that may have changed."""
+        if entry.locked:
+            return
+        if entry.not_before is not None and entry.not_before > now:
+            heappush(self._delayed, (entry.not_before, key))
+        elif not was_in_hand and entry.group is not None and self._groups.next_of(entry.group) == entry.seq:
+            self._queue(entry)  # in the hand of who holds its group
 
     def _first_correlated(self, now: int, correlation: str, passed: Collection[int], holder: object) -> Entry | None:
         for key in list(self._by_correlation.get(correlation, ())):
