@@ -46,24 +46,21 @@ class Groups:
 
     def __init__(self, is_free: Callable[[int], bool]) -> None:
         self._is_free = is_free
-        self._groups: dict[str, _Group] = {}
+        self.by_name: dict[str, _Group] = {}
         self._hands: dict[int, _Hand] = {}
         """By the id of a holder."""
 
-    def __bool__(self) -> bool:
-        return bool(self._groups)
-
     def add(self, name: str, seq: int) -> None:
         """A message of it comes."""
-        group = self._groups.get(name)
+        group = self.by_name.get(name)
         if group is None:
-            group = self._groups[name] = _Group()
+            group = self.by_name[name] = _Group()
         group.size += 1
         heappush(group.waiting, seq)
 
     def next_of(self, name: str) -> int | None:
         """The first of it that is free."""
-        waiting = self._groups[name].waiting
+        waiting = self.by_name[name].waiting
         while waiting:
             if self._is_free(waiting[0]):
                 return waiting[0]
@@ -72,7 +69,7 @@ class Groups:
 
     def hold(self, name: str, seq: int, holder: object) -> None:
         """One of it is locked by somebody who may have the next, too; None: nobody may."""
-        group = self._groups[name]
+        group = self.by_name[name]
         if not group.held and holder is not None:
             group.holder, group.hand = holder, self._hands.setdefault(id(holder), _Hand())
             group.hand.groups += 1
@@ -82,43 +79,43 @@ class Groups:
 
     def let_go(self, name: str, seq: int) -> None:
         """It is not locked by a branch any more."""
-        group = self._groups[name]
+        group = self.by_name[name]
         group.held.discard(seq)
         if not group.held:
             self._forget_holder(group)
 
     def comes_back(self, name: str, seq: int) -> None:
         """One that was locked is free again."""
-        heappush(self._groups[name].waiting, seq)
+        heappush(self.by_name[name].waiting, seq)
         self.let_go(name, seq)
 
     def leave(self, name: str, is_here: Callable[[int], bool]) -> bool:
         """One of it is gone. Whether there are others."""
-        group = self._groups[name]
+        group = self.by_name[name]
         group.size -= 1
         if len(group.waiting) > 3 * group.size + SPARE:  # what leaves behind one that waits long
             group.waiting = [seq for seq in set(group.waiting) if is_here(seq)]
             heapify(group.waiting)
         if not group.size:
-            del self._groups[name]
+            del self.by_name[name]
         return group.size > 0
 
     def is_held(self, name: str) -> bool:
-        return bool(self._groups[name].held)
+        return bool(self.by_name[name].held)
 
     def lets(self, name: str, holder: object) -> bool:
         """Whether this one may have the next of it."""
-        group = self._groups[name]
+        group = self.by_name[name]
         return not group.held or (holder is not None and group.holder is holder)
 
     def hand(self, name: str) -> list[int] | None:
         """Where the next of a group that is held belongs; None where nobody may have it."""
-        hand = self._groups[name].hand
+        hand = self.by_name[name].hand
         return hand.keys if hand is not None else None
 
     def hand_of(self, holder: object) -> list[int]:
         """The keys of what this one may have, and nobody else: a heap."""
-        hand = self._hands.get(id(holder)) if self._hands else None
+        hand = self._hands.get(id(holder))
         return hand.keys if hand is not None else []
 
     def empty_hands(self) -> None:

@@ -177,7 +177,7 @@ class QueueIndex:
         elif correlation is not None:
             entry = self._first_correlated(now, correlation, passed, holder)
         else:
-            if self._groups:
+            if self._groups.by_name:
                 self.find_expired(now, len(self.expired) + BATCH)  # each might hold its group back
             entry = self._first(now, holder)
         if entry is not None:
@@ -413,7 +413,10 @@ class QueueIndex:
             insort(self._by_correlation.setdefault(entry.correlation, []), self._key_of(entry))
         if entry.expires_at is not None:
             heappush(self._expiring, (entry.expires_at, entry.seq))
-        if entry.group is None or self._groups.next_of(entry.group) == entry.seq:
+        if entry.group is None:  # as ``_queue``, without the call
+            entry.queued = True
+            heappush(self._ready, entry.seq if self._fifo else self._key(entry.seq, entry.priority))
+        elif self._groups.next_of(entry.group) == entry.seq:
             self._queue(entry)
 
     def _queue(self, entry: Entry) -> None:
@@ -451,7 +454,7 @@ class QueueIndex:
             waited = self._entries.get(self._seq(heappop(self._delayed)[1]))
             if waited is not None and not waited.locked:
                 self._queue(waited)
-        hand = self._groups.hand_of(holder)
+        hand = self._groups.hand_of(holder) if self._groups.by_name else None
         while True:
             head, keys = self._packed.head, self._ready
             if hand and (not keys or hand[0] < keys[0]):

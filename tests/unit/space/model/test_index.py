@@ -593,7 +593,7 @@ def test_keys_of_messages_that_leave_behind_the_first_of_their_group_do_not_stay
         gone = index.take(0, message_id=identity(seq), holder=holder, even_early=True)
         assert gone is not None
         index.remove(gone)
-    (group,) = index._groups._groups.values()
+    (group,) = index._groups.by_name.values()
     assert len(index._ready) + len(index._delayed) + len(group.waiting) < 3 * index_module.SPARE_KEYS
 
 
