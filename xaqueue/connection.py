@@ -20,14 +20,23 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from xaqueue.errors import DuplicateXid, Error, InterfaceError, InvalidArgument, ResourceFailed
-from xaqueue.message import EnqueueOptions, Message, MessageId, body_of, check_queue_name, id_of, options_of
+from xaqueue.message import (
+    EnqueueOptions,
+    Message,
+    MessageId,
+    body_of,
+    check_queue_name,
+    check_queues,
+    id_of,
+    options_of,
+)
 from xaqueue.times import FOREVER_S, check_seconds
 from xaqueue.transaction import Phase, Transaction
 from xaqueue.xa import Flag, Outcome
@@ -165,6 +174,35 @@ class Connection:
         found = self._manager.enqueue_many(queue, checked, **plain)
         self._transaction.uncommitted += len(found)
         return found
+
+    @_alone
+    def enqueue_to(
+        self, queues: Sequence[str], body: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]
+    ) -> MessageId:
+        """Adds one message to several queues; in each it is a message of its own, under the same id, which is returned.
+
+        On the disk it is one file with a name in each of the queues, as far as the file system has such. Options and
+        errors: see ``enqueue``; InvalidArgument also where a queue is named twice.
+        """
+        plain = options_of(options, time.time_ns() // 1000)
+        self._transaction.work()
+        message_id = self._manager.enqueue_to(check_queues(queues), body_of(body), **plain)
+        self._transaction.uncommitted += 1
+        return message_id
+
+    @_alone
+    def publish(self, topic: str, body: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]) -> MessageId:
+        """Adds a message to every queue that subscribes to the topic just now and wants these headers.
+
+        Where none does, nobody is ever given it. Returns its id, the same in each queue. Otherwise as ``enqueue_to``.
+        Raises UnknownQueue where the topic is not defined.
+        """
+        plain = options_of(options, time.time_ns() // 1000)
+        check_queue_name(topic)
+        self._transaction.work()
+        message_id = self._manager.publish(topic, body_of(body), **plain)
+        self._transaction.uncommitted += 1
+        return message_id
 
     @_alone
     def dequeue_many(self, queue: str, count: int, *, wait_s: float | None = 0.0) -> list[Message]:
@@ -378,9 +416,30 @@ class Connection:
         """
         self._transaction.check_open()
         for key, value in settings.items():
+            if key == "match" and isinstance(value, Mapping):
+                continue
             if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) >= 2**63):
                 raise InvalidArgument(f"{key} = {value!r} is refused: a string, a number, true or false is wanted")
         self._manager.define(queue, settings)
+
+    @_alone
+    def define_topic(self, topic: str, /, *, description: str | None = None) -> None:
+        """Defines a topic, to which queues may subscribe, or changes what it is for; as ``define``."""
+        self._transaction.check_open()
+        self._manager.define(check_queue_name(topic), {"description": description}, True)
+
+    def subscribe(self, topic: str, queue: str, match: Mapping[str, str] | None = None) -> None:
+        """From now on the queue gets what is published to the topic, also when nobody is connected.
+
+        It is defined where it is not yet. A queue subscribes to one topic. match: only messages with these headers; a
+        value that ends in ``*`` stands for all that begin so. Durable, as ``define``, until ``unsubscribe``. Raises as
+        ``define``; InvalidArgument where the topic is not defined.
+        """
+        self.define(queue, topic=check_queue_name(topic), match=dict(match) if match else None)
+
+    def unsubscribe(self, queue: str) -> None:
+        """The queue gets no more of what is published. It stays, with the messages that it has."""
+        self.define(queue, topic=None, match=None)
 
     def tpc_commit(self, xid: Xid | None = None, *, late: bool = False) -> None:
         """Second phase; without tpc_prepare before it, a commit in one phase.

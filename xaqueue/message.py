@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, NewType, TypedDict, cast
@@ -32,6 +32,17 @@ def check_queue_name(name: str) -> str:
             f"queue name {name!r} is refused: 1 to 127 of A-Z a-z 0-9 . _ - and the first a letter or digit"
         )
     return name
+
+
+def check_queues(names: Sequence[str]) -> Sequence[str]:
+    """Several names of queues, none twice, or InvalidArgument."""
+    if isinstance(names, str) or not isinstance(names, Sequence) or not names:
+        raise InvalidArgument(f"queues {names!r} are refused: a list of names is wanted")
+    for name in names:
+        check_queue_name(name)
+    if len(set(names)) < len(names):
+        raise InvalidArgument(f"queues {', '.join(names)} are refused: one is named twice")
+    return names
 
 
 def check_message_id(value: bytes) -> MessageId:

@@ -105,6 +105,12 @@ class ResourceManager(Carrying, Protocol):
     def enqueue_many(self, queue: str, bodies: Sequence[bytes], **options: Unpack[EnqueueOptions]) -> list[MessageId]:
         """Adds several messages with these options; see ``Connection.enqueue_many``."""
 
+    def enqueue_to(self, queues: Sequence[str], body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+        """Adds one message to several queues, its content once; see ``Connection.enqueue_to``."""
+
+    def publish(self, topic: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+        """Adds a message to each queue that subscribes to the topic; see ``Connection.publish``."""
+
     def dequeue_many(self, queue: str, count: int, *, wait_s: float | None = 0.0) -> list[Message]:
         """Takes up to ``count`` messages, and waits for the first as ``dequeue`` does. Where it raises, none."""
 
@@ -118,8 +124,8 @@ class ResourceManager(Carrying, Protocol):
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
         """Committed messages in the order of the queue, locking nothing."""
 
-    def define(self, queue: str, settings: Mapping[str, Any]) -> None:
-        """Defines a queue, or changes its definition, at once and durably; see ``Connection.define``."""
+    def define(self, queue: str, settings: Mapping[str, Any], is_topic: bool = False) -> None:
+        """Defines a queue, or a topic, or changes its definition, at once and durably; see ``Connection.define``."""
 
     def close(self, left: Xid | None = None) -> None:
         """Ends the session: what it has active is rolled back, what is prepared stays.

@@ -72,6 +72,21 @@ class Facade:
     def enqueue_many(self, queue: str, bodies: Any, **options: Any) -> list[MessageId]:
         return self._thread.run(self.connection.enqueue_many(queue, bodies, **options))
 
+    def enqueue_to(self, queues: Any, body: bytes, **options: Any) -> MessageId:
+        return self._thread.run(self.connection.enqueue_to(queues, body, **options))
+
+    def publish(self, topic: str, body: bytes, **options: Any) -> MessageId:
+        return self._thread.run(self.connection.publish(topic, body, **options))
+
+    def define_topic(self, topic: str, **options: Any) -> None:
+        self._thread.run(self.connection.define_topic(topic, **options))
+
+    def subscribe(self, topic: str, queue: str, match: Any = None) -> None:
+        self._thread.run(self.connection.subscribe(topic, queue, match))
+
+    def unsubscribe(self, queue: str) -> None:
+        self._thread.run(self.connection.unsubscribe(queue))
+
     def dequeue_many(self, queue: str, count: int, **options: Any) -> list[Message]:
         return self._thread.run(self.connection.dequeue_many(queue, count, **options))
 

@@ -333,6 +333,35 @@ class TwoPhaseContract(Contract):
         with pytest.raises(InvalidArgument, match="did you mean 'order'"):
             connection.define("newest", ordr="fifo")
 
+    def test_what_is_published_goes_to_all_who_subscribe(self, host: Host, connection: Connection, xid: Xid) -> None:
+        connection.define_topic("events", description="what happens")
+        connection.subscribe("events", "audit")
+        connection.subscribe("events", "paid", match={"kind": "paid*"})
+        first = connection.publish("events", b"1", headers={"kind": "opened"})
+        connection.rollback()
+        assert bodies(connection, "audit") == []
+        connection.tpc_begin(xid)
+        second = connection.publish("events", b"2", headers={"kind": "paid late"})
+        connection.enqueue_to(["audit", "orders"], b"3")
+        assert connection.tpc_prepare()
+        connection.tpc_commit()
+        assert first != second
+        assert (bodies(connection, "audit"), bodies(connection, "paid")) == ([b"2", b"3"], [b"2"])
+        assert drain(connection) == [b"3"]
+        (one,) = connection.browse("paid")
+        assert (one.message_id, one.properties.queue) == (second, "paid")
+        connection.unsubscribe("paid")
+        connection.publish("events", b"4", headers={"kind": "paid"})
+        connection.commit()
+        assert (bodies(connection, "audit"), bodies(connection, "paid")) == ([b"2", b"3", b"4"], [b"2"])
+        with pytest.raises(UnknownQueue, match="did you mean 'events'"):
+            connection.publish("evnts", b"x")
+        connection.rollback()
+        with pytest.raises(InvalidArgument, match=r"\[queues.late\] topic = 'evnts' is not defined"):
+            connection.subscribe("evnts", "late")
+        with pytest.raises(InvalidArgument, match="one is named twice"):
+            connection.enqueue_to(["audit", "audit"], b"x")
+
     def test_a_message_moves_with_all_that_it_has_and_comes_back(self, connection: Connection) -> None:
         for queue in ("one", "two", "three"):
             connection.define(queue)

@@ -21,7 +21,7 @@ from xaqueue.tools.torture.content import FileContent
 from xaqueue.tools.torture.forgetful import Node
 
 CHANGES = (
-    *("create", "write_at", "set_modified_ns", "rename", "unlink", "make_dir", "remove_dir"),
+    *("create", "write_at", "set_modified_ns", "rename", "link", "unlink", "make_dir", "remove_dir"),
     *("sync_file", "sync_data", "sync_dir", "sync_all"),
 )
 LOOKS = ("read", "modified_ns", "list", "exists", "hold_dir")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
@@ -62,9 +63,10 @@ def put(
         str | None, typer.Option(help=f"Hidden for so long from now on, {parameters.SPAN_HELP}.", metavar="SPAN")
     ] = None,
     ttl: Annotated[str | None, typer.Option(help="Never delivered after so long from now on.", metavar="SPAN")] = None,
+    topic: Annotated[bool, typer.Option("--topic", help="QUEUE is a topic: to all that subscribe to it.")] = False,
     space: SpaceOption = None,
 ) -> None:
-    """Put a message into a queue.
+    """Put a message into a queue, or publish it to a topic.
 
     Prints its id; with --lines, how many there were. What was printed is committed: it is as durable as the space's
     sync flags say.
@@ -86,7 +88,8 @@ def put(
     location = location_of(ctx, space)
     if lines:
         with _opened(file, "rb") as source, connected(location, watch=True) as connection:
-            put_in = _put_lines(connection, queue, source, options, count_per_branch)
+            add = partial(connection.publish if topic else connection.enqueue, queue, **options)
+            put_in = _put_lines(connection, add, source, count_per_branch)
         typer.echo(f"{output.counted(put_in, 'message')} put into {queue}")
         return
     if body is None and file is None and sys.stdin.isatty():
@@ -97,7 +100,7 @@ def put(
     else:
         content = body.encode("utf-8", "surrogateescape")
     with connected(location) as connection:
-        message_id = connection.enqueue(queue, content, **options)
+        message_id = (connection.publish if topic else connection.enqueue)(queue, content, **options)
         connection.commit()
     typer.echo(message_id.hex())
 
@@ -231,7 +234,7 @@ def _complain_of_damage(seq: int, damage: str) -> None:
     complain(f"message {seq} is damaged, run `xaqueue check`: {damage}")
 
 
-def _put_lines(connection: Connection, queue: str, source: BinaryIO, options: EnqueueOptions, together: int) -> int:
+def _put_lines(connection: Connection, add: Callable[[bytes], object], source: BinaryIO, together: int) -> int:
     """Enqueues every line, without its line end, and commits each so many. Returns how many are committed."""
     committed = pending = 0
     unsure = False
@@ -247,7 +250,7 @@ def _put_lines(connection: Connection, queue: str, source: BinaryIO, options: En
         try:
             for line in source:
                 pending += 1
-                connection.enqueue(queue, line.removesuffix(b"\n").removesuffix(b"\r"), **options)
+                add(line.removesuffix(b"\n").removesuffix(b"\r"))
                 if pending == together:
                     commit()
             commit()

@@ -164,6 +164,7 @@ def define(
     ] = None,
     order: Annotated[OrderName | None, typer.Option(help="Which message is next. A new queue is fifo.")] = None,
     description: Annotated[str | None, typer.Option(help="What it is for.", metavar="TEXT")] = None,
+    topic: Annotated[bool, typer.Option("--topic", help="QUEUE is a topic, to which queues subscribe.")] = False,
     space: SpaceOption = None,
 ) -> None:
     """Define a queue, or change its definition.
@@ -171,17 +172,23 @@ def define(
     Edits queues.toml and leaves its comments as they are, by a server's URL, too. Takes effect at once.
 
     For example: xaqueue define orders max_tries=5 retry_delay_s=1 failure_queue=orders.failed
+
+    A topic, and a queue that subscribes to it: xaqueue define --topic events; xaqueue define audit topic=events
     """
     location, given = location_of(ctx, space), definitions.options_of(settings or ())
     options = {"order": order.value if order else None, "description": description}
     given |= {key: value for key, value in options.items() if value is not None}
     if location.url:
         with remote(location.url) as manager:
-            manager.define(queue, given)
-        typer.echo(f"queue {queue} is defined")
+            manager.define(queue, given, topic)
+        typer.echo(f"{'topic' if topic else 'queue'} {queue} is defined")
         return
-    defined = open.define(location.directory, queue, given).queues[queue]
-    typer.echo(f"queue {queue}: {defined.order.value}" + (f", {defined.description}" if defined.description else ""))
+    defined = open.define(location.directory, queue, given, topic)
+    if topic:
+        typer.echo(f"topic {queue} is defined")
+        return
+    made = defined.queues[queue]
+    typer.echo(f"queue {queue}: {made.order.value}" + (f", {made.description}" if made.description else ""))
 
 
 def queues(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = None) -> None:

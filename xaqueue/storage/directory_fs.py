@@ -131,6 +131,9 @@ class DirectoryFileSystem:
         if fd is not None:
             self._unsynced[target] = fd
 
+    def link(self, source: str, target: str) -> None:
+        os.link(self._prefix + source, self._prefix + target, follow_symlinks=False)
+
     def unlink(self, path: str) -> None:
         os.unlink(self._prefix + path)
         if path in self._places or path in self._unsynced:

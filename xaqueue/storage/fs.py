@@ -17,6 +17,9 @@ from xaqueue.storage.regular import DAMAGE
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 """Errors that mean "not now": room on the disk, or descriptors. Nothing was done and nothing is damaged."""
 
+NO_LINK = frozenset({errno.EMLINK, errno.EXDEV, errno.EPERM, errno.ENOTSUP})
+"""Errors that mean that a file cannot have this name as well: it has too many, or the file system takes none."""
+
 
 class Room(NamedTuple):
     """What is left of a file system for such as us, and how much it has in all."""
@@ -48,6 +51,9 @@ class FileSystem(Protocol):
 
     def rename(self, source: str, target: str) -> None:
         """Atomically moves a file, replacing a target that exists."""
+
+    def link(self, source: str, target: str) -> None:
+        """Gives a file one more name, which must not exist. Raises one of ``NO_LINK`` where it cannot have that."""
 
     def unlink(self, path: str) -> None: ...
 

@@ -63,6 +63,14 @@ class OwnerFileSystem(_Layer):
                 raise
             self._again(error, self._fs.create, path, chunks)
 
+    def link(self, source: str, target: str) -> None:
+        try:
+            self._fs.link(source, target)
+        except OSError as error:
+            if not self.recovering:
+                raise
+            self._again(error, self._fs.link, source, target)
+
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         me = get_ident()
         try:
@@ -151,5 +159,5 @@ class ReadOnlyFileSystem(_Layer):
         path = next((one for one in arguments[1::-1] if isinstance(one, str)), "")  # of a rename the target
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
-    create = write_at = set_modified_ns = rename = unlink = make_dir = _refuse
+    create = write_at = set_modified_ns = rename = link = unlink = make_dir = _refuse
     remove_dir = sync_file = sync_data = sync_dir = sync_all = _refuse

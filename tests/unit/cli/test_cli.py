@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -453,7 +454,7 @@ def test_lines_that_were_read_and_not_committed_are_counted(space: Path, capfd: 
 
     with xaqueue.connect(space) as connection:
         with pytest.raises(KeyboardInterrupt):
-            messages._put_lines(connection, "orders", cast(BinaryIO, interrupted()), {}, 2)
+            messages._put_lines(connection, partial(connection.enqueue, "orders"), cast(BinaryIO, interrupted()), 2)
         connection.rollback()
     said = capfd.readouterr().err
     assert "stopped after 3 lines: of these the first 2 are committed" in said

@@ -71,6 +71,8 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("dequeue", ["empty", {"message_id": b"0123456789abcdef"}]),
         ("dequeue", ["empty", {"correlation_id": b"c"}]),
         ("enqueue_many", ["orders", [b"0123456789abcdef"], [b"body"], {"priority": 1}]),
+        ("enqueue_to", [["orders", "other"], b"body", {"priority": 1}]),
+        ("publish", ["events", b"body", {"headers": {"k": "v"}}]),
         ("dequeue_many", ["empty", 3, {"wait_s": 0}]),
         ("browse", ["orders", 1]),
         ("browse_next", [1]),
@@ -139,11 +141,19 @@ def mutated(rng: random.Random, params: list[Any]) -> list[Any]:
     return changed if isinstance(changed, list) else [changed]
 
 
+def waits(params: Any) -> bool:
+    """Whether these, of a dequeue, are right and have its session wait for a message that never comes."""
+    options = params[-1] if isinstance(params, list) and params else None
+    wait_s = options.get("wait_s", 0) if isinstance(options, dict) else 0
+    return wait_s is None or (isinstance(wait_s, int | float) and wait_s > 1)
+
+
 def frame(rng: random.Random, xid: tuple[int, bytes, bytes], number: int) -> list[Any]:
     """A frame that a session survives: its call is right, or wrong."""
     method, params = rng.choice(right_calls(xid))
     if rng.random() < 0.8:
-        params = mutated(rng, params)
+        changed = mutated(rng, params)
+        params = params if method in ("dequeue", "dequeue_many") and waits(changed) else changed
     if rng.random() < 0.1:
         method = rng.choice([name for name in METHOD_JUNK if isinstance(name, str)])
     return [2, method, params] if rng.random() < 0.1 else [0, number, method, params]

@@ -69,6 +69,8 @@ class AsyncConnection:
     """Pipelined: there is something to wait for only where a lot is on its way already."""
     dequeue = _carried(Connection.dequeue)
     enqueue_many = _carried(Connection.enqueue_many)
+    enqueue_to = _carried(Connection.enqueue_to)
+    publish = _carried(Connection.publish)
     dequeue_many = _carried(Connection.dequeue_many)
     move = _carried(Connection.move)
     requeue = _carried(Connection.requeue)
@@ -89,6 +91,9 @@ class AsyncConnection:
     deliver = _carried(Connection.deliver, of_transaction=False)
     release_carrier = _carried(Connection.release_carrier, of_transaction=False)
     define = _carried(Connection.define, of_transaction=False)
+    define_topic = _carried(Connection.define_topic, of_transaction=False)
+    subscribe = _carried(Connection.subscribe, of_transaction=False)
+    unsubscribe = _carried(Connection.unsubscribe, of_transaction=False)
     tpc_forget = _carried(Connection.tpc_forget, of_transaction=False)
     close = _carried(Connection.close, of_transaction=False)
 

@@ -81,6 +81,17 @@ def enqueue_many(caller: Caller, queue: str, ids: Any, bodies: Any, options: Any
     return caller.session.enqueue_many(queue, bodies, ids, **given)
 
 
+def enqueue_to(caller: Caller, queues: Any, body: Any, options: Any = None) -> bytes:
+    given = {} if options is None else wire.options_of(options, "enqueue_to", PLAIN_OPTIONS)
+    return caller.session.enqueue_to(queues, body, **given)
+
+
+def publish(caller: Caller, topic: str, body: Any, options: Any = None) -> bytes:
+    """Whoever may produce to the topic need not know who subscribes."""
+    given = {} if options is None else wire.options_of(options, "publish", PLAIN_OPTIONS)
+    return caller.session.publish(topic, body, **given)
+
+
 def dequeue_many(caller: Caller, queue: str, count: Any, options: Any = None) -> tuple[bool, list[Any]]:
     """Whether there may be more, for want of which it did not end, and the messages."""
     given = {} if options is None else wire.options_of(options, "dequeue_many", ("wait_s",))
@@ -153,7 +164,7 @@ def deliver(
 
 
 BRANCH_METHODS = (
-    *(deliver, recover, enqueue, enqueue_many, dequeue, dequeue_many, move),
+    *(deliver, recover, enqueue, enqueue_many, enqueue_to, publish, dequeue, dequeue_many, move),
     *(browse, browse_next, browse_end),
 )
 
@@ -215,8 +226,8 @@ class BranchCalls(Link):
         if own:
             self._branch = RemoteBranch()
 
-    def define(self, queue: str, settings: Mapping[str, Any]) -> None:
-        self.call("define", queue, dict(settings))
+    def define(self, queue: str, settings: Mapping[str, Any], is_topic: bool = False) -> None:
+        self.call("define", queue, dict(settings), *([True] if is_topic else []))
 
     def recover(self, count: int, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
         return [xid_of(value) for value in self.call("recover", count, flags)]
@@ -262,6 +273,19 @@ class BranchCalls(Link):
                 first, size = number, 0
             size += size_bytes
         return ids
+
+    def enqueue_to(self, queues: Sequence[str], body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+        return self._ask_to_add("enqueue_to", list(queues), body, options)
+
+    def publish(self, topic: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+        return self._ask_to_add("publish", topic, body, options)
+
+    def _ask_to_add(self, verb: str, to: str | list[str], body: bytes, options: EnqueueOptions) -> MessageId:
+        if self._closed or self._branch.why is not None:
+            self._check_working()
+        if len(body) > self.space["max_body_bytes"]:
+            raise self._too_large(len(body))
+        return MessageId(self._ask(verb, to, body, options))
 
     def _is_known(self, queue: str) -> bool:
         return self.space["any_queue"] or queue in self.space["queues"]

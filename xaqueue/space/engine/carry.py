@@ -119,7 +119,7 @@ def vote(space: Space, branch: Branch, name: str) -> CarriedChange | None:
     size, queues = 0, set()
     for written in branch.blocks:
         if written.kind is Kind.ENQUEUE:
-            if written.content is None or written.path:
+            if written.content is None or written.path or written.is_shared:
                 return None
             size += len(written.content[0]) + len(written.content[1])
         queues.add(written.queue)

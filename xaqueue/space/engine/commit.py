@@ -47,7 +47,7 @@ def prepare(space: Space, branch: Branch) -> None:
     for written in written_blocks:
         if not written.path and written.content is None:
             add_dequeue(space, branch, written)
-    if len(written_blocks) > 1:
+    if len(written_blocks) > 1 or written_blocks[0].is_shared:
         add_branch_block(space, branch)
         written_blocks = branch.all_blocks
     else:
@@ -123,7 +123,7 @@ def commit(space: Space, branch: Branch, *, outcome: Outcome = Outcome.COMMITTED
 
 def _harden_unprepared(space: Space, branch: Branch) -> None:
     """What a commit in one phase asks for before its step."""
-    several = len(branch.blocks) > 1
+    several = branch.needs_list
     if several and not space.log.is_atomic:
         for written in branch.blocks:
             if not written.path:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from xaqueue.errors import Error, RetryLater
 from xaqueue.space.engine.log import STEP_FILES, CommitPending
 from xaqueue.space.model import layout
-from xaqueue.space.model.block_files import read_block
+from xaqueue.space.model.block_files import make_twin, read_block
 from xaqueue.space.model.branch import Branch, Written
 from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Kind, Op
 from xaqueue.space.model.layout import ACTIVE, COMMITTED, RANGE_BITS
@@ -111,7 +111,11 @@ class DirectoryLog(GroupCommit):
 
     def add(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
         path = f"{ACTIVE}/{branch.name}.{written.suffix}"
-        self.fs.create(path, [head, body] if body else [head])
+        chunks = [head, body] if body else [head]
+        if written.twin is None:
+            self.fs.create(path, chunks)
+        else:
+            make_twin(self.fs, written, path, chunks)
         written.path = path
         branch.to_harden = self._hardens
 
@@ -123,7 +127,7 @@ class DirectoryLog(GroupCommit):
 
     def harden(self, branch: Branch) -> None:
         if self._content:
-            self.sync_contents([written.path for written in branch.all_blocks])
+            self.sync_contents(branch.contents)
 
     def discard(self, paths: Iterable[str]) -> None:
         for path in paths:

@@ -28,7 +28,7 @@ from xaqueue.space.engine.behind import Behind, Turn
 from xaqueue.space.engine.register import Register
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Kind
-from xaqueue.space.model.block_files import read_block
+from xaqueue.space.model.block_files import make_twin, read_block
 from xaqueue.space.model.branch import Branch, Written
 from xaqueue.space.model.change import Change, Moved, entry_of, final_states
 from xaqueue.space.model.layout import ACTIVE, Watermark, block_path
@@ -111,8 +111,9 @@ class JournalLog(JournalCommit):
             self.behind.size_bytes > PENDING_BYTES or self.behind.files > PENDING_FILES
         ):
             self.settle()  # whoever adds waits for the directories, and needs room in them; what ends a branch does not
-        size = len(head) + len(body) + BLOCK_BYTES
-        if branch.kept_bytes + size <= self._kept_bytes:
+        twin = written.twin
+        size = BLOCK_BYTES if twin is not None else len(head) + len(body) + BLOCK_BYTES
+        if (twin is None or not twin.path) and branch.kept_bytes + size <= self._kept_bytes:
             branch.kept_bytes += size
             written.content = head, body
             return
@@ -129,11 +130,12 @@ class JournalLog(JournalCommit):
     def _write(self, branch: Branch, written: Written, head: bytes, body: bytes) -> None:
         path = block_path(ACTIVE, branch.name, written.suffix)
         chunks = [head, body] if body else [head]
+        make = partial(make_twin, self.fs, written) if written.twin is not None else self.fs.create
         try:
-            self.fs.create(path, chunks)
+            make(path, chunks)
         except FileExistsError:  # a block of an earlier branch of this name, which is over and has not moved yet
             self._waiting.run(self._follow)
-            self.fs.create(path, chunks)
+            make(path, chunks)
         branch.to_harden = True
         written.path, written.content = path, None
 
@@ -156,7 +158,7 @@ class JournalLog(JournalCommit):
             self.register.add(written.queue, written.entry)
 
     def harden(self, branch: Branch) -> None:
-        paths = [written.path for written in branch.all_blocks if written.path.startswith(ACTIVE)]
+        paths = [path for path in branch.contents if path.startswith(ACTIVE)]
         if paths:
             self.sync_contents(paths)
             self.sync_names((ACTIVE,))

@@ -11,7 +11,16 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 
 from xaqueue.errors import DamagedBlock, DiskLow, InvalidArgument, RetryLater, RolledBack
-from xaqueue.message import EnqueueOptions, Message, MessageId, body_of, check_message_id, id_of, properties_of
+from xaqueue.message import (
+    EnqueueOptions,
+    Message,
+    MessageId,
+    body_of,
+    check_message_id,
+    check_queue_name,
+    id_of,
+    properties_of,
+)
 from xaqueue.space.engine import blocks, carry, quarantine
 from xaqueue.space.engine.state import Space, log
 from xaqueue.space.model import layout
@@ -67,6 +76,49 @@ def remove(space: Space, branch: Branch, name: str, message_id: bytes) -> bool:
     return dequeue(space, branch, name, 0.0, message_id, None, even_early=True) is not None
 
 
+def enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes, options: EnqueueOptions) -> MessageId:
+    """Adds one message to several queues, its content once; see ``ResourceManager.enqueue_to``."""
+    if len(names) == 1:
+        return enqueue(space, branch, names[0], body, options)
+    for name in names:
+        space.definitions.find(name)
+    body = body_of(body)
+    if not space.room.has(len(body)):
+        check_room(space, branch, len(body))
+    given = options.get("message_id")
+    message_id = MessageId(fresh_id()) if given is None else id_of(given)
+    properties = properties_of("", space.now_ns() // 1000, options)  # the branch's list has the queues
+    packed, tags = pack_properties(properties), tags_of(properties)
+    head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, space.definitions.max_body_bytes)
+    first: Written | None = None
+    done = 0
+    try:
+        for name in names:
+            entry = Entry(0, message_id, tags)
+            added = add(
+                *(space, branch, entry, name, checksum, head, body),
+                is_given=given is not None,
+                is_shared=True,
+                twin=first,
+            )
+            first, done = first or added, done + 1
+    except BaseException as error:  # or interrupted: a commit would have some of them
+        _fail_in_part(branch, done, len(names), error)
+        raise
+    return message_id
+
+
+def publish(space: Space, branch: Branch, topic: str, body: bytes, options: EnqueueOptions) -> MessageId:
+    """Adds a message to all that subscribe to the topic; see ``ResourceManager.publish``."""
+    properties = properties_of("", 0, options)  # which is refused as well where nobody wants it
+    names = space.definitions.subscribers(check_queue_name(topic), properties.headers)
+    if names:
+        return enqueue_to(space, branch, names, body, options)
+    body_of(body)
+    given = options.get("message_id")
+    return MessageId(fresh_id()) if given is None else id_of(given)
+
+
 def enqueue_many(
     space: Space,
     branch: Branch,
@@ -88,20 +140,35 @@ def enqueue_many(
             given: EnqueueOptions = options if ids is None else {**options, "message_id": ids[number]}
             found.append(enqueue(space, branch, name, body, given))
     except BaseException as error:  # or interrupted: a commit would have some of them
-        if found and branch.rollback_reason is None:
-            branch.rollback_reason = RolledBack(
-                f"branch {branch.xid} is rolled back: {len(found)} of {len(bodies)} messages were added: "
-                f"{str(error) or type(error).__name__}",
-                Code.XA_RBOTHER,
-            )
+        _fail_in_part(branch, len(found), len(bodies), error)
         raise
     return found
 
 
+def _fail_in_part(branch: Branch, done: int, wanted: int, error: BaseException) -> None:
+    if done and branch.rollback_reason is None:
+        branch.rollback_reason = RolledBack(
+            f"branch {branch.xid} is rolled back: {done} of {wanted} messages were added: "
+            f"{str(error) or type(error).__name__}",
+            Code.XA_RBOTHER,
+        )
+
+
 def add(
-    space: Space, branch: Branch, entry: Entry, name: str, checksum: int, head: bytes, body: bytes, *, is_given: bool
-) -> None:
-    """Adds the block of a new message to the branch. is_given: its id is an older one.
+    space: Space,
+    branch: Branch,
+    entry: Entry,
+    name: str,
+    checksum: int,
+    head: bytes,
+    body: bytes,
+    *,
+    is_given: bool,
+    is_shared: bool = False,
+    twin: Written | None = None,
+) -> Written:
+    """Adds the block of a new message to the branch. is_given: its id is an older one. is_shared: other queues get the
+    same block, twin: the first of which has it already.
 
     Raises InvalidArgument where the queue has a message of this id, and what ``blocks.without_room`` says.
     """
@@ -113,6 +180,8 @@ def add(
         queue.pending.add(message_id)
         branch.numbers = number = branch.numbers + 1
     written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, f"{number:03d}", is_given)
+    if is_shared:
+        written.is_shared, written.twin = True, twin
     try:
         space.log.add(branch, written, head, body)
         branch.blocks.append(written)
@@ -126,6 +195,7 @@ def add(
         if written.path:  # interrupted: a later branch of its name may have a block of this number
             space.discard([written.path])
         raise
+    return written
 
 
 def check_room(space: Space, branch: Branch, size_bytes: int) -> None:
@@ -249,6 +319,7 @@ def message_of(queue: str, seq: int, message_id: MessageId, data: bytes, tries: 
     properties = unpack_properties(packed)
     if found != message_id or properties.queue != queue:
         check_message(decode(data), queue, message_id)
+        properties.queue = queue
     if tries:
         properties.tries = tries
     return Message(message_id, queue, seq, body, properties)

@@ -21,11 +21,11 @@ from xaqueue.errors import DamagedBlock, JournalDamaged
 from xaqueue.space.engine import quarantine
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Kind, decode_head, has_valid_checksum
-from xaqueue.space.model.block_files import read_block
+from xaqueue.space.model.block_files import make_block, read_block
 from xaqueue.space.model.change import Content, Final, Moved, Op, final_states, highest_numbers, ops_of
 from xaqueue.space.model.layout import Watermark
 from xaqueue.space.model.records import StreamRecord, decode_stream
-from xaqueue.storage.fs import NO_ROOM, FileSystem, discard
+from xaqueue.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard
 from xaqueue.storage.journal_format import Record
 from xaqueue.storage.regular import NO_FILE
 
@@ -50,12 +50,13 @@ def apply(fs: FileSystem, left: dict[str, Content | Moved], gone: dict[str, None
     left to ``apply_removals``. Returns how many files it made. Raises OSError.
     """
     made = 0
+    stands: dict[tuple[bytes, int], str] = {}
     for path, want in list(left.items()):  # a file leaves its place before another one takes that
         if isinstance(want, Moved):
             _follow(fs, want.places[-1], path, want.when_us)
             gone.pop(want.places[-1], None)  # from here on that is another file's name
         else:
-            _create(fs, path, want)
+            _create(fs, path, want, stands.setdefault((want.head, want.when_us), path))
             made += 1
         del left[path]
     return made
@@ -79,13 +80,17 @@ def apply_removals(fs: FileSystem, gone: dict[str, None], keep: dict[str, Conten
         del gone[path]
 
 
-def _create(fs: FileSystem, path: str, content: Content) -> None:
+def _create(fs: FileSystem, path: str, content: Content, first: str) -> None:
+    """first: where the same content was made before, if that is not this path."""
     chunks = [content.head, bytes(content.body)] if content.body else [content.head]
+    twin = first if first is not path else ""
     try:
-        fs.create(path, chunks)
+        if make_block(fs, path, chunks, twin):
+            return
     except FileNotFoundError:
         make_dirs(fs, path.rpartition("/")[0])
-        fs.create(path, chunks)
+        if make_block(fs, path, chunks, twin):
+            return
     except FileExistsError:  # of an apply that was cut off, or one that it replaces
         making = f"{layout.ACTIVE}/{MAKING}"
         discard(fs, making)
@@ -130,9 +135,10 @@ def replay(fs: FileSystem, records: Sequence[Record], *, anew: bool = False, wit
             fs.rename(move.source, move.target)
         if move.when_us:
             fs.set_modified_ns(move.target, move.when_us * 1000)
+    stands: dict[tuple[bytes, int], str] = {}
     for path, want in wanted.items():
         if isinstance(want, Content):
-            _make(fs, path, want, anew)
+            _make(fs, path, want, anew, stands.setdefault((want.head, want.when_us), path))
     for path, want in wanted.items():
         if want is None:
             _remove(fs, path)
@@ -271,16 +277,30 @@ def _remove(fs: FileSystem, path: str) -> None:
             _clear(fs, path)
 
 
-def _make(fs: FileSystem, path: str, content: Content, anew: bool) -> None:
-    """Puts the content there, unless it is there."""
+def _make(fs: FileSystem, path: str, content: Content, anew: bool, first: str) -> None:
+    """Puts the content there, unless it is there. first: where it was made before, if that is not this path."""
     data = _read(fs, path)
     stands = len(data) == len(content.head) + len(content.body) and data == content.head + bytes(content.body)
     if not stands:
         _clear(fs, path)
-    if anew or not stands:
+    if (anew or not stands) and not (first is not path and _link_anew(fs, first, path)):
         write_anew(fs, path, [data] if stands else [content.head, bytes(content.body)], stands)
     if content.when_us:
         fs.set_modified_ns(path, content.when_us * 1000)
+
+
+def _link_anew(fs: FileSystem, first: str, path: str) -> bool:
+    """Whether what stands there is only another name of the first from now on."""
+    making = f"{layout.ACTIVE}/{MAKING}"
+    try:
+        fs.link(first, making)
+    except OSError as error:
+        if error.errno not in NO_LINK:
+            raise
+        return False
+    fs.rename(making, path)
+    discard(fs, making)  # a rename between two names of one file does nothing
+    return True
 
 
 def write_anew(
@@ -325,7 +345,7 @@ def is_that(fs: FileSystem, place: str, path: str) -> bool:
     except DamagedBlock:
         return False
     adds = head.kind is Kind.ENQUEUE and head.message_id == message[1]
-    return adds and path.split("/")[1] == f"queue={head.properties.queue}"
+    return adds and head.properties.queue in ("", path.split("/")[1].removeprefix("queue="))
 
 
 def place_of(fs: FileSystem, path: str, want: Moved, left: Collection[str] = ()) -> str | None:

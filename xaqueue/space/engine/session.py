@@ -16,7 +16,7 @@ from typing import Any, Unpack
 from xaqueue.batch import BATCH_FORMAT_IDS, is_of_a_batch
 from xaqueue.carried import CarriedChange, checked_carrier
 from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RetryLater, RolledBack
-from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, id_of
+from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, check_queues, id_of
 from xaqueue.space.engine import batches, carry, commit, heuristics, messages, moving
 from xaqueue.space.engine.association import Association
 from xaqueue.space.engine.batches import BatchVerbs
@@ -184,6 +184,22 @@ class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
             branch.progress = time.monotonic()
             branch.working.discard(self.number)
 
+    def enqueue_to(self, queues: Sequence[str], body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+        branch = self._at_work()
+        try:
+            return messages.enqueue_to(self.space, branch, check_queues(queues), body, options)
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
+
+    def publish(self, topic: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
+        branch = self._at_work()
+        try:
+            return messages.publish(self.space, branch, topic, body, options)
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
+
     def dequeue(
         self,
         queue: str,
@@ -242,12 +258,12 @@ class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
         self.space.wait_until_loaded()
         return messages.browse(self.space, queue, limit)
 
-    def define(self, queue: str, settings: Mapping[str, Any]) -> None:
+    def define(self, queue: str, settings: Mapping[str, Any], is_topic: bool = False) -> None:
         self._check_open()
         if not isinstance(settings, Mapping):
             raise InvalidArgument(f"settings {settings!r} are refused: a map of keys of queues.toml is wanted")
         self.space.check()
-        self.space.waiting.run(partial(self.space.define, check_queue_name(queue), settings))
+        self.space.waiting.run(partial(self.space.define, check_queue_name(queue), settings, bool(is_topic)))
 
     def lose(self, why: str = "its session was lost") -> Xid | None:
         """Whoever used the session is gone: what waits in it is to end, and ``close`` follows.

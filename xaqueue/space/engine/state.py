@@ -47,8 +47,10 @@ LOOK_S = 1.0
 log = logging.getLogger("xaqueue")
 
 
-def _no_definitions(queue: str, _: object) -> None:
-    raise NotSupportedError(f"queue {queue} is not defined here: the space has no queues.toml")
+def _no_definitions(name: str, _: object, is_topic: bool) -> None:
+    raise NotSupportedError(
+        f"{'topic' if is_topic else 'queue'} {name} is not defined here: the space has no queues.toml"
+    )
 
 
 class Space(Memory):
@@ -85,8 +87,8 @@ class Space(Memory):
         """Somebody delivers what a database has carried."""
         self.has_consumed: Callable[[], None] = lambda: None
         """Files of what a stream has consumed, or of what has expired, are to be cleared."""
-        self.define: Callable[[str, Mapping[str, Any]], None] = _no_definitions
-        """Changes the definition of a queue, durably."""
+        self.define: Callable[[str, Mapping[str, Any], bool], None] = _no_definitions
+        """Changes the definition of a queue, or of a topic, durably."""
         self.has_expiring: Callable[[], None] = lambda: None
         """A message that may expire was published."""
         self.remembers_local = False

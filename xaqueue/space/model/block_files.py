@@ -7,6 +7,7 @@ a group that came without the disk. Nothing is held open: what goes before its t
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,8 @@ from contextlib import suppress
 from xaqueue.errors import DamagedBlock
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import HEAD_READ_BYTES, size_in_head
-from xaqueue.storage.fs import FileSystem, is_damage
+from xaqueue.space.model.branch import Written
+from xaqueue.storage.fs import NO_LINK, FileSystem, is_damage
 from xaqueue.storage.regular import NO_DIRECTORY, NO_FILE, READ, open_regular, read_up_to
 
 AHEAD = 128
@@ -38,6 +40,28 @@ def ranges_in(fs: FileSystem, queue: str) -> list[int]:
     """The numbers of a queue's range directories, ascending."""
     names = listed(fs, layout.queue_path(queue))
     return sorted(number for name in names if (number := layout.parse_range(name)) is not None)
+
+
+def make_block(fs: FileSystem, path: str, chunks: Sequence[bytes], twin: str = "") -> bool:
+    """Makes a block's file: another name of the one that stands at ``twin``, which holds the same, or a file of its
+    own where there is none, or links end. Whether it is only a name. Raises OSError."""
+    if twin:
+        try:
+            fs.link(twin, path)
+        except OSError as error:
+            if error.errno not in (*NO_LINK, errno.ENOENT):  # it went meanwhile, or the directory is missing
+                raise
+        else:
+            return True
+    fs.create(path, chunks)
+    return False
+
+
+def make_twin(fs: FileSystem, written: Written, path: str, chunks: Sequence[bytes]) -> None:
+    """The file of a block that has the content of another one of its branch. Raises OSError."""
+    assert written.twin is not None
+    if not make_block(fs, path, chunks, written.twin.path):
+        written.twin = None
 
 
 def read_block(fs: FileSystem, path: str) -> bytes:

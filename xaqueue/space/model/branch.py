@@ -233,6 +233,10 @@ class Written:
     """Where its file stands; empty as long as it has none."""
     content: tuple[bytes, bytes] | None = None
     """Head and body, as long as memory holds them."""
+    is_shared: bool = False
+    """Others of its branch have the same content, which names no queue: the list of the branch says whose it is."""
+    twin: Written | None = None
+    """The first of these, where this one's file, if it has one, is only another name of that one's."""
 
 
 @dataclass(slots=True)
@@ -286,6 +290,16 @@ class Branch:
     def all_blocks(self) -> list[Written]:
         """Its blocks, the one that lists them last."""
         return self.blocks if self.branch_block is None else [*self.blocks, self.branch_block]
+
+    @property
+    def needs_list(self) -> bool:
+        """Whether its blocks alone do not say what it does."""
+        return len(self.blocks) > 1 or self.blocks[0].is_shared
+
+    @property
+    def contents(self) -> list[str]:
+        """Its files, each under one name."""
+        return [written.path for written in self.all_blocks if written.twin is None or not written.twin.path]
 
     def state_for(self, session: int) -> State:
         """The branch's state as this session sees it."""

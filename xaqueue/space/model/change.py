@@ -13,6 +13,7 @@ A redo record is atomic, and holds them all.
           [1, path, head, size of body, time]   the block's head stands here, its body in the record's body
           [2, source, target, time]
           [3, path]
+          [4, path, other, time]                a file with the content of an earlier one of the record
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from xaqueue.space.model.block import decode_head, has_valid_checksum
 from xaqueue.storage.journal_format import Entry, Record
 
 PUT, MOVE, DROP = 1, 2, 3
+SAME = 4
+"""Of a record only: what is put twice is in it once."""
 
 Op = tuple[Any, ...]
 """One operation, as above."""
@@ -68,14 +71,19 @@ def entry_of(change: Change | Entry) -> Entry:
         return change
     assert type(change) is Change
     bodies = []
-    packed = []
+    packed: list[Op] = []
+    put: dict[bytes, str] = {}
     for op in chain(change.point, change.ops, change.rest):
         code = op[0]
         if code == PUT:
             _, path, head, body, when_us = op
-            packed.append((PUT, path, head, len(body), when_us))
             if body:
+                first = put.setdefault(head, path)  # a head has the id, and the checksum of all
+                if first is not path:
+                    packed.append((SAME, path, first, when_us))
+                    continue
                 bodies.append(body)
+            packed.append((PUT, path, head, len(body), when_us))
         else:
             packed.append(op)
     return Entry(change.kind, msgpack.packb((change.name, packed)), bodies)
@@ -90,12 +98,17 @@ def operations_of(record: Record) -> list[list[Any]]:
 def ops_of(record: Record) -> list[Op]:
     """The operations of a record, each PUT with its body."""
     found: list[Op] = []
+    contents: dict[str, tuple[Any, Any]] = {}
     offset = 0
     for operation in operations_of(record):
         if operation[0] == PUT:
             _, path, head, size, when_us = operation
-            found.append((PUT, path, head, record.body[offset : offset + size], when_us))
+            contents[path] = head, record.body[offset : offset + size]
+            found.append((PUT, path, *contents[path], when_us))
             offset += size
+        elif operation[0] == SAME:
+            _, path, first, when_us = operation
+            found.append((PUT, path, *contents[first], when_us))
         else:
             found.append(tuple(operation))
     return found
@@ -131,9 +144,13 @@ def is_valid(record: Record) -> bool:
         operations = operations_of(record)
     except (ValueError, TypeError, msgpack.UnpackException):
         return False
+    put = set()
     for operation in operations:
+        if operation[0] == SAME and operation[2] not in put:
+            return False
         if operation[0] == PUT:
-            _, _, head, size, _ = operation
+            _, path, head, size, _ = operation
+            put.add(path)
             if not has_valid_checksum(head, record.body[offset : offset + size]):
                 return False
             offset += size

@@ -18,6 +18,13 @@ retry_jitter = 0.1                 # by up to this share longer or shorter
 failure_queue = "orders.failed"
 expiry_queue = "orders.expired"    # where messages go that expire; without it they go away
 
+[topics.events]                    # what is published there goes to all queues that subscribe to it
+description = "what happens"
+
+[queues.audit]
+topic = "events"                   # it subscribes
+match = {kind = "paid", region = "eu*"}    # to messages with these headers; * stands for any rest
+
 [access]
 group = "readers"                  # who may read the files, besides their owner
 
@@ -62,6 +69,20 @@ class QueueDefinition:
     """Where messages go that had all their tries."""
     expiry_queue: str = ""
     """Where messages go that expire; without one they go away."""
+    topic: str = ""
+    """It gets what is published there."""
+    match: Mapping[str, str] = field(default_factory=dict)
+    """By header, which value a message has to have to be wanted, or how it has to begin: ``eu*``."""
+
+    def wants(self, headers: Mapping[str, str]) -> bool:
+        """Whether it gets a message with these headers that is published to its topic."""
+        return all(_fits(headers.get(name), value) for name, value in self.match.items())
+
+
+def _fits(found: str | None, wanted: str) -> bool:
+    if found is None:
+        return False
+    return found.startswith(wanted[:-1]) if wanted.endswith("*") else found == wanted
 
 
 UNDEFINED = QueueDefinition(description="has messages, and no definition")
@@ -96,12 +117,23 @@ class Definitions:
     group: str = ""
     """By name or number: who may read the files of the space, besides their owner."""
 
+    topics: Mapping[str, str] = field(default_factory=dict)
+    """By name, what each is for."""
     known: set[str] = field(default_factory=set, compare=False, repr=False)
     """Names that were found before."""
 
     def of(self, name: str) -> QueueDefinition | None:
         """The definition that holds for a queue; None without one."""
         return self.queues.get(name) or self.default
+
+    def subscribers(self, topic: str, headers: Mapping[str, str]) -> list[str]:
+        """The queues that get a message with these headers which is published there, sorted. Raises UnknownQueue."""
+        if topic not in self.topics:
+            raise UnknownQueue(
+                f"topic {topic!r} is not defined{suggestion(topic, self.topics)}; "
+                f"define it with `xaqueue define --topic {topic}`"
+            )
+        return sorted(name for name, queue in self.queues.items() if queue.topic == topic and queue.wants(headers))
 
     def find(self, name: str) -> QueueDefinition:
         """The definition that holds for a queue. Raises UnknownQueue with a suggestion, InvalidArgument for no name."""
@@ -135,7 +167,7 @@ def parse(text: str) -> Definitions:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidArgument(f"queues.toml is no TOML: {error}") from None
-    _only(document, "queues.toml", ("space", "default", "queues", "access"))
+    _only(document, "queues.toml", ("space", "default", "queues", "topics", "access"))
     space = _table(document, "space")
     _only(space, "[space]", (*_NUMBERS, "sync"))
     numbers = {key: _number(space, key, least, unit) for key, (least, unit) in _NUMBERS.items() if key in space}
@@ -147,11 +179,22 @@ def parse(text: str) -> Definitions:
         check_queue_name(name)
         queues[name] = _definition(f"[queues.{name}]", table)
     default = _definition("[default]", document["default"]) if "default" in document else None
+    if default is not None and default.topic:
+        raise InvalidArgument("queues.toml: [default] does not take 'topic': only a queue that is listed subscribes")
+    topics = {name: _topic(name, table, queues) for name, table in _table(document, "topics").items()}
+    _check_topics(queues, topics)
     if default is None:
         _check_targets(queues)
     hardening = Hardening.parse(sync) if sync is not None else None
     return Definitions(
-        queues, default, sync=hardening, access=_access(document), group=_group(document), known=set(), **numbers
+        queues,
+        default,
+        sync=hardening,
+        access=_access(document),
+        group=_group(document),
+        topics=topics,
+        known=set(),
+        **numbers,
     )
 
 
@@ -181,6 +224,31 @@ def with_queue(text: str, name: str, options: Mapping[str, object]) -> str:
     """The same queues.toml, comments and all, with a queue defined or redefined. Raises as ``parse`` does."""
     check_queue_name(name)
     return _with(text, ("queues", name), options)
+
+
+def with_topic(text: str, name: str, options: Mapping[str, object]) -> str:
+    """As ``with_queue``, of a topic."""
+    check_queue_name(name)
+    return _with(text, ("topics", name), options)
+
+
+def _topic(name: str, table: Any, queues: Mapping[str, QueueDefinition]) -> str:
+    check_queue_name(name)
+    if not isinstance(table, Mapping):
+        raise InvalidArgument(f"queues.toml: [topics.{name}] is {table!r}: a table is wanted")
+    _only(table, f"[topics.{name}]", TOPIC_KEYS)
+    if name in queues:
+        raise InvalidArgument(f"queues.toml: [topics.{name}] is a queue as well: give one of them another name")
+    return str(table.get("description", ""))
+
+
+def _check_topics(queues: Mapping[str, QueueDefinition], topics: Mapping[str, str]) -> None:
+    for name, queue in queues.items():
+        if queue.topic and queue.topic not in topics:
+            raise InvalidArgument(
+                f"queues.toml: [queues.{name}] topic = {queue.topic!r} is not defined"
+                f"{suggestion(queue.topic, topics)}: define it first, `xaqueue define --topic {queue.topic}`"
+            )
 
 
 def _check_targets(queues: Mapping[str, QueueDefinition]) -> None:
@@ -255,7 +323,25 @@ def _definition(where: str, table: Any) -> QueueDefinition:
         raise InvalidArgument(
             f"queues.toml: {where} max_tries needs failure_queue, where a message goes that had so many tries"
         )
-    return QueueDefinition(Order(order), str(table.get("description", "")), RetryPolicy(**policy), **targets)
+    return QueueDefinition(
+        Order(order),
+        str(table.get("description", "")),
+        RetryPolicy(**policy),
+        topic=_target(where, "topic", table["topic"]) if "topic" in table else "",
+        match=_match(where, table),
+        **targets,
+    )
+
+
+def _match(where: str, table: Mapping[str, Any]) -> Mapping[str, str]:
+    match = table.get("match", {})
+    if not isinstance(match, Mapping) or not all(isinstance(value, str) for value in match.values()):
+        raise InvalidArgument(
+            f'queues.toml: {where} match = {match!r}: headers and their values are wanted, {{kind = "paid*"}}'
+        )
+    if match and "topic" not in table:
+        raise InvalidArgument(f"queues.toml: {where} match needs topic, to which the queue subscribes")
+    return dict(match)
 
 
 _POLICY: Mapping[str, tuple[Any, ...]] = {
@@ -267,8 +353,9 @@ _POLICY: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys of a queue that say how often and when it is tried again: their field, and which numbers they take."""
 _TARGETS = ("failure_queue", "expiry_queue")
-QUEUE_KEYS = ("order", "description", *_POLICY, *_TARGETS)
+QUEUE_KEYS = ("order", "description", *_POLICY, *_TARGETS, "topic", "match")
 """What the definition of a queue may say."""
+TOPIC_KEYS = ("description",)
 
 
 def _policy(where: str, key: str, value: Any, kind: type[float], least: float, most: float, unit: str) -> float:

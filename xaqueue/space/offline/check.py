@@ -216,7 +216,8 @@ class SpaceCheck:
 
     def _is_committed(self, head: Head) -> bool:
         """Whether the message that a block adds is in its queue."""
-        return head.kind is Kind.ENQUEUE and self.committed.holds(head.properties.queue, head.message_id)
+        queue = head.properties.queue
+        return head.kind is Kind.ENQUEUE and queue != "" and self.committed.holds(queue, head.message_id)
 
     def _decision(self, name: str, path: str) -> Iterator[Finding]:
         xid = layout.parse_xid(name)

@@ -131,8 +131,8 @@ class CommittedCheck:
         self.highest[queue] = max(self.highest.get(queue, 0), seq)
         place = self.queues.index(queue) << _SEQ_BITS | seq
         earlier = self._places.setdefault(message_id, place)
-        if earlier == place:
-            return
+        if earlier == place or (not head.properties.queue and self.queues[earlier >> _SEQ_BITS] != queue):
+            return  # that of several queues is in each of them
         other = self.queues[earlier >> _SEQ_BITS]
         first = prepared.find_message(self.fs, other, earlier & _SEQ_MASK, message_id)
         if first is None:

@@ -12,13 +12,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from glob import glob
 from pathlib import Path
 from typing import NamedTuple
 
-from xaqueue.errors import SpaceError
+from xaqueue.errors import DamagedBlock, SpaceError
 from xaqueue.space.model import layout
 from xaqueue.space.model.format import read_format
 from xaqueue.space.offline.check import SpaceCheck
@@ -26,6 +26,7 @@ from xaqueue.space.offline.check_committed import CommittedCheck
 from xaqueue.space.offline.findings import WRONG, Finding, Looks, Severity
 from xaqueue.space.owner.open import is_owned
 from xaqueue.space.recovery import prepared
+from xaqueue.space.recovery.load import read_head
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 FIRST = 50
@@ -140,7 +141,17 @@ def check_numbers(todo: Sequence[Share], highest: dict[str, dict[str, int]]) -> 
 def duplicates(message_id: bytes, places: Iterable[Place]) -> list[Finding]:
     """What is wrong about an id that was found in several places; those that are gone by now do not count."""
     there = [(place, path) for place in sorted(places) if (path := place.path(message_id)) is not None]
-    return [_duplicate(there[0], other) for other in there[1:]]
+    first = there[0] if there else None
+    return [_duplicate(first, other) for other in there[1:] if first is not None and not _is_shared(first[0], *other)]
+
+
+def _is_shared(first: Place, place: Place, path: str) -> bool:
+    """Whether it is one message of several queues of a space, in another one of these."""
+    if place.space != first.space or place.queue == first.queue:
+        return False
+    with closing(DirectoryFileSystem(place.space, keep_unsynced=False)) as fs, suppress(DamagedBlock, OSError):
+        return not read_head(fs, path).properties.queue
+    return False
 
 
 def _duplicate(first: tuple[Place, str], other: tuple[Place, str]) -> Finding:

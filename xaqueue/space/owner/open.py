@@ -362,24 +362,28 @@ def write_definitions(path: str | os.PathLike[str], text: str) -> None:
     _write_durably(Path(path), layout.QUEUES, text)
 
 
-def define(path: str | os.PathLike[str], queue: str, settings: Mapping[str, object]) -> Definitions:
+def define(
+    path: str | os.PathLike[str], name: str, settings: Mapping[str, object], is_topic: bool = False
+) -> Definitions:
     """Edits queues.toml, durably; an owner that watches it takes that. Returns what it says then.
 
-    settings: keys of a queue's table; None takes one away. Raises InvalidArgument, and nothing was changed; OSError.
+    settings: keys of a queue's table, or of a topic's; None takes one away. Raises InvalidArgument, and nothing was
+    changed; OSError.
     """
     with _defining:
         text = definitions_of.read(path) if (Path(path) / layout.QUEUES).exists() else ""
-        changed = definitions_of.with_queue(text, queue, settings)
+        edit = definitions_of.with_topic if is_topic else definitions_of.with_queue
+        changed = edit(text, name, settings)
         if changed != text:
             write_definitions(path, changed)
     return definitions_of.parse(changed)
 
 
-def _redefine(root: Path, space: Space, queue: str, settings: Mapping[str, object]) -> None:
+def _redefine(root: Path, space: Space, name: str, settings: Mapping[str, object], is_topic: bool) -> None:
     """Holds at once, also where nobody watches the file."""
     try:
         with space.defining:
-            space.redefine(define(root, queue, settings))
+            space.redefine(define(root, name, settings, is_topic))
     except (OSError, UnicodeDecodeError) as error:
         raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was defined") from error
     space.has_consumed()  # a new limit may be one that some messages have reached

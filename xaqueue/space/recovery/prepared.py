@@ -257,6 +257,10 @@ class _Survey:
             head = self.read(self.fs, path)
             if row is not None and (head.checksum, head.message_id) != (row.checksum, row.message_id):
                 raise DamagedBlock("is not the block that its branch lists")  # noqa: TRY301
+            if head.kind is Kind.ENQUEUE and not head.properties.queue:
+                if row is None:
+                    raise DamagedBlock("names no queue, and the list of its branch is lost")  # noqa: TRY301
+                head.properties.queue = row.queue
         except DamagedBlock as damage:
             status.broken.append((path, str(damage)))
             return None
@@ -282,5 +286,5 @@ def _named_by(fs: FileSystem, path: str) -> Iterator[tuple[str, MessageId]]:
         return
     if head.kind is Kind.BRANCH:
         yield from ((item.queue, item.message_id) for item in rows if item != NOTHING)
-    elif head.kind is not Kind.ENQUEUE or not path.startswith(ACTIVE):  # which is in no queue yet
+    elif head.properties.queue and (head.kind is not Kind.ENQUEUE or not path.startswith(ACTIVE)):
         yield head.properties.queue, head.message_id

@@ -111,6 +111,13 @@ class ForgetfulFileSystem:
         addition = self._change(directory, name, number)
         self._change(old_directory, old_name, None, (*leading, addition))
 
+    def link(self, source: str, target: str) -> None:
+        directory, name = self._place(target)
+        if name in self._names[directory]:
+            raise FileExistsError(errno.EEXIST, "exists", target)
+        self._file(source)
+        self._change(directory, name, self._number(source))
+
     def unlink(self, path: str) -> None:
         self._file(path)
         self._change(*self._place(path), None)

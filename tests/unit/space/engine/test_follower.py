@@ -122,7 +122,7 @@ def test_a_watermark_is_written_behind_the_files_that_it_tells_of() -> None:
     log.follow()
     del order[:]
     log.publish(1, (PUT, f"{RANGE}/1", b"x", b"", 0))
-    log.publish(2, (PUT, f"{RANGE}/2", b"x", b"", 0), (DROP, "prepared/b"))
+    log.publish(2, (PUT, f"{RANGE}/2", b"y", b"", 0), (DROP, "prepared/b"))
     log.follow()
     assert order == [f"{RANGE}/1", f"{RANGE}/2", MARK, "no prepared/b"]
     watermark = parse_watermark(fs.read(MARK))

@@ -199,7 +199,6 @@ def test_a_name_that_says_another_thing_than_its_head_is_damage_that_a_rename_me
     ("make", "why"),
     [
         (lambda bare: lay(bare, 1, identity(1), Properties("r")), "belongs to queue"),
-        (lambda bare: lay(bare, 1, identity(1), Properties("")), "belongs to queue"),
         (lambda bare: _renamed(bare), "not the one it is named after"),
         (lambda bare: lay(bare, 1, identity(1)).write_bytes(b"x"), "1 bytes are less than a prefix"),
         (lambda bare: _directory(bare), "it is a directory, not a file"),
