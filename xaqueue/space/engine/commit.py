@@ -256,5 +256,5 @@ def release(space: Space, branch: Branch, failed: Sequence[Failed]) -> None:
     with space.lock:
         for written in branch.blocks:
             if written.kind is Kind.ENQUEUE:
-                space.queue(written.queue).pending.discard(written.message_id)
+                space.queue(written.queue).withdraw(written.message_id)
         tries.publish(space, failed)

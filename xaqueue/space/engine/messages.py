@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from xaqueue.errors import DamagedBlock, DiskLow, InvalidArgument, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message, MessageId, body_of, check_message_id, id_of, properties_of
-from xaqueue.space.engine import blocks, carry, quarantine
+from xaqueue.space.engine import blocks, carry, quarantine, queue_room
 from xaqueue.space.engine.state import Space, log
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import (
@@ -82,6 +82,10 @@ def enqueue_many(
         enqueue(space, branch, name, bodies[sizes.index(max(sizes))], options)  # refused, before another is added
     if not space.room.has(sum(sizes)):
         check_room(space, branch, sum(sizes))
+    with space.lock:
+        queue = space.queues.get(name) or space.queue(name)
+        if queue.limits is not None:
+            queue_room.check(space, branch, queue, sum(sizes), count=len(sizes), may_wait=True)
     found: list[MessageId] = []
     try:
         for number, body in enumerate(bodies):
@@ -99,18 +103,31 @@ def enqueue_many(
 
 
 def add(
-    space: Space, branch: Branch, entry: Entry, name: str, checksum: int, head: bytes, body: bytes, *, is_given: bool
+    space: Space,
+    branch: Branch,
+    entry: Entry,
+    name: str,
+    checksum: int,
+    head: bytes,
+    body: bytes,
+    *,
+    is_given: bool,
+    may_wait: bool = True,
 ) -> None:
-    """Adds the block of a new message to the branch. is_given: its id is an older one.
+    """Adds the block of a new message to the branch. is_given: its id is an older one. may_wait: for room in the queue.
 
-    Raises InvalidArgument where the queue has a message of this id, and what ``blocks.without_room`` says.
+    Raises InvalidArgument where the queue has a message of this id, QueueFull, and what ``blocks.without_room`` says.
     """
     message_id = entry.message_id
     with space.lock:
         queue = space.queues.get(name) or space.queue(name)
+        if queue.limits is not None:
+            queue_room.check(space, branch, queue, len(head) + len(body), may_wait=may_wait)
         if is_given and (message_id in queue.pending or message_id in queue.index):
             raise InvalidArgument(f"message {message_id.hex()} is in queue {name} already: ids are unique")
         queue.pending.add(message_id)
+        if queue.limits is not None:
+            queue.hold(message_id, len(head) + len(body))
         branch.numbers = number = branch.numbers + 1
     written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, f"{number:03d}", is_given)
     try:
@@ -118,7 +135,7 @@ def add(
         branch.blocks.append(written)
     except BaseException as error:
         with space.lock:
-            queue.pending.discard(message_id)
+            queue.withdraw(message_id)
             if written in branch.blocks:
                 branch.blocks.remove(written)
         if isinstance(error, OSError):

@@ -17,6 +17,10 @@ retry_max_s = 3600                 # and not longer
 retry_jitter = 0.1                 # by up to this share longer or shorter
 failure_queue = "orders.failed"
 expiry_queue = "orders.expired"    # where messages go that expire; without it they go away
+max_messages = 100000              # it holds so many at most, and so many bytes; without them it has no limit
+max_bytes = 1000000000
+when_full = "wait"                 # an enqueue waits for room; or "refuse", as without it
+full_wait_s = 30                   # it is refused after so many seconds
 
 [access]
 group = "readers"                  # who may read the files, besides their owner
@@ -42,6 +46,7 @@ from xaqueue.message import check_queue_name
 from xaqueue.space.model.block import BODY_LIMIT_BYTES
 from xaqueue.space.model.index import Order
 from xaqueue.space.model.layout import QUEUES
+from xaqueue.space.model.limits import Limits
 from xaqueue.space.model.retry import AT_ONCE, RetryPolicy
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.journal import SEGMENT_BYTES, SMALLEST_SEGMENT_BYTES
@@ -62,6 +67,7 @@ class QueueDefinition:
     """Where messages go that had all their tries."""
     expiry_queue: str = ""
     """Where messages go that expire; without one they go away."""
+    limits: Limits | None = None
 
 
 UNDEFINED = QueueDefinition(description="has messages, and no definition")
@@ -255,7 +261,28 @@ def _definition(where: str, table: Any) -> QueueDefinition:
         raise InvalidArgument(
             f"queues.toml: {where} max_tries needs failure_queue, where a message goes that had so many tries"
         )
-    return QueueDefinition(Order(order), str(table.get("description", "")), RetryPolicy(**policy), **targets)
+    return QueueDefinition(
+        Order(order),
+        str(table.get("description", "")),
+        RetryPolicy(**policy),
+        limits=_limits(where, table),
+        **targets,
+    )
+
+
+def _limits(where: str, table: Mapping[str, Any]) -> Limits | None:
+    found: dict[str, Any] = {
+        field: _policy(where, key, table[key], *limits) for key, (field, *limits) in _LIMITS.items() if key in table
+    }
+    when_full = table.get("when_full", "refuse")
+    if when_full not in ("refuse", "wait"):
+        raise InvalidArgument(f"queues.toml: {where} when_full = {when_full!r}: refuse or wait is wanted")
+    if "max_messages" in table or "max_bytes" in table:
+        return Limits(waits=when_full == "wait", **found)
+    for key in ("when_full", "full_wait_s"):
+        if key in table:
+            raise InvalidArgument(f"queues.toml: {where} {key} needs max_messages or max_bytes: else it is never full")
+    return None
 
 
 _POLICY: Mapping[str, tuple[Any, ...]] = {
@@ -266,8 +293,14 @@ _POLICY: Mapping[str, tuple[Any, ...]] = {
     "retry_jitter": ("jitter", float, 0, 1, "a share"),
 }
 """Keys of a queue that say how often and when it is tried again: their field, and which numbers they take."""
+_LIMITS: Mapping[str, tuple[Any, ...]] = {
+    "max_messages": ("max_messages", int, 1, 10**12, "a number of messages"),
+    "max_bytes": ("max_bytes", int, 1, 10**18, "a number of bytes"),
+    "full_wait_s": ("wait_s", float, 0, LONGEST_S, "seconds"),
+}
+"""Keys of a queue that say how much it holds, likewise."""
 _TARGETS = ("failure_queue", "expiry_queue")
-QUEUE_KEYS = ("order", "description", *_POLICY, *_TARGETS)
+QUEUE_KEYS = ("order", "description", *_POLICY, *_TARGETS, *_LIMITS, "when_full")
 """What the definition of a queue may say."""
 
 
