@@ -21,6 +21,7 @@ max_messages = 100000              # it holds so many at most, and so many bytes
 max_bytes = 1000000000
 when_full = "wait"                 # an enqueue waits for room; or "refuse", as without it
 full_wait_s = 30                   # it is refused after so many seconds
+sync = "NONE"                      # in a space with JOURNAL: no transaction waits for a sync on its account
 
 [access]
 group = "readers"                  # who may read the files, besides their owner
@@ -48,7 +49,7 @@ from xaqueue.space.model.index import Order
 from xaqueue.space.model.layout import QUEUES
 from xaqueue.space.model.limits import Limits
 from xaqueue.space.model.retry import AT_ONCE, RetryPolicy
-from xaqueue.storage.hardening import Hardening
+from xaqueue.storage.hardening import NOTHING, Hardening
 from xaqueue.storage.journal import SEGMENT_BYTES, SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.regular import FOLLOW, read_at_most
 
@@ -68,6 +69,8 @@ class QueueDefinition:
     expiry_queue: str = ""
     """Where messages go that expire; without one they go away."""
     limits: Limits | None = None
+    sync: Hardening | None = None
+    """NONE in a space with JOURNAL: who commits waits for no sync. None: as the space."""
 
 
 UNDEFINED = QueueDefinition(description="has messages, and no definition")
@@ -104,6 +107,25 @@ class Definitions:
 
     known: set[str] = field(default_factory=set, compare=False, repr=False)
     """Names that were found before."""
+
+    has_unsynced: bool = field(default=False, init=False, compare=False, repr=False)
+    """Some queue says that nobody waits for a sync."""
+
+    def __post_init__(self) -> None:
+        queues = (*self.queues.values(), *([self.default] if self.default is not None else []))
+        object.__setattr__(self, "has_unsynced", any(queue.sync == NOTHING for queue in queues))
+
+    def check_sync(self, hardening: Hardening) -> Definitions:
+        """Itself. Raises InvalidArgument where a queue wants what a space of this level does not have."""
+        levels = {None, hardening, NOTHING if hardening.journal else hardening}
+        for name, queue in (*self.queues.items(), ("", self.default)):
+            if queue is not None and queue.sync not in levels:
+                where = f"[queues.{name}]" if name else "[default]"
+                raise InvalidArgument(
+                    f"queues.toml: {where} sync = '{queue.sync}': in a space with {hardening} "
+                    + ("JOURNAL or NONE is wanted" if hardening.journal else "queues have no level of their own")
+                )
+        return self
 
     def of(self, name: str) -> QueueDefinition | None:
         """The definition that holds for a queue; None without one."""
@@ -145,9 +167,6 @@ def parse(text: str) -> Definitions:
     space = _table(document, "space")
     _only(space, "[space]", (*_NUMBERS, "sync"))
     numbers = {key: _number(space, key, least, unit) for key, (least, unit) in _NUMBERS.items() if key in space}
-    sync = space.get("sync")
-    if sync is not None and not isinstance(sync, str):
-        raise InvalidArgument(f"queues.toml: [space] sync = {sync!r}: a string like 'JOURNAL' is wanted")
     queues = {}
     for name, table in _table(document, "queues").items():
         check_queue_name(name)
@@ -155,10 +174,8 @@ def parse(text: str) -> Definitions:
     default = _definition("[default]", document["default"]) if "default" in document else None
     if default is None:
         _check_targets(queues)
-    hardening = Hardening.parse(sync) if sync is not None else None
-    return Definitions(
-        queues, default, sync=hardening, access=_access(document), group=_group(document), known=set(), **numbers
-    )
+    sync, access = _sync("[space]", space), _access(document)
+    return Definitions(queues, default, sync=sync, access=access, group=_group(document), known=set(), **numbers)
 
 
 _NUMBERS = {
@@ -266,8 +283,20 @@ def _definition(where: str, table: Any) -> QueueDefinition:
         str(table.get("description", "")),
         RetryPolicy(**policy),
         limits=_limits(where, table),
+        sync=_sync(where, table),
         **targets,
     )
+
+
+def _sync(where: str, table: Mapping[str, Any]) -> Hardening | None:
+    if "sync" not in table:
+        return None
+    if not isinstance(table["sync"], str):
+        raise InvalidArgument(f"queues.toml: {where} sync = {table['sync']!r}: a string like 'JOURNAL' is wanted")
+    try:
+        return Hardening.parse(table["sync"])
+    except InvalidArgument as error:
+        raise InvalidArgument(f"queues.toml: {where} {error}") from None
 
 
 def _limits(where: str, table: Mapping[str, Any]) -> Limits | None:
@@ -300,7 +329,7 @@ _LIMITS: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys of a queue that say how much it holds, likewise."""
 _TARGETS = ("failure_queue", "expiry_queue")
-QUEUE_KEYS = ("order", "description", *_POLICY, *_TARGETS, *_LIMITS, "when_full")
+QUEUE_KEYS = ("order", "description", *_POLICY, *_TARGETS, *_LIMITS, "when_full", "sync")
 """What the definition of a queue may say."""
 
 

@@ -211,6 +211,7 @@ def _open(
     definitions = read_definitions(root)
     group = find_group(definitions.group)
     hardening = hardening_of(sync, definitions)
+    definitions.check_sync(hardening)
     try:
         lock = OwnerFile(root)
     except OSError as error:
@@ -362,24 +363,29 @@ def write_definitions(path: str | os.PathLike[str], text: str) -> None:
     _write_durably(Path(path), layout.QUEUES, text)
 
 
-def define(path: str | os.PathLike[str], queue: str, settings: Mapping[str, object]) -> Definitions:
+def define(
+    path: str | os.PathLike[str], queue: str, settings: Mapping[str, object], hardening: Hardening | None = None
+) -> Definitions:
     """Edits queues.toml, durably; an owner that watches it takes that. Returns what it says then.
 
-    settings: keys of a queue's table; None takes one away. Raises InvalidArgument, and nothing was changed; OSError.
+    settings: keys of a queue's table; None takes one away. hardening: of the space, where that is open. Raises
+    InvalidArgument, and nothing was changed; OSError.
     """
     with _defining:
         text = definitions_of.read(path) if (Path(path) / layout.QUEUES).exists() else ""
         changed = definitions_of.with_queue(text, queue, settings)
+        parsed = definitions_of.parse(changed)
+        parsed.check_sync(hardening or hardening_of(None, parsed))
         if changed != text:
             write_definitions(path, changed)
-    return definitions_of.parse(changed)
+    return parsed
 
 
 def _redefine(root: Path, space: Space, queue: str, settings: Mapping[str, object]) -> None:
     """Holds at once, also where nobody watches the file."""
     try:
         with space.defining:
-            space.redefine(define(root, queue, settings))
+            space.redefine(define(root, queue, settings, space.hardening))
     except (OSError, UnicodeDecodeError) as error:
         raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was defined") from error
     space.has_consumed()  # a new limit may be one that some messages have reached
