@@ -16,6 +16,7 @@ from xaqueue.space.engine import blocks, carry, quarantine, queue_room
 from xaqueue.space.engine.state import Space, log
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import (
+    NO_MESSAGE,
     Kind,
     check_message,
     decode,
@@ -85,7 +86,10 @@ def enqueue_many(
     with space.lock:
         queue = space.queues.get(name) or space.queue(name)
         if queue.limits is not None:
-            queue_room.check(space, branch, queue, sum(sizes), count=len(sizes), may_wait=True)
+            packed = pack_properties(properties_of(name, space.now_ns() // 1000, options))
+            head, _ = head_of(Kind.ENQUEUE, NO_MESSAGE, packed, b"", space.epoch)
+            size_bytes = sum(sizes) + len(head) * len(sizes)
+            queue_room.check(space, branch, queue, size_bytes, count=len(sizes), may_wait=True)
     found: list[MessageId] = []
     try:
         for number, body in enumerate(bodies):

@@ -246,3 +246,56 @@ def test_a_message_larger_than_the_queue_is_refused_at_once(bare: BareSpace) -> 
     bare.space.redefine(replace(DEFINED, queues={**DEFINED.queues, "sized": waits}))
     with bare.connect() as connection, pytest.raises(QueueFull, match="does not wait"):
         connection.enqueue("sized", bytes(2000))
+
+
+def test_many_are_refused_before_the_first_to_the_last_byte(bare: BareSpace) -> None:
+    bare.space.redefine(sized(10_000))
+    bodies = [b"x" * 10] * 20
+    with bare.connect() as connection:
+        connection.enqueue_many("sized", bodies, headers={"k": "v"}, priority=3)
+        needed = bare.space.queues["sized"].size_bytes
+        connection.rollback()
+        for spare, fits in ((-1, False), (0, True)):
+            bare.space.redefine(sized(needed + spare))
+            if fits:
+                connection.enqueue_many("sized", bodies, headers={"k": "v"}, priority=3)
+            else:
+                with pytest.raises(QueueFull):
+                    connection.enqueue_many("sized", bodies, headers={"k": "v"}, priority=3)
+            connection.commit()
+    assert len(bare.take("sized")) == 20
+
+
+def test_what_a_stream_consumes_makes_room(bare: BareSpace) -> None:
+    bare.space.redefine(sized(2500))
+    bare.put("sized", b"x" * 1000, b"y" * 1000)
+    session = Session(bare.space)
+    session.reserve("sized", "s", 0, 2)
+    with bare.connect() as connection, pytest.raises(QueueFull):
+        connection.enqueue("sized", b"z" * 1000)
+    session.consume("sized", "s", 1)
+    with bare.connect() as connection:
+        connection.enqueue("sized", b"z" * 1000)
+        connection.commit()
+    session.release("sized")
+    assert bare.take("sized") == [b"y" * 1000, b"z" * 1000]
+    bare.space.settle()
+    cleanup.clear(bare.space)
+    assert bare.space.queues["sized"].size_bytes == held(bare)
+
+
+def test_what_has_expired_makes_room_once_it_has_left(bare: BareSpace) -> None:
+    woken: list[bool] = []
+    bare.space.has_consumed = lambda: woken.append(True)
+    with bare.connect() as connection:
+        connection.enqueue("two", b"1", ttl=60)
+        connection.enqueue("two", b"2")
+        connection.commit()
+        now_us = bare.now_us() + 61_000_000
+        bare.space.now_ns = lambda: now_us * 1000
+        with pytest.raises(QueueFull):
+            connection.enqueue("two", b"3")
+        assert woken, "whoever removes it is called"
+        cleanup.expire(bare.space)
+        connection.enqueue("two", b"3")
+        connection.commit()
