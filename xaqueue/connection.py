@@ -92,8 +92,8 @@ class Connection:
         """Adds a message, visible once the transaction commits. Returns its id, 16 bytes.
 
         body: bytes, or what has them: a bytearray, a memoryview. Options: see ``xaqueue.message.EnqueueOptions``.
-        Raises UnknownQueue, MessageTooLarge, InvalidArgument (and nothing has changed), DiskLow (nothing has changed
-        either; there may be room later), any other DiskFull (the transaction can only be rolled back).
+        Raises UnknownQueue, MessageTooLarge, InvalidArgument (and nothing has changed), QueueFull, DiskLow (nothing has
+        changed either; there may be room later), any other DiskFull (the transaction can only be rolled back).
         """
         if self._pid != os.getpid() or not self._entered.acquire(False):
             raise self._refused()
@@ -227,7 +227,7 @@ class Connection:
         Returns its id there, which is another one only where that queue has a message of this id; None where it is
         not there, or locked. It moves whatever it waits for: a delay, a retry, the turn of its group. Its ``origin``
         says where it was, or was first. Its tries begin at 0.
-        Raises UnknownQueue, QueueReserved, InvalidArgument, DiskLow; then it stays.
+        Raises UnknownQueue, QueueReserved, InvalidArgument, QueueFull, DiskLow; then it stays.
         """
         return self._move(queue, message_id, check_queue_name(to))
 

@@ -23,6 +23,7 @@ raised for a normal outcome: a read-only vote and an empty queue are return valu
        |  |- RolledBack               XA_RB*        the branch is, or will be, rolled back
        |  |  `- DiskFull              XA_RBOTHER    no room for the block; the branch is rollback-only
        |  |     `- DiskLow            XA_RETRY      room has to stay free; the branch is as it was
+       |  |- QueueFull                XA_RETRY      the queue holds all that it may; the branch is as it was
        |  |- QueueWaiting             XA_RETRY      a database is to be asked before this queue hands anything out
        |  |- RetryLater               XA_RETRY      nothing lost, the same call may complete it later
        |  |- ResourceError            XAER_RMERR    the branch can never be committed
@@ -180,6 +181,14 @@ class DiskLow(DiskFull):
 
 class RetryLater(OperationalError):
     """It could not be completed now; nothing is lost, and the same call may complete it later (``XA_RETRY``)."""
+
+    code = Code.XA_RETRY
+
+
+class QueueFull(OperationalError):
+    """The enqueue would pass ``max_messages`` or ``max_bytes`` of its queue. Nothing was added, and the branch is as it
+    was: it can go on, commit, and enqueue again once others have taken some.
+    """
 
     code = Code.XA_RETRY
 

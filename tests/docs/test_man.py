@@ -116,7 +116,7 @@ def test_the_tags_of_a_name_are_those_of_the_page() -> None:
 def test_the_example_of_queues_toml_is_taken() -> None:
     example = re.search(r"\.Sh QUEUES\.TOML\n\.Bd.*?\n(.*?)\.Ed", page("xaqueue.5"), re.DOTALL)
     assert example
-    assert list(parse(example[1]).queues) == ["orders", "orders.failed", "orders.expired", "audit"]
+    assert list(parse(example[1]).queues) == ["orders", "readings", "orders.failed", "orders.expired", "audit"]
 
 
 def test_exit_statuses() -> None:

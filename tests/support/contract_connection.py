@@ -27,6 +27,7 @@ from xaqueue.errors import (
     MessageTooLarge,
     OperationalError,
     ProgrammingError,
+    QueueFull,
     RolledBack,
     UnknownQueue,
     UnknownXid,
@@ -429,6 +430,46 @@ class TwoPhaseContract(Contract):
         assert (message.origin.queue, message.origin.tries) == ("handled", 1)
         connection.commit()
         assert connection.dequeue("handled") is None
+
+    def test_a_full_queue_refuses_and_the_transaction_goes_on(self, connection: Connection) -> None:
+        connection.define("small", max_messages=2, max_bytes=100_000)
+        connection.define("beside")
+        connection.enqueue("small", b"1")
+        connection.enqueue("small", b"2")
+        for _ in range(2):
+            with pytest.raises(QueueFull, match="max_messages = 2") as told:
+                connection.enqueue("small", b"3")
+            assert told.value.code is Code.XA_RETRY
+        connection.enqueue("beside", b"goes on")
+        connection.commit()
+        assert drain(connection, "beside") == [b"goes on"]
+        assert connection.dequeue("small") is not None
+        connection.enqueue("small", b"3")
+        connection.commit()
+        assert drain(connection, "small") == [b"2", b"3"]
+        with pytest.raises(InvalidArgument, match="max_messages = 0: a number of messages from 1"):
+            connection.define("small", max_messages=0)
+
+    def test_a_full_queue_refuses_a_transaction_whole(self, host: Host, connection: Connection, xid: Xid) -> None:
+        """What is pipelined to a server is refused later, with RolledBack: then nothing else of it is committed."""
+        connection.define("small", max_messages=1)
+        other = host.connect()
+        put(other, b"1", queue="small")
+        with pytest.raises(OperationalError, match="queue small is full"):
+            put(other, b"2", queue="small")
+        other.rollback()
+        two_phase = host.connect()
+
+        def prepare() -> None:
+            two_phase.tpc_begin(xid)
+            two_phase.enqueue_many("small", [b"2", b"3"])
+            two_phase.tpc_prepare()
+
+        with pytest.raises(OperationalError, match="queue small is full"):
+            prepare()
+        two_phase.close()
+        put(other, b"beside")
+        assert drain(other, "small") == [b"1"]
 
     def test_a_branch_without_work_votes_read_only(self, host: Host, connection: Connection, xid: Xid) -> None:
         """36, and 8: an empty queue in a transaction is no message, and the transaction still commits."""
@@ -1355,6 +1396,25 @@ class ConcurrencyContract(Contract):
         message = found.result(PATIENCE_S)
         assert message is not None
         assert (message.body, message.tries) == (b"x", 1)
+
+    def test_a_waiting_enqueue_goes_on_once_there_is_room(self, connect: Connect, pool: ThreadPoolExecutor) -> None:
+        producer, consumer = connect(), connect()
+        producer.define("small", max_messages=1, when_full="wait", full_wait_s=PATIENCE_S)
+        put(producer, b"1", queue="small")
+        waiting = threading.Event()
+
+        def add() -> None:
+            waiting.set()
+            put(producer, b"2", queue="small")
+
+        done = pool.submit(add)
+        assert waiting.wait(PATIENCE_S)
+        for body in (b"1", b"2"):
+            message = consumer.dequeue("small", wait_s=PATIENCE_S)
+            assert message is not None
+            assert message.body == body
+            consumer.commit()
+        done.result(PATIENCE_S)
 
     def test_a_wait_ends_without_a_message(self, connection: Connection) -> None:
         assert connection.dequeue("orders", wait_s=0.01) is None

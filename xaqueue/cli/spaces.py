@@ -301,6 +301,10 @@ def queue_table(found: list[QueueStatus]) -> None:
     if streams:
         typer.echo()
         output.table(("queue", "stream", "consumed", "in flight", "lag"), streams, right=("consumed", "lag"))
+    full = [(q.name, q.full) for q in found if q.full]
+    if full:
+        typer.echo()
+        output.table(("queue", "is full by"), full)
     stuck = [(q.name, q.exhausted, q.stuck) for q in found if q.exhausted or q.stuck]
     if stuck:
         typer.echo()

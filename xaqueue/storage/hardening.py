@@ -47,7 +47,7 @@ class Hardening:
         """The level that a flag string names. Raises InvalidArgument that shows the grammar."""
         words = [word.strip().upper() for word in text.split(";")] if text.strip() else ["NONE"]
         if words == ["NONE"]:
-            return cls("", False)
+            return NOTHING
         if words == ["JOURNAL"]:
             return JOURNAL
         contents = [word for word in words if word in ("FSYNC", "FDATASYNC")]
@@ -57,5 +57,7 @@ class Hardening:
         return cls(contents[0] if contents else "", bool(directories))
 
 
+NOTHING = Hardening("", False)
+"""Nobody waits for a sync."""
 JOURNAL = Hardening(journal=True)
 DEFAULT = JOURNAL

@@ -270,3 +270,16 @@ def test_release_of_a_queue_that_was_read_and_written_further(server: ServerThre
     archived = list((server.root / "archive").rglob("*.*"))
     assert len(archived) == (7 if archive else 0)
     assert "is not reserved" in run("release", "letters", "--through", "9", code=ExitCode.NOTHING)
+
+
+def test_queues_that_are_full(server: ServerThread) -> None:
+    url = ("--space", server.url)
+    run("define", "small", "max_messages=1", *url)
+    assert "is full by" not in run("queues", *url)
+    run("put", "small", "1", *url)
+    assert ["small", "max_messages", "=", "1"] in [line.split() for line in run("queues", *url).splitlines()]
+    assert "queue small is full" in fails("put", "small", "2", *url, code=ExitCode.ERROR)
+    told = next(queue for queue in json.loads(run("queues", "--json", *url)) if queue["name"] == "small")
+    assert told["full"] == "max_messages = 1"
+    run("define", "small", "max_messages=", *url)
+    run("put", "small", "2", *url)

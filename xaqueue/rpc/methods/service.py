@@ -192,6 +192,8 @@ def _queue(space: Space, name: str, in_doubt: int) -> QueueStatus:
     exhausted, published, held = len(queue.index.exhausted), queue.published, queue.index.locked - queue.leaving
     depth = len(queue.index) - queue.leaving + exhausted
     state: dict[str, Any] = {"held": held, "in_doubt": in_doubt, "exhausted": exhausted, "stuck": queue.stuck}
+    if queue.limits is not None:
+        state["full"] = queue.limits.reached(len(queue.index) + len(queue.pending), queue.size_bytes)
     if queue.record is None:
         return QueueStatus(name, order, description, depth, published, **state)
     stream = "" if queue.keeper is None else queue.record.stream or "unknown: its record is damaged"

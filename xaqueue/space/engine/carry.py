@@ -336,6 +336,7 @@ def _add(space: Space, branch: Branch, head: bytes, body: bytes) -> None:
         log.error("message %s, which a database has carried, is in queue %s already", message_id.hex(), name)
         return
     queue.pending.add(message_id)
+    queue.hold(message_id, len(head) + len(body))
     entry, number = Entry(0, message_id, tags_of(parsed.properties)), len(branch.blocks) + 1
     written = Written(number, Kind.ENQUEUE, name, message_id, parsed.checksum, entry, numbered(number))
     written.content = head, body

@@ -15,10 +15,11 @@ holds the same operations. After RetryLater nothing was done; after CommitPendin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from xaqueue.batch import is_of_a_batch
 from xaqueue.errors import DiskFull, RetryLater
 from xaqueue.space.engine import quarantine, tries
 from xaqueue.space.engine.blocks import add_branch_block, add_dequeue
@@ -31,11 +32,23 @@ from xaqueue.space.model.carrier_note import note_of
 from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Op
 from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.layout import ACTIVE, COMMIT, FIRST, PREPARED, QUARANTINE, block_path, message_path, retry_path
+from xaqueue.storage.group_commit import nothing
+from xaqueue.storage.hardening import NOTHING
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
 HELD_BYTES = 64 * 1024
 """What a prepared branch may hold of its blocks in memory; there may be many, and for long."""
+
+
+def _waits(space: Space, branch: Branch) -> bool:
+    """Whether its steps wait for their syncs: not where all its queues say so. What is of a batch does, since other
+    spaces rely on that; and what is too much to be in memory only until the next sync.
+    """
+    if branch.kept_bytes > HELD_BYTES or branch.to_harden or not space.serving or is_of_a_batch(branch.xid):
+        return True
+    definitions = [space.definitions.of(written.queue) for written in branch.blocks]
+    return any(one is None or one.sync != NOTHING for one in definitions)
 
 
 def prepare(space: Space, branch: Branch) -> None:
@@ -66,7 +79,11 @@ def prepare(space: Space, branch: Branch) -> None:
     try:
         if len(ops) > STEP_FILES:
             change = space.log.ahead(branch, change)
-        space.log.perform(change, partial(_publish_prepared, space, branch))
+        publish = partial(_publish_prepared, space, branch)
+        if space.definitions.has_unsynced and not _waits(space, branch):
+            space.log.perform_late(lambda: change, publish)
+        else:
+            space.log.perform(change, publish)
     except RetryLater as full:
         branch.rollback_reason = DiskFull(f"{full}. Branch {branch.xid} is rolled back")
         raise branch.rollback_reason from full
@@ -98,6 +115,8 @@ def commit(space: Space, branch: Branch, *, outcome: Outcome = Outcome.COMMITTED
         step = Step.ONE_PHASE
         _harden_unprepared(space, branch)
         late = False
+    if space.definitions.has_unsynced and not carried and not late:
+        late = not _waits(space, branch)
 
     plan, publish = partial(commit_change, space, branch, step), partial(publish_commit, space, branch)
     try:
@@ -216,21 +235,27 @@ def undo(space: Space, branch: Branch) -> None:
     RetryLater: nothing was done. What was never prepared is undone all the same, and its tries are not recorded.
     """
     failed = tries.failed_by(space, branch)
+    waits = not space.definitions.has_unsynced or _waits(space, branch)
+    perform: Callable[[Change], object] = space.log.perform if waits else partial(_perform_late, space)
     if branch.base is State.PREPARED:
         try:
-            space.log.perform(rollback_change(space, branch, failed))
+            perform(rollback_change(space, branch, failed))
         except CommitPending:  # nobody is promised anything by then: only its tries are not recorded
             space.discard(_files(branch))
     else:
         counted = tries.records_of(space, failed)
         if counted:
             with suppress(RetryLater):
-                space.log.perform(Change(Step.ROLLBACK, branch.name, counted))
+                perform(Change(Step.ROLLBACK, branch.name, counted))
         space.discard(_files(branch))
     release(space, branch, failed)
     if branch.carrier is not None:
         with space.lock:
             branch.carrier.open.discard(branch.carried)
+
+
+def _perform_late(space: Space, change: Change) -> None:
+    space.log.perform_late(lambda: change, nothing)
 
 
 def rollback_change(space: Space, branch: Branch, failed: Sequence[Failed]) -> Change:
@@ -256,5 +281,5 @@ def release(space: Space, branch: Branch, failed: Sequence[Failed]) -> None:
     with space.lock:
         for written in branch.blocks:
             if written.kind is Kind.ENQUEUE:
-                space.queue(written.queue).pending.discard(written.message_id)
+                space.queue(written.queue).withdraw(written.message_id)
         tries.publish(space, failed)

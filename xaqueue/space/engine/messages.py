@@ -21,10 +21,11 @@ from xaqueue.message import (
     id_of,
     properties_of,
 )
-from xaqueue.space.engine import blocks, carry, quarantine
+from xaqueue.space.engine import blocks, carry, quarantine, queue_room
 from xaqueue.space.engine.state import Space, log
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import (
+    NO_MESSAGE,
     Kind,
     check_message,
     decode,
@@ -90,6 +91,10 @@ def enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes, 
     properties = properties_of("", space.now_ns() // 1000, options)  # the branch's list has the queues
     packed, tags = pack_properties(properties), tags_of(properties)
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, space.definitions.max_body_bytes)
+    with space.lock:  # before the first has it
+        for queue in map(space.queue, names):
+            if queue.limits is not None:
+                queue_room.check(space, branch, queue, len(head) + len(body), may_wait=True)
     first: Written | None = None
     done = 0
     try:
@@ -134,6 +139,13 @@ def enqueue_many(
         enqueue(space, branch, name, bodies[sizes.index(max(sizes))], options)  # refused, before another is added
     if not space.room.has(sum(sizes)):
         check_room(space, branch, sum(sizes))
+    with space.lock:
+        queue = space.queues.get(name) or space.queue(name)
+        if queue.limits is not None:
+            packed = pack_properties(properties_of(name, space.now_ns() // 1000, options))
+            head, _ = head_of(Kind.ENQUEUE, NO_MESSAGE, packed, b"", space.epoch)
+            size_bytes = sum(sizes) + len(head) * len(sizes)
+            queue_room.check(space, branch, queue, size_bytes, count=len(sizes), may_wait=True)
     found: list[MessageId] = []
     try:
         for number, body in enumerate(bodies):
@@ -164,20 +176,25 @@ def add(
     body: bytes,
     *,
     is_given: bool,
+    may_wait: bool = True,
     is_shared: bool = False,
     twin: Written | None = None,
 ) -> Written:
-    """Adds the block of a new message to the branch. is_given: its id is an older one. is_shared: other queues get the
-    same block, twin: the first of which has it already.
+    """Adds the block of a new message to the branch. is_given: its id is an older one. may_wait: for room in the queue.
+    is_shared: other queues get the same block, twin: the first of which has it already.
 
-    Raises InvalidArgument where the queue has a message of this id, and what ``blocks.without_room`` says.
+    Raises InvalidArgument where the queue has a message of this id, QueueFull, and what ``blocks.without_room`` says.
     """
     message_id = entry.message_id
     with space.lock:
         queue = space.queues.get(name) or space.queue(name)
+        if queue.limits is not None:
+            queue_room.check(space, branch, queue, len(head) + len(body), may_wait=may_wait)
         if is_given and (message_id in queue.pending or message_id in queue.index):
             raise InvalidArgument(f"message {message_id.hex()} is in queue {name} already: ids are unique")
         queue.pending.add(message_id)
+        if queue.limits is not None:
+            queue.hold(message_id, len(head) + len(body))
         branch.numbers = number = branch.numbers + 1
     written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, f"{number:03d}", is_given)
     if is_shared:
@@ -187,7 +204,7 @@ def add(
         branch.blocks.append(written)
     except BaseException as error:
         with space.lock:
-            queue.pending.discard(message_id)
+            queue.withdraw(message_id)
             if written in branch.blocks:
                 branch.blocks.remove(written)
         if isinstance(error, OSError):

@@ -192,7 +192,7 @@ def _add(space: Space, branch: Branch, message: Message, properties: Properties,
     packed = pack_properties(properties)
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, message.body, space.epoch, limit_bytes)
     entry = Entry(0, message_id, tags_of(properties))
-    messages.add(space, branch, entry, target, checksum, head, message.body, is_given=not is_taken)
+    messages.add(space, branch, entry, target, checksum, head, message.body, is_given=not is_taken, may_wait=False)
     return message_id
 
 
@@ -209,6 +209,6 @@ def _forget(space: Space, branch: Branch) -> None:
         space.branches.pop(branch.xid, None)
         for written in branch.blocks:
             if written.kind is Kind.ENQUEUE:
-                space.queue(written.queue).pending.discard(written.message_id)
+                space.queue(written.queue).withdraw(written.message_id)
     if space.failure is None:
         space.discard([written.path for written in branch.all_blocks if written.path])

@@ -39,7 +39,7 @@ class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
         self._on_close = on_close
         self._scan: list[Xid] | None = None
         self._awaits = ""
-        """The queue of the last dequeue, if it may have waited."""
+        """The queue of the last enqueue, or dequeue, that may have waited."""
 
     # The verbs of a branch's life
 
@@ -167,6 +167,7 @@ class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
 
     def enqueue(self, queue: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
         branch = self._at_work()
+        self._awaits = queue
         try:
             return messages.enqueue(self.space, branch, queue, body, options)
         finally:
@@ -178,6 +179,7 @@ class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
     ) -> list[MessageId]:
         """ids: of the messages, where the caller has made them."""
         branch = self._at_work()
+        self._awaits = queue
         try:
             return messages.enqueue_many(self.space, branch, queue, bodies, ids, options)
         finally:

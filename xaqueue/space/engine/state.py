@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from xaqueue.carried import Life
-from xaqueue.errors import JournalDamaged, NotSupportedError, ResourceFailed, RetryLater, RolledBack
+from xaqueue.errors import DamagedBlock, JournalDamaged, NotSupportedError, ResourceFailed, RetryLater, RolledBack
 from xaqueue.space.engine.directory_log import DirectoryLog
 from xaqueue.space.engine.disk_space import RoomLimit
 from xaqueue.space.engine.journal_log import JournalLog
@@ -143,6 +143,39 @@ class Space(Memory):
             self.serving = self.loaded = True
             self.log.published_late()  # what was committed since recovery wrote the watermarks
             self.settled.notify_all()
+
+    def redefine(self, definitions: Definitions) -> None:
+        super().redefine(definitions)
+        self.measure()
+
+    def measure(self) -> None:
+        """Finds the sizes of what queues hold whose bytes are limited now, and were not before."""
+        with self.lock:
+            queues = [queue for queue in self.queues.values() if queue.is_to_be_measured]
+            blocks = [written for branch in self.branches.values() for written in branch.blocks]
+        for queue in queues:
+            with self.lock:
+                queue.is_to_be_measured = False
+                entries = list(queue.index.entries(0))
+            sizes = {one.message_id: self._size(one.path, one.content) for one in blocks if one.queue == queue.name}
+            for entry in entries:
+                path = layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
+                sizes[entry.message_id] = self._size(path)
+            with self.lock:
+                for message_id, size_bytes in sizes.items():
+                    if message_id in queue.index or message_id in queue.pending:
+                        queue.hold(message_id, size_bytes)
+
+    def _size(self, path: str, content: tuple[bytes, bytes] | None = None) -> int:
+        """Of a message's block; 0 where it is gone meanwhile, or cannot be read."""
+        if content is not None:
+            return len(content[0]) + len(content[1])
+        try:
+            return self.fs.size(path)
+        except OSError:
+            with suppress(OSError, DamagedBlock):
+                return len(self.log.read(path))  # it has no file yet
+        return 0
 
     # Failure
 

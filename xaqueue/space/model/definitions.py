@@ -17,6 +17,11 @@ retry_max_s = 3600                 # and not longer
 retry_jitter = 0.1                 # by up to this share longer or shorter
 failure_queue = "orders.failed"
 expiry_queue = "orders.expired"    # where messages go that expire; without it they go away
+max_messages = 100000              # it holds so many at most, and so many bytes; without them it has no limit
+max_bytes = 1000000000
+when_full = "wait"                 # an enqueue waits for room; or "refuse", as without it
+full_wait_s = 30                   # it is refused after so many seconds
+sync = "NONE"                      # in a space with JOURNAL: no transaction waits for a sync on its account
 
 [topics.events]                    # what is published there goes to all queues that subscribe to it
 description = "what happens"
@@ -49,8 +54,9 @@ from xaqueue.message import check_queue_name
 from xaqueue.space.model.block import BODY_LIMIT_BYTES
 from xaqueue.space.model.index import Order
 from xaqueue.space.model.layout import QUEUES
+from xaqueue.space.model.limits import Limits
 from xaqueue.space.model.retry import AT_ONCE, RetryPolicy
-from xaqueue.storage.hardening import Hardening
+from xaqueue.storage.hardening import NOTHING, Hardening
 from xaqueue.storage.journal import SEGMENT_BYTES, SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.regular import FOLLOW, read_at_most
 
@@ -69,6 +75,9 @@ class QueueDefinition:
     """Where messages go that had all their tries."""
     expiry_queue: str = ""
     """Where messages go that expire; without one they go away."""
+    limits: Limits | None = None
+    sync: Hardening | None = None
+    """NONE in a space with JOURNAL: who commits waits for no sync. None: as the space."""
     topic: str = ""
     """It gets what is published there."""
     match: Mapping[str, str] = field(default_factory=dict)
@@ -122,6 +131,25 @@ class Definitions:
     known: set[str] = field(default_factory=set, compare=False, repr=False)
     """Names that were found before."""
 
+    has_unsynced: bool = field(default=False, init=False, compare=False, repr=False)
+    """Some queue says that nobody waits for a sync."""
+
+    def __post_init__(self) -> None:
+        queues = (*self.queues.values(), *([self.default] if self.default is not None else []))
+        object.__setattr__(self, "has_unsynced", any(queue.sync == NOTHING for queue in queues))
+
+    def check_sync(self, hardening: Hardening) -> Definitions:
+        """Itself. Raises InvalidArgument where a queue wants what a space of this level does not have."""
+        levels = {None, hardening, NOTHING if hardening.journal else hardening}
+        for name, queue in (*self.queues.items(), ("", self.default)):
+            if queue is not None and queue.sync not in levels:
+                where = f"[queues.{name}]" if name else "[default]"
+                raise InvalidArgument(
+                    f"queues.toml: {where} sync = '{queue.sync}': in a space with {hardening} "
+                    + ("JOURNAL or NONE is wanted" if hardening.journal else "queues have no level of their own")
+                )
+        return self
+
     def of(self, name: str) -> QueueDefinition | None:
         """The definition that holds for a queue; None without one."""
         return self.queues.get(name) or self.default
@@ -171,9 +199,6 @@ def parse(text: str) -> Definitions:
     space = _table(document, "space")
     _only(space, "[space]", (*_NUMBERS, "sync"))
     numbers = {key: _number(space, key, least, unit) for key, (least, unit) in _NUMBERS.items() if key in space}
-    sync = space.get("sync")
-    if sync is not None and not isinstance(sync, str):
-        raise InvalidArgument(f"queues.toml: [space] sync = {sync!r}: a string like 'JOURNAL' is wanted")
     queues = {}
     for name, table in _table(document, "queues").items():
         check_queue_name(name)
@@ -185,11 +210,10 @@ def parse(text: str) -> Definitions:
     _check_topics(queues, topics)
     if default is None:
         _check_targets(queues)
-    hardening = Hardening.parse(sync) if sync is not None else None
     return Definitions(
         queues,
         default,
-        sync=hardening,
+        sync=_sync("[space]", space),
         access=_access(document),
         group=_group(document),
         topics=topics,
@@ -329,6 +353,8 @@ def _definition(where: str, table: Any) -> QueueDefinition:
         RetryPolicy(**policy),
         topic=_target(where, "topic", table["topic"]) if "topic" in table else "",
         match=_match(where, table),
+        limits=_limits(where, table),
+        sync=_sync(where, table),
         **targets,
     )
 
@@ -344,6 +370,32 @@ def _match(where: str, table: Mapping[str, Any]) -> Mapping[str, str]:
     return dict(match)
 
 
+def _sync(where: str, table: Mapping[str, Any]) -> Hardening | None:
+    if "sync" not in table:
+        return None
+    if not isinstance(table["sync"], str):
+        raise InvalidArgument(f"queues.toml: {where} sync = {table['sync']!r}: a string like 'JOURNAL' is wanted")
+    try:
+        return Hardening.parse(table["sync"])
+    except InvalidArgument as error:
+        raise InvalidArgument(f"queues.toml: {where} {error}") from None
+
+
+def _limits(where: str, table: Mapping[str, Any]) -> Limits | None:
+    found: dict[str, Any] = {
+        field: _policy(where, key, table[key], *limits) for key, (field, *limits) in _LIMITS.items() if key in table
+    }
+    when_full = table.get("when_full", "refuse")
+    if when_full not in ("refuse", "wait"):
+        raise InvalidArgument(f"queues.toml: {where} when_full = {when_full!r}: refuse or wait is wanted")
+    if "max_messages" in table or "max_bytes" in table:
+        return Limits(waits=when_full == "wait", **found)
+    for key in ("when_full", "full_wait_s"):
+        if key in table:
+            raise InvalidArgument(f"queues.toml: {where} {key} needs max_messages or max_bytes: else it is never full")
+    return None
+
+
 _POLICY: Mapping[str, tuple[Any, ...]] = {
     "max_tries": ("max_tries", int, 1, 1_000_000, "a number of tries"),
     "retry_delay_s": ("delay_s", float, 0, LONGEST_S, "seconds"),
@@ -352,8 +404,14 @@ _POLICY: Mapping[str, tuple[Any, ...]] = {
     "retry_jitter": ("jitter", float, 0, 1, "a share"),
 }
 """Keys of a queue that say how often and when it is tried again: their field, and which numbers they take."""
+_LIMITS: Mapping[str, tuple[Any, ...]] = {
+    "max_messages": ("max_messages", int, 1, 10**12, "a number of messages"),
+    "max_bytes": ("max_bytes", int, 1, 10**18, "a number of bytes"),
+    "full_wait_s": ("wait_s", float, 0, LONGEST_S, "seconds"),
+}
+"""Keys of a queue that say how much it holds, likewise."""
 _TARGETS = ("failure_queue", "expiry_queue")
-QUEUE_KEYS = ("order", "description", *_POLICY, *_TARGETS, "topic", "match")
+QUEUE_KEYS = ("order", "description", *_POLICY, *_TARGETS, *_LIMITS, "when_full", "sync", "topic", "match")
 """What the definition of a queue may say."""
 TOPIC_KEYS = ("description",)
 

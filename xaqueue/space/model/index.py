@@ -310,21 +310,22 @@ class QueueIndex:
             pass
         return first == entry.seq
 
-    def remove_through(self, seq: int) -> int:
-        """Every message with this number or one below is gone for good; none may be locked. How many there were."""
-        before = len(self._seqs)
+    def remove_through(self, seq: int) -> list[MessageId]:
+        """Every message with this number or one below is gone for good; none may be locked. Returns their ids."""
+        left: list[MessageId] = []
         for ids in self._packed.remove_through(seq):
-            deque(map(self._seqs.pop, ids), 0)
+            left += ids
         gone = [entry for entry in self._entries.values() if entry.seq <= seq]
         for entry in gone:
             del self._entries[entry.seq]
-            del self._seqs[entry.message_id]
+            left.append(entry.message_id)
+        deque(map(self._seqs.pop, left), 0)
         self._forget_correlations(gone)
         for entry in gone:
             if entry.group is not None:
                 self._leave(entry.group)
         self._compact_if_worth()
-        return before - len(self._seqs)
+        return left
 
     def locked_through(self, seq: int) -> int:
         """How many messages with this number or one below are locked."""

@@ -16,6 +16,7 @@ from xaqueue.space.model import layout
 from xaqueue.space.model.definitions import QueueDefinition
 from xaqueue.space.model.index import Entry, QueueIndex
 from xaqueue.space.model.layout import RANGE_BITS, RANGE_SIZE, Watermark
+from xaqueue.space.model.limits import Limits
 from xaqueue.space.model.records import StreamRecord
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.scheduling import Condition
@@ -29,15 +30,22 @@ class Queue:
         self.index = QueueIndex()
         self.is_to_be_searched = False
         """Some messages may have had all their tries, and nobody was told."""
-        self.define(definition)
         self.arrived = arrived
-        """There may be a message for somebody who waits for one."""
+        """There may be a message, or room, for somebody who waits for one."""
         self.waiters = 0
         """Who waits for that."""
+        self.limits: Limits | None = None
+        self.sizes: dict[bytes, int] | None = None
+        """Bytes of what it holds and of what is ``pending``, by id, where they are limited."""
+        self.size_bytes = 0
+        """Their sum."""
+        self.is_to_be_measured = False
+        """Something of it may have no size yet."""
         self.stuck = ""
         """Why messages that had all their tries, or have expired, are not moved."""
         self.pending: set[bytes] = set()
         """Ids of messages that branches have enqueued and not yet committed."""
+        self.define(definition)
         self.last = 0
         self.reserved = 0
         self.shown = 0
@@ -70,6 +78,36 @@ class Queue:
         if limit != self.index.max_tries:
             self.index.limit_tries(limit)
             self.is_to_be_searched = True
+        if definition.limits != self.limits:
+            self._limit(definition.limits)
+
+    def _limit(self, limits: Limits | None) -> None:
+        self.limits = limits
+        if limits is None or not limits.max_bytes:
+            self.sizes, self.size_bytes = None, 0
+        elif self.sizes is None:
+            self.sizes, self.is_to_be_measured = {}, True
+        if self.waiters:
+            self.arrived.notify_all()  # there may be room now
+
+    def hold(self, message_id: bytes, size_bytes: int) -> None:
+        """A message that it holds, or that is pending, has so many bytes."""
+        if self.sizes is not None and message_id not in self.sizes:
+            self.sizes[message_id] = size_bytes
+            self.size_bytes += size_bytes
+
+    def withdraw(self, message_id: bytes) -> None:
+        """What was pending does not come."""
+        self.pending.discard(message_id)
+        if self.limits is not None:
+            self._is_less(message_id)
+
+    def _is_less(self, message_id: bytes) -> None:
+        """A message that was counted is gone: there may be room."""
+        if self.sizes is not None:
+            self.size_bytes -= self.sizes.pop(message_id, 0)
+        if self.waiters:
+            self.arrived.notify_all()
 
     def found(self, ranges: Iterable[int], last: int, watermark: Watermark | None) -> None:
         """What recovery read of a queue's directory: its ranges, its highest number, its watermark."""
@@ -111,7 +149,11 @@ class Queue:
 
     def consume(self, record: StreamRecord) -> None:
         """Its record is hardened: what it says is consumed is forgotten."""
-        left, boundary = self.index.remove_through(record.consumed), (record.consumed + 1) >> RANGE_BITS
+        gone, boundary = self.index.remove_through(record.consumed), (record.consumed + 1) >> RANGE_BITS
+        left = len(gone)
+        if self.limits is not None:
+            for message_id in gone:
+                self._is_less(message_id)
         for number in [number for number in self.ranges if number < boundary]:
             left -= self.ranges[number]
             self.ranges[number] = 0
@@ -197,6 +239,8 @@ class Queue:
         """The message's removal is hardened. Whether its range has become spent: whoever clears removes that."""
         if self.index.remove(entry):
             self.arrived.notify_all()
+        if self.limits is not None:
+            self._is_less(entry.message_id)
         number = entry.seq >> RANGE_BITS
         self.ranges[number] = left = self.ranges[number] - 1
         return not left and self.is_spent(number)

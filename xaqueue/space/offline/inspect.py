@@ -68,6 +68,8 @@ class QueueStatus:
     """Messages that had all their tries, are given to nobody, and are to move to the failure queue."""
     stuck: str = ""
     """Why messages cannot be moved to another queue, where the owner was asked."""
+    full: str = ""
+    """The limit by which it is full, where the owner was asked."""
 
     @property
     def lag(self) -> int:

@@ -211,6 +211,7 @@ def _open(
     definitions = read_definitions(root)
     group = find_group(definitions.group)
     hardening = hardening_of(sync, definitions)
+    definitions.check_sync(hardening)
     try:
         lock = OwnerFile(root)
     except OSError as error:
@@ -363,27 +364,33 @@ def write_definitions(path: str | os.PathLike[str], text: str) -> None:
 
 
 def define(
-    path: str | os.PathLike[str], name: str, settings: Mapping[str, object], is_topic: bool = False
+    path: str | os.PathLike[str],
+    name: str,
+    settings: Mapping[str, object],
+    is_topic: bool = False,
+    hardening: Hardening | None = None,
 ) -> Definitions:
     """Edits queues.toml, durably; an owner that watches it takes that. Returns what it says then.
 
-    settings: keys of a queue's table, or of a topic's; None takes one away. Raises InvalidArgument, and nothing was
-    changed; OSError.
+    settings: keys of a queue's table, or of a topic's; None takes one away. hardening: of the space, where that is
+    open. Raises InvalidArgument, and nothing was changed; OSError.
     """
     with _defining:
         text = definitions_of.read(path) if (Path(path) / layout.QUEUES).exists() else ""
         edit = definitions_of.with_topic if is_topic else definitions_of.with_queue
         changed = edit(text, name, settings)
+        parsed = definitions_of.parse(changed)
+        parsed.check_sync(hardening or hardening_of(None, parsed))
         if changed != text:
             write_definitions(path, changed)
-    return definitions_of.parse(changed)
+    return parsed
 
 
 def _redefine(root: Path, space: Space, name: str, settings: Mapping[str, object], is_topic: bool) -> None:
     """Holds at once, also where nobody watches the file."""
     try:
         with space.defining:
-            space.redefine(define(root, name, settings, is_topic))
+            space.redefine(define(root, name, settings, is_topic, space.hardening))
     except (OSError, UnicodeDecodeError) as error:
         raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was defined") from error
     space.has_consumed()  # a new limit may be one that some messages have reached

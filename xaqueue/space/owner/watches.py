@@ -78,7 +78,7 @@ class DefinitionsWatch(FileSystemEventHandler):
         """Reads queues.toml now."""
         with self._space.defining:
             try:
-                parsed = definitions.parse(definitions.read(self._path.parent))
+                parsed = definitions.parse(definitions.read(self._path.parent)).check_sync(self._space.hardening)
             except (OSError, InvalidArgument, UnicodeDecodeError) as error:
                 self.complaint = str(error)
                 log.warning("queues.toml is not taken, the old definitions hold: %s", error)

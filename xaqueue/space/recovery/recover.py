@@ -95,6 +95,7 @@ def open_space(
         space.report.notes[:0] = notes
         if space.journal_log is not None:
             space.journal_log.register = Register(space.room.unreserved, space.held)
+        space.measure()
         space.serve()
         space.log.settle()
     except BaseException as error:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.bare_space import BareSpace, bare_space
-from xaqueue.errors import InvalidArgument, RolledBack, UnknownQueue
+from xaqueue.errors import InvalidArgument, QueueFull, RolledBack, UnknownQueue
 from xaqueue.space.engine import journal_log, messages
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.space.model.layout import block_path
+from xaqueue.space.model.limits import Limits
 from xaqueue.space.model.retry import RetryPolicy
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import WRONG, Severity
@@ -140,6 +142,16 @@ def test_each_subscriber_retries_by_itself(bare: BareSpace) -> None:
         assert (moved.queue, moved.origin and moved.origin.queue) == ("other", "b")
         assert connection.requeue("other", moved.message_id)
     assert bare.take("b") == [moved.body]
+
+
+def test_where_one_of_the_queues_is_full_none_gets_it(bare: BareSpace) -> None:
+    bare.space.redefine(replace(WAY, queues={**WAY.queues, "b": QueueDefinition(topic="t", limits=Limits(1))}))
+    with bare.connect() as connection:
+        connection.publish("t", b"1")
+        with pytest.raises(QueueFull, match="queue b is full"):
+            connection.publish("t", b"2")
+        connection.enqueue("a", b"3")
+    assert (bare.take("a"), bare.take("b")) == ([b"1", b"3"], [b"1"])
 
 
 def test_where_links_end_it_is_copied(bare: BareSpace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.space.model.block import BODY_LIMIT_BYTES
 from xaqueue.space.model.definitions import Definitions, QueueDefinition, options_of, parse, suggestion, with_queue
 from xaqueue.space.model.index import Order
+from xaqueue.space.model.limits import Limits
 from xaqueue.space.model.retry import AT_ONCE, RetryPolicy
 from xaqueue.storage.hardening import Hardening
 
@@ -82,6 +83,14 @@ def test_an_empty_file_defines_nothing(text: str) -> None:
         ("[queues.a]\nmax_tries = 0\nfailure_queue = 'b'\n[queues.b]\n", r"max_tries = 0: a number of tries from 1"),
         ("[queues.a]\nmax_tries = 1.5\nfailure_queue = 'b'\n[queues.b]\n", r"\[queues.a\] max_tries = 1.5"),
         ("[queues.a]\nmax_tries = true\nfailure_queue = 'b'\n[queues.b]\n", r"\[queues.a\] max_tries = True"),
+        ("[queues.a]\nmax_messages = 0\n", r"\[queues.a\] max_messages = 0: a number of messages from 1"),
+        ("[queues.a]\nmax_messages = 1.5\n", "max_messages = 1.5"),
+        ("[queues.a]\nmax_bytes = '1 GB'\n", "max_bytes = '1 GB': a number of bytes from 1"),
+        ("[queues.a]\nmax_bytes = true\n", "max_bytes = True"),
+        ("[default]\nmax_messages = 1\nwhen_full = 'drop'\n", r"\[default\] when_full = 'drop': refuse or wait"),
+        ("[queues.a]\nmax_messages = 1\nfull_wait_s = -1\n", "full_wait_s = -1: seconds from 0"),
+        ("[queues.a]\nwhen_full = 'wait'\n", "when_full needs max_messages or max_bytes"),
+        ("[queues.a]\nfull_wait_s = 1\n", "full_wait_s needs max_messages or max_bytes"),
         ("[queues.a]\nmax_tries = 3\n", r"\[queues.a\] max_tries needs failure_queue"),
         ("[queues.a]\nretry_delay_s = -1\n", "retry_delay_s = -1: seconds from 0"),
         ("[queues.a]\nretry_delay_s = nan\n", "retry_delay_s = nan"),
@@ -198,3 +207,13 @@ def test_words_of_a_command_are_values_as_in_toml_or_plain_text() -> None:
 def test_with_queue_takes_a_key_away() -> None:
     text = with_queue(WHOLE, "orders", {"description": None, "order": "fifo"})
     assert parse(text).queues["orders"] == QueueDefinition()
+
+
+def test_limits_of_a_queue() -> None:
+    text = (
+        "[queues.a]\nmax_messages = 5\n[queues.b]\nmax_bytes = 7\nwhen_full = 'wait'\nfull_wait_s = 1.5\n[queues.c]\n"
+    )
+    queues = parse(text).queues
+    assert queues["a"].limits == Limits(5)
+    assert queues["b"].limits == Limits(0, 7, waits=True, wait_s=1.5)
+    assert queues["c"].limits is None

@@ -495,7 +495,7 @@ class IndexAgainstList(RuleBasedStateMachine):
         assert self.index.locked_through(upto) == 0
         assert self.index.locked_through(self.seq) == len(locked)
         gone = [seq for seq in self.known if seq <= upto]
-        assert self.index.remove_through(upto) == len(gone)
+        assert len(self.index.remove_through(upto)) == len(gone)
         for seq in gone:
             assert identity(seq) not in self.index
             del self.known[seq]
