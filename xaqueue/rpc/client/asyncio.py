@@ -73,6 +73,7 @@ class AsyncConnection:
     move = _carried(Connection.move)
     requeue = _carried(Connection.requeue)
     remove = _carried(Connection.remove)
+    restore = _carried(Connection.restore)
     flush = _carried(Connection.flush)
     commit = _carried(Connection.commit)
     rollback = _carried(Connection.rollback)
@@ -89,6 +90,7 @@ class AsyncConnection:
     deliver = _carried(Connection.deliver, of_transaction=False)
     release_carrier = _carried(Connection.release_carrier, of_transaction=False)
     define = _carried(Connection.define, of_transaction=False)
+    undefine = _carried(Connection.undefine, of_transaction=False)
     tpc_forget = _carried(Connection.tpc_forget, of_transaction=False)
     close = _carried(Connection.close, of_transaction=False)
 
@@ -97,9 +99,11 @@ class AsyncConnection:
         while (message := await self.dequeue(queue, wait_s=wait_s)) is not None:
             yield message
 
-    async def browse(self, queue: str, limit: int | None = None) -> AsyncGenerator[Message, None]:
+    async def browse(
+        self, queue: str, limit: int | None = None, *, message_id: bytes | str | None = None
+    ) -> AsyncGenerator[Message, None]:
         """As ``Connection.browse``, for ``async for``: not awaited itself, and refused at the first step."""
-        found = await self._ask(self._connection.browse, queue, limit)
+        found = await self._ask(partial(self._connection.browse, queue, limit, message_id=message_id))
         while (message := await self._ask(partial(next, found, None))) is not None:
             yield message
 

@@ -87,6 +87,8 @@ class Space(Memory):
         """Files of what a stream has consumed, or of what has expired, are to be cleared."""
         self.define: Callable[[str, Mapping[str, Any]], None] = _no_definitions
         """Changes the definition of a queue, durably."""
+        self.undefine: Callable[[str], None] = partial(_no_definitions, _=None)
+        """Takes the definition of a queue that has no message away, durably."""
         self.has_expiring: Callable[[], None] = lambda: None
         """A message that may expire was published."""
         self.remembers_local = False
