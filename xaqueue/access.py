@@ -135,6 +135,7 @@ NEEDS: dict[str, Need] = {
     "dequeue_many": Need(queue=Right.CONSUME),
     "move": Need(queue=Right.CONSUME),
     "remove": Need(queue=Right.CONSUME),
+    "restore": Need(queue=Right.PRODUCE),
     "browse": Need(queue=Right.BROWSE),
     "browse_next": _FREE,
     "browse_end": _FREE,
@@ -145,6 +146,7 @@ NEEDS: dict[str, Need] = {
     "indoubt_decide": _RESOLVE,
     "indoubt_forget": _RESOLVE,
     "define": Need((Right.ADMIN,)),
+    "undefine": Need((Right.ADMIN,)),
     "drain": Need((Right.ADMIN,)),
 }
 

@@ -34,6 +34,7 @@ from xaqueue.message import (
     body_of,
     check_queue_name,
     check_queues,
+    id_digits_of,
     id_of,
     options_of,
 )
@@ -252,6 +253,23 @@ class Connection:
         self._transaction.uncommitted += is_removed
         return is_removed
 
+    @_alone
+    def restore(self, message: Message, queue: str | None = None) -> bool:
+        """Adds a message as ``browse`` or ``dequeue`` has shown it, in this transaction, to its own queue or this one.
+
+        With its id, its times, its tries, its origin and whatever else it has; only its sequence number is a new one.
+        False where the queue, or this transaction, has a message of this id: that one stays as it is.
+        Raises UnknownQueue, MessageTooLarge, InvalidArgument, also where this transaction takes the one of this id, or
+        another adds one, DiskLow (and nothing has changed), any other DiskFull (it can only be rolled back).
+        """
+        if not isinstance(message, Message):
+            raise InvalidArgument(f"{message!r} is no message: what browse or dequeue has given is wanted")
+        name = check_queue_name(message.queue if queue is None else queue)
+        self._transaction.work()
+        is_added = self._manager.restore(name, message)
+        self._transaction.uncommitted += is_added
+        return is_added
+
     def _move(self, queue: str, message_id: bytes | str, to: str | None) -> MessageId | None:
         check_queue_name(queue)
         plain = id_of(message_id)
@@ -261,12 +279,15 @@ class Connection:
             self._transaction.uncommitted += 1
         return found
 
-    def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
+    def browse(
+        self, queue: str, limit: int | None = None, *, message_id: bytes | str | None = None
+    ) -> Iterator[Message]:
         """Committed messages in the order of the queue, at most ``limit``; also those that are locked or not yet due.
 
-        Locks nothing and takes part in no transaction.
+        message_id: only the one of this id, or those whose id begins with these hex digits. Locks nothing and takes
+        part in no transaction.
         """
-        found = self._within(partial(self._browse, queue, limit))
+        found = self._within(partial(self._browse, queue, limit, id_digits_of(message_id)))
         return iter(lambda: self._within(partial(next, found, None)), None)
 
     @_alone
@@ -441,6 +462,18 @@ class Connection:
         """The queue gets no more of what is published. It stays, with the messages that it has."""
         self.define(queue, topic=None, match=None)
 
+    @_alone
+    def undefine(self, queue: str) -> None:
+        """Takes the definition of a queue away: out of queues.toml, durably, and at once for everybody.
+
+        Only where it has no message, none that somebody holds or is adding either, and no other queue names it; what
+        it takes then says the [default] table, or it is unknown. It belongs to no transaction. Raises RetryLater where
+        it has messages, UnknownQueue where it is not defined, QueueReserved, InvalidArgument, and then nothing was
+        changed; otherwise as ``define``.
+        """
+        self._transaction.check_open()
+        self._manager.undefine(check_queue_name(queue))
+
     def tpc_commit(self, xid: Xid | None = None, *, late: bool = False) -> None:
         """Second phase; without tpc_prepare before it, a commit in one phase.
 
@@ -583,12 +616,12 @@ class Connection:
         self._manager.close(left)
         return uncommitted
 
-    def _browse(self, queue: str, limit: int | None) -> Iterator[Message]:
+    def _browse(self, queue: str, limit: int | None, id_digits: str) -> Iterator[Message]:
         self._transaction.check_open()
         check_queue_name(queue)
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
             raise InvalidArgument(f"limit {limit!r} is refused: a number from 0, or None, is wanted")
-        return self._manager.browse(queue, limit)
+        return self._manager.browse(queue, limit, id_digits)
 
     @_alone
     def _within(self, call: Callable[[], T]) -> T:

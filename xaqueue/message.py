@@ -21,7 +21,10 @@ MessageId = NewType("MessageId", bytes)
 MESSAGE_ID_BYTES = 16
 DEFAULT_PRIORITY = 4
 HIGHEST_PRIORITY = 9
+MOST_TRIES = 2**28 - 1
+"""That a message may come with: what counts on from there has 32 bits."""
 HEX_ID = re.compile(r"[0-9A-Fa-f]{32}")
+ID_DIGITS = re.compile(r"[0-9A-Fa-f]{1,32}")
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 
 
@@ -59,6 +62,13 @@ def id_of(value: bytes | str) -> MessageId:
     if isinstance(value, str) and HEX_ID.fullmatch(value):
         return MessageId(bytes.fromhex(value))
     return check_message_id(value)  # type: ignore[arg-type]
+
+
+def id_digits_of(value: bytes | str | None) -> str:
+    """Hex digits with which ids begin: of 16 bytes, or of 1 to 32 digits; of None none. Raises InvalidArgument."""
+    if isinstance(value, str) and ID_DIGITS.fullmatch(value):
+        return value.lower()
+    return "" if value is None else id_of(value).hex()
 
 
 def body_of(value: Any) -> bytes:
@@ -238,6 +248,25 @@ def properties_of(queue: str, enqueued_at: int, options: Mapping[str, Any]) -> P
     for name, value in given.items():
         given[name] = _checked(name, value)
     return Properties(queue, enqueued_at=enqueued_at, **given)
+
+
+def restored(queue: str, stored: Mapping[str, Any]) -> Properties:
+    """The properties of a message that comes back, of a map as a command block has it, for this queue.
+
+    Raises InvalidArgument, which names the property that is wrong and what it takes.
+    """
+    left = {name: value for name, value in stored.items() if name != "queue"}
+    tries, origin = left.pop("tries", 0), left.pop("origin", None)
+    enqueued_at = left.pop("enqueued_at", 0)
+    if enqueued_at != 0:  # which is not known
+        check_instant("enqueued_at", enqueued_at)
+    found = properties_of(queue, enqueued_at, {name: left.pop(name) for name in PLAIN_OPTIONS if name in left})
+    if type(tries) is not int or not 0 <= tries <= MOST_TRIES:
+        raise InvalidArgument(f"tries {tries!r} is refused: a number from 0 to {MOST_TRIES:,} is wanted")
+    if not isinstance(origin, str | None):
+        raise InvalidArgument(f"origin {origin!r} is refused: str is wanted")
+    found.tries, found.origin, found.unknown = tries, origin, left
+    return found
 
 
 def _checked(name: str, value: Any) -> Any:

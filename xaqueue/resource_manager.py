@@ -121,11 +121,18 @@ class ResourceManager(Carrying, Protocol):
     def remove(self, queue: str, message_id: bytes) -> bool:
         """In the branch, takes a message for good, whatever it waits for; False where it is not there, or locked."""
 
-    def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
-        """Committed messages in the order of the queue, locking nothing."""
+    def restore(self, queue: str, message: Message) -> bool:
+        """In the branch, adds a message with its id and all its properties, which were checked by nobody yet; see
+        ``Connection.restore``. False where the queue, or the branch, has one of this id."""
+
+    def browse(self, queue: str, limit: int | None = None, id_digits: str = "") -> Iterator[Message]:
+        """Committed messages in the order of the queue, locking nothing; with hex digits those whose id begins so."""
 
     def define(self, queue: str, settings: Mapping[str, Any], is_topic: bool = False) -> None:
         """Defines a queue, or a topic, or changes its definition, at once and durably; see ``Connection.define``."""
+
+    def undefine(self, queue: str) -> None:
+        """Takes the definition of an empty queue away, at once and durably; see ``Connection.undefine``."""
 
     def close(self, left: Xid | None = None) -> None:
         """Ends the session: what it has active is rolled back, what is prepared stays.

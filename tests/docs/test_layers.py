@@ -106,6 +106,7 @@ EXCEPTIONS = {
     "xaqueue.spark.ingest_target": "makes the directory for Parquet files that the person named",
     "xaqueue.spark.java": "links a Java runtime into the person's cache",
     "xaqueue.cli.messages": "writes a message's body into a file that the person named",
+    "xaqueue.cli.copies": "writes an export into a file that the person named, and makes it durable",
     "xaqueue.cli.tools": "writes a bench's result into a file that the person named",
     "xaqueue.cli.exit_codes": "points standard output at nothing once its reader is gone",
 }

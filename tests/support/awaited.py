@@ -90,14 +90,20 @@ class Facade:
     def dequeue_many(self, queue: str, count: int, **options: Any) -> list[Message]:
         return self._thread.run(self.connection.dequeue_many(queue, count, **options))
 
-    def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
+    def browse(self, queue: str, limit: int | None = None, **options: Any) -> Iterator[Message]:
         async def browsed() -> list[Message]:
-            return [message async for message in self.connection.browse(queue, limit)]
+            return [message async for message in self.connection.browse(queue, limit, **options)]
 
         return iter(self._thread.run(browsed()))
 
     def define(self, queue: str, /, **settings: Any) -> None:
         self._thread.run(self.connection.define(queue, **settings))
+
+    def undefine(self, queue: str) -> None:
+        self._thread.run(self.connection.undefine(queue))
+
+    def restore(self, message: Message, queue: str | None = None) -> bool:
+        return self._thread.run(self.connection.restore(message, queue))
 
     def move(self, queue: str, message_id: bytes, to: str) -> MessageId | None:
         return self._thread.run(self.connection.move(queue, message_id, to))

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from xaqueue.errors import (
     OperationalError,
     ProgrammingError,
     QueueFull,
+    RetryLater,
     RolledBack,
     UnknownQueue,
     UnknownXid,
@@ -405,6 +407,128 @@ class TwoPhaseContract(Contract):
             connection.tpc_prepare()
             finish()
             assert [one.body for one in connection.browse(queue)] == [b"body"]
+
+    def test_a_message_comes_back_as_it_was(self, connection: Connection) -> None:
+        for queue in ("one", "two"):
+            connection.define(queue)
+        options: Any = {
+            "priority": 7,
+            "headers": {"k": "v"},
+            "group": "g",
+            "correlation_id": b"c",
+            "dedup_key": b"\xff",
+        }
+        message_id = connection.enqueue("one", b"body", **options, not_before=datetime(2001, 1, 1, tzinfo=UTC))
+        connection.commit()
+        for _ in range(2):
+            assert connection.dequeue("one") is not None
+            connection.rollback()
+        connection.move("one", message_id, "two")
+        connection.commit()
+        assert connection.dequeue("two") is not None
+        connection.rollback()
+        (before,) = connection.browse("two")
+        assert (before.tries, before.origin and before.origin.tries) == (1, 2)
+        assert connection.restore(before) is False, "it is there"
+        assert connection.remove("two", message_id)
+        with pytest.raises(InvalidArgument, match="taken by this same transaction"):
+            connection.restore(before)
+        connection.commit()
+        assert connection.restore(before) is True
+        assert connection.restore(before) is False, "this transaction adds it"
+        connection.rollback()
+        assert list(connection.browse("two")) == []
+        assert connection.restore(before) is True
+        assert connection.restore(before, "one") is True
+        connection.commit()
+        (back,) = connection.browse("two")
+        assert (back.message_id, back.body, back.properties) == (message_id, b"body", before.properties)
+        assert back.seq > before.seq
+        assert connection.dequeue("two") == back
+        connection.rollback()
+        assert [one.tries for one in connection.browse("two")] == [2], "it goes on counting"
+        (other,) = connection.browse("one")
+        assert replace(other.properties, queue="two") == before.properties
+        for wrong in (
+            {"priority": 10},
+            {"tries": -1},
+            {"tries": 2**28},
+            {"enqueued_at": 1},
+            {"origin": b"x"},
+            {"headers": {"k": 1}},
+            {"unknown": {"later": {1: 2}}},
+            {"unknown": {"later": 2**64}},
+        ):
+            with pytest.raises(InvalidArgument):
+                connection.restore(replace(before, properties=replace(before.properties, **wrong)), "orders")
+        with pytest.raises(MessageTooLarge):
+            connection.restore(replace(before, body=bytes(100_001)), "orders")
+        with pytest.raises(UnknownQueue):
+            connection.restore(before, "nowhere")
+        with pytest.raises(InvalidArgument, match="is no message"):
+            connection.restore(b"body")  # type: ignore[arg-type]
+        connection.commit()
+        assert list(connection.browse("orders")) == []
+
+    def test_a_message_of_another_transaction_is_not_passed_over(
+        self, connection: Connection, connect: Connect
+    ) -> None:
+        other = connect()
+        put(connection, b"one")
+        (message,) = connection.browse("orders")
+        assert connection.restore(message, "replies")
+        with pytest.raises(InvalidArgument, match="ids are unique"):
+            other.restore(message, "replies")
+        connection.rollback()
+        assert other.restore(message, "replies")
+        other.commit()
+
+    def test_one_message_is_looked_at_by_its_id(self, connection: Connection) -> None:
+        put(connection, *(b"%d" % number for number in range(200)))
+        found = list(connection.browse("orders"))
+        for message in found[::50]:
+            for name in (message.message_id, message.message_id.hex(), message.message_id.hex().upper()):
+                assert list(connection.browse("orders", message_id=name)) == [message]
+        digit = found[0].message_id.hex()[0]
+        assert list(connection.browse("orders", message_id=digit)) == [
+            one for one in found if one.message_id.hex()[0] == digit
+        ]
+        assert list(connection.browse("orders", message_id=bytes(16))) == []
+        for wrong in ("x", "", "0" * 33, b"0"):
+            with pytest.raises(InvalidArgument, match="message id"):
+                list(connection.browse("orders", message_id=wrong))
+
+    def test_a_queue_is_undefined_once_it_is_empty(
+        self, host: Host, connection: Connection, connect: Connect, xid: Xid
+    ) -> None:
+        other = connect()
+        connection.define("target")
+        connection.define("handled", failure_queue="target", description="handled")
+        with pytest.raises(InvalidArgument, match=r"named by \[queues.handled\] failure_queue"):
+            connection.undefine("target")
+        with pytest.raises(UnknownQueue, match="did you mean 'handled'"):
+            connection.undefine("handle")
+        other.tpc_begin(xid)
+        other.enqueue("handled", b"body")
+        other.tpc_prepare()
+        with pytest.raises(RetryLater, match="are adding 1"):
+            connection.undefine("handled")
+        other.tpc_commit()
+        assert other.dequeue("handled") is not None
+        with pytest.raises(RetryLater, match=r"has 1 messages \(1 held"):
+            connection.undefine("handled")
+        other.commit()
+        connection.undefine("handled")
+        connection.undefine("target")
+        for name in ("handled", "target"):
+            assert f"[queues.{name}]" not in (host.root / "queues.toml").read_text()
+            with pytest.raises(UnknownQueue):
+                other.dequeue(name)
+            other.rollback()
+        connection.define("handled")
+        first = other.enqueue("handled", b"again")
+        other.commit()
+        assert [(one.message_id, one.seq > 1) for one in connection.browse("handled")] == [(first, True)]
 
     def test_a_failed_delivery_is_put_off(self, connection: Connection) -> None:
         connection.define("tried", retry_delay_s=3600)

@@ -87,7 +87,7 @@ def put(
         options["priority"] = priority
     location = location_of(ctx, space)
     if lines:
-        with _opened(file, "rb") as source, connected(location, watch=True) as connection:
+        with opened(file, "rb") as source, connected(location, watch=True) as connection:
             add = partial(connection.publish if topic else connection.enqueue, queue, **options)
             put_in = _put_lines(connection, add, source, count_per_branch)
         typer.echo(f"{output.counted(put_in, 'message')} put into {queue}")
@@ -95,7 +95,7 @@ def put(
     if body is None and file is None and sys.stdin.isatty():
         complain("reading the body from the terminal; end it with Ctrl-D")
     if body is None:
-        with _opened(file, "rb") as source:
+        with opened(file, "rb") as source:
             content = source.read()
     else:
         content = body.encode("utf-8", "surrogateescape")
@@ -139,7 +139,7 @@ def get(
                 why = "" if taken else _why_none(manager, queue, bool(message_id or correlation_id))
                 break
             if sink is None:  # a file is left as it is where there is no message for it
-                sink = stack.enter_context(_opened(file, "wb"))
+                sink = stack.enter_context(opened(file, "wb"))
             written = _form(message, lines, json)
             _write_out(sink, message, written)
             connection.commit()
@@ -171,7 +171,7 @@ def browse(
             messages = stack.enter_context(connected(location)).browse(queue, most)
         else:
             known = check_known(location.directory, queue)
-            messages = islice(inspect.browse(location.directory, known, _complain_of_damage), most)
+            messages = islice(inspect.browse(location.directory, known, complain_of_damage), most)
         if json:
             for message in messages:
                 output.as_json(output.message_json(message))
@@ -222,7 +222,7 @@ def tail(
         try:
             message = message_of(queue, seq, message_id, data, tries.get(seq, 0))
         except DamagedBlock as damage:
-            _complain_of_damage(seq, str(damage))
+            complain_of_damage(seq, str(damage))
             continue
         if json:
             output.as_json(output.message_json(message))
@@ -230,7 +230,7 @@ def tail(
             typer.echo(f"{seq}  {message_id.hex()}  {output.preview(message.body)}")
 
 
-def _complain_of_damage(seq: int, damage: str) -> None:
+def complain_of_damage(seq: int, damage: str) -> None:
     complain(f"message {seq} is damaged, run `xaqueue check`: {damage}")
 
 
@@ -265,7 +265,7 @@ def _put_lines(connection: Connection, add: Callable[[bytes], object], source: B
 
 
 @contextmanager
-def _opened(file: Path | None, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
+def opened(file: Path | None, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
     """The file, or else stdin or stdout, which stays open."""
     if file is None:
         yield sys.stdin.buffer if mode == "rb" else sys.stdout.buffer

@@ -20,7 +20,7 @@ from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import Location, SpaceOption, connected, location_of
 from xaqueue.cli.messages import QueueArgument
 from xaqueue.connection import Connection
-from xaqueue.errors import InvalidArgument
+from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.message import Message, MessageId, check_queue_name, id_of
 from xaqueue.space.offline import inspect
 
@@ -66,7 +66,7 @@ def move(
     transaction holds stays.
     """
     check_queue_name(to)
-    found = _chosen(where or ())
+    found = chosen(where or ())
     _run(
         ctx, space, queue, found, limit, lambda one, message: one.move(queue, message, to) is not None, dry_run=dry_run
     )
@@ -84,7 +84,7 @@ def requeue(
 
     There they have had no tries. What was never moved stays.
     """
-    found = [*_chosen(where or ()), lambda message: message.origin is not None and bool(message.origin.queue)]
+    found = [*chosen(where or ()), lambda message: message.origin is not None and bool(message.origin.queue)]
     _run(ctx, space, queue, found, limit, lambda one, message: one.requeue(queue, message) is not None, dry_run=dry_run)
 
 
@@ -101,13 +101,36 @@ def purge(
 
     All of them, or those that --where and --limit choose; also those that are not due. What a transaction holds stays.
     """
-    found = _chosen(where or ())
+    found = chosen(where or ())
     if not (dry_run or yes):
-        which = "messages" if where or limit else "all messages"
-        if not (sys.stdin.isatty() and typer.confirm(f"remove {which} of queue {queue} for good?", err=True)):
-            complain("nothing was removed: with --yes it is done without a question, and --dry-run says how many")
-            raise typer.Exit(ExitCode.NOTHING)
+        _ask("messages" if where or limit else "all messages", queue)
     _run(ctx, space, queue, found, limit, lambda one, message: one.remove(queue, message), "removed", dry_run=dry_run)
+
+
+def undefine(
+    ctx: typer.Context,
+    queue: QueueArgument,
+    remove_all: Annotated[bool, typer.Option("--purge", help="Remove all its messages for good before.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    space: SpaceOption = None,
+) -> None:
+    """Take the definition of a queue away.
+
+    Out of queues.toml, whose comments stay as they are, and at once for everybody. Only where the queue has no message,
+    and no other names it as its failure_queue or expiry_queue.
+    """
+    if remove_all and not yes:
+        _ask("all messages", queue)
+    with connected(location_of(ctx, space)) as connection:
+        try:
+            connection.undefine(queue)
+        except RetryLater:  # it has messages, and nothing else is in the way
+            if not remove_all:
+                raise
+            count, _ = _work(connection, queue, (), None, lambda one, message: one.remove(queue, message), "removed")
+            typer.echo(f"{output.counted(count, 'message')} of queue {queue} removed")
+            connection.undefine(queue)
+    typer.echo(f"queue {queue} is not defined any more")
 
 
 def rm(
@@ -141,38 +164,56 @@ def _run(
 ) -> None:
     location = location_of(ctx, space)
     if dry_run:
-        with _looked(location, queue) as found:
-            would = sum(1 for _ in _some(found, tests, limit))
+        with looked(location, queue) as found:
+            would = sum(1 for _ in some(found, tests, limit))
         typer.echo(f"{output.counted(would, 'message')} of queue {queue} would be {done}")
         return
-    with connected(location) as connection, output.progress_bar(f"messages {done}") as bar:
-        chosen = [message.message_id for message in _some(connection.browse(queue), tests, limit)]
-        count = 0
-        for first in range(0, len(chosen), PIECE):
-            piece = sum(step(connection, message_id) for message_id in chosen[first : first + PIECE])
-            connection.commit()
-            count += piece
-            bar(first + PIECE, len(chosen))
-    left = len(chosen) - count
+    with connected(location) as connection:
+        count, left = _work(connection, queue, tests, limit, step, done)
     stay = f"; {left:,} are held by transactions, or gone" if left else ""
     typer.echo(f"{output.counted(count, 'message')} of queue {queue} {done}{stay}")
 
 
+def _work(
+    connection: Connection, queue: str, tests: Sequence[Test], limit: int | None, step: Step, done: str
+) -> tuple[int, int]:
+    """How many it was done with, in transactions of a piece each, and how many stayed."""
+    with output.progress_bar(f"messages {done}") as bar:
+        ids = [message.message_id for message in some(connection.browse(queue), tests, limit)]
+        count = 0
+        for first in range(0, len(ids), PIECE):
+            piece = sum(step(connection, message_id) for message_id in ids[first : first + PIECE])
+            connection.commit()
+            count += piece
+            bar(first + PIECE, len(ids))
+    return count, len(ids) - count
+
+
+def _ask(which: str, queue: str) -> None:
+    """Ends the command where the answer is no, or nobody is there to give one."""
+    if not (sys.stdin.isatty() and typer.confirm(f"remove {which} of queue {queue} for good?", err=True)):
+        complain("nothing was removed: with --yes it is done without a question, and --dry-run says how many")
+        raise typer.Exit(ExitCode.NOTHING)
+
+
 @contextmanager
-def _looked(location: Location, queue: str) -> Iterator[Iterator[Message]]:
+def looked(
+    location: Location, queue: str, id_digits: str = "", damaged: Callable[[int, str], None] = lambda *_: None
+) -> Iterator[Iterator[Message]]:
     """What is there, without owning a directory."""
     if location.url:
         with connected(location) as connection:
-            yield connection.browse(queue)
+            yield connection.browse(queue, message_id=id_digits or None)
     else:
-        yield inspect.browse(location.directory, inspect.check_known(location.directory, queue), lambda *_: None)
+        known = inspect.check_known(location.directory, queue)
+        yield inspect.browse(location.directory, known, damaged, id_digits)
 
 
-def _some(found: Iterator[Message], tests: Sequence[Test], limit: int | None) -> Iterator[Message]:
+def some(found: Iterator[Message], tests: Sequence[Test], limit: int | None) -> Iterator[Message]:
     return islice((message for message in found if all(test(message) for test in tests)), limit)
 
 
-def _chosen(words: Sequence[str]) -> list[Test]:
+def chosen(words: Sequence[str]) -> list[Test]:
     return [_test(word) for word in words]
 
 

@@ -14,9 +14,11 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import msgpack
 import typer
 
-from xaqueue.message import Message, Properties
+from xaqueue.errors import InvalidArgument
+from xaqueue.message import Message, Properties, body_of, check_queue_name, id_of, restored
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
@@ -33,6 +35,7 @@ FOLDED = 12
 """Characters that any other column is left with, at least, where it has so many."""
 
 _PLAIN_BYTES = ("correlation_id", "dedup_key")
+_ENCODED = ("body_base64", "unknown_base64", *(f"{name}_base64" for name in _PLAIN_BYTES))
 _WRITTEN = tuple(name for name in Properties.__dataclass_fields__ if name not in ("queue", "unknown", *_PLAIN_BYTES))
 
 
@@ -114,8 +117,36 @@ def message_json(message: Message) -> dict[str, Any]:
         fields[name] = dict(value) if name == "headers" else value
     for name in _PLAIN_BYTES:
         fields.update(_bytes_json(name, getattr(properties, name)))
+    if properties.unknown:
+        fields["unknown_base64"] = base64.b64encode(msgpack.packb(dict(properties.unknown))).decode("ascii")
     fields["size_bytes"] = len(message.body)
     return fields | _bytes_json("body", message.body)
+
+
+def message_from(line: bytes, queue: str | None) -> Message:
+    """The message of which a line is the JSON, for its own queue or this one. Raises InvalidArgument."""
+    try:
+        fields = json.loads(line)
+        if not isinstance(fields, dict):
+            raise InvalidArgument("a JSON object is wanted")
+        given = {name: value for name, value in fields.items() if value is not None and name != "seq"}
+        for name in [name for name in given if name in _ENCODED]:
+            if (plain := name.removesuffix("_base64")) in given:
+                raise InvalidArgument(f"{plain} is there twice")
+            given[plain] = base64.b64decode(given.pop(name), validate=True)
+        body, size_bytes = given.pop("body"), given.pop("size_bytes", None)
+        message_id, name = id_of(given.pop("message_id")), check_queue_name(queue or given["queue"])
+        stored = msgpack.unpackb(given.pop("unknown", b"\x80")) | given
+        body = body.encode() if isinstance(body, str) else body_of(body)
+    except KeyError as missing:
+        raise InvalidArgument(f"it has no {missing}") from None
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise InvalidArgument(f"it is no message as export writes it: {error}") from None
+    for key in given.keys() - {"queue", *_WRITTEN, *_PLAIN_BYTES}:
+        raise InvalidArgument(f"{key!r} is no property of a message")
+    if size_bytes not in (None, len(body)):
+        raise InvalidArgument(f"its body has {len(body):,} bytes, and its size_bytes is {size_bytes!r}")
+    return Message(message_id, name, 0, body, restored(name, stored))
 
 
 def text_of(value: bytes | None) -> str:

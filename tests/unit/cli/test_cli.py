@@ -175,6 +175,7 @@ def test_queues(space: Path) -> None:
         "lag": 0,
         "exhausted": 0,
         "stuck": "",
+        "full": "",
     }
 
 

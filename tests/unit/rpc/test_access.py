@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from contextlib import closing as closing_of
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -27,6 +28,7 @@ from xaqueue.access import Identity
 from xaqueue.connection import Connection
 from xaqueue.endpoint import parse
 from xaqueue.errors import AccessDenied, ConnectionLost, Error, InvalidArgument, RolledBack
+from xaqueue.message import Message, MessageId, Origin, Properties
 from xaqueue.rpc.client.manager import RemoteManager, context_of, dial
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.peer import Limits
@@ -201,6 +203,24 @@ def test_who_moves_a_message_must_be_allowed_to_add_it_there(
         assert message is not None
         assert message.tries == 0
         connection.rollback()
+
+
+def test_who_brings_a_message_back_must_be_allowed_to_add_it_where_it_was(
+    start: Start, token: Path, certificate: Certificate, ours: Authority
+) -> None:
+    """A requeue brings it there."""
+    server = start(**tls_of(certificate))
+    url = url_of(server, "xaqs", ca=ours.ca, token_file=token)
+    with closing_of(xaqueue.connect(url)) as connection:
+        for queue, origin in (("orders", Origin("replies", "tries").text), ("replies", None)):
+            message = Message(MessageId(bytes(16)), queue, 0, b"1", Properties(queue, origin=origin))
+            with pytest.raises(AccessDenied, match="queue 'replies' needs the right to produce"):
+                connection.restore(message)
+        assert connection.restore(replace(message, queue="orders"))
+        connection.commit()
+        for queue in ("orders", "replies"):
+            with pytest.raises(AccessDenied, match="needs the right to admin"):
+                connection.undefine(queue)
 
 
 def test_no_token_is_refused(start: Start, certificate: Certificate, ours: Authority) -> None:

@@ -38,6 +38,7 @@ PARAMS: dict[str, list[Any]] = {
     "dequeue_many": ["orders", 1],
     "move": ["orders", b"", "orders"],
     "remove": ["orders", b""],
+    "restore": ["orders", bytes(16), {}, b""],
     "reserve": ["orders", "query#1", 0, 9],
     "consume": ["orders", "query#1", 9],
     "release": ["orders"],
@@ -72,12 +73,14 @@ ENOUGH: dict[str, frozenset[Right] | None] = {
     "reservations": None,
     "move": frozenset({Right.CONSUME}),
     "remove": frozenset({Right.CONSUME}),
+    "restore": frozenset({Right.PRODUCE}),
     "browse": frozenset({Right.BROWSE}),
     "depths": frozenset({Right.BROWSE, Right.RESOLVE}),
     "indoubt_decide": frozenset({Right.RESOLVE}),
     "indoubt_forget": frozenset({Right.RESOLVE}),
     "drain": frozenset({Right.ADMIN}),
     "define": frozenset({Right.ADMIN}),
+    "undefine": frozenset({Right.ADMIN}),
 }
 """Each of these is enough; None: to be a member of any role is."""
 

@@ -37,7 +37,7 @@ REQUEST_BYTES = 256 * 1024
 UNKNOWN = (1, b"unknown", b"")
 IN_DOUBT = (1, b"in doubt", b"")
 
-ELSEWHERE = {"drain", "define"}
+ELSEWHERE = {"drain", "define", "undefine"}
 """Methods that are not tried here: they change the service for everybody."""
 
 
@@ -62,6 +62,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("release_carrier", ["0123456789abcdef.ledger"]),
         ("move", ["orders", b"0123456789abcdef", "replies"]),
         ("remove", ["orders", b"0123456789abcdef"]),
+        ("restore", ["orders", b"0123456789abcdef", {"tries": 2, "origin": "{}", "later": [1]}, b"body"]),
         ("outcome", [UNKNOWN]),
         ("enqueue", ["orders", b"body", {"priority": 1, "headers": {"a": "b"}, "message_id": b"0123456789abcdef"}]),
         (

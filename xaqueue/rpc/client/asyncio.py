@@ -75,6 +75,7 @@ class AsyncConnection:
     move = _carried(Connection.move)
     requeue = _carried(Connection.requeue)
     remove = _carried(Connection.remove)
+    restore = _carried(Connection.restore)
     flush = _carried(Connection.flush)
     commit = _carried(Connection.commit)
     rollback = _carried(Connection.rollback)
@@ -94,6 +95,7 @@ class AsyncConnection:
     define_topic = _carried(Connection.define_topic, of_transaction=False)
     subscribe = _carried(Connection.subscribe, of_transaction=False)
     unsubscribe = _carried(Connection.unsubscribe, of_transaction=False)
+    undefine = _carried(Connection.undefine, of_transaction=False)
     tpc_forget = _carried(Connection.tpc_forget, of_transaction=False)
     close = _carried(Connection.close, of_transaction=False)
 
@@ -102,9 +104,11 @@ class AsyncConnection:
         while (message := await self.dequeue(queue, wait_s=wait_s)) is not None:
             yield message
 
-    async def browse(self, queue: str, limit: int | None = None) -> AsyncGenerator[Message, None]:
+    async def browse(
+        self, queue: str, limit: int | None = None, *, message_id: bytes | str | None = None
+    ) -> AsyncGenerator[Message, None]:
         """As ``Connection.browse``, for ``async for``: not awaited itself, and refused at the first step."""
-        found = await self._ask(self._connection.browse, queue, limit)
+        found = await self._ask(partial(self._connection.browse, queue, limit, message_id=message_id))
         while (message := await self._ask(partial(next, found, None))) is not None:
             yield message
 

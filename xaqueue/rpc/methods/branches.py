@@ -29,15 +29,18 @@ from xaqueue.message import (
     EnqueueOptions,
     Message,
     MessageId,
+    check_message_id,
     check_queue_name,
+    id_digits_of,
     id_of,
     properties_of,
+    restored,
 )
 from xaqueue.rpc import wire
 from xaqueue.rpc.client.branch import TRANSITIONS, Action, BranchProgress, RemoteBranch, Verb, unknown
 from xaqueue.rpc.client.link import Link
 from xaqueue.rpc.wire import PAGE, xid_of
-from xaqueue.space.model.block import decode_head, pack_properties
+from xaqueue.space.model.block import decode_head, pack_properties, property_map, repacked
 from xaqueue.storage.ids import fresh_id
 from xaqueue.times import check_seconds
 from xaqueue.xa import Flag, Outcome, Vote
@@ -113,10 +116,20 @@ def _check_produce(caller: Caller, queue: str) -> None:
         caller.check("enqueue", [queue])
 
 
-def browse(caller: Caller, queue: str, limit: Any = None) -> tuple[int | None, list[Any]]:
+def restore(caller: Caller, queue: str, message_id: Any, properties: Any, body: Any) -> bool:
+    """Whoever adds a message that says where it was must be allowed to add it there, where a requeue brings it."""
+    if not isinstance(properties, dict):
+        raise InvalidArgument("properties are refused: a map, as in a command block, is wanted")
+    message = Message(check_message_id(message_id), queue, 0, body, restored(queue, properties))
+    if message.origin is not None and message.origin.queue:
+        _check_produce(caller, check_queue_name(message.origin.queue))
+    return caller.session.restore(queue, message)
+
+
+def browse(caller: Caller, queue: str, limit: Any = None, id_digits: Any = "") -> tuple[int | None, list[Any]]:
     if limit is not None and (type(limit) is not int or limit < 0):
         raise InvalidArgument(f"limit {limit!r} is refused: a number from 0, or nil, is wanted")
-    found = caller.session.browse(queue, limit)
+    found = caller.session.browse(queue, limit, id_digits_of(id_digits or None))
     if len(caller.browses) >= CURSORS:
         raise InvalidArgument(f"a session has {CURSORS} browses open at most: read one to its end")
     caller.last_cursor += 1
@@ -164,7 +177,7 @@ def deliver(
 
 
 BRANCH_METHODS = (
-    *(deliver, recover, enqueue, enqueue_many, enqueue_to, publish, dequeue, dequeue_many, move),
+    *(deliver, recover, enqueue, enqueue_many, enqueue_to, publish, dequeue, dequeue_many, move, restore),
     *(browse, browse_next, browse_end),
 )
 
@@ -228,6 +241,9 @@ class BranchCalls(Link):
 
     def define(self, queue: str, settings: Mapping[str, Any], is_topic: bool = False) -> None:
         self.call("define", queue, dict(settings), *([True] if is_topic else []))
+
+    def undefine(self, queue: str) -> None:
+        self.call("undefine", queue)
 
     def recover(self, count: int, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
         return [xid_of(value) for value in self.call("recover", count, flags)]
@@ -342,8 +358,14 @@ class BranchCalls(Link):
             self._check_working()
         return bool(self._ask("remove", queue, message_id))
 
-    def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
-        return self._pages(*self.call("browse", queue, limit))
+    def restore(self, queue: str, message: Message) -> bool:
+        if self._closed or self._branch.why is not None:
+            self._check_working()
+        properties, _ = repacked(queue, message.properties)
+        return bool(self._ask("restore", queue, message.message_id, property_map(properties), message.body))
+
+    def browse(self, queue: str, limit: int | None = None, id_digits: str = "") -> Iterator[Message]:
+        return self._pages(*self.call("browse", queue, limit, id_digits))
 
     # Within
 

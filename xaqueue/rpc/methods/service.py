@@ -181,7 +181,7 @@ def queue_list(space: Space) -> list[QueueStatus]:
             for written in branch.blocks
             if written.kind is Kind.DEQUEUE
         )
-        return [_queue(space, name, in_doubt[name]) for name in sorted(names)]
+        return [queue for name in sorted(names) if (queue := _queue(space, name, in_doubt[name])).is_known]
 
 
 def _queue(space: Space, name: str, in_doubt: int) -> QueueStatus:

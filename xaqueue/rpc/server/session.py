@@ -53,7 +53,7 @@ class Method(NamedTuple):
 VERBS = (
     *(Session.start, Session.end, Session.prepare, Session.commit, Session.rollback, Session.forget, Session.outcome),
     *(Session.harden, Session.reserve, Session.consume, Session.release, Session.reservations),
-    *(Session.carriers, Session.release_carrier, Session.define, Session.remove),
+    *(Session.carriers, Session.release_carrier, Session.define, Session.undefine, Session.remove),
 )
 """Methods that only hand on what they are given."""
 FORMS = {

@@ -179,7 +179,7 @@ def commit_change(space: Space, branch: Branch, step: Step) -> Change:
             arrivals.append((written.queue, entry.seq))
         else:
             removals.append((DROP, message_path(written.queue, entry.seq, written.message_id, entry.tags)))
-            if entry.tries:
+            if entry.retry is not None:
                 rest.append((DROP, retry_path(written.queue, entry.seq, written.message_id)))
             if written.path:
                 rest.append((DROP, written.path))

@@ -117,9 +117,11 @@ class Memory:
             queue = self.queues[name] = Queue(name, definition or UNDEFINED, self.waiting.condition(self.lock))
         return queue
 
-    def redefine(self, definitions: Definitions) -> None:
-        """New definitions hold from here on; queues are put into their new order."""
+    def redefine(self, definitions: Definitions, check: Callable[[], None] = lambda: None) -> None:
+        """New definitions hold from here on; queues are put into their new order. check: raises where they must not,
+        called with the lock held."""
         with self.lock:
+            check()
             self.definitions = definitions
             for name, queue in self.queues.items():
                 definition = definitions.queues.get(name) or definitions.default

@@ -32,6 +32,7 @@ from xaqueue.space.model.block import (
     head_of,
     pack_plain,
     pack_properties,
+    repacked,
     split_message,
     unpack_properties,
 )
@@ -124,6 +125,25 @@ def publish(space: Space, branch: Branch, topic: str, body: bytes, options: Enqu
     return MessageId(fresh_id()) if given is None else id_of(given)
 
 
+def restore(space: Space, branch: Branch, name: str, message: Message) -> bool:
+    """Adds the block of a message that comes back; see ``ResourceManager.restore``."""
+    space.definitions.find(name)
+    message_id, body = check_message_id(message.message_id), body_of(message.body)
+    properties, packed = repacked(name, message.properties)
+    head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, space.definitions.max_body_bytes)
+    with space.lock:
+        queue = space.queue(name)
+        if message_id in queue.index or message_id in queue.pending:
+            own = {one.kind for one in branch.blocks if one.message_id == message_id and one.queue == name}
+            if Kind.DEQUEUE in own:
+                raise InvalidArgument(f"message {message_id.hex()} of queue {name} is taken by this same transaction")
+            if own or message_id in queue.index:
+                return False
+    check_room(space, branch, len(body))
+    add(space, branch, Entry(0, message_id, tags_of(properties)), name, checksum, head, body, is_given=True)
+    return True
+
+
 def enqueue_many(
     space: Space,
     branch: Branch,
@@ -187,6 +207,8 @@ def add(
     """
     message_id = entry.message_id
     with space.lock:
+        if name not in space.definitions.known:
+            space.definitions.find(name)  # raises where it was undefined since the caller has looked
         queue = space.queues.get(name) or space.queue(name)
         if queue.limits is not None:
             queue_room.check(space, branch, queue, len(head) + len(body), may_wait=may_wait)
@@ -300,7 +322,7 @@ def give_back(space: Space, branch: Branch, name: str, taken: Collection[bytes])
             put_back(space, branch, [written])
 
 
-def browse(space: Space, name: str, limit: int | None) -> Iterator[Message]:
+def browse(space: Space, name: str, limit: int | None, id_digits: str = "") -> Iterator[Message]:
     """What is committed, in the order of the queue; see ``ResourceManager.browse``."""
     space.definitions.find(name)
     with space.lock:
@@ -309,6 +331,8 @@ def browse(space: Space, name: str, limit: int | None) -> Iterator[Message]:
         if why is not None:
             raise why
         entries = space.queue(name).index.entries(space.now_us())
+    if id_digits:
+        entries = (entry for entry in entries if entry.message_id.hex().startswith(id_digits))
     return _read_each(space, name, entries, limit)
 
 

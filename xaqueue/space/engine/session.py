@@ -255,10 +255,18 @@ class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
             branch.progress = time.monotonic()
             branch.working.discard(self.number)
 
-    def browse(self, queue: str, limit: int | None = None) -> Iterator[Message]:
+    def restore(self, queue: str, message: Message) -> bool:
+        branch = self._at_work()
+        try:
+            return messages.restore(self.space, branch, check_queue_name(queue), message)
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
+
+    def browse(self, queue: str, limit: int | None = None, id_digits: str = "") -> Iterator[Message]:
         self._check_open()
         self.space.wait_until_loaded()
-        return messages.browse(self.space, queue, limit)
+        return messages.browse(self.space, queue, limit, id_digits)
 
     def define(self, queue: str, settings: Mapping[str, Any], is_topic: bool = False) -> None:
         self._check_open()
@@ -266,6 +274,12 @@ class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
             raise InvalidArgument(f"settings {settings!r} are refused: a map of keys of queues.toml is wanted")
         self.space.check()
         self.space.waiting.run(partial(self.space.define, check_queue_name(queue), settings, bool(is_topic)))
+
+    def undefine(self, queue: str) -> None:
+        self._check_open()
+        self.space.wait_until_loaded()
+        self.space.check()
+        self.space.waiting.run(partial(self.space.undefine, check_queue_name(queue)))
 
     def lose(self, why: str = "its session was lost") -> Xid | None:
         """Whoever used the session is gone: what waits in it is to end, and ``close`` follows.

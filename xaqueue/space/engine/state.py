@@ -47,7 +47,7 @@ LOOK_S = 1.0
 log = logging.getLogger("xaqueue")
 
 
-def _no_definitions(name: str, _: object, is_topic: bool) -> None:
+def _no_definitions(name: str, _: object, is_topic: bool = False) -> None:
     raise NotSupportedError(
         f"{'topic' if is_topic else 'queue'} {name} is not defined here: the space has no queues.toml"
     )
@@ -89,6 +89,8 @@ class Space(Memory):
         """Files of what a stream has consumed, or of what has expired, are to be cleared."""
         self.define: Callable[[str, Mapping[str, Any], bool], None] = _no_definitions
         """Changes the definition of a queue, or of a topic, durably."""
+        self.undefine: Callable[[str], None] = partial(_no_definitions, _=None)
+        """Takes the definition of a queue that has no message away, durably."""
         self.has_expiring: Callable[[], None] = lambda: None
         """A message that may expire was published."""
         self.remembers_local = False
@@ -144,8 +146,8 @@ class Space(Memory):
             self.log.published_late()  # what was committed since recovery wrote the watermarks
             self.settled.notify_all()
 
-    def redefine(self, definitions: Definitions) -> None:
-        super().redefine(definitions)
+    def redefine(self, definitions: Definitions, check: Callable[[], None] = nothing) -> None:
+        super().redefine(definitions, check)
         self.measure()
 
     def measure(self) -> None:

@@ -30,8 +30,8 @@ from zlib import crc32
 
 import msgpack
 
-from xaqueue.errors import DamagedBlock, MessageTooLarge
-from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties
+from xaqueue.errors import DamagedBlock, InvalidArgument, MessageTooLarge
+from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties, restored
 
 MAGIC = b"XAQB"
 FORMAT_VERSION = 1
@@ -274,6 +274,17 @@ def properties_in(stored: dict[str, Any]) -> Properties:
         return Properties(**known, unknown=stored)
     except (TypeError, AttributeError) as error:
         raise DamagedBlock(f"properties cannot be read: {error}") from None
+
+
+def repacked(queue: str, properties: Properties) -> tuple[Properties, bytes]:
+    """Those of a message that comes back to this queue, checked; and packed. InvalidArgument, MessageTooLarge."""
+    try:
+        found = restored(queue, property_map(properties))
+        packed = pack_properties(found)
+        unpack_properties(packed)
+    except (DamagedBlock, TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(f"the properties of the message are refused: {error}") from None
+    return found, packed
 
 
 @dataclass(frozen=True, slots=True)

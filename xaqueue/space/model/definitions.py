@@ -44,7 +44,8 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -273,6 +274,38 @@ def _check_topics(queues: Mapping[str, QueueDefinition], topics: Mapping[str, st
                 f"queues.toml: [queues.{name}] topic = {queue.topic!r} is not defined"
                 f"{suggestion(queue.topic, topics)}: define it first, `xaqueue define --topic {queue.topic}`"
             )
+
+
+def without_queue(text: str, name: str) -> str:
+    """The same queues.toml, comments and all, without a queue. Raises UnknownQueue, and InvalidArgument where others
+    name it."""
+    found, wanted = parse(text), tomllib.loads(text)
+    if name not in found.queues:
+        raise UnknownQueue(f"queue {name!r} is not defined in queues.toml{suggestion(name, found.queues)}")
+    tables = {f"[queues.{other}]": queue for other, queue in found.queues.items() if other != name}
+    tables |= {"[default]": found.default} if found.default is not None else {}
+    named = [f"{where} {key}" for where, queue in tables.items() for key in _TARGETS if getattr(queue, key) == name]
+    if named:
+        raise InvalidArgument(f"queue {name} stays defined, for it is named by {', '.join(named)}: change these first")
+    del wanted["queues"][name]
+    for changed in _cuttings(text, name):
+        with suppress(tomllib.TOMLDecodeError):
+            if {"queues": {}} | tomllib.loads(changed) == wanted:
+                return changed
+    raise InvalidArgument(f"queues.toml: queue {name} is no table of its own: take it out by hand")
+
+
+def _cuttings(text: str, name: str) -> Iterator[str]:
+    """The text without what may be the queue's table. Comments above the next table belong to that."""
+    lines = text.splitlines(keepends=True)
+    headers = [number for number, line in enumerate(lines) if line.lstrip().startswith("[")]
+    for first in headers:
+        with suppress(tomllib.TOMLDecodeError):  # a line within a value
+            if tomllib.loads(lines[first]) == {"queues": {name: {}}}:
+                for end in (*(number for number in headers if number > first), len(lines)):
+                    while end > first + 1 and lines[end - 1].lstrip()[:1] in ("", "#"):
+                        end -= 1
+                    yield "".join(lines[:first] + lines[end:])
 
 
 def _check_targets(queues: Mapping[str, QueueDefinition]) -> None:

@@ -70,10 +70,9 @@ class Entry:
         self.message_id = message_id
         self.tags = tags
         said = read_tags(tags) if tags else _PLAIN
-        self.correlation, self.expires_at, self.group, self.not_before, self.priority = said
+        self.correlation, self.expires_at, self.group, self.not_before, self.priority, self.tries = said
         self.is_plain = not tags
         """Nothing but its number decides its turn."""
-        self.tries = 0
         self.retry: Retry | None = None
         self.locked = False
         self.queued = False

@@ -6,6 +6,7 @@
     e  when it expires, n  when it is first due: microseconds since 1970, in hex without leading zeros
     g  hash of the group, likewise
     p  priority, one digit, where it is not the default
+    t  tries that it had before it came here, in hex likewise, where it had any
 
 A plain message has no tag. There is one canonical form: lower case, tags in the order of their letters, each at most
 once, and none that says the default; anything else is a foreign file. A letter that is not known here is a later
@@ -22,7 +23,7 @@ from struct import unpack
 from typing import NamedTuple
 
 from xaqueue.errors import DamagedBlock
-from xaqueue.message import DEFAULT_PRIORITY, HIGHEST_PRIORITY, MessageId, Properties
+from xaqueue.message import DEFAULT_PRIORITY, HIGHEST_PRIORITY, MOST_TRIES, MessageId, Properties
 
 PLAIN_NAME = 49
 """Characters in the name of a plain message's file; of every other one this is the part that comes first."""
@@ -36,6 +37,7 @@ VALUES = {
     "g": re.compile(r"[0-9a-f]{16}"),
     "n": re.compile(_TIME),
     "p": re.compile(f"(?!{DEFAULT_PRIORITY})[0-{HIGHEST_PRIORITY}]"),
+    "t": re.compile(r"[1-9a-f][0-9a-f]{0,6}"),
 }
 _LAST_US = 2**63 - 1
 
@@ -50,6 +52,8 @@ class Tags(NamedTuple):
     """A hash of its group."""
     not_before: int | None = None
     priority: int = DEFAULT_PRIORITY
+    tries: int = 0
+    """Before it came here."""
 
 
 def correlation_hash(correlation_id: bytes) -> str:
@@ -70,6 +74,7 @@ def tags_of(properties: Properties) -> str:
         and not_before is None
         and group is None
         and priority == DEFAULT_PRIORITY
+        and not properties.tries
     ):
         return ""
     tags = ""
@@ -84,6 +89,8 @@ def tags_of(properties: Properties) -> str:
             tags += f".n{_checked(not_before, _LAST_US):x}"
         if priority != DEFAULT_PRIORITY:
             tags += f".p{_checked(priority, HIGHEST_PRIORITY):d}"
+        if properties.tries:
+            tags += f".t{_checked(properties.tries, MOST_TRIES):x}"
     except (AttributeError, TypeError, ValueError) as error:
         raise DamagedBlock(f"a property is not what it can be: {error}") from None
     return tags
@@ -105,6 +112,7 @@ def read_tags(tags: str) -> Tags:
         said.get("g"),
         int(not_before, 16) if not_before is not None else None,
         int(said.get("p", DEFAULT_PRIORITY)),
+        int(said.get("t", "0"), 16),
     )
 
 

@@ -105,7 +105,7 @@ def read_retries(
 def files_of(queue: str, entry: Entry) -> list[str]:
     """All that goes with a message: its file, and the record of its tries where it had any."""
     path = layout.message_path(queue, entry.seq, entry.message_id, entry.tags)
-    return [path, layout.retry_path(queue, entry.seq, entry.message_id)] if entry.tries else [path]
+    return [path, layout.retry_path(queue, entry.seq, entry.message_id)] if entry.retry is not None else [path]
 
 
 def _encode(properties: Properties, body: bytes, epoch: int) -> tuple[bytes, bytes]:

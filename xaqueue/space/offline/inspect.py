@@ -72,6 +72,11 @@ class QueueStatus:
     """The limit by which it is full, where the owner was asked."""
 
     @property
+    def is_known(self) -> bool:
+        """It is defined, or something is left of it: one that was undefined is not told of."""
+        return self.order != UNDEFINED or bool(self.depth or self.stream)
+
+    @property
     def lag(self) -> int:
         """Numbers that were published and that the stream has not consumed."""
         return max(0, (self.watermark or 0) - self.consumed) if self.stream else 0
@@ -202,7 +207,8 @@ def queue_list(path: str | os.PathLike[str]) -> list[QueueStatus]:
 def queue_list_in(fs: FileSystem, definitions: Definitions) -> list[QueueStatus]:
     """As ``queue_list``, of the space behind a port."""
     reserved = {queue for name in listed(fs, layout.STREAMS) if (queue := layout.parse_queue_directory(name))}
-    return [_queue(fs, name, definitions) for name in sorted({*queues_in(fs), *definitions.queues, *reserved})]
+    found = (_queue(fs, name, definitions) for name in sorted({*queues_in(fs), *definitions.queues, *reserved}))
+    return [queue for queue in found if queue.is_known]
 
 
 def queues_in(fs: FileSystem) -> list[str]:
@@ -298,15 +304,18 @@ def _files(fs: FileSystem) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
-def browse(path: str | os.PathLike[str], queue: str, damaged: Callable[[int, str], None]) -> Iterator[Message]:
+def browse(
+    path: str | os.PathLike[str], queue: str, damaged: Callable[[int, str], None], id_digits: str = ""
+) -> Iterator[Message]:
     """What is committed, in the order of the queue; also what is locked or not due yet, and nothing that has expired.
 
-    damaged: told of the number of a message that cannot be read, and why. Raises SpaceError.
+    damaged: told of the number of a message that cannot be read, and why. id_digits: with which its id begins.
+    Raises SpaceError.
     """
     looked = look_into(path)
     fs = looked.fs
     names = sorted(prepared.message_names(fs, queue))
-    places = [place for name in names if (place := message_name.parse(name)) is not None]
+    places = [place for name in names if (place := message_name.parse(name)) and place[1].hex().startswith(id_digits)]
     upto = _watermark(fs, queue) if looked.owned else None  # what is above is not acknowledged, or the next open's
     if upto is not None:
         places = [place for place in places if place[0] <= upto]

@@ -31,6 +31,7 @@ from xaqueue.space.model import layout
 from xaqueue.space.model.block import FORMAT_VERSION
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, check_new, checked_name, read_format
+from xaqueue.space.model.records import refusal
 from xaqueue.space.owner.record import (
     READ_ONLY,
     READY,
@@ -257,6 +258,7 @@ def _open(
         owner = replace(owner, recovery=str(space.report))
         write_owner(files, lock, owner)
         space.define = partial(_redefine, root, space)
+        space.undefine = partial(_undefine, root, space)
         watching = _watch(root, space) if watch else None
         background = start_background(space)
         if space.read_only is None:
@@ -376,7 +378,7 @@ def define(
     open. Raises InvalidArgument, and nothing was changed; OSError.
     """
     with _defining:
-        text = definitions_of.read(path) if (Path(path) / layout.QUEUES).exists() else ""
+        text = _read(path)
         edit = definitions_of.with_topic if is_topic else definitions_of.with_queue
         changed = edit(text, name, settings)
         parsed = definitions_of.parse(changed)
@@ -394,6 +396,42 @@ def _redefine(root: Path, space: Space, name: str, settings: Mapping[str, object
     except (OSError, UnicodeDecodeError) as error:
         raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was defined") from error
     space.has_consumed()  # a new limit may be one that some messages have reached
+
+
+def _read(path: str | os.PathLike[str]) -> str:
+    return definitions_of.read(path) if (Path(path) / layout.QUEUES).exists() else ""
+
+
+def _undefine(root: Path, space: Space, queue: str) -> None:
+    """It holds in memory first, so that nobody adds a message while the file is replaced: a crash before that leaves
+    an empty queue with its definition."""
+    try:
+        with space.defining, _defining:
+            changed, before = definitions_of.without_queue(_read(root), queue), space.definitions
+            space.redefine(definitions_of.parse(changed), partial(_check_empty, space, queue))
+            try:
+                write_definitions(root, changed)
+            except BaseException:
+                space.redefine(before)
+                raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was changed") from error
+
+
+def _check_empty(space: Space, name: str) -> None:
+    """Called with the lock held. Raises RetryLater, QueueReserved, QueueWaiting."""
+    queue = space.queue(name)
+    if queue.keeper is not None:
+        raise refusal(queue.keeper)
+    why = carry.waiting(space, name)
+    if why is not None:
+        raise why
+    there, adding = len(queue.index), len(queue.pending)
+    if there or adding:
+        raise RetryLater(
+            f"queue {name} stays defined: it has {there:,} messages ({queue.index.locked:,} held, or leaving), and "
+            f"transactions are adding {adding:,}. Take, move or `xaqueue purge` them first"
+        )
 
 
 _defining = threading.Lock()

@@ -9,7 +9,15 @@ import pytest
 from xaqueue.access import Policy, Role
 from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.space.model.block import BODY_LIMIT_BYTES
-from xaqueue.space.model.definitions import Definitions, QueueDefinition, options_of, parse, suggestion, with_queue
+from xaqueue.space.model.definitions import (
+    Definitions,
+    QueueDefinition,
+    options_of,
+    parse,
+    suggestion,
+    with_queue,
+    without_queue,
+)
 from xaqueue.space.model.index import Order
 from xaqueue.space.model.limits import Limits
 from xaqueue.space.model.retry import AT_ONCE, RetryPolicy
@@ -146,6 +154,49 @@ def test_with_queue_adds_one_and_keeps_comments_and_the_rest() -> None:
     before, after = tomllib.loads(WHOLE), tomllib.loads(text)
     del after["queues"]["replies"]
     assert after == before
+
+
+def test_without_queue_keeps_comments_and_the_rest() -> None:
+    for name in parse(WHOLE).queues:
+        text = without_queue(WHOLE, name)
+        wanted = tomllib.loads(WHOLE)
+        del wanted["queues"][name]
+        assert tomllib.loads(text) == wanted
+        assert [line for line in WHOLE.splitlines() if line.startswith("#")] == [
+            line for line in text.splitlines() if line.startswith("#")
+        ]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("[queues.a]", ""),
+        ("# of a\n[queues.a]\n# of its order\norder='fifo'\n\n# of b\n[queues.b]\n", "# of a\n\n# of b\n[queues.b]\n"),
+        ("[queues.ab]\n[queues.a]\n[queues.'a.b']\n", "[queues.ab]\n[queues.'a.b']\n"),
+        ("[queues.b]\n[queues.'a']\n[default]\n", "[queues.b]\n[default]\n"),
+        ("[queues.a]\ndescription = '''\n[queues.b]\n'''\n[queues.b]\n", "[queues.b]\n"),
+        ("[queues]\n[queues.a]\n", "[queues]\n"),
+    ],
+)
+def test_without_queue_cuts_its_table_out(text: str, left: str) -> None:
+    assert without_queue(text, "a") == left
+
+
+@pytest.mark.parametrize("text", ["queues.a.order = 'fifo'", "[queues]\na = {order = 'fifo'}", "queues = {a = {}}"])
+def test_without_queue_leaves_what_is_no_table_of_its_own(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="queue a is no table of its own: take it out by hand"):
+        without_queue(text, "a")
+
+
+def test_without_queue_refuses_what_others_name() -> None:
+    text = "[default]\nfailure_queue='a'\n[queues.a]\n[queues.b]\nexpiry_queue='a'\nfailure_queue='a'\n"
+    with pytest.raises(InvalidArgument) as told:
+        without_queue(text, "a")
+    assert "[queues.b] failure_queue, [queues.b] expiry_queue, [default] failure_queue" in str(told.value)
+    with pytest.raises(UnknownQueue, match="did you mean 'b'"):
+        without_queue("[default]\n[queues.b]", "bb")
+    with pytest.raises(InvalidArgument, match="no TOML"):
+        without_queue("[", "a")
 
 
 def test_with_queue_redefines_one_in_place() -> None:

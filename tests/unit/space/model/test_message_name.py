@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xaqueue.errors import DamagedBlock
-from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties
+from xaqueue.message import DEFAULT_PRIORITY, MOST_TRIES, MessageId, Properties
 from xaqueue.space.model import layout
 from xaqueue.space.model.message_name import (
     Tags,
@@ -38,9 +38,10 @@ told = st.builds(
     priority=st.integers(0, 9),
     not_before=times,
     expires_at=times,
+    tries=st.sampled_from([0, 0, 1, 10, MOST_TRIES]),
 )
 values = st.text(string.digits + string.ascii_lowercase, min_size=1, max_size=20)
-later = st.dictionaries(st.sampled_from("abdfhijklmoqrstuvwxyz"), values, max_size=3)
+later = st.dictionaries(st.sampled_from("abdfhijklmoqrsuvwxyz"), values, max_size=3)
 
 
 @given(seqs, ids, told, later)
@@ -59,21 +60,22 @@ def test_a_name_is_read_as_it_was_made(
     assert known_tags(tags) == known
     correlation = None if properties.correlation_id is None else correlation_hash(properties.correlation_id)
     group = None if properties.group is None else group_hash(properties.group)
-    wanted = Tags(correlation, properties.expires_at, group, properties.not_before, properties.priority)
+    rest = properties.not_before, properties.priority, properties.tries
+    wanted = Tags(correlation, properties.expires_at, group, *rest)
     assert read_tags(tags) == read_tags(known) == wanted
     assert len(name) < 255 - len(".reason") or more
 
 
 def test_a_name_with_all_that_it_may_tell() -> None:
     properties = Properties(
-        "q", correlation_id=b"c", priority=7, not_before=0x10, expires_at=0x6000000000000, group="c"
+        "q", correlation_id=b"c", priority=7, not_before=0x10, expires_at=0x6000000000000, group="c", tries=26
     )
-    assert tags_of(properties) == f".c{HASH}.e6000000000000.g{HASH}.n10.p7"
-    assert tags_of(Properties("q", headers={"k": "v"}, tries=3)) == ""
+    assert tags_of(properties) == f".c{HASH}.e6000000000000.g{HASH}.n10.p7.t1a"
+    assert tags_of(Properties("q", headers={"k": "v"}, tries=0)) == ""
 
 
 @pytest.mark.parametrize(
-    "tags", ["", f".c{HASH}", ".e0", ".n0.p9", ".p0", f".g{HASH}", ".a1.p3.zz", ".e7fffffffffffffff"]
+    "tags", ["", f".c{HASH}", ".e0", ".n0.p9", ".p0", ".tff", f".g{HASH}", ".a1.p3.zz", ".e7fffffffffffffff"]
 )
 def test_what_is_a_name(tags: str) -> None:
     assert parse(PLAIN + tags) == (0xABC, bytes.fromhex(ID), tags)
@@ -84,6 +86,7 @@ WRONG = [
     *(f"{PLAIN}0", f"{SEQ}-{ID}", f"{PLAIN}.p7.", f"{PLAIN}..p7", f"{PLAIN}.P7", f"{PLAIN}.7", f"{PLAIN}.p"),
     *(f"{PLAIN}.p4", f"{PLAIN}.p10", f"{PLAIN}.px", f"{PLAIN}.p7.p7", f"{PLAIN}.p7.p8", f"{PLAIN}.p7.n1"),
     *(f"{PLAIN}.n01", f"{PLAIN}.n00", f"{PLAIN}.nA", f"{PLAIN}.ng", f"{PLAIN}.n8000000000000000", f"{PLAIN}.e01"),
+    *(f"{PLAIN}.t0", f"{PLAIN}.t01", f"{PLAIN}.t10000000", f"{PLAIN}.t1.p7"),
     *(f"{PLAIN}.g{HASH[1:]}", f"{PLAIN}.g", f"{PLAIN}.g{HASH}.e1"),
     *(f"{PLAIN}.c{HASH[1:]}", f"{PLAIN}.c{HASH}0", f"{PLAIN}.c", f"{PLAIN}.z1.a1", f"{PLAIN}.a1.a2", f"{PLAIN}.é1"),
     *(f"{PLAIN}.a_", f"{PLAIN}~2", f"{PLAIN}.reason ", f"{PLAIN}.p٣"),
@@ -103,6 +106,8 @@ def test_what_is_no_name(name: str) -> None:
         Properties("q", priority=-1),
         Properties("q", priority="x"),  # type: ignore[arg-type]
         Properties("q", not_before=-1),
+        Properties("q", tries=-1),
+        Properties("q", tries=MOST_TRIES + 1),
         Properties("q", expires_at=2**63),
         Properties("q", expires_at=1.5),  # type: ignore[arg-type]
         Properties("q", correlation_id="c"),  # type: ignore[arg-type]

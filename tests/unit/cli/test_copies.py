@@ -1,0 +1,309 @@
+"""One message as a person sees it, and messages that leave a space as lines of JSON and come back exactly."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import xaqueue
+from support.crash_level import NONE, open_space, ready
+from support.crash_story import EMPTY
+from support.doubtful import bodies, fails, run
+from support.served import ServerThread
+from xaqueue.cli import copies, output
+from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.main import app
+from xaqueue.connection import Connection
+from xaqueue.message import MOST_TRIES, Message, Properties
+from xaqueue.space.engine.session import Session
+from xaqueue.storage.ids import fresh_id
+from xaqueue.times import EARLIEST_US, LATEST_US
+
+times = st.integers(EARLIEST_US, LATEST_US)
+far = st.integers(LATEST_US // 2, LATEST_US)
+names = st.text(string.ascii_letters, min_size=1, max_size=9)
+words = st.text(max_size=9)
+later: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | words | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=5,
+)
+told = st.builds(
+    Properties,
+    st.just("q"),
+    correlation_id=st.none() | st.binary(max_size=9),
+    reply_queue=st.none() | names,
+    failure_queue=st.none() | names,
+    priority=st.integers(0, 9),
+    enqueued_at=times,
+    not_before=st.none() | times,
+    expires_at=st.none() | far,
+    tries=st.integers(0, MOST_TRIES),
+    group=st.none() | words,
+    dedup_key=st.none() | st.binary(max_size=9),
+    content_type=st.none() | words,
+    headers=st.dictionaries(words, words, max_size=3),
+    traceparent=st.none() | words,
+    origin=st.none() | words,
+    unknown=st.dictionaries(names.map("later_{}".format), later, max_size=2),
+)
+messages = st.builds(
+    Message, st.binary(min_size=16, max_size=16), st.just("q"), st.just(1), st.binary(max_size=30), told
+)
+
+
+def opened() -> Connection:
+    return Connection(Session(open_space(ready(EMPTY, NONE).open_for_good(), NONE)), fresh_id)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(message=messages)
+def test_a_line_brings_a_message_back_with_all_that_it_has(message: Message) -> None:
+    """By the line alone, and by a space that is exported and imported."""
+    line = output.json_text(output.message_json(message)).encode()
+    assert b"\n" not in line
+    assert replace(output.message_from(line, None), seq=1) == message
+    with opened() as connection:
+        assert connection.restore(output.message_from(line, None))
+        connection.commit()
+        (found,) = connection.browse("q")
+        assert found == message
+        again = output.json_text(output.message_json(found)).encode()
+        assert again == line
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Path:
+    root = tmp_path / "space"
+    run("init", root)
+    for queue in ("orders", "others"):
+        run("define", queue, "--space", root)
+    return root
+
+
+@pytest.fixture(params=["directory", "served"])
+def at(space: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path | str]:
+    if request.param == "directory":
+        yield space
+        return
+    server = ServerThread(space, tmp_path / "socket")
+    yield server.url
+    server.stop()
+
+
+def filled(at: Path | str, count: int = 250) -> list[Message]:
+    with xaqueue.connect(at) as connection:
+        for number in range(count):
+            connection.enqueue(
+                "orders", b"%d\xff" % number, headers={"n": str(number % 2)}, delay=3600 if number else 0
+            )
+        connection.commit()
+        return list(connection.browse("orders"))
+
+
+def refused(*words: object, code: int = ExitCode.USAGE, stdin: str | None = None) -> str:
+    """What it said, in any number of lines."""
+    result = CliRunner().invoke(app, [str(word) for word in words], input=stdin)
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.stderr
+
+
+def test_a_queue_leaves_and_comes_back(at: Path | str, tmp_path: Path) -> None:
+    before, file = filled(at), tmp_path / "orders.jsonl"
+    assert run("export", "orders", "-o", file, "--space", at) == f"250 messages of queue orders written to {file}\n"
+    assert [one.body for one in before] == bodies(at, "orders"), "none was taken"
+    assert run("export", "orders", "--space", at) == file.read_text()
+    assert len(run("export", "orders", "--where", "header.n=1", "--limit", "9", "--space", at).splitlines()) == 9
+    run("purge", "orders", "--yes", "--space", at)
+    assert run("import", file, "--dry-run", "--space", at).startswith("250 messages would be imported")
+    assert bodies(at, "orders") == []
+    assert run("import", file, "--space", at) == "250 messages imported, 0 were there already\n"
+    assert run("import", "-", "--space", at, stdin=file.read_text()) == "0 messages imported, 250 were there already\n"
+    assert run("import", "others", file, "--limit", "3", "--space", at) == "3 messages imported, 0 were there already\n"
+    with xaqueue.connect(at) as connection:
+        back = list(connection.browse("orders"))
+        assert [replace(one, seq=0) for one in back] == [replace(one, seq=0) for one in before]
+        assert [one.message_id for one in connection.browse("others")] == [one.message_id for one in before[:3]]
+
+
+def test_an_import_that_is_broken_off_goes_on(at: Path | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, file = filled(at), tmp_path / "orders.jsonl"
+    run("export", "orders", "-o", file, "--space", at)
+    run("purge", "orders", "--yes", "--space", at)
+    calls = iter(range(130))
+    restore = Connection.restore
+
+    def interrupted(connection: Connection, message: Message) -> bool:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return restore(connection, message)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Connection, "restore", interrupted)
+        told = refused("import", file, "--space", at, code=130)
+    assert "stopped at line 131: imported up to line 100. --from-line 101 goes on there" in told
+    assert len(bodies(at, "orders")) == 100
+    with xaqueue.connect(at) as connection:
+        assert connection.remove("orders", before[0].message_id)
+    assert run("import", file, "--from-line", "101", "--space", at).startswith("150 messages imported, 0 were")
+    assert bodies(at, "orders") == [one.body for one in before[1:]], "what was consumed does not come again"
+    assert run("import", file, "--space", at).startswith("1 message imported, 249 were")
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"body_base64": None}, "it has no 'body'"),
+        ({"message_id": "12"}, "message id '12' is refused"),
+        ({"message_id": None}, "it has no 'message_id'"),
+        ({"body_base64": "?"}, "it is no message as export writes it"),
+        ({"size_bytes": 9}, "its body has 2 bytes, and its size_bytes is 9"),
+        ({"priority": 10}, "priority 10 is refused"),
+        ({"tries": "1"}, "tries '1' is refused"),
+        ({"ordr": 1}, "'ordr' is no property of a message"),
+        ({"unknown_base64": "gQEC"}, "it is no message as export writes it"),
+        ({"unknown_base64": "kQE="}, "it is no message as export writes it"),
+        ({"body": "x"}, "body is there twice"),
+        ({"headers": {"a": 1}}, "headers"),
+        ({"queue": "a/b"}, "queue name 'a/b'"),
+        ({"queue": "nowhere"}, "queue 'nowhere' is not defined"),
+        ("[1]", "a JSON object is wanted"),
+        ('{"seq": 1', "it is no message as export writes it"),
+        ("[" * 100_000, "it is no message as export writes it"),
+    ],
+)
+def test_a_line_that_is_wrong_is_refused_with_its_number(
+    space: Path, changed: dict[str, Any] | str, complaint: str
+) -> None:
+    filled(space, 103)
+    lines = run("export", "orders", "--space", space).splitlines()
+    run("purge", "orders", "--yes", "--space", space)
+    lines[101] = changed if isinstance(changed, str) else json.dumps(json.loads(lines[1]) | changed)
+    told = refused("import", "-", "--space", space, stdin="\n".join(lines))
+    assert "stopped at line 102: imported up to line 100. --from-line 101 goes on there" in told
+    assert complaint in told
+    assert len(bodies(space, "orders")) == 100
+    if "nowhere" not in complaint:
+        assert "stopped at line 102: nothing was imported" in refused(
+            "import", "-", "--dry-run", "--space", space, stdin="\n".join(lines)
+        )
+
+
+def test_what_export_and_import_refuse(space: Path, tmp_path: Path) -> None:
+    assert "a QUEUE, or none, and one FILE" in fails("import", "a", "b", "c", "--space", space, code=ExitCode.USAGE)
+    assert "queue name 'a/b'" in fails("import", "a/b", "-", "--space", space, code=ExitCode.USAGE)
+    assert "No such file" in fails("import", tmp_path / "none", "--space", space, code=ExitCode.ERROR)
+    told = fails("export", "nowhere", "-o", tmp_path / "none", "--space", space, code=ExitCode.USAGE)
+    assert "'nowhere' is not defined" in told
+    assert not (tmp_path / "none").exists(), "it is left as it was"
+
+
+def test_what_is_damaged_is_told(space: Path) -> None:
+    filled(space, 3)
+    (damaged,) = (space / "committed/queue=orders").glob("range=*/0000000000000002.*")
+    damaged.write_bytes(b"x")
+    result = CliRunner().invoke(app, ["export", "orders", "--space", str(space)])
+    assert result.exit_code == ExitCode.NOTHING
+    assert len(result.stdout.splitlines()) == 2
+    assert "message 2 is damaged, run `xaqueue check`" in result.stderr
+    told = CliRunner().invoke(app, ["show", "orders", damaged.name.split(".")[1], "--space", str(space)])
+    assert told.exit_code == ExitCode.NOTHING
+    assert "message 2 is damaged" in told.stderr
+
+
+def test_a_message_is_shown(at: Path | str) -> None:
+    body = '{"price": 1.10, "of": ["a", {"b": []}], "name": "x:\\u001b[0m", "price": 1e400}'
+    with xaqueue.connect(at) as connection:
+        options: Any = {"headers": {"colour": "r\033ed"}, "correlation_id": b"c\xff", "priority": 7, "dedup_key": b"d"}
+        shown = connection.enqueue("orders", body.encode(), **options)
+        raw = connection.enqueue("orders", bytes(range(256)) * 17)
+        text = connection.enqueue("orders", b"two\nlines\033")
+        connection.commit()
+        connection.move("orders", text, "others")
+    told = run("show", "orders", shown.hex()[:12], "--space", at)
+    fields = dict(line.split("  ", 1) for line in told.partition("\n\n")[0].splitlines())
+    assert fields["message id"].strip() == shown.hex()
+    assert {name: fields[name].strip() for name in ("priority", "tries", "dedup key")} == {
+        "priority": "7",
+        "tries": "0",
+        "dedup key": "d",
+    }
+    assert fields["correlation id base64"].strip() == "Y/8="
+    assert fields["header colour"].strip() == "r\\x1bed"
+    assert told.partition("\n\n")[2] == (
+        '{\n  "price": 1.10,\n  "of": [\n    "a",\n    {\n      "b": []\n    }\n  ],\n  "name": "x:\\u001b[0m",\n'
+        '  "price": 1e400\n}\n'
+    )
+    assert json.loads(run("show", "orders", shown.hex(), "--json", "--space", at))["body"] == body
+    assert run("show", "orders", shown.hex(), "--body-only", "--space", at) == body
+    told = run("show", "orders", raw.hex(), "--space", at)
+    assert "00000ff0  f0 f1" in told
+    assert told.endswith("256 bytes more: --hex shows all\n")
+    assert "000010f0  f0 f1" in run("show", "orders", raw.hex(), "--hex", "--space", at)
+    told = run("show", "others", text.hex(), "--space", at)
+    assert "origin queue" in told
+    assert told.endswith("\n\ntwo\nlines\\x1b\n")
+
+
+def test_what_show_refuses(space: Path) -> None:
+    filled(space, 40)
+    assert "has no message ffff" in fails("show", "orders", "f" * 32, "--space", space, code=ExitCode.NOTHING)
+    assert "is refused" in fails("show", "orders", "xyz", "--space", space, code=ExitCode.USAGE)
+    several = next(digit for digit in string.hexdigits if sum(one.startswith(digit) for one in ids(space)) > 1)
+    assert "give more digits" in fails("show", "orders", several, "--space", space, code=ExitCode.USAGE)
+    assert "give one" in fails("show", "orders", "0", "--hex", "--json", "--space", space, code=ExitCode.USAGE)
+    assert "'nothing' is not defined" in fails("show", "nothing", "0", "--space", space, code=ExitCode.USAGE)
+
+
+def ids(space: Path) -> list[str]:
+    with xaqueue.connect(space) as connection:
+        return [message.message_id.hex() for message in connection.browse("orders")]
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | words, lambda one: st.lists(one) | st.dictionaries(words, one)
+    )
+)
+def test_what_is_indented_is_the_same_document(document: Any) -> None:
+    for text in (json.dumps(document), json.dumps(document, ensure_ascii=False, indent=1)):
+        assert json.loads(copies._indented(text)) == document
+
+
+def test_a_queue_is_undefined(at: Path | str) -> None:
+    filled(at, 205)
+    run("define", "failing", "failure_queue=orders", "--space", at)
+    told = fails("undefine", "orders", "--purge", "--yes", "--space", at, code=ExitCode.USAGE)
+    assert "named by [queues.failing] failure_queue: change these first" in told
+    assert len(bodies(at, "orders")) == 205, "nothing is removed where it would be for nothing"
+    assert run("undefine", "failing", "--space", at) == "queue failing is not defined any more\n"
+    assert "it has 205 messages" in fails("undefine", "orders", "--space", at, code=ExitCode.ERROR)
+    assert "with --yes" in fails("undefine", "orders", "--purge", "--space", at, code=ExitCode.NOTHING)
+    told = run("undefine", "orders", "--purge", "--yes", "--space", at)
+    assert told == "205 messages of queue orders removed\nqueue orders is not defined any more\n"
+    assert "'orders' is not defined in queues.toml: did you mean 'others'?" in fails(
+        "undefine", "orders", "--space", at, code=ExitCode.USAGE
+    )
+    assert [queue["name"] for queue in json.loads(run("queues", "--json", "--space", at))] == ["others"]
+
+
+def test_a_purge_ends_what_others_hold_up_with_a_reason(space: Path) -> None:
+    """What a branch in doubt holds stays, and the queue with it."""
+    filled(space, 2)
+    with xaqueue.connect(space) as connection:
+        connection.tpc_begin(connection.xid(1, "in doubt", ""))
+        assert connection.dequeue("orders") is not None
+        connection.tpc_prepare()
+    result = CliRunner().invoke(app, ["undefine", "orders", "--purge", "--yes", "--space", str(space)])
+    assert result.exit_code == ExitCode.ERROR
+    assert "1 message of queue orders removed" in result.stdout
+    assert "it has 1 messages (1 held, or leaving)" in result.stderr
