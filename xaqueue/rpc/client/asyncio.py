@@ -73,6 +73,8 @@ class AsyncConnection:
     move = _carried(Connection.move)
     requeue = _carried(Connection.requeue)
     remove = _carried(Connection.remove)
+    request = _carried(Connection.request)
+    reply = _carried(Connection.reply)
     flush = _carried(Connection.flush)
     commit = _carried(Connection.commit)
     rollback = _carried(Connection.rollback)
