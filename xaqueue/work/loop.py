@@ -61,7 +61,7 @@ class Loop:
         self._target = target
         self._queue = queue
         self._tm = tm
-        self._until_empty = until_empty
+        self.is_until_empty = until_empty
         self._wait_s = 0.0 if until_empty else SLICE_S
         self._stopping = threading.Event()
         self._mutex = threading.Lock()
@@ -169,7 +169,7 @@ class Loop:
                     log.warning("queue %s cannot be worked on now, it is tried again: %s", self._queue, error)
                 turn = Turn.AGAIN
             else:
-                if self._until_empty and turn is not Turn.DONE:
+                if self.is_until_empty and turn is not Turn.DONE:
                     return
             if turn is not Turn.AGAIN:
                 trouble = 0
@@ -196,4 +196,4 @@ class Loop:
             return False
         if isinstance(error, ResourceFailed) and self._is_embedded:
             return False
-        return not self._until_empty or trouble < LAST_TRIES
+        return not self.is_until_empty or trouble < LAST_TRIES

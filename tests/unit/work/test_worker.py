@@ -190,9 +190,9 @@ def test_an_async_function_is_refused_and_so_is_what_returns_one(space: Path) ->
     with pytest.raises(xaqueue.InvalidArgument, match="async function"):
         xaqueue.Worker(space, "orders", handle)
     fill(space, b"1")
+    worker = xaqueue.Worker(space, "orders", lambda *both: handle(*both), until_empty=True)
     with pytest.warns(RuntimeWarning, match="never awaited"):
-        worker = xaqueue.Worker(space, "orders", lambda *both: handle(*both), until_empty=True).start()
-        assert worker.join(PATIENCE_S)
+        assert worker.start().join(PATIENCE_S)
     assert (worker.done, worker.failed) == (0, 2)
     for threads in (0, True, "2"):
         with pytest.raises(xaqueue.InvalidArgument, match="threads"):
