@@ -172,8 +172,8 @@ def test_a_worker_of_a_transaction_manager(space: Path, tmp_path: Path) -> None:
     ("function", "told"),
     [
         ("handlers", "write MODULE:FUNCTION"),
-        ("handlers:nothing", "has no nothing"),
-        ("nowhere:pack", "run in its directory, or set PYTHONPATH"),
+        ("handlers:nothing", "has no attribute 'nothing'"),
+        ("nowhere:pack", "run in the module's directory or set PYTHONPATH"),
         ("broken:pack", "nothing_of_this_name"),
         ("handlers:GO", "a function of (message, tx) is wanted"),
         ("handlers:later", "async function"),

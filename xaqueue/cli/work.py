@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+import pkgutil
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -117,22 +117,16 @@ def _run(loop: Loop, told: str, done: str) -> None:
 
 def _function(text: str) -> Any:
     """Of a module that is found from the current directory on, as ``python -m`` does. Raises InvalidArgument."""
-    module, _, name = text.partition(":")
-    if not module or not name:
+    module, colon, name = text.partition(":")
+    if not (module and colon and name):
         raise InvalidArgument(f"{text!r} is no function: write MODULE:FUNCTION, such as shop.orders:handle")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Any = importlib.import_module(module)
+        return pkgutil.resolve_name(text)
     except Exception as error:
-        hint = "run in its directory, or set PYTHONPATH" if isinstance(error, ModuleNotFoundError) else "mend it"
-        raise InvalidArgument(
-            f"module {module} cannot be imported ({type(error).__name__}: {error}): {hint}"
-        ) from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise InvalidArgument(f"module {module} has no {name}: name a function of (message, tx) that it defines")
-        found = getattr(found, part)
-    return found
+        why = f"{type(error).__name__}: {error}"
+        hint = "run in the module's directory or set PYTHONPATH, and name a function that it defines"
+        raise InvalidArgument(f"{text} cannot be imported ({why}): {hint}") from error
 
 
 def _participant(config: TmConfig, name: str | None) -> str:
