@@ -7,9 +7,7 @@ of a group is kept, and what is delayed waits. They keep their ids and propertie
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument
@@ -48,8 +46,8 @@ class Forwarder(Loop):
     def _turn(self, connection: Connection | None) -> Turn:
         taken: list[Message] = []
         try:
-            with self._transaction(connection) as (source, target):
-                self._is_embedded = source.is_embedded
+            with self._begun(connection, SOURCE, TARGET) as (_, (source, target)):
+                target.flush()  # a target that is gone already costs no message a try
                 self._take(source, taken)
                 for message in taken:
                     target.enqueue(self._to, message.body, **self._options(message))
@@ -79,14 +77,3 @@ class Forwarder(Loop):
         if self._tm is None and not message.properties.origin:
             options["origin"] = Origin(message.queue, "moved", message.tries, expires_at=options["expires_at"]).text
         return cast(EnqueueOptions, {**options, "message_id": message.message_id})
-
-    @contextmanager
-    def _transaction(self, connection: Connection | None) -> Iterator[tuple[Connection, Any]]:
-        if connection is not None:
-            with connection.transaction():
-                yield connection, connection
-            return
-        assert self._tm is not None
-        with self._tm.transaction(SOURCE, TARGET) as tx:
-            tx[TARGET].flush()  # before a message is taken, whose delivery would fail
-            yield tx[SOURCE], tx[TARGET]

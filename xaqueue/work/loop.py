@@ -12,10 +12,11 @@ import signal
 import threading
 import time
 from collections import deque
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from enum import Enum
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from xaqueue.connection import Connection
 from xaqueue.errors import (
@@ -67,7 +68,7 @@ class Loop:
         self._mutex = threading.Lock()
         self._failure: BaseException | None = None
         self._is_embedded = False
-        """This process has the queue's space open."""
+        """This process has a space of it open."""
         self._lately_failed: deque[bytes] = deque(maxlen=None if until_empty else threads)
         self.done = 0
         """Messages."""
@@ -176,6 +177,22 @@ class Loop:
                 continue
             self._stopping.wait(min(PAUSE_S * 2**trouble, PAUSE_MOST_S))
             trouble = min(trouble + 1, 10)
+
+    @contextmanager
+    def _begun(self, connection: Connection | None, *names: str) -> Iterator[tuple[Any, list[Connection]]]:
+        """A transaction, and the connections of these participants in it: all the same one where it is a local one."""
+        if connection is not None:
+            with connection.transaction():
+                yield connection, [connection] * len(names)
+            return
+        assert self._tm is not None
+        with self._tm.transaction(*names) as tx:
+            spaces = [tx[name] for name in names]
+            for name, space in zip(names, spaces, strict=True):
+                if not isinstance(space, Connection):
+                    raise InvalidArgument(f"participant {name!r} is a {type(space).__name__}, and no queue space")
+            self._is_embedded = any(space.is_embedded for space in spaces)
+            yield tx, spaces
 
     def _failed(self, message: Message, told: str, error: Exception) -> Turn:
         """A delivery of this message was rolled back."""

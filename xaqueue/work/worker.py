@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from xaqueue.connection import Connection
@@ -55,7 +54,7 @@ class Worker(Loop):
     def _turn(self, connection: Connection | None) -> Turn:
         message = None
         try:
-            with self._transaction(connection) as (queue, tx):
+            with self._begun(connection, self._target) as (tx, (queue,)):
                 message = queue.dequeue(self._queue, wait_s=self._wait_s)
                 if message is None:
                     return Turn.EMPTY
@@ -63,27 +62,12 @@ class Worker(Loop):
         except Exception as error:
             if message is None:
                 raise
-            return self._failed(message, "failed, and is rolled back", error)
+            return self._failed(message, "failed", error)
         return self._succeeded(1)
 
     def _handle(self, message: Message, tx: Any) -> None:
         if inspect.isawaitable(self._handler(message, tx)):
             raise InvalidArgument("the handler returned what is to be awaited: a worker calls plain functions")
-
-    @contextmanager
-    def _transaction(self, connection: Connection | None) -> Iterator[tuple[Connection, Any]]:
-        """The connection that has the queue, and what the handler is given."""
-        if connection is not None:
-            with connection.transaction():
-                yield connection, connection
-            return
-        assert self._tm is not None
-        with self._tm.transaction(self._target) as tx:
-            queue = tx[self._target]
-            if not isinstance(queue, Connection):
-                raise InvalidArgument(f"participant {self._target!r} is a {type(queue).__name__}, and no queue space")
-            self._is_embedded = queue.is_embedded
-            yield queue, tx
 
 
 def checked(handler: Any) -> Handler:
