@@ -164,6 +164,7 @@ def test_a_worker_of_a_transaction_manager(space: Path, tmp_path: Path) -> None:
     fill(space, b"2")
     config.write_text(config.read_text() + table.format("away", "other"))
     assert "queue, away" in fails(*words, code=ExitCode.USAGE)
+    assert "leave --space away" in fails(*words, "--space", space, code=ExitCode.USAGE)
     assert "participant queue\n2 messages handled" in run(*words, "--participant", "queue")
     assert left(tmp_path / "other", "parcels") == [b"1", b"2"]
 

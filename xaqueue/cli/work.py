@@ -51,6 +51,8 @@ def work(
     """
     handler = checked(_function(function))
     with ExitStack() as stack:
+        if participant is not None if tm is None else space is not None:
+            raise InvalidArgument("--participant is for --tm, which names the spaces itself: leave --space away there")
         if tm is None:
             target, manager = str(location_of(ctx, space)), None
         else:

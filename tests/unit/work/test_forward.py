@@ -97,7 +97,6 @@ def test_a_target_that_is_gone_costs_no_try(
             server.stop()
             eventually(lambda: "it is tried again" in caplog.text)
             put(connection, b"2")
-            time.sleep(0.05)
             server = ServerThread(tmp_path / "other", tmp_path / "socket")
             eventually(lambda: forwarder.done == 2)
         assert forwarder.failed == 0

@@ -93,9 +93,11 @@ def test_what_runs_is_finished_and_nothing_more_is_taken(space: Path) -> None:
 
 
 def test_threads_that_wait_for_a_message_end(space: Path) -> None:
-    worker = xaqueue.Worker(space, "orders", pack, threads=4).start()
-    time.sleep(0.01)
-    assert worker.stop(PATIENCE_S)
+    with xaqueue.connect(space) as connection:
+        queue = connection._manager.space.queue("orders")  # type: ignore[attr-defined]
+        worker = xaqueue.Worker(space, "orders", pack, threads=4).start()
+        eventually(lambda: queue.waiters == 4)
+        assert worker.stop(PATIENCE_S)
     assert worker.done == 0
 
 
