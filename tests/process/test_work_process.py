@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import xaqueue
 from support.contract_connection import PATIENCE_S, bodies, put
 from support.doubtful import RUN, fails, run
 from support.served import ServerThread
 from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.main import app
 from xaqueue.message import EnqueueOptions
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
@@ -187,7 +189,31 @@ def test_a_wrong_function_is_refused_before_a_message_is_taken(space: Path, func
     assert tries(space) == [0]
 
 
+def test_a_fenced_space_has_the_exit_code_of_a_server(space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fence = OSError(5, "Input/output error")
+
+    def broken(message: xaqueue.Message, tx: xaqueue.Connection) -> None:
+        tx._manager.space.fence(fence)  # type: ignore[attr-defined]
+
+    fill(space, b"1")
+    monkeypatch.setattr("xaqueue.cli.work._function", lambda _: broken)
+    result = CliRunner().invoke(app, ["work", "orders", "any:thing", "--space", str(space)])
+    assert result.exit_code == ExitCode.FENCED, result.output
+    assert "the space is fenced" in result.stderr
+
+
 # Forwarding
+
+
+def test_a_forwarder_goes_on_until_a_signal(space: Path, server: ServerThread) -> None:
+    with started("forward", "orders", "--to", "archive", "--space", server.url) as program:
+        for number in range(3):
+            fill(server.url, b"%d" % number)
+            eventually(lambda: len(left(server.url, "archive")) == number + 1)  # noqa: B023
+        program.send_signal(signal.SIGINT)
+        assert program.wait(PATIENCE_S) == 0
+        assert program.stdout is not None
+        assert program.stdout.read().endswith("\n3 messages forwarded\n")
 
 
 def sent_with_everything(place: Path | str) -> bytes:

@@ -25,6 +25,7 @@ from xaqueue.errors import (
     InvalidArgument,
     OperationalError,
     ResourceFailed,
+    RetryLater,
     SpaceError,
 )
 from xaqueue.message import Message
@@ -175,15 +176,18 @@ class Loop:
             if turn is not Turn.AGAIN:
                 trouble = 0
                 continue
-            self._stopping.wait(min(PAUSE_S * 2**trouble, PAUSE_MOST_S))
-            trouble = min(trouble + 1, 10)
+            self._pause(trouble)
+            trouble += 1
 
     @contextmanager
     def _begun(self, connection: Connection | None, *names: str) -> Iterator[tuple[Any, list[Connection]]]:
         """A transaction, and the connections of these participants in it: all the same one where it is a local one."""
         if connection is not None:
+            if connection.in_transaction:  # whose rollback failed
+                connection.rollback()
             with connection.transaction():
                 yield connection, [connection] * len(names)
+                self._commit(connection)
             return
         assert self._tm is not None
         with self._tm.transaction(*names) as tx:
@@ -193,6 +197,22 @@ class Loop:
                     raise InvalidArgument(f"participant {name!r} is a {type(space).__name__}, and no queue space")
             self._is_embedded = any(space.is_embedded for space in spaces)
             yield tx, spaces
+
+    def _commit(self, connection: Connection) -> None:
+        """Where the disk is full the same call completes it later, and the message need not be handled again."""
+        trouble = 0
+        while True:
+            try:
+                connection.commit()
+            except RetryLater as error:
+                if not trouble:
+                    log.warning("a commit of queue %s waits: %s", self._queue, error)
+                if self._stopping.is_set() or not self._may_pass(error, trouble):
+                    raise
+                self._pause(trouble)
+                trouble += 1
+            else:
+                return
 
     def _failed(self, message: Message, told: str, error: Exception) -> Turn:
         """A delivery of this message was rolled back."""
@@ -207,6 +227,9 @@ class Loop:
         with self._mutex:
             self.done += count
         return Turn.DONE
+
+    def _pause(self, trouble: int) -> None:
+        self._stopping.wait(min(PAUSE_S * 2 ** min(trouble, 10), PAUSE_MOST_S))
 
     def _may_pass(self, error: OperationalError, trouble: int) -> bool:
         if isinstance(error, SpaceError | DecisionLogError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -12,8 +13,15 @@ from typing import Any
 import pytest
 
 import xaqueue
+from support.bare_space import DURABLE, FaultyFileSystem, bare_space
 from support.contract_connection import PATIENCE_S, bodies, put
 from support.served import ServerThread
+from xaqueue.connection import Connection
+from xaqueue.rpc.client import reach
+from xaqueue.space.engine.session import Session
+from xaqueue.space.model import layout
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.ids import fresh_id
 from xaqueue.work import loop
 
 
@@ -177,6 +185,56 @@ def test_a_fenced_space_ends_the_worker(space: Path) -> None:
         connection._manager.space.fence(OSError(5, "Input/output error"))  # type: ignore[attr-defined]
         with pytest.raises(xaqueue.ResourceFailed):
             worker.join(PATIENCE_S)
+
+
+class StarvedFileSystem(FaultyFileSystem):
+    """It can lack the descriptor of a directory, too."""
+
+    def hold_dir(self, path: str) -> None:
+        self.strike("hold_dir", path)
+        DirectoryFileSystem.hold_dir(self, path)
+
+
+@pytest.mark.parametrize(
+    ("call", "queue"), [("hold_dir", "orders"), ("make_dir", "parcels")], ids=["past its commit point", "before it"]
+)
+def test_a_commit_that_finds_no_room_is_completed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str, queue: str
+) -> None:
+    """And no message is handled again for it, or has failed."""
+    monkeypatch.setattr("support.bare_space.FaultyFileSystem", StarvedFileSystem)
+    monkeypatch.setattr(loop, "PAUSE_S", 0.01)
+    with bare_space(tmp_path / "space", DURABLE) as bare:
+        bare.put("orders", b"1")
+        bare.put("orders", b"2")
+        bare.fs.faults[call, layout.queue_path(queue)] = errno.ENOSPC
+        monkeypatch.setattr(reach, "connect", lambda _: Connection(Session(bare.space), fresh_id))
+        with xaqueue.Worker("anywhere", "orders", pack) as worker:
+            eventually(lambda: "a commit of queue orders waits" in caplog.text)
+            assert worker.done == 0
+            bare.fs.faults.clear()
+            eventually(lambda: worker.done == 2)
+        assert worker.failed == 0
+        assert bare.space.branches == {}
+        for _ in range(2):
+            assert (bare.take("orders"), bare.take("parcels")) == ([], [b"1", b"2"])
+            bare.reopen()
+
+
+def test_a_commit_that_waits_for_room_is_given_up_with_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with bare_space(tmp_path / "space", DURABLE) as bare:
+        bare.put("orders", b"1")
+        bare.fs.faults["make_dir", layout.queue_path("parcels")] = errno.ENOSPC
+        monkeypatch.setattr(reach, "connect", lambda _: Connection(Session(bare.space), fresh_id))
+        worker = xaqueue.Worker("anywhere", "orders", pack).start()
+        eventually(lambda: "a commit of queue orders waits" in caplog.text)
+        assert worker.stop(PATIENCE_S)
+        assert worker.join()
+        assert (worker.done, worker.failed) == (0, 1)
+        bare.fs.faults.clear()
+        assert (bare.take("orders"), bare.take("parcels")) == ([b"1"], [])
 
 
 @pytest.mark.parametrize("wrong", [None, "pack", lambda message: None, lambda: None])
