@@ -29,7 +29,7 @@ from xaqueue.tools import postgres
 from xaqueue.tools.demo.ledger import QueueServer, kill_a_backend, reached
 from xaqueue.tools.demo.stage import Program
 
-KILLS = 200 if os.environ.get("XAQUEUE_CRASH_FULL") == "1" else int(os.environ.get("XAQUEUE_WORKER_KILLS", "3"))
+KILLS = 200 if os.environ.get("XAQUEUE_CRASH_FULL") == "1" else int(os.environ.get("XAQUEUE_KILLS", "3"))
 GROUPS = 50
 WORKERS = ("first", "second")
 VICTIMS = (*WORKERS, "server", "backend")

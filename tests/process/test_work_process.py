@@ -23,7 +23,7 @@ from xaqueue.cli.main import app
 from xaqueue.message import EnqueueOptions
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
-KILLS = 200 if FULL else 3
+KILLS = 200 if FULL else int(os.environ.get("XAQUEUE_KILLS", "3"))
 MODULE = """
 import time
 from pathlib import Path
@@ -337,7 +337,8 @@ def test_each_message_once_although_the_forwarder_is_killed(space: Path, tmp_pat
                     eventually(lambda: len(bodies(connection, "many")) <= enough)  # noqa: B023
                     time.sleep(rng.uniform(0, 0.03))
                     program.kill()
-                sys.stdout.write(f"life {life}: {len(bodies(connection, 'many'))} are left\n")
+                depth, doubt = len(bodies(connection, "many")), len(connection.tpc_recover())
+                sys.stdout.write(f"life {life}: {depth} are left, {doubt} branches in doubt\n")
         run(*words, "--until-empty")
         with xaqueue.connect(other) as connection:
             found = [message.message_id for message in connection.browse("many")]
