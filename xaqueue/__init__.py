@@ -35,6 +35,7 @@ from xaqueue.errors import (
     InvalidArgument,
     JournalDamaged,
     MessageTooLarge,
+    NoReply,
     NotSupportedError,
     OperationalError,
     OutcomeUnknown,
@@ -54,7 +55,6 @@ from xaqueue.errors import (
     UnknownXid,
 )
 from xaqueue.message import Message, MessageId, Origin
-from xaqueue.storage.ids import fresh_id
 from xaqueue.xa import Code, Flag, Outcome
 from xaqueue.xid import Xid
 
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from xaqueue.rpc.client.asyncio import AsyncConnection
     from xaqueue.tm.manager import TransactionManager
     from xaqueue.tm.participant import Participant
+    from xaqueue.work.worker import Worker
 
 __version__: str
 
@@ -83,17 +84,9 @@ def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(given := os.fspath(path), str) or not given:
         raise InvalidArgument(f"connect({path!r}) is refused: a directory or a URL is wanted, as text or as a path")
-    from xaqueue import endpoint  # half of the package, and a Spark worker needs none of it
-    from xaqueue.rpc.client import reach
+    from xaqueue.rpc.client import reach  # half of the package, and a Spark worker needs none of it
 
-    if not endpoint.is_url(given):
-        directory, name = endpoint.parse_open_string(given)
-        return Connection(reach.session(directory, name, create=create, sync=sync), fresh_id)
-    if create or sync is not None:
-        raise InvalidArgument("create= and sync= are for a directory: whoever serves a space opens it, and says how")
-    from xaqueue.rpc.client.manager import remote_manager
-
-    return Connection(remote_manager(given), fresh_id)
+    return reach.connect(given, create=create, sync=sync)
 
 
 async def connect_async(url: str) -> AsyncConnection:
@@ -119,6 +112,10 @@ if not TYPE_CHECKING:
             from xaqueue.tm.participant import Participant
 
             return Participant
+        if name == "Worker":
+            from xaqueue.work.worker import Worker
+
+            return Worker
         if name == "AsyncConnection":
             from xaqueue.rpc.client.asyncio import AsyncConnection
 
@@ -158,6 +155,7 @@ __all__ = [
     "Message",
     "MessageId",
     "MessageTooLarge",
+    "NoReply",
     "NotSupportedError",
     "OperationalError",
     "Origin",
@@ -179,6 +177,7 @@ __all__ = [
     "TransactionManager",
     "UnknownQueue",
     "UnknownXid",
+    "Worker",
     "Xid",
     "apilevel",
     "connect",

@@ -26,7 +26,7 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from xaqueue.errors import DuplicateXid, Error, InterfaceError, InvalidArgument, ResourceFailed
+from xaqueue.errors import DuplicateXid, Error, InterfaceError, InvalidArgument, NoReply, ResourceFailed
 from xaqueue.message import (
     EnqueueOptions,
     Message,
@@ -50,6 +50,8 @@ if TYPE_CHECKING:  # brings the types of batches, which a plain connection never
 RECOVER_PAGE = 1000
 DELIVER_BYTES = 1024 * 1024
 """Of carried changes in one call, about."""
+REPLY_TTL_S = 86_400.0
+"""A reply that nobody takes is gone after so long, unless its sender says otherwise."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -279,6 +281,58 @@ class Connection:
             self._transaction.uncommitted += 1
         return found
 
+    def request(
+        self,
+        queue: str,
+        body: bytes | bytearray | memoryview,
+        *,
+        timeout_s: float | None = 30.0,
+        **options: Unpack[EnqueueOptions],
+    ) -> Message:
+        """Enqueues a request, commits it, and waits for its reply, which is taken in a transaction of its own.
+
+        The options are those of ``enqueue``: reply_queue is ``<queue>.replies`` without it, and has to be there. The
+        reply is known by the request's correlation_id, or by its message id where it has none. Without ttl or
+        expires_at a request expires with ``timeout_s``, so that nobody works for who has gone. Only outside a
+        transaction. Raises NoReply where none came, ProtocolError, and as ``enqueue``, ``commit`` and ``dequeue``.
+        """
+        until = time.monotonic() + (limit_s := check_seconds("timeout_s", timeout_s))
+        reply_queue = options.get("reply_queue") or f"{check_queue_name(queue)}.replies"
+        options["reply_queue"] = reply_queue
+        if limit_s < FOREVER_S and "expires_at" not in options:
+            options.setdefault("ttl", limit_s)
+        with self.transaction():
+            message_id = self.enqueue(queue, body, **options)
+            self.dequeue(reply_queue, message_id=message_id)  # it has none of this id: a wrong queue is refused now
+        wanted = options.get("correlation_id") or message_id
+        with self.transaction():
+            reply = self.dequeue(reply_queue, wait_s=max(0.0, until - time.monotonic()), correlation_id=wanted)
+        if reply is None:
+            raise NoReply(
+                f"no reply to message {message_id.hex()} of queue {queue} came into queue {reply_queue} within "
+                f"{limit_s:g} s: is there a worker? One that comes late stays there until it expires",
+                wanted,
+            )
+        return reply
+
+    def reply(
+        self, message: Message, body: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]
+    ) -> MessageId:
+        """Enqueues the reply to a request, in this transaction, which most often is that which has taken the request.
+
+        It goes to the request's reply_queue, with its correlation_id, or its message id where it has none. Without ttl
+        or expires_at it expires after a day. Options, id and errors: as ``enqueue``.
+        """
+        to = message.properties.reply_queue
+        if to is None:
+            raise InvalidArgument(
+                f"message {message.message_id.hex()} of queue {message.queue} has no reply_queue: it wants no reply"
+            )
+        options.setdefault("correlation_id", message.correlation_id or message.message_id)
+        if "expires_at" not in options:
+            options.setdefault("ttl", REPLY_TTL_S)
+        return self.enqueue(to, body, **options)
+
     def browse(
         self, queue: str, limit: int | None = None, *, message_id: bytes | str | None = None
     ) -> Iterator[Message]:
@@ -383,6 +437,11 @@ class Connection:
             return self._transaction.prepare()
         finally:
             self._entered.release()
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether this process has the space open; else a server has it."""
+        return hasattr(self._manager, "carry")
 
     @property
     def can_carry(self) -> bool:

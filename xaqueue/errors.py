@@ -26,6 +26,7 @@ raised for a normal outcome: a read-only vote and an empty queue are return valu
        |  |- QueueFull                XA_RETRY      the queue holds all that it may; the branch is as it was
        |  |- QueueWaiting             XA_RETRY      a database is to be asked before this queue hands anything out
        |  |- RetryLater               XA_RETRY      nothing lost, the same call may complete it later
+       |  |- NoReply                  XA_RETRY      to a request, in its time; a late one stays in the reply queue
        |  |- ResourceError            XAER_RMERR    the branch can never be committed
        |  |- ResourceFailed           XAER_RMFAIL   the space is fenced: reopen it
        |  |- ConnectionLost           XAER_RMFAIL   the server is gone, and what was active with it
@@ -199,6 +200,18 @@ class QueueWaiting(OperationalError):
     """
 
     code = Code.XA_RETRY
+
+
+class NoReply(OperationalError, TimeoutError):
+    """A request had no reply in its time (``XA_RETRY``). One that comes late stays in the reply queue until it
+    expires: ``dequeue(reply_queue, correlation_id=error.correlation_id)``.
+    """
+
+    code = Code.XA_RETRY
+
+    def __init__(self, message: str, correlation_id: bytes | str = b"") -> None:
+        super().__init__(message)
+        self.correlation_id = correlation_id
 
 
 class ResourceError(OperationalError):

@@ -136,7 +136,7 @@ class EnqueueOptions(TypedDict, total=False):
     not_before, expires_at: hidden before the one, never delivered after the other. A datetime with its time zone, a
     timedelta from now on, or int microseconds UTC. delay, ttl: the same from now on, as timedelta or seconds.
     headers: str to str. content_type, traceparent, group, reply_queue, failure_queue: str. dedup_key: bytes.
-    message_id: 16 bytes or 32 hex digits, where the caller wants to choose it.
+    message_id: 16 bytes or 32 hex digits, where the caller wants to choose it. origin: for who hands on what was moved.
 
     A resource manager takes them plain, as ``options_of`` makes them.
     """
@@ -154,6 +154,7 @@ class EnqueueOptions(TypedDict, total=False):
     content_type: str | None
     headers: Mapping[str, str] | None
     traceparent: str | None
+    origin: str | None
     message_id: bytes | str | None
 
 
@@ -234,7 +235,7 @@ class Message:
         return self.properties.content_type
 
 
-_TEXT = ("group", "content_type", "traceparent")
+_TEXT = ("group", "content_type", "traceparent", "origin")
 _QUEUES = ("reply_queue", "failure_queue")
 _TIMES = ("not_before", "expires_at")
 _BYTES = ("correlation_id", "dedup_key")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import runpy
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import ROOT
+from support.doubtful import RUN
 from xaqueue.errors import OperationalError
 from xaqueue.space.owner.open import is_owned
 from xaqueue.space.owner.record import read_owner
@@ -28,6 +31,7 @@ EXAMPLES = ROOT / "examples"
 TESTED = {
     *("quickstart.py", "flights.py", "ledger.py", "worker.py", "zope_transaction.py"),
     *("fastapi_service.py", "fastapi_worker.py", "retries.py", "groups.py", "topics.py", "limits.py", "moving.py"),
+    *("requests.py", "worker_function.py"),
     *("spark_copy.py", "spark_flights.py", "spark_join.py"),
 }
 
@@ -66,11 +70,29 @@ def test_quickstart(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["retries", "groups", "topics", "limits", "moving"])
+@pytest.mark.parametrize("name", ["retries", "groups", "topics", "limits", "moving", "requests"])
 def test_what_a_guide_shows_is_what_is_printed(tmp_path: Path, name: str) -> None:
     printed = run(f"{name}.py", str(tmp_path / "space"), directory=tmp_path)
     told = (ROOT / "man" / "guide" / f"{name}.md").read_text()
     assert "".join(f"    {line}\n" for line in printed.splitlines()) in told
+
+
+def test_the_commands_of_a_guide_do_what_it_shows(tmp_path: Path) -> None:
+    """Those of workers.md up to what they print, in a directory with the module that it names."""
+    told = (ROOT / "man" / "guide" / "workers.md").read_text()
+    commands, _, shown = told.partition("It prints\n")
+    (tmp_path / "data").mkdir()
+    shutil.copy(EXAMPLES / "worker_function.py", tmp_path)
+    printed = ""
+    for line in ("    xaqueue init data/shop", *commands.splitlines()):
+        if line.startswith("    xaqueue "):
+            words = [*RUN, *shlex.split(line)[1:]]
+            space = os.environ | {"XAQUEUE_SPACE": "data/shop"}
+            done = subprocess.run(words, cwd=tmp_path, env=space, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            printed = done.stdout
+    assert printed.count("\n") == 3
+    assert "".join(f"    {line}\n" for line in printed.splitlines()) in shown
 
 
 def test_quickstart_in_a_directory_that_is_kept(tmp_path: Path) -> None:

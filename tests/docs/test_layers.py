@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("xaqueue.space.offline",),
     ("xaqueue.tm",),
     ("xaqueue.rpc",),
+    ("xaqueue.work",),
     ("xaqueue",),
     ("xaqueue.contrib",),
     ("xaqueue.spark",),
@@ -209,6 +210,14 @@ def test_contrib_uses_what_everybody_may_use(module: str) -> None:
     others = {found.name for found in imports_of(module) if not is_in(found.name, "xaqueue.contrib")}
     assert {name for name in others if is_in(name, "xaqueue")} <= {"xaqueue"}
     assert {alias.name for node in imported for alias in node.names} <= set(xaqueue.__all__)
+
+
+@pytest.mark.parametrize("module", [module for module in sorted(NAMES) if is_in(module, "xaqueue.work")])
+def test_workers_use_what_everybody_may_use(module: str) -> None:
+    """The front door has them, so that they cannot come in by it: they import what it hands out."""
+    handed_out = {"xaqueue.connection", "xaqueue.errors", "xaqueue.message", "xaqueue.tm.manager"}
+    others = {found.name for found in imports_of(module) if not is_in(found.name, "xaqueue.work")}
+    assert {name for name in others if is_in(name, "xaqueue")} <= handed_out | {"xaqueue.rpc.client.reach"}
 
 
 @pytest.mark.parametrize("module", sorted(PURE))

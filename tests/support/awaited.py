@@ -114,6 +114,12 @@ class Facade:
     def requeue(self, queue: str, message_id: bytes) -> MessageId | None:
         return self._thread.run(self.connection.requeue(queue, message_id))
 
+    def request(self, queue: str, body: bytes, **options: Any) -> Message:
+        return self._thread.run(self.connection.request(queue, body, **options))
+
+    def reply(self, message: Message, body: bytes, **options: Any) -> MessageId:
+        return self._thread.run(self.connection.reply(message, body, **options))
+
     def flush(self) -> None:
         self._thread.run(self.connection.flush())
 

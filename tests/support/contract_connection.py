@@ -26,8 +26,10 @@ from xaqueue.errors import (
     InterfaceError,
     InvalidArgument,
     MessageTooLarge,
+    NoReply,
     OperationalError,
     ProgrammingError,
+    ProtocolError,
     QueueFull,
     RetryLater,
     RolledBack,
@@ -1543,6 +1545,64 @@ class ConcurrencyContract(Contract):
     def test_a_wait_ends_without_a_message(self, connection: Connection) -> None:
         assert connection.dequeue("orders", wait_s=0.01) is None
         connection.commit()
+
+    @pytest.mark.parametrize("names", ["its message id", "a correlation id"])
+    def test_a_request_gets_its_reply(self, connect: Connect, pool: ThreadPoolExecutor, names: str) -> None:
+        client, worker = connect(), connect()
+        options: dict[str, Any] = {"correlation_id": "the last one"} if names == "a correlation id" else {}
+        put(client, b"another's reply", queue="replies")
+
+        def answer() -> None:
+            request = worker.dequeue("orders", wait_s=PATIENCE_S)
+            assert request is not None
+            assert request.properties.expires_at is not None
+            assert request.headers == {"k": "v"}
+            worker.reply(request, request.body.upper(), priority=7)
+            worker.commit()
+
+        found = pool.submit(answer)
+        reply = client.request(
+            "orders", b"how many", reply_queue="replies", timeout_s=PATIENCE_S, headers={"k": "v"}, **options
+        )
+        found.result(PATIENCE_S)
+        assert (reply.body, reply.priority, reply.queue) == (b"HOW MANY", 7, "replies")
+        assert reply.properties.expires_at is not None
+        assert not client.in_transaction
+        assert bodies(client, "replies") == [b"another's reply"]
+
+    def test_a_late_reply_is_not_lost_and_a_request_expires(self, connect: Connect) -> None:
+        client, worker = connect(), connect()
+        with pytest.raises(TimeoutError, match=r"no reply to message [0-9a-f]{32} of queue orders came into") as late:
+            client.request("orders", b"slow", reply_queue="replies", timeout_s=0.2, ttl=PATIENCE_S)
+        request = worker.dequeue("orders")
+        assert request is not None
+        worker.reply(request, b"late")
+        worker.commit()
+        reply = client.dequeue("replies", correlation_id=late.value.correlation_id)  # type: ignore[attr-defined]
+        assert reply is not None
+        assert reply.body == b"late"
+        client.commit()
+        with pytest.raises(NoReply):
+            client.request("orders", b"forgotten", reply_queue="replies", timeout_s=0.05)
+        assert worker.dequeue("orders") is None
+
+    def test_what_a_request_refuses(self, connection: Connection) -> None:
+        """And then nothing was sent."""
+        with pytest.raises(UnknownQueue, match=r"orders\.replies"):
+            connection.request("orders", b"x")
+        with pytest.raises(InvalidArgument, match="timeout_s"):
+            connection.request("orders", b"x", reply_queue="replies", timeout_s=-1)
+        assert not connection.in_transaction
+        connection.enqueue("orders", b"plain")
+        with pytest.raises(ProtocolError, match="commit it or roll it back first"):
+            connection.request("orders", b"x", reply_queue="replies")
+        connection.commit()
+        plain = connection.dequeue("orders")
+        assert plain is not None
+        with pytest.raises(InvalidArgument, match="it wants no reply"):
+            connection.reply(plain, b"x")
+        connection.commit()
+        assert bodies(connection) == []
 
     @pytest.mark.parametrize("looks", ["browse", "dequeue"])
     def test_the_messages_of_a_branch_become_visible_together(

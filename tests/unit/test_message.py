@@ -78,6 +78,7 @@ def test_every_option_becomes_its_property() -> None:
         "content_type": "text/plain",
         "headers": {"a": "ü"},
         "traceparent": "00-1-1-01",
+        "origin": "{}",
         "message_id": b"x" * 16,
     }
     assert set(options) == set(PLAIN_OPTIONS)

@@ -37,16 +37,17 @@ class ExitCode(IntEnum):
     """The directory is no space, or is in use by another process, or its disk failed, or its server does not answer."""
     ERROR = 4
     FENCED = 5
-    """``serve``: a write or sync failed, or hung, and nothing was acknowledged since; start it again."""
+    """``serve``, ``work``, ``forward``: a write or sync failed, or hung, and nothing was acknowledged since."""
     INTERRUPTED = 130
     PIPE_CLOSED = 141
 
 
 EXIT_HELP = (
     "Exit codes: 0 done; 1 nothing to get, damage or duplicates found, no advice, a participant that cannot be asked, "
-    "branches left after the timeout of drain, or a question answered with no; 2 wrong usage; "
+    "branches left after the timeout of drain, "
+    "a message that failed under --until-empty, or a question answered with no; 2 wrong usage; "
     "3 the space cannot be used, another process owns it, or its server does not answer; 4 any other error; "
-    "5 serve ended since its disk failed: start it again; "
+    "5 serve, work or forward ended since its disk failed: start it again; "
     "130 interrupted, or ingest --once ended before all was in."
 )
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from xaqueue.cli import checks, copies, indoubt, ingest, messages, moves, serve, spaces, tm, tools
+from xaqueue.cli import checks, copies, indoubt, ingest, messages, moves, serve, spaces, tm, tools, work
 from xaqueue.cli.exit_codes import EXIT_HELP, translated
 from xaqueue.cli.location import SPACE_VARIABLE
 
@@ -89,6 +89,7 @@ for verb in (
     *(spaces.init, spaces.status, spaces.define, spaces.queues, spaces.release),
     *(messages.put, messages.get, messages.browse, messages.tail, moves.move, moves.requeue),
     *(moves.purge, moves.rm, moves.undefine, copies.show, copies.export),
+    *(work.work, work.forward),
     *(serve.serve, serve.drain, checks.check, checks.verify, checks.salvage_journal, ingest.ingest),
     *(tools.demo, tools.bench, tools.iotest, tools.torture),
 ):

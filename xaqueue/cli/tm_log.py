@@ -219,7 +219,7 @@ def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Co
             f"{gtrid} --tm {path}` says who has not answered; or stop it first"
         )
     confirm(f"{verb} what is left of transaction {gtrid}, and recover every other one of node {log.node}?")
-    with _opened(config) as manager:
+    with opened(config) as manager:
         report = manager.recover(RECOVER_S)
         left = [one for one in manager.in_doubt() if one.gtrid == bytes(gtrid)]
     noted = {heuristic.participant: heuristic for one in left for heuristic in one.heuristics}
@@ -253,7 +253,7 @@ def forget(path: Path, text: str, *, by: str, reason: str, confirm: Confirm) -> 
     at_us = wall_clock()
     with closing(DirectoryFileSystem(config.log_dir)) as fs:
         if config.participants:
-            with _opened(config) as manager:
+            with opened(config) as manager:
                 record_forgotten(fs, found.heuristics, by, at_us, reason)
                 manager.forget(bytes(gtrid))
         else:
@@ -272,7 +272,8 @@ def _named(path: Path, text: str) -> tuple[TmConfig, LogView, Gtrid]:
     return config, log, parameters.gtrid_of(text, [one.gtrid for one in log.open])
 
 
-def _opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:
+def opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:
+    """The transaction manager of a configuration. Raises InvalidArgument, DecisionLogInUse."""
     if not config.participants:
         raise InvalidArgument(
             f"the participants are not known: write them into {config.log_dir / PARTICIPANTS}, see xaqueue(5)"

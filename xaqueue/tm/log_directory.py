@@ -29,7 +29,7 @@ from pathlib import Path
 from xaqueue.errors import DecisionLogDamaged, DecisionLogError, DecisionLogInUse
 from xaqueue.storage import append_log
 from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import FileSystem, replace_file
 from xaqueue.storage.modes import BY_UMASK, PRIVATE, Modes
 from xaqueue.storage.owner_file import LOCK, NEW_OWNER, OWNER, OwnerFile, is_owned
 from xaqueue.tm.advice import LogStatus, log_status
@@ -41,7 +41,7 @@ PARTICIPANTS = "participants.toml"
 OPERATOR_LOG = "operators.log"
 READS = 10
 """So often it reads again where the owner was in the middle of something."""
-_OWN = {LOCK, OWNER, NEW_OWNER, JOURNAL, NODE, NEW_NODE, PARTICIPANTS, OPERATOR_LOG}
+_OWN = {LOCK, OWNER, NEW_OWNER, JOURNAL, NODE, NEW_NODE, PARTICIPANTS, f".{PARTICIPANTS}.new", OPERATOR_LOG}
 
 
 def open_log(path: str | os.PathLike[str]) -> DecisionLog:
@@ -63,6 +63,22 @@ def open_log(path: str | os.PathLike[str]) -> DecisionLog:
                 f"{root} cannot be a decision log ({error}): mend that, or choose another"
             ) from error
         raise
+
+
+def keep_participants(path: Path, document: str) -> None:
+    """Writes ``participants.toml`` into the directory of a log that is to be made, durably, and before it.
+
+    Raises DecisionLogError where it is another's directory, or cannot be written.
+    """
+    try:
+        _make(path)
+        _check_own(path)
+        if (path / NODE).exists():
+            raise DecisionLogError(f"{path} is the log of another transaction manager: choose another directory")
+        with closing(DirectoryFileSystem(path)) as fs:
+            replace_file(fs, PARTICIPANTS, document.encode())
+    except OSError as error:
+        raise DecisionLogError(f"{path} cannot be a decision log ({error}): choose another directory") from error
 
 
 def _open(lock: OwnerFile) -> DecisionLog:

@@ -76,6 +76,8 @@ class AsyncConnection:
     requeue = _carried(Connection.requeue)
     remove = _carried(Connection.remove)
     restore = _carried(Connection.restore)
+    request = _carried(Connection.request)
+    reply = _carried(Connection.reply)
     flush = _carried(Connection.flush)
     commit = _carried(Connection.commit)
     rollback = _carried(Connection.rollback)

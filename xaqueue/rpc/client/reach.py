@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from xaqueue.connection import Connection
+from xaqueue.endpoint import is_url, parse_open_string
 from xaqueue.errors import ConnectionLost, InvalidArgument, SpaceError, SpaceInUse
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner.open import attach, is_attached
 from xaqueue.space.owner.record import read_owner
 from xaqueue.storage.hardening import Hardening
+from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.owner_file import is_owned
 
 if TYPE_CHECKING:
@@ -21,6 +24,18 @@ def served_at(path: str | os.PathLike[str]) -> str:
     """The URL under which the space is served now; empty where no server owns it."""
     owner = read_owner(path)
     return owner.endpoint if owner is not None and owner.endpoint and is_owned(path) else ""
+
+
+def connect(place: str, *, create: bool = False, sync: str | None = None) -> Connection:
+    """To a directory or a URL; see ``xaqueue.connect``."""
+    if not is_url(place):
+        directory, name = parse_open_string(place)
+        return Connection(session(directory, name, create=create, sync=sync), fresh_id)
+    if create or sync is not None:
+        raise InvalidArgument("create= and sync= are for a directory: whoever serves a space opens it, and says how")
+    from xaqueue.rpc.client.manager import remote_manager  # who opens a directory needs no sockets
+
+    return Connection(remote_manager(place), fresh_id)
 
 
 def session(directory: str, name: str | None, *, create: bool, sync: str | None) -> Session | RemoteManager:
@@ -42,7 +57,7 @@ def session(directory: str, name: str | None, *, create: bool, sync: str | None)
 
 
 def _served(directory: str, url: str, name: str | None, sync: str | None) -> RemoteManager:
-    from xaqueue.rpc.client.manager import remote_manager  # who opens a directory needs no sockets
+    from xaqueue.rpc.client.manager import remote_manager
 
     found = read_format(directory).name
     if name not in (None, found):

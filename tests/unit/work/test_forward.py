@@ -1,0 +1,123 @@
+"""A forwarder's batches: how large they are, in which order they go, and what becomes of them where an end is gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import xaqueue
+from support.contract_connection import PATIENCE_S, put
+from support.served import ServerThread
+from xaqueue.connection import Connection
+from xaqueue.rpc.client.manager import remote_manager
+from xaqueue.storage.ids import fresh_id
+from xaqueue.tm.log_directory import PARTICIPANTS, keep_participants
+from xaqueue.work import forward, loop
+from xaqueue.work.forward import SOURCE, TARGET, Forwarder
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Path:
+    root = tmp_path / "space"
+    xaqueue.connect(root, create=True, sync="NONE").close()
+    return root
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def forwarded(space: Path, *, until_empty: bool = True) -> Forwarder:
+    done = Forwarder(str(space), "orders", "archive", until_empty=until_empty).start()
+    assert done.join(PATIENCE_S)
+    return done
+
+
+def test_a_batch_ends_with_its_number_or_its_bytes(space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    succeeded = Forwarder._succeeded
+
+    def noted(self: Forwarder, count: int) -> loop.Turn:
+        sizes.append(count)
+        return succeeded(self, count)
+
+    monkeypatch.setattr(Forwarder, "_succeeded", noted)
+    with xaqueue.connect(space) as connection:
+        put(connection, *[b"x"] * 205)
+        forwarded(space)
+        assert sizes == [100, 100, 5]
+        monkeypatch.setattr(forward, "BATCH_BYTES", 15_000)
+        put(connection, *[bytes(1_000)] * 45)
+        forwarded(space)
+        assert sizes[3:] == [20, 20, 5]
+        assert len(list(connection.browse("archive"))) == 250
+
+
+def test_groups_keep_their_order_and_what_is_not_due_stays(space: Path) -> None:
+    with xaqueue.connect(space) as connection:
+        for number in range(30):
+            connection.enqueue("orders", b"%d" % number, group=f"g{number % 3}", priority=number % 10)
+        connection.enqueue("orders", b"late", delay=600)
+        connection.commit()
+        assert connection.dequeue("orders") is not None, "another one has the first of g0"
+        with xaqueue.connect(space) as other:
+            assert forwarded(space).done == 20
+            found = [(one.properties.group, int(one.body)) for one in other.browse("archive")]
+            connection.rollback()
+            assert forwarded(space).done == 10
+            found = [(one.properties.group, int(one.body)) for one in other.browse("archive")]
+            assert [one.body for one in other.browse("orders")] == [b"late"]
+    for group in ("g0", "g1", "g2"):
+        numbers = [number for name, number in found if name == group]
+        assert numbers == sorted(numbers)
+        assert len(numbers) == 10
+
+
+def test_a_target_that_is_gone_costs_no_try(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop, "PAUSE_S", 0.01)
+    xaqueue.connect(tmp_path / "other", create=True, sync="NONE").close()
+    server = ServerThread(tmp_path / "other", tmp_path / "socket")
+    url = server.url
+    participants = {
+        SOURCE: lambda: xaqueue.connect(space),
+        TARGET: lambda: Connection(remote_manager(url, connect_s=0.0), fresh_id),
+    }
+    with xaqueue.connect(space) as connection, xaqueue.TransactionManager(tmp_path / "log", participants) as manager:
+        with Forwarder("", "orders", "orders", tm=manager) as forwarder:
+            put(connection, b"1")
+            eventually(lambda: forwarder.done == 1)
+            server.stop()
+            eventually(lambda: "it is tried again" in caplog.text)
+            put(connection, b"2")
+            server = ServerThread(tmp_path / "other", tmp_path / "socket")
+            eventually(lambda: forwarder.done == 2)
+        assert forwarder.failed == 0
+    with xaqueue.connect(server.url) as other:
+        assert [one.body for one in other.browse("orders")] == [b"1", b"2"]
+    server.stop()
+
+
+def test_the_ends_are_written_into_a_log_that_is_to_be_made(space: Path, tmp_path: Path) -> None:
+    log = tmp_path / "new" / "log"
+    log.mkdir(parents=True)
+    (log / f".{PARTICIPANTS}.new").write_text("a crash has left this")
+    keep_participants(log, "# its ends\n")
+    assert (log / PARTICIPANTS).read_text() == "# its ends\n"
+    with xaqueue.TransactionManager(log, {SOURCE: lambda: xaqueue.connect(space)}):
+        pass
+    with pytest.raises(xaqueue.DecisionLogError, match="of another transaction manager"):
+        keep_participants(log, "# others\n")
+    with pytest.raises(xaqueue.DecisionLogError, match="other files"):
+        keep_participants(space, "# its ends\n")
+    assert not (space / PARTICIPANTS).exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(xaqueue.DecisionLogError, match="choose another directory"):
+        keep_participants(tmp_path / "file", "# its ends\n")

@@ -1,0 +1,167 @@
+"""Programs that run on: a worker, which gives messages to a function, and a forwarder, which moves them."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xaqueue.cli import output, tm_log
+from xaqueue.cli.exit_codes import ExitCode, complain
+from xaqueue.cli.location import Location, SpaceOption, location_of
+from xaqueue.cli.messages import QueueArgument
+from xaqueue.cli.tm_log import ParticipantConfig, TmConfig
+from xaqueue.errors import InvalidArgument, ResourceFailed
+from xaqueue.message import check_queue_name
+from xaqueue.space.model.format import read_format
+from xaqueue.tm.log_directory import PARTICIPANTS, keep_participants
+from xaqueue.work.forward import SOURCE, TARGET, Forwarder
+from xaqueue.work.loop import Loop
+from xaqueue.work.worker import Worker, checked
+
+UntilEmptyOption = Annotated[
+    bool, typer.Option("--until-empty", help="End once nothing is there; exit 1 where a message failed.")
+]
+
+
+def work(
+    ctx: typer.Context,
+    queue: QueueArgument,
+    function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="Called with (message, tx).")],
+    threads: Annotated[int, typer.Option(help="So many messages at a time.", metavar="N", min=1)] = 1,
+    tm: Annotated[
+        Path | None, typer.Option(help="A transaction manager's configuration, or its log with one.", metavar="FILE")
+    ] = None,
+    participant: Annotated[
+        str | None, typer.Option(help="With --tm: who has the queue, where several could.", metavar="NAME")
+    ] = None,
+    until_empty: UntilEmptyOption = False,
+    space: SpaceOption = None,
+) -> None:
+    """Give each message of a queue to a function, in a transaction, until SIGTERM or SIGINT.
+
+    What the function raises rolls back all that it did, and the message, whose queue says when it is tried again. The
+    signal lets what runs finish, and a second one ends it at once. Where the disk of a space that nobody serves fails,
+    it ends with exit code 5.
+    """
+    handler = checked(_function(function))
+    with ExitStack() as stack:
+        if participant is not None if tm is None else space is not None:
+            raise InvalidArgument("--participant is for --tm, which names the spaces itself: leave --space away there")
+        if tm is None:
+            target, manager = str(location_of(ctx, space)), None
+        else:
+            config = tm_log.load(tm)
+            target = _participant(config, participant)
+            manager = stack.enter_context(tm_log.opened(config))
+        worker = Worker(target, queue, handler, threads=threads, tm=manager, until_empty=until_empty)
+        where = f"participant {target}" if manager else target
+        _run(worker, f"{function} works on queue {queue} of {where}", "handled")
+
+
+def forward(
+    ctx: typer.Context,
+    queue: QueueArgument,
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="QUEUE|DIR|URL", help="A queue of this space, or a space; ./DIR is one."),
+    ],
+    to_queue: Annotated[
+        str | None, typer.Option("--queue", metavar="QUEUE", help="The queue there, if it has another name.")
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="For decisions; without it beside the space, SPACE.forward-QUEUE."),
+    ] = None,
+    until_empty: UntilEmptyOption = False,
+    space: SpaceOption = None,
+) -> None:
+    """Move the messages of a queue to another one as they come, each once, until SIGTERM or SIGINT.
+
+    Within a space in local transactions, between spaces in those of a transaction manager with a log of its own: after
+    a crash, start it again with the same log.
+    """
+    source = location_of(ctx, space)
+    if "://" not in to and "/" not in to:
+        if to_queue is not None:
+            raise InvalidArgument(f"--to {to} is a queue already, so --queue is too much; a directory is ./{to}")
+        target, to_queue = source, check_queue_name(to)
+    else:
+        target = Location(url=to) if "://" in to else Location(directory=to)
+    told = f"queue {queue} of {source} goes to queue {to_queue or queue}"
+    if _place(target) == _place(source):
+        _run(Forwarder(str(source), queue, to_queue or queue, until_empty=until_empty), told, "forwarded")
+        return
+    config = _config(source, target, log, queue)
+    with tm_log.opened(config) as manager:
+        forwarder = Forwarder(SOURCE, queue, to_queue or queue, tm=manager, until_empty=until_empty)
+        _run(forwarder, f"{told} of {target}", "forwarded")
+
+
+def _run(loop: Loop, told: str, done: str) -> None:
+    typer.echo(told)
+    try:
+        loop.run()
+    except ResourceFailed as fenced:
+        complain(str(fenced))
+        raise typer.Exit(ExitCode.FENCED) from None
+    finally:
+        failed = f", {output.counted(loop.failed, 'delivery', 'deliveries')} failed" if loop.failed else ""
+        typer.echo(f"{output.counted(loop.done, 'message')} {done}{failed}")
+    if loop.is_until_empty and loop.failed:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def _function(text: str) -> Any:
+    """Of a module that is found from the current directory on, as ``python -m`` does. Raises InvalidArgument."""
+    module, colon, name = text.partition(":")
+    if not (module and colon and name):
+        raise InvalidArgument(f"{text!r} is no function: write MODULE:FUNCTION, such as shop.orders:handle")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return pkgutil.resolve_name(text)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        hint = "run in the module's directory or set PYTHONPATH, and name a function that it defines"
+        raise InvalidArgument(f"{text} cannot be imported ({why}): {hint}") from error
+
+
+def _participant(config: TmConfig, name: str | None) -> str:
+    """The one that has the queue. Raises InvalidArgument."""
+    spaces = [one.name for one in config.participants.values() if one.kind == "xaqueue"]
+    if name in spaces:
+        return str(name)
+    if name is None and len(spaces) == 1:
+        return spaces[0]
+    raise InvalidArgument(f"--participant has to name the queue space: {', '.join(spaces) or 'the file has none'}")
+
+
+def _place(location: Location) -> str:
+    return location.url or str(Path(location.directory).resolve())
+
+
+def _config(source: Location, target: Location, log: Path | None, queue: str) -> TmConfig:
+    """The transaction manager of a forward, as its log has it. It is written down with the first start, so that what is
+    begun is never finished elsewhere."""
+    if log is None and source.url:
+        raise InvalidArgument(f"--log is missing: {source} is a URL, so name a directory for decisions")
+    where = log or Path(f"{_place(source)}.forward-{queue}")
+    if target.directory:
+        read_format(target.directory, is_expected=True)
+    ends = {name: ParticipantConfig(name, "xaqueue", _place(one)) for name, one in ((SOURCE, source), (TARGET, target))}
+    if not (where / PARTICIPANTS).exists():
+        tables = (
+            f'[participants.{name}]\nkind = "xaqueue"\nspace = {json.dumps(one.address, ensure_ascii=False)}\n'
+            for name, one in ends.items()
+        )
+        keep_participants(where, "\n".join(("# of xaqueue forward\n", *tables)))
+    config = tm_log.load(where)
+    if config.participants != ends:
+        told = " to ".join(one.address for one in config.participants.values())
+        raise InvalidArgument(f"{where} is the log of a forward from {told}: name another one with --log")
+    return config

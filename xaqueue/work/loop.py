@@ -1,0 +1,239 @@
+"""Threads that take turns at a queue until they are stopped, nothing is left, or something ends them.
+
+A turn is a transaction of its own: whatever ends a thread, a kill included, what it had in hand is rolled back, and the
+queue's policy says what becomes of it. Nothing is tried again here. A space that cannot be used just now is waited for,
+with pauses that grow to PAUSE_MOST_S; one that this process has open, and that is fenced, ends the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from xaqueue.connection import Connection
+from xaqueue.errors import (
+    DecisionLogError,
+    InterfaceError,
+    InvalidArgument,
+    OperationalError,
+    ResourceFailed,
+    RetryLater,
+    SpaceError,
+)
+from xaqueue.message import Message
+from xaqueue.rpc.client import reach
+
+if TYPE_CHECKING:
+    from xaqueue.tm.manager import TransactionManager
+
+SLICE_S = 0.5
+"""So long a thread waits for a message before it looks whether it is to stop."""
+PAUSE_S = 0.1
+PAUSE_MOST_S = 10.0
+LAST_TRIES = 5
+"""So often in a row it is tried to go on, where it would end once the queue is empty."""
+
+log = logging.getLogger("xaqueue")
+
+
+class Turn(Enum):
+    """What came of one."""
+
+    DONE = "done"
+    EMPTY = "there was no message"
+    AGAIN = "it failed with a message that had failed just before"
+
+
+class Loop:
+    """What a worker and a forwarder have in common. Safe for threads."""
+
+    def __init__(
+        self, target: str, queue: str, *, threads: int = 1, tm: TransactionManager | None = None, until_empty: bool
+    ) -> None:
+        if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+            raise InvalidArgument(f"threads {threads!r} is refused: a number from 1 is wanted")
+        self._target = target
+        self._queue = queue
+        self._tm = tm
+        self.is_until_empty = until_empty
+        self._wait_s = 0.0 if until_empty else SLICE_S
+        self._stopping = threading.Event()
+        self._mutex = threading.Lock()
+        self._failure: BaseException | None = None
+        self._is_embedded = False
+        """This process has a space of it open."""
+        self._lately_failed: deque[bytes] = deque(maxlen=None if until_empty else threads)
+        self.done = 0
+        """Messages."""
+        self.failed = 0
+        """Deliveries that were rolled back."""
+        name = f"xaqueue-work-{queue}"
+        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for _ in range(threads)]
+
+    def _turn(self, connection: Connection | None) -> Turn:
+        """One transaction. connection: where there is no transaction manager. Raises where no message is to blame."""
+        raise NotImplementedError
+
+    # For who has it
+
+    def start(self) -> Self:
+        """Begins. Only once: a loop that has ended is not begun again."""
+        if self._threads[0].ident is not None:
+            raise InterfaceError("it was started before: make another one")
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def stop(self, grace_s: float | None = None) -> bool:
+        """Takes no more messages, and waits until what runs is finished, at most for ``grace_s`` seconds.
+
+        False where something runs still: it is rolled back when the process ends. From any thread but its own.
+        """
+        self._stopping.set()
+        return self._wait(grace_s)
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Waits until it has ended, and returns whether it has. Raises what has ended it."""
+        is_over = self._wait(timeout_s)
+        if self._failure is not None:
+            raise self._failure
+        return is_over
+
+    def run(self) -> None:
+        """In the main thread: until SIGTERM or SIGINT, which let finish what runs. A second one ends the process.
+
+        Raises what has ended it.
+        """
+        before = {number: signal.signal(number, self._heard) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            self.start()
+            self.join()
+        finally:
+            for number, action in before.items():
+                signal.signal(number, action)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if kind is None:
+            self.join()
+
+    def _wait(self, limit_s: float | None) -> bool:
+        until = None if limit_s is None else time.monotonic() + limit_s
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(None if until is None else max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _heard(self, number: int, _: FrameType | None) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_DFL)
+        log.warning("%s: what runs is finished; a second signal ends it at once", signal.Signals(number).name)
+        self._stopping.set()
+
+    # A thread
+
+    def _work(self) -> None:
+        try:
+            with ExitStack() as stack:
+                self._take_turns(stack)
+        except BaseException as error:
+            with self._mutex:
+                self._failure = self._failure or error
+            self._stopping.set()
+
+    def _take_turns(self, stack: ExitStack) -> None:
+        connection: Connection | None = None
+        trouble = 0
+        """Turns in a row that could not be, or that failed with the same message."""
+        while not self._stopping.is_set():
+            try:
+                if self._tm is None and connection is None:
+                    connection = stack.enter_context(reach.connect(self._target))
+                    self._is_embedded = connection.is_embedded
+                turn = self._turn(connection)
+            except OperationalError as error:
+                if not self._may_pass(error, trouble):
+                    raise
+                if not trouble:
+                    log.warning("queue %s cannot be worked on now, it is tried again: %s", self._queue, error)
+                turn = Turn.AGAIN
+            else:
+                if self.is_until_empty and turn is not Turn.DONE:
+                    return
+            if turn is not Turn.AGAIN:
+                trouble = 0
+                continue
+            self._pause(trouble)
+            trouble += 1
+
+    @contextmanager
+    def _begun(self, connection: Connection | None, *names: str) -> Iterator[tuple[Any, list[Connection]]]:
+        """A transaction, and the connections of these participants in it: all the same one where it is a local one."""
+        if connection is not None:
+            if connection.in_transaction:  # whose rollback failed
+                connection.rollback()
+            with connection.transaction():
+                yield connection, [connection] * len(names)
+                self._commit(connection)
+            return
+        assert self._tm is not None
+        with self._tm.transaction(*names) as tx:
+            spaces = [tx[name] for name in names]
+            for name, space in zip(names, spaces, strict=True):
+                if not isinstance(space, Connection):
+                    raise InvalidArgument(f"participant {name!r} is a {type(space).__name__}, and no queue space")
+            self._is_embedded = any(space.is_embedded for space in spaces)
+            yield tx, spaces
+
+    def _commit(self, connection: Connection) -> None:
+        """Where the disk is full the same call completes it later, and the message need not be handled again."""
+        trouble = 0
+        while True:
+            try:
+                connection.commit()
+            except RetryLater as error:
+                if not trouble:
+                    log.warning("a commit of queue %s waits: %s", self._queue, error)
+                if self._stopping.is_set() or not self._may_pass(error, trouble):
+                    raise
+                self._pause(trouble)
+                trouble += 1
+            else:
+                return
+
+    def _failed(self, message: Message, told: str, error: Exception) -> Turn:
+        """A delivery of this message was rolled back."""
+        with self._mutex:
+            self.failed += 1
+            is_again = message.message_id in self._lately_failed
+            self._lately_failed.append(message.message_id)
+        log.error("message %s of queue %s %s", message.message_id.hex(), self._queue, told, exc_info=error)
+        return Turn.AGAIN if is_again else Turn.DONE
+
+    def _succeeded(self, count: int) -> Turn:
+        with self._mutex:
+            self.done += count
+        return Turn.DONE
+
+    def _pause(self, trouble: int) -> None:
+        self._stopping.wait(min(PAUSE_S * 2 ** min(trouble, 10), PAUSE_MOST_S))
+
+    def _may_pass(self, error: OperationalError, trouble: int) -> bool:
+        if isinstance(error, SpaceError | DecisionLogError):
+            return False
+        if isinstance(error, ResourceFailed) and self._is_embedded:
+            return False
+        return not self.is_until_empty or trouble < LAST_TRIES
