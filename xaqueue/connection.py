@@ -397,7 +397,7 @@ class Connection:
     def tpc_begin(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
         """Starts a branch, or enters one with JOIN or RESUME. Only outside a transaction.
 
-        timeout_s: a branch that is not prepared by then is rolled back (noticed at its next call).
+        timeout_s: a branch that is not prepared by then is rolled back, and its next call is told so.
         """
         if self._pid != os.getpid() or not self._entered.acquire(False):
             raise self._refused()

@@ -160,6 +160,9 @@ class Association:
             branch.rollback_reason = RolledBack(late)
         if timeout_s is not None:
             branch.deadline = branch.begun + timeout_s
+            self.space.look_by(branch.deadline)
+        if self.space.definitions.branch_idle_s:
+            self.space.look_by(branch.begun + self.space.definitions.branch_idle_s)
         return branch
 
     def _count_locked(self, xid: Xid, limit: int) -> None:
