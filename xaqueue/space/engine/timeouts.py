@@ -84,12 +84,13 @@ def _late_at(space: Space, branch: Branch, limit: _Limit) -> float:
     now, left_at = limit.now, branch.progress + limit.left_s
     match branch.base:
         case State.ACTIVE | State.ROLLBACK_ONLY:
-            idle_at = branch.progress + limit.idle_s
-            return max(min(idle_at, idle_at if branch.deadline is None else branch.deadline), now + LOOK_S)
+            idle_at = branch.progress + limit.idle_s if branch.lessee is None else float("inf")
+            at = idle_at if branch.deadline is None else min(idle_at, branch.deadline)
+            return at if at > now else now + LOOK_S
         case State.UNDONE:
             return left_at if left_at > now else now + limit.left_s  # a session is in it still
         case State.COMMITTING if branch.xid.is_local:
-            return max(left_at, now + LOOK_S)
+            return left_at if left_at > now else now + LOOK_S
         case State.PREPARED if branch.xid.format_id == ONE_SPACE:
             return now + min(max(space.definitions.sweep_after_s, LOOK_S), SWEEP_S)
     return float("inf")
@@ -101,7 +102,10 @@ def _is_late(branch: Branch, limit: _Limit) -> bool:
         return False
     if branch.base is State.UNDONE:
         return limit.now - branch.progress > limit.left_s and not _is_used(branch)
-    return _is_overdue(branch, limit.now) or (limit.now - branch.progress > limit.idle_s and not branch.working)
+    if _is_overdue(branch, limit.now):
+        return True
+    is_idle = limit.now - branch.progress > limit.idle_s and not branch.working
+    return is_idle and branch.lessee is None
 
 
 def _is_left(branch: Branch, limit: _Limit) -> bool:
@@ -138,8 +142,9 @@ def _roll_back(space: Space, branch: Branch, limit: _Limit) -> bool:
         if space.branches.get(branch.xid) is not branch or not _is_late(branch, limit):
             return False
         if branch.base is not State.UNDONE:
-            is_overdue = _is_overdue(branch, limit.now)
-            why = "took longer than its timeout" if is_overdue else f"did nothing for {limit.idle_s:g} s"
+            why = f"did nothing for {limit.idle_s:g} s"
+            if _is_overdue(branch, limit.now):
+                why = "took longer than its timeout" if branch.lessee is None else "is a lease that has ended"
             branch.rollback_reason = branch.rollback_reason or RolledBack(
                 f"branch {branch.xid} {why}", Code.XA_RBTIMEOUT
             )
@@ -160,6 +165,9 @@ def _undo(space: Space, branch: Branch, now: float) -> bool:
     except RetryLater as full:
         log.warning("branch %s is rolled back later: %s", branch.xid, full)
         return False
+    if branch.lessee is not None:  # who settles it is told that it is over
+        with space.lock:
+            space.branches.pop(branch.xid, None)
     branch.blocks.clear()
     branch.branch_block, branch.kept_bytes, branch.base = None, 0, State.UNDONE
     branch.progress = now
