@@ -13,6 +13,7 @@ import os
 from typing import TYPE_CHECKING
 
 from xaqueue.connection import Connection
+from xaqueue.delivery import Delivery
 from xaqueue.errors import (
     AccessDenied,
     AsyncNotSupported,
@@ -34,6 +35,7 @@ from xaqueue.errors import (
     InterfaceError,
     InvalidArgument,
     JournalDamaged,
+    LeaseExpired,
     MessageTooLarge,
     NoReply,
     NotSupportedError,
@@ -140,6 +142,7 @@ __all__ = [
     "DecisionLogDamaged",
     "DecisionLogError",
     "DecisionLogInUse",
+    "Delivery",
     "DiskFull",
     "DiskLow",
     "DuplicateXid",
@@ -152,6 +155,7 @@ __all__ = [
     "InterfaceError",
     "InvalidArgument",
     "JournalDamaged",
+    "LeaseExpired",
     "Message",
     "MessageId",
     "MessageTooLarge",

@@ -26,6 +26,7 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
+from xaqueue.delivery import LEASE_S, Delivery, checked_count, checked_lease_s
 from xaqueue.errors import DuplicateXid, Error, InterfaceError, InvalidArgument, NoReply, ResourceFailed
 from xaqueue.message import (
     EnqueueOptions,
@@ -224,6 +225,37 @@ class Connection:
         return found
 
     @_alone
+    def receive(
+        self, queue: str, max_messages: int = 1, lease_s: float = LEASE_S, wait_s: float | None = 0.0
+    ) -> list[Delivery]:
+        """Up to ``max_messages`` (1 to 1,000), each on a lease of its own, in no transaction of this connection.
+
+        They are held from everybody else for ``lease_s`` seconds, a day at most; ``Delivery`` says how each is settled.
+        One that is not by then is back in its queue, with one more try, and so it is when this connection is closed, or
+        its process ends. It waits for the first as ``dequeue`` does, and for no other; an empty list: there was none.
+        Raises UnknownQueue, QueueReserved, InvalidArgument; of a server RetryLater, where the session has too many.
+        """
+        check_queue_name(queue)
+        count, seconds = checked_count(max_messages), checked_lease_s(lease_s)
+        limit_s = check_seconds("wait_s", wait_s)
+        self._transaction.check_open()
+        found = self._manager.receive(queue, count, seconds, limit_s)
+        return [Delivery(lease, message, self._settle, self._extend) for lease, message in found]
+
+    @_alone
+    def accept(self, delivery: Delivery) -> None:
+        """Settles a delivery with this transaction, which has dequeued its message from here on.
+
+        It may have been received by another connection to the same space. Raises LeaseExpired, ProtocolError where it
+        was settled before; then the transaction is as it was.
+        """
+        delivery.check_held()
+        self._transaction.work()
+        self._manager.accept(delivery.message.queue, delivery.lease)
+        delivery.is_settled = True
+        self._transaction.uncommitted += 1
+
+    @_alone
     def move(self, queue: str, message_id: bytes | str, to: str) -> MessageId | None:
         """Moves a message to another queue, with all its properties, in this transaction.
 
@@ -397,7 +429,7 @@ class Connection:
     def tpc_begin(self, xid: Xid, flags: Flag = Flag.NOFLAGS, timeout_s: float | None = None) -> None:
         """Starts a branch, or enters one with JOIN or RESUME. Only outside a transaction.
 
-        timeout_s: a branch that is not prepared by then is rolled back (noticed at its next call).
+        timeout_s: a branch that is not prepared by then is rolled back, and its next call is told so.
         """
         if self._pid != os.getpid() or not self._entered.acquire(False):
             raise self._refused()
@@ -674,6 +706,19 @@ class Connection:
         transaction.phase = Phase.CLOSED
         self._manager.close(left)
         return uncommitted
+
+    @_alone
+    def _settle(self, delivery: Delivery, how: str, detail: int | str | None) -> None:
+        self._transaction.check_open()
+        delivery.check_held()
+        self._manager.settle(delivery.message.queue, delivery.lease, how, detail)
+        delivery.is_settled = True
+
+    @_alone
+    def _extend(self, delivery: Delivery, lease_s: float) -> None:
+        self._transaction.check_open()
+        delivery.check_held()
+        self._manager.extend(delivery.message.queue, delivery.lease, checked_lease_s(lease_s))
 
     def _browse(self, queue: str, limit: int | None, id_digits: str) -> Iterator[Message]:
         self._transaction.check_open()

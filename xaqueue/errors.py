@@ -25,6 +25,7 @@ raised for a normal outcome: a read-only vote and an empty queue are return valu
        |  |     `- DiskLow            XA_RETRY      room has to stay free; the branch is as it was
        |  |- QueueFull                XA_RETRY      the queue holds all that it may; the branch is as it was
        |  |- QueueWaiting             XA_RETRY      a database is to be asked before this queue hands anything out
+       |  |- LeaseExpired             XAER_NOTA     the delivery was given back, or is settled; nothing was done
        |  |- RetryLater               XA_RETRY      nothing lost, the same call may complete it later
        |  |- NoReply                  XA_RETRY      to a request, in its time; a late one stays in the reply queue
        |  |- ResourceError            XAER_RMERR    the branch can never be committed
@@ -178,6 +179,14 @@ class DiskLow(DiskFull):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.code = Code.XA_RETRY
+
+
+class LeaseExpired(OperationalError):
+    """The lease of this delivery has ended, or it was settled already (``XAER_NOTA``). Nothing was done: what was not
+    settled in time is in its queue again, with one more try, or with somebody else.
+    """
+
+    code = Code.XAER_NOTA
 
 
 class RetryLater(OperationalError):

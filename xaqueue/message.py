@@ -111,7 +111,7 @@ class Origin:
 
     queue: str
     reason: str
-    """``tries``: it had all its tries; ``expired``; ``moved``: somebody has moved it."""
+    """``tries``: it had all its tries; ``expired``; ``rejected``; ``moved``: somebody has moved it."""
     tries: int = 0
     """Deliveries that had failed there."""
     first_failure: int = 0

@@ -10,6 +10,7 @@ from typing import Any, Protocol, Unpack
 
 from xaqueue.batch import Batch, Decision, Plan
 from xaqueue.carried import Carriers, CarrierStatus
+from xaqueue.delivery import LEASE_S
 from xaqueue.message import EnqueueOptions, Message, MessageId
 from xaqueue.reservation import Reservation
 from xaqueue.xa import Flag, Outcome, Vote
@@ -40,7 +41,26 @@ class Carrying(Protocol):
         """Its queues wait no more, by an operator's decision; None where it carries now, or was released before."""
 
 
-class ResourceManager(Carrying, Protocol):
+class Leasing(Protocol):
+    """Messages that are handed out for a while, beside the branches of the session. Any session may settle a lease, 16
+    bytes. Each but ``receive`` raises LeaseExpired where it has ended, and then has done nothing."""
+
+    def receive(
+        self, queue: str, max_messages: int = 1, lease_s: float = LEASE_S, wait_s: float | None = 0.0
+    ) -> list[tuple[bytes, Message]]:
+        """See ``Connection.receive``."""
+
+    def settle(self, queue: str, lease: bytes, how: str, detail: int | str | None = None) -> None:
+        """how: ``ack``, ``nack`` or ``reject``. detail: microseconds, or None, of a nack; the reason of a reject."""
+
+    def extend(self, queue: str, lease: bytes, lease_s: float) -> None:
+        """The lease ends so many seconds from now."""
+
+    def accept(self, queue: str, lease: bytes) -> None:
+        """The message is one that the associated branch has taken, and the lease is over."""
+
+
+class ResourceManager(Carrying, Leasing, Protocol):
     """One session with a queue space: the XA verbs with explicit xids, and the work between them.
 
     A session is used by one thread at a time. It is associated with at most one branch; ``enqueue`` and ``dequeue``

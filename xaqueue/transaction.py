@@ -287,7 +287,8 @@ class Transaction:
             raise
         except UnknownXid:
             self.leave()  # a call before was interrupted behind its step
-            raise
+            if not xid.is_local or self._manager.outcome(xid) is not Outcome.COMMITTED:
+                raise  # else it was past its commit point, and somebody has completed it
         self.leave()
 
     def _roll_back(self) -> None:

@@ -17,6 +17,7 @@ from support.contract_connection import (
     MessagesContract,
     TwoPhaseContract,
 )
+from support.contract_leases import LeaseContract
 from support.served import RemoteHost
 from xaqueue.connection import Connection
 from xaqueue.rpc.client.asyncio import AsyncConnection
@@ -67,6 +68,10 @@ class TestMessages(AtBothLevels, MessagesContract):
 
 
 class TestKill(AtBothLevels, KillContract):
+    pass
+
+
+class TestLeases(AtBothLevels, LeaseContract):
     pass
 
 

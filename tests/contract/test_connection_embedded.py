@@ -24,6 +24,7 @@ from support.contract_connection import (
     drain,
     put,
 )
+from support.contract_leases import LeaseContract
 from support.served import STRICT, EmbeddedHost
 from xaqueue.connection import Connection
 from xaqueue.errors import DiskFull, OperationalError, ProtocolError, ResourceFailed, RetryLater, RolledBack
@@ -60,6 +61,10 @@ class TestMessages(AtBothLevels, MessagesContract):
 
 
 class TestKill(AtBothLevels, KillContract):
+    pass
+
+
+class TestLeases(AtBothLevels, LeaseContract):
     pass
 
 

@@ -14,6 +14,7 @@ from support.contract_connection import (
     MessagesContract,
     TwoPhaseContract,
 )
+from support.contract_leases import LeaseContract
 from support.served import RemoteHost
 
 
@@ -38,6 +39,10 @@ class TestMessages(AtBothLevels, MessagesContract):
 
 
 class TestKill(AtBothLevels, KillContract):
+    pass
+
+
+class TestLeases(AtBothLevels, LeaseContract):
     pass
 
 

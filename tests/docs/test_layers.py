@@ -17,7 +17,14 @@ from support.package_source import NAMES, imports_in, imports_of, is_in, tree_of
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("xaqueue.errors", "xaqueue.xid", "xaqueue.xa", "xaqueue.message", "xaqueue.batch", "xaqueue.reservation"),
-        *("xaqueue.carried", "xaqueue.times", "xaqueue.access", "xaqueue.endpoint", "xaqueue.resource_manager"),
+        *(
+            "xaqueue.carried",
+            "xaqueue.delivery",
+            "xaqueue.times",
+            "xaqueue.access",
+            "xaqueue.endpoint",
+            "xaqueue.resource_manager",
+        ),
     ),
     ("xaqueue.connection", "xaqueue.transaction", "xaqueue.awaited"),
     ("xaqueue.storage",),

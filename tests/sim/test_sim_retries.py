@@ -1,22 +1,24 @@
-"""Retries, groups, failure and expiry queues against a small model, under any order of work, kills and restarts.
+"""Retries, groups, leases, failure and expiry queues against a small model, under any order of work and kills.
 
 A failure says its seed; ``XAQUEUE_SIM_SEED`` replays it, ``XAQUEUE_CRASH_FULL=1`` plays far longer.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from support.crash_level import JOURNAL, LAGGING, NOON_US, STRICT, Level, open_space, ready
 from support.crash_story import EMPTY
 from support.forgetful import ForgetfulFileSystem
 from support.simulating import simulate
+from xaqueue.errors import LeaseExpired
 from xaqueue.message import MessageId
-from xaqueue.space.engine import cleanup, moving
+from xaqueue.space.engine import cleanup, moving, timeouts
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.space.model.retry import RetryPolicy
@@ -72,6 +74,7 @@ class Machine(RuleBasedStateMachine):
         self.now_us = NOON_US
         self.known: list[Known] = []
         self.numbers = 0
+        self.leased: dict[bytes, Known] = {}
         self._open()
 
     def _open(self) -> None:
@@ -142,7 +145,8 @@ class Machine(RuleBasedStateMachine):
         moving.move_exhausted(self.space, cleanup.never)
         cleanup.expire(self.space)
         for one in self.known:
-            one.move(self.now_us)
+            if one not in self.leased.values():
+                one.move(self.now_us)
 
     @rule(held=st.integers(0, 3), prepared=st.booleans())
     def kill(self, held: int, prepared: bool) -> None:
@@ -166,18 +170,83 @@ class Machine(RuleBasedStateMachine):
             Session(self.space).rollback(xid)
         for one in taken:
             one.fail(self.now_us)
+        self._lose_leases()
+
+    def _lose_leases(self) -> None:
+        for one in self.leased.values():
+            one.fail(self.now_us)
+        self.leased.clear()
 
     def _next_but(self, taken: list[Known]) -> Known | None:
         """Of a group the first that stays here, whatever it waits for; who has that may have the next, too."""
-        here = [one for one in self.known if one.stays(self.now_us) and one not in taken]
+        leased = list(self.leased.values())
+        held = {one.group for one in leased} - {None}
+        here = [one for one in self.known if one.stays(self.now_us) and one not in taken and one not in leased]
         first = {one.group: one.number for one in reversed(here)}
-        ready = (one for one in here if one.is_ready(self.now_us))
+        ready = (one for one in here if one.is_ready(self.now_us) and one.group not in held)
         return next((one for one in ready if one.group is None or first[one.group] == one.number), None)
 
     @rule()
     def restart(self) -> None:
         self.space.close()
         self._open()
+        self._lose_leases()
+
+    @rule(count=st.integers(1, 3))
+    def receive(self, count: int) -> None:
+        found = Session(self.space).receive("work", count)
+        for lease, message in found:
+            wanted = self._next()
+            assert wanted is not None
+            assert (message.body, message.tries) == (b"%d" % wanted.number, wanted.tries)
+            self.leased[lease] = wanted
+        assert len(found) == count or self._next() is None
+
+    def _settled(self, data: st.DataObject) -> tuple[bytes, Known]:
+        lease = list(self.leased)[data.draw(st.integers(0, len(self.leased) - 1))]
+        return lease, self.leased.pop(lease)
+
+    @precondition(lambda self: self.leased)
+    @rule(data=st.data(), how=st.sampled_from(["ack", "nack", "reject"]), delay_s=st.sampled_from([None, 0, 20]))
+    def settle(self, data: st.DataObject, how: str, delay_s: int | None) -> None:
+        lease, one = self._settled(data)
+        if how == "nack":
+            Session(self.space).settle("work", lease, how, None if delay_s is None else delay_s * SECOND_US)
+            one.due_us = self.now_us + (DELAYS_S[min(one.tries, 1)] if delay_s is None else delay_s) * SECOND_US
+            return
+        Session(self.space).settle("work", lease, how, "no" if how == "reject" else None)
+        if how == "ack":
+            self.known.remove(one)
+        else:
+            one.queue, one.tries, one.expires_us = "failed", 0, NEVER_US
+
+    @precondition(lambda self: self.leased)
+    @rule(data=st.data(), commits=st.booleans())
+    def accept(self, data: st.DataObject, commits: bool) -> None:
+        lease, one = self._settled(data)
+        session, xid = self._begin()
+        session.accept("work", lease)
+        session.end(xid)
+        if commits:
+            session.prepare(xid)
+            session.commit(xid)
+            self.known.remove(one)
+        else:
+            session.rollback(xid)
+            one.fail(self.now_us)
+
+    @precondition(lambda self: self.leased)
+    @rule(data=st.data())
+    def end_lease(self, data: st.DataObject) -> None:
+        lease, one = self._settled(data)
+        session = Session(self.space)
+        session.extend("work", lease, 1.0)
+        for kept in self.leased:
+            session.extend("work", kept, 3600.0)
+        assert timeouts.expire(self.space, time.monotonic() + 2, float("inf")) == 1
+        with pytest.raises(LeaseExpired):
+            session.settle("work", lease, "ack")
+        one.fail(self.now_us)
 
     @invariant()
     def all_are_where_the_model_has_them(self) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -16,7 +17,7 @@ import xaqueue
 from support.contract_connection import PATIENCE_S
 from support.served import ServerThread
 from xaqueue.message import Message, MessageId
-from xaqueue.rpc.client.asyncio import AsyncConnection
+from xaqueue.rpc.client.asyncio import AsyncConnection, AsyncDelivery
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 
@@ -48,6 +49,26 @@ class LoopThread:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
+
+
+class HeldDelivery:
+    """The methods of Delivery, each by awaiting that of an AsyncDelivery."""
+
+    def __init__(self, thread: LoopThread, delivery: AsyncDelivery) -> None:
+        self._thread, self.of_tasks = thread, delivery
+        self.message, self.body, self.headers = delivery.message, delivery.body, delivery.headers
+
+    def ack(self) -> None:
+        self._thread.run(self.of_tasks.ack())
+
+    def nack(self, delay: timedelta | float | None = None) -> None:
+        self._thread.run(self.of_tasks.nack(delay))
+
+    def reject(self, reason: str) -> None:
+        self._thread.run(self.of_tasks.reject(reason))
+
+    def extend(self, lease_s: float = 30.0) -> None:
+        self._thread.run(self.of_tasks.extend(lease_s))
 
 
 class Facade:
@@ -89,6 +110,13 @@ class Facade:
 
     def dequeue_many(self, queue: str, count: int, **options: Any) -> list[Message]:
         return self._thread.run(self.connection.dequeue_many(queue, count, **options))
+
+    def receive(self, queue: str, max_messages: int = 1, **options: Any) -> list[HeldDelivery]:
+        found = self._thread.run(self.connection.receive(queue, max_messages, **options))
+        return [HeldDelivery(self._thread, delivery) for delivery in found]
+
+    def accept(self, delivery: HeldDelivery) -> None:
+        self._thread.run(self.connection.accept(delivery.of_tasks))
 
     def browse(self, queue: str, limit: int | None = None, **options: Any) -> Iterator[Message]:
         async def browsed() -> list[Message]:

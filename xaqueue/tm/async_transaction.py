@@ -10,6 +10,7 @@ It is a ``Transaction``, carried: same log, same votes, same recovery.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,6 +41,7 @@ class Transaction(Protocol):
     def commit(self) -> None: ...
     def rollback(self) -> None: ...
     def __getitem__(self, name: str) -> Any: ...
+    def accept(self, delivery: Any, name: str = "") -> Any: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
@@ -90,6 +92,14 @@ class AsyncTransaction:
         """The participant's connection, begun for this transaction. Raises as ``Transaction[name]``."""
         self._lent[name] = await carried(partial(self._transaction.__getitem__, name))
         return self._lent[name]
+
+    async def accept(self, delivery: Any, name: str = "") -> None:
+        """As ``Transaction.accept``."""
+        if name:
+            await self.join(name)
+        accepting = self._transaction.accept(delivery, name)
+        if inspect.isawaitable(accepting):
+            await accepting
 
     async def commit(self) -> None:
         """As ``Transaction.commit``."""

@@ -71,6 +71,11 @@ def has_two_phases(connection: Any) -> bool:
     return hasattr(connection, "tpc_begin")
 
 
+def takes_deliveries(connection: Any) -> bool:
+    """Whether it is one of ours."""
+    return kind_of(connection).__module__ in _OURS
+
+
 def takes_sql(connection: Any) -> bool:
     """Whether a database is behind it, which may keep a decision as a row."""
     return not isinstance(connection, Connection) and hasattr(connection, "cursor")

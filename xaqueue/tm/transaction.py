@@ -89,6 +89,20 @@ class Transaction:
             known = self._enlist(name)
         return driver.lent(known.connection)
 
+    def accept(self, delivery: Any, name: str = "") -> Any:
+        """Settles a message on lease with this transaction: ``tx[name].accept(delivery)``.
+
+        name: of the participant whose space it is from; where one queue has joined, it is that. Raises ProtocolError
+        without a name where none has, or several have; LeaseExpired, and the transaction is as it was.
+        """
+        return self[name or self._queue()].accept(delivery)
+
+    def _queue(self) -> str:
+        found = [one.name for one in self._branches.values() if driver.takes_deliveries(one.connection)]
+        if len(found) != 1:
+            raise ProtocolError(f"{len(found)} queues have joined the transaction: name the delivery's participant")
+        return found[0]
+
     def commit(self) -> None:
         """Commits everywhere. Once it returns the decision is durable, and who could not be told yet will be.
 

@@ -63,6 +63,10 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("move", ["orders", b"0123456789abcdef", "replies"]),
         ("remove", ["orders", b"0123456789abcdef"]),
         ("restore", ["orders", b"0123456789abcdef", {"tries": 2, "origin": "{}", "later": [1]}, b"body"]),
+        ("receive", ["no queue", {"max_messages": 3, "lease_s": 1.5, "wait_s": 0}]),  # refused, or it waited for ever
+        ("settle", ["orders", b"0123456789abcdef", "nack", 1_000_000]),
+        ("extend", ["orders", b"0123456789abcdef", 1.5]),
+        ("accept", ["orders", b"0123456789abcdef"]),
         ("outcome", [UNKNOWN]),
         ("enqueue", ["orders", b"body", {"priority": 1, "headers": {"a": "b"}, "message_id": b"0123456789abcdef"}]),
         (

@@ -29,6 +29,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from xaqueue.awaited import awaited, carried
 from xaqueue.connection import Connection
+from xaqueue.delivery import LEASE_S, Delivery
 from xaqueue.endpoint import EXAMPLES, Endpoint, Scheme, is_url, parse
 from xaqueue.errors import ConnectionLost, InterfaceError, InvalidArgument, OutcomeUnknown
 from xaqueue.message import Message
@@ -55,6 +56,18 @@ def _carried(
     return awaited_method
 
 
+class AsyncDelivery:
+    """``Delivery``, each method to be awaited."""
+
+    def __init__(self, delivery: Delivery, ask: Callable[..., Coroutine[Any, Any, None]]) -> None:
+        self.delivery, self.message = delivery, delivery.message
+        self.body, self.headers = delivery.body, delivery.headers
+        self.ack = partial(ask, delivery.ack)
+        self.nack = partial(ask, delivery.nack)
+        self.reject = partial(ask, delivery.reject)
+        self.extend = partial(ask, delivery.extend)
+
+
 class AsyncConnection:
     """Made by ``xaqueue.connect_async``. A method without a text here is that of ``Connection``, with its errors."""
 
@@ -72,6 +85,17 @@ class AsyncConnection:
     enqueue_to = _carried(Connection.enqueue_to)
     publish = _carried(Connection.publish)
     dequeue_many = _carried(Connection.dequeue_many)
+
+    async def receive(
+        self, queue: str, max_messages: int = 1, lease_s: float = LEASE_S, wait_s: float | None = 0.0
+    ) -> list[AsyncDelivery]:
+        found = await self._ask(self._connection.receive, queue, max_messages, lease_s, wait_s)
+        return [AsyncDelivery(delivery, self._ask) for delivery in found]
+
+    async def accept(self, delivery: AsyncDelivery | Delivery) -> None:
+        given = delivery.delivery if isinstance(delivery, AsyncDelivery) else delivery
+        await self._work(self._connection.accept, given)
+
     move = _carried(Connection.move)
     requeue = _carried(Connection.requeue)
     remove = _carried(Connection.remove)

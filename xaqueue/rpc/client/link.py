@@ -257,17 +257,21 @@ class Link:
         """What the server said of itself and its space."""
         self._connect()
 
-    def call(self, method: str, *params: Any) -> Any:
-        """Any method of the server that does not belong to the branch; it connects again where it must."""
+    def call(self, method: str, *params: Any, waits_s: float = 0.0) -> Any:
+        """Any method of the server that does not belong to the branch; it connects again where it must.
+
+        waits_s: how long it may wait there.
+        """
         if self._socket is None or self._socket.is_stale:
             self._reconnect()
         before = self._branch.why
         try:
-            return self._ask(method, *params)
+            return self._ask(method, *params, waits_s=waits_s)
         except (RolledBack, ResourceFailed):
             if self._branch.why is before:
                 raise
-        return self._ask(method, *params)  # a pipelined call of the branch had failed, which its next call tells
+        # a pipelined call of the branch had failed, which its next call tells
+        return self._ask(method, *params, waits_s=waits_s)
 
     def call_with_retry(self, method: str, *params: Any) -> Any:
         """A call that may be made twice. Raises ConnectionLost where the answer is lost each time."""

@@ -24,6 +24,7 @@ from xaqueue.rpc.client.link import CONNECT_S, ClientSocket, Connected, PlainSoc
 from xaqueue.rpc.credentials import client_context, explain, is_refusal, read_token
 from xaqueue.rpc.methods.batches import QueryCalls
 from xaqueue.rpc.methods.branches import BranchCalls
+from xaqueue.rpc.methods.leases import LeaseCalls
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -33,7 +34,7 @@ DIAL_S = 10.0
 """How long one try to connect may take."""
 
 
-class RemoteManager(BranchCalls, QueryCalls):
+class RemoteManager(BranchCalls, LeaseCalls, QueryCalls):
     """A ResourceManager over a socket; used by one thread at a time."""
 
     def status(self) -> dict[str, Any]:
@@ -57,7 +58,8 @@ class RemoteManager(BranchCalls, QueryCalls):
         if self._closed:
             return
         try:
-            if self._socket is not None and not self._socket.is_stale and self._branch.xid is not None:
+            has_work = self._branch.xid is not None or self.has_received
+            if self._socket is not None and not self._socket.is_stale and has_work:
                 self._end_session(left)
         except ConnectionLost:
             return  # then it does so by itself

@@ -72,6 +72,7 @@ def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
     caller.key = caller.session.key = key or caller.key
     if lost is not None:
         caller.cut(lost)
+        caller.session.adopt(lost)
     definitions = caller.session.space.definitions
     return {
         "protocol": min(protocol, wire.PROTOCOL),

@@ -21,6 +21,7 @@ from xaqueue.errors import AccessDenied, Error, InvalidArgument, ResourceFailed,
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods.batches import QUERY_METHODS
 from xaqueue.rpc.methods.branches import BRANCH_METHODS
+from xaqueue.rpc.methods.leases import LEASE_METHODS
 from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
 from xaqueue.rpc.server.listeners import Listeners
 from xaqueue.rpc.server.peer import UNAUTHENTICATED_BYTES, Caller, Limits, PeerTimeouts
@@ -54,6 +55,7 @@ VERBS = (
     *(Session.start, Session.end, Session.prepare, Session.commit, Session.rollback, Session.forget, Session.outcome),
     *(Session.harden, Session.reserve, Session.consume, Session.release, Session.reservations),
     *(Session.carriers, Session.release_carrier, Session.define, Session.undefine, Session.remove),
+    *(Session.settle, Session.extend, Session.accept),
 )
 """Methods that only hand on what they are given."""
 FORMS = {
@@ -70,7 +72,9 @@ def _method(call: Callable[..., Any]) -> Method:
     return Method(call, call in VERBS, sum(param.default is param.empty for param in params), len(params), forms)
 
 
-METHODS = {call.__name__: _method(call) for call in (*VERBS, *BRANCH_METHODS, *QUERY_METHODS, *SERVICE_METHODS)}
+METHODS = {
+    call.__name__: _method(call) for call in (*VERBS, *BRANCH_METHODS, *LEASE_METHODS, *QUERY_METHODS, *SERVICE_METHODS)
+}
 
 
 def perform(caller: Caller, name: str, params: list[Any]) -> Any:

@@ -34,6 +34,9 @@ class Association:
         self.space = space
         self.number = space.next_session()
         self._current: Branch | None = None
+        self._receiving: Branch | None = None
+        """The last that was made for a message on lease; it may wait for one."""
+        self._is_lost = False
         self._local: Branch | None = None
         """The last local branch: nobody else finishes it, not even when it is idle."""
         self._undone: list[Branch] = []
@@ -160,6 +163,9 @@ class Association:
             branch.rollback_reason = RolledBack(late)
         if timeout_s is not None:
             branch.deadline = branch.begun + timeout_s
+            self.space.look_by(branch.deadline)
+        if self.space.definitions.branch_idle_s:
+            self.space.look_by(branch.begun + self.space.definitions.branch_idle_s)
         return branch
 
     def _count_locked(self, xid: Xid, limit: int) -> None:
@@ -170,7 +176,7 @@ class Association:
         if len(self._begun) >= limit:
             raise RetryLater(
                 f"branch {xid} is not begun: {limit} of this session are neither prepared nor over, which is the "
-                "limit: finish some first"
+                "limit: finish some first, and settle what was received"
             )
         self._begun.append(xid)
 

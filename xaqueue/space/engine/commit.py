@@ -15,6 +15,7 @@ holds the same operations. After RetryLater nothing was done; after CommitPendin
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -131,6 +132,8 @@ def commit(space: Space, branch: Branch, *, outcome: Outcome = Outcome.COMMITTED
         if not isinstance(full, CommitPending):
             raise
         branch.become(State.COMMITTING)
+        with space.lock:
+            space.look_by(time.monotonic())
         if branch.branch_block is not None:
             branch.branch_block.path = block_path(PREPARED, branch.name, COMMIT)
         raise

@@ -122,6 +122,9 @@ class DirectoryLog(GroupCommit):
     def take(self, branch: Branch, written: Written, block: Callable[[], bytes]) -> None:
         self.add(branch, written, block(), b"")
 
+    def hand_back(self, written: Written) -> None:
+        """It is where its block is."""
+
     def spill(self, branch: Branch) -> None:
         """It has files only."""
 

@@ -157,6 +157,11 @@ class JournalLog(JournalCommit):
         if self.register is not None and written.entry is not None:
             self.register.add(written.queue, written.entry)
 
+    def hand_back(self, written: Written) -> None:
+        if self.register is not None and written.entry is not None:
+            with self._fencing():
+                self.register.add(written.queue, written.entry, handed_back=True)
+
     def harden(self, branch: Branch) -> None:
         paths = [path for path in branch.contents if path.startswith(ACTIVE)]
         if paths:

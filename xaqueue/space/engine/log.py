@@ -58,6 +58,9 @@ class Log(Protocol):
     def take(self, branch: Branch, written: Written, block: Callable[[], bytes]) -> None:
         """block: makes the block of the dequeue. Raises OSError; where it is one of NO_ROOM nothing is left."""
 
+    def hand_back(self, written: Written) -> None:
+        """If this process is killed from here on, this dequeue is no try. Raises ResourceFailed."""
+
     def ahead(self, branch: Branch, change: Change) -> Change:
         """Does what of a prepare may be done before its step, and returns what is left. Raises as ``perform``."""
 

@@ -18,6 +18,7 @@ from xaqueue.space.model.definitions import UNDEFINED, Definitions
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.queue import Queue
 from xaqueue.space.model.records import BatchMemory
+from xaqueue.storage.group_commit import nothing
 from xaqueue.storage.scheduling import Threads
 from xaqueue.xa import Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
@@ -88,6 +89,10 @@ class Memory:
         """The highest number that was given to a carried change, by anybody."""
         self.awaited: dict[str, Carrier] = {}
         """By queue a carrier that is to be asked before anything is handed out; under "" one of all queues."""
+        self.has_late: Callable[[], None] = nothing
+        """A branch may be late before ``looks_at``. Called with the lock held."""
+        self.looks_at = float("inf")
+        """By the monotonic clock, when somebody looks for branches that are late."""
         self._last_commit_us = 0
         self._sessions = 0
 
@@ -127,6 +132,14 @@ class Memory:
                 definition = definitions.queues.get(name) or definitions.default
                 if definition is not None:
                     queue.define(definition)
+            if definitions.branch_idle_s:
+                self.look_by(0.0)
+
+    def look_by(self, when: float) -> None:
+        """A branch may be late by then. Called with the lock held."""
+        if when < self.looks_at:
+            self.looks_at = when
+            self.has_late()
 
     def committed_by(self, when_us: int) -> None:
         """A message that was found has this commit time: no later one gets an earlier one."""

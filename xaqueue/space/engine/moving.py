@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from xaqueue.errors import Error, InvalidArgument, MessageTooLarge, ResourceFailed, RetryLater
 from xaqueue.message import Message, MessageId, Origin, Properties, id_of
-from xaqueue.space.engine import carry, commit, messages
+from xaqueue.space.engine import carry, commit, messages, tries
 from xaqueue.space.engine.busy import Busy
 from xaqueue.space.engine.log import CommitPending
 from xaqueue.space.engine.state import Space
@@ -26,7 +26,7 @@ from xaqueue.space.model.retry import Retry
 from xaqueue.storage.ids import fresh_id
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
-TRIES, EXPIRED, MOVED = "tries", "expired", "moved"
+TRIES, EXPIRED, MOVED, REJECTED = "tries", "expired", "moved", "rejected"
 
 log = logging.getLogger("xaqueue")
 
@@ -148,6 +148,48 @@ def move_one(
     except BaseException:
         messages.give_back(space, branch, name, [message_id])
         raise
+
+
+def reject(space: Space, branch: Branch, reason: str) -> None:
+    """Moves the message that is the only dequeue of this branch to its failure queue, and ends the branch.
+
+    Where an error is raised it is held still, or past its commit point; InvalidArgument: there is no such queue.
+    """
+    (taken,) = branch.blocks
+    entry, name = taken.entry, taken.queue
+    assert entry is not None
+    with space.lock:
+        queue = space.queue(name)
+    message = messages.fetch(space, branch, taken)
+    if message is None:  # damaged, and set aside
+        _forget(space, branch)
+        return
+    target = _target(space, queue, message.properties.failure_queue or "", REJECTED)
+    if target in ("", name):
+        raise InvalidArgument(
+            f"queue {name} has no failure queue, so nothing can be rejected: `xaqueue define {name} failure_queue=...` "
+            "gives it one. The delivery is held still"
+        )
+    retry = tries.failed_now(space, name, entry, reason)
+    try:
+        _add(space, branch, message, *_out(message, target, retry, REJECTED))
+        commit.commit(space, branch)
+    except BaseException:
+        if branch.base is State.ACTIVE:
+            _withdraw(space, branch, taken)
+        raise
+
+
+def _withdraw(space: Space, branch: Branch, taken: Written) -> None:
+    """The branch has this dequeue and nothing else."""
+    added = [written for written in branch.all_blocks if written is not taken]
+    with space.lock:
+        branch.blocks, branch.branch_block, branch.rollback_reason = [taken], None, None
+        for written in added:
+            if written.kind is Kind.ENQUEUE:
+                space.queue(written.queue).withdraw(written.message_id)
+    if space.failure is None:
+        space.discard([written.path for written in added if written.path])
 
 
 def _back(message: Message) -> tuple[Properties, MessageId]:

@@ -3,8 +3,9 @@
 With a journal the block of a dequeue stays in memory for a moment, and goes with its process. So each dequeue adds an
 entry to the register: one overwrite of a file that has its room already, and no sync. An entry says that a message had
 so many tries when it was taken, which stays true. It is never taken back: an opening that finds the message with no
-more tries than that, and in no branch in doubt, counts one more. Whatever was consumed, rolled back or counted since
-changes nothing then; nor do old pages that a power loss brings back, nor an opening that is itself killed.
+more tries than that, and in no branch in doubt, counts one more, unless a later entry says that it was handed back on
+purpose. Whatever was consumed, rolled back or counted since changes nothing then; nor do old pages that a power loss
+brings back, nor an opening that is itself killed.
 
 A full register begins again at its start, with an entry for each message that is held just then; it grows where these
 take more than half of it. Without room for it a try is only a try not counted.
@@ -32,6 +33,8 @@ Taken = tuple[str, int, MessageId]
 _CHECKSUM = Struct("<I")
 _FIXED = Struct("<IQ16sB")
 """Tries, sequence number, id, length of the queue's name, which follows."""
+HANDED_BACK = 2**32 - 1
+"""In the place of the tries."""
 _END = bytes(_CHECKSUM.size)
 """Behind the last entry; what follows was written before."""
 
@@ -64,11 +67,11 @@ class Register:
             return
         self._is_made = True
 
-    def add(self, queue: str, entry: Entry) -> None:
-        """A message of the queue was taken. Raises OSError."""
+    def add(self, queue: str, entry: Entry, *, handed_back: bool = False) -> None:
+        """A message of the queue was taken, or is handed back, which is no try. Raises OSError."""
         if not self._is_made:
             return
-        record = encode(queue, entry)
+        record = encode(queue, entry, handed_back=handed_back)
         try:
             with self._lock:
                 if self._end + len(record) > self._full:
@@ -86,10 +89,11 @@ class Register:
         return kept[: LARGEST_BYTES // 2] + record
 
 
-def encode(queue: str, entry: Entry) -> bytes:
-    """The entry of a message that is taken, and an end behind it."""
+def encode(queue: str, entry: Entry, *, handed_back: bool = False) -> bytes:
+    """The entry of a message that is taken, or handed back, and an end behind it."""
     name = queue.encode()
-    content = _FIXED.pack(entry.tries, entry.seq, entry.message_id, len(name)) + name
+    tries = HANDED_BACK if handed_back else entry.tries
+    content = _FIXED.pack(tries, entry.seq, entry.message_id, len(name)) + name
     return _CHECKSUM.pack(crc32(content)) + content + _END
 
 
@@ -105,6 +109,9 @@ def decode(data: bytes) -> dict[Taken, int]:
         if end > len(data) or crc32(data[start:end]) != checksum:
             break
         taken = data[start + _FIXED.size : end].decode("ascii", "replace"), seq, MessageId(message_id)
-        found[taken] = max(had, found.get(taken, 0))
+        if had == HANDED_BACK:
+            found.pop(taken, None)
+        else:
+            found[taken] = max(had, found.get(taken, 0))
         start = end
     return found

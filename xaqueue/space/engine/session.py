@@ -18,10 +18,10 @@ from xaqueue.carried import CarriedChange, checked_carrier
 from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, check_queues, id_of
 from xaqueue.space.engine import batches, carry, commit, heuristics, messages, moving
-from xaqueue.space.engine.association import Association
 from xaqueue.space.engine.batches import BatchVerbs
 from xaqueue.space.engine.busy import Busy, leave
 from xaqueue.space.engine.carry import CarryVerbs
+from xaqueue.space.engine.leases import LeaseVerbs
 from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.streams import StreamVerbs
 from xaqueue.space.model import branch as states
@@ -31,7 +31,7 @@ from xaqueue.xa import Code, Flag, Outcome, Vote
 from xaqueue.xid import Xid
 
 
-class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
+class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
     """A ResourceManager. Used by one thread at a time; any number of sessions share a space."""
 
     def __init__(self, space: Space, on_close: Callable[[], None] = lambda: None) -> None:
@@ -284,13 +284,13 @@ class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
     def lose(self, why: str = "its session was lost") -> Xid | None:
         """Whoever used the session is gone: what waits in it is to end, and ``close`` follows.
 
-        Returns the branch that it was in.
+        Returns the branch that it was in. What it holds on lease may be settled elsewhere.
         """
-        branch = self._current
-        if branch is not None:
-            branch.rollback_reason = branch.rollback_reason or RolledBack(
-                f"branch {branch.xid}: {why}", Code.XA_RBCOMMFAIL
-            )
+        branch, receiving, self._is_lost = self._current, self._receiving, True
+        for left in (branch, receiving if receiving is not None and receiving.deadline is None else None):
+            if left is None:
+                continue
+            left.rollback_reason = left.rollback_reason or RolledBack(f"branch {left.xid}: {why}", Code.XA_RBCOMMFAIL)
             with self.space.lock:
                 awaited = self.space.queues.get(self._awaits)
                 if awaited is not None:
@@ -318,6 +318,8 @@ class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
                             f"branch {branch.xid}: a session in it was lost", Code.XA_RBCOMMFAIL
                         )
                     else:
+                        if branch.lessee is not None:
+                            branch.rollback_reason = RolledBack("its session was closed", Code.XA_RBCOMMFAIL)
                         alone.append(branch)
                         branch.busy = True
                 failed = space.failure is not None
@@ -349,6 +351,7 @@ class Session(Association, BatchVerbs, StreamVerbs, CarryVerbs):
             for branch in self.space.branches.values()
             if self.number in branch.active
             or (self.number in branch.suspended and not branch.migrates)
+            or (branch.lessee == self._lessee and branch.base is State.ACTIVE and not self._is_lost)
             or (branch is self._local and branch.base in _UNFINISHED)
             or (branch.base is State.ROLLBACK_ONLY and any(branch is one for one in self._undone))
         ]

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from typing import NamedTuple
 
 from xaqueue.batch import ONE_SPACE, is_of_a_batch
 from xaqueue.errors import DamagedBlock, RetryLater, RolledBack
@@ -36,49 +37,93 @@ from xaqueue.xa import Code, Outcome
 
 FORGET_EVERY_US = 3600 * 1_000_000
 """Between two looks for decisions that are to be forgotten."""
+LEFT_S = 180.0
+"""Without a server that says so: what has been past its commit point, or rolled back, so long is nobody's any more."""
+LOOK_S = 1.0
+"""What is late and at work is looked at again so soon."""
+SWEEP_S = 3600.0
+"""Batches that are not decided are looked at so often."""
 
 log = logging.getLogger("xaqueue")
 
 
-def expire(space: Space, now: float, idle_s: float) -> int:
+class _Limit(NamedTuple):
+    """See ``expire``."""
+
+    now: float
+    idle_s: float
+    left_s: float
+
+
+def expire(space: Space, now: float, idle_s: float, left_s: float | None = None) -> int:
     """Rolls back every branch that takes too long; returns how many. To be called now and then, by one at a time.
 
-    now: of the monotonic clock. idle_s: how long nothing may happen in a branch. Raises ResourceFailed.
+    now: of the monotonic clock. idle_s: how long nothing may happen in a branch. left_s: how long the same may wait for
+    its session once it is past its commit point or rolled back; None: as long. Raises ResourceFailed.
     """
+    limit = _Limit(now, idle_s, idle_s if left_s is None else left_s)
     with space.lock:
         if space.closed or space.read_only is not None:
             return 0
-        late = [branch for branch in space.branches.values() if _is_late(branch, now, idle_s)]
-        left = [branch for branch in space.branches.values() if _is_left(branch, now, idle_s)]
+        late = [branch for branch in space.branches.values() if _is_late(branch, limit)]
+        left = [branch for branch in space.branches.values() if _is_left(branch, limit)]
     for branch in left:
-        _complete(space, branch, now, idle_s)
-    return sum(_roll_back(space, branch, now, idle_s) for branch in late)
+        _complete(space, branch, limit)
+    return sum(_roll_back(space, branch, limit) for branch in late)
 
 
-def _is_late(branch: Branch, now: float, idle_s: float) -> bool:
+def next_look(space: Space, now: float, idle_s: float) -> float:
+    """When ``expire`` or ``sweep`` may find something next; infinite: not before another branch may become late.
+    Called with the lock held.
+    """
+    limit = _Limit(now, idle_s, LEFT_S)
+    return min((_late_at(space, branch, limit) for branch in space.branches.values()), default=float("inf"))
+
+
+def _late_at(space: Space, branch: Branch, limit: _Limit) -> float:
+    now, left_at = limit.now, branch.progress + limit.left_s
+    match branch.base:
+        case State.ACTIVE | State.ROLLBACK_ONLY:
+            idle_at = branch.progress + limit.idle_s if branch.lessee is None else float("inf")
+            at = idle_at if branch.deadline is None else min(idle_at, branch.deadline)
+            return at if at > now else now + LOOK_S
+        case State.UNDONE:
+            return left_at if left_at > now else now + limit.left_s  # a session is in it still
+        case State.COMMITTING if branch.xid.is_local:
+            return left_at if left_at > now else now + LOOK_S
+        case State.PREPARED if branch.xid.format_id == ONE_SPACE:
+            return now + min(max(space.definitions.sweep_after_s, LOOK_S), SWEEP_S)
+    return float("inf")
+
+
+def _is_late(branch: Branch, limit: _Limit) -> bool:
     """Whether there is something to do. Called with the lock held."""
     if branch.busy or branch.base not in (State.ACTIVE, State.ROLLBACK_ONLY, State.UNDONE):
         return False
     if branch.base is State.UNDONE:
-        return now - branch.progress > idle_s and not _is_used(branch)
-    return _is_overdue(branch, now) or (now - branch.progress > idle_s and not branch.working)
+        return limit.now - branch.progress > limit.left_s and not _is_used(branch)
+    if _is_overdue(branch, limit.now):
+        return True
+    is_idle = limit.now - branch.progress > limit.idle_s and not branch.working
+    return is_idle and branch.lessee is None
 
 
-def _is_left(branch: Branch, now: float, idle_s: float) -> bool:
+def _is_left(branch: Branch, limit: _Limit) -> bool:
     """Whether nobody completes it. Called with the lock held."""
-    return (
-        branch.base is State.COMMITTING and branch.xid.is_local and not branch.busy and now - branch.progress > idle_s
-    )
+    is_pending = branch.base is State.COMMITTING and branch.xid.is_local
+    return is_pending and not branch.busy and limit.now - branch.progress > limit.left_s
 
 
-def _complete(space: Space, branch: Branch, now: float, idle_s: float) -> None:
+def _complete(space: Space, branch: Branch, limit: _Limit) -> None:
     with space.lock:
         space.check()
-        if space.branches.get(branch.xid) is not branch or not _is_left(branch, now, idle_s):
+        if space.branches.get(branch.xid) is not branch or not _is_left(branch, limit):
             return
         branch.busy = True
     with suppress(RetryLater), Busy(space, branch):  # which takes it for progress, so that it is tried again later
         commit.commit(space, branch)
+        with space.lock:
+            space.remember(branch.xid, Outcome.COMMITTED, branch.begun_by)  # for who commits it again
         log.warning("branch %s found no room when it was committed: it is completed", branch.xid)
 
 
@@ -91,13 +136,15 @@ def _is_used(branch: Branch) -> bool:
     return bool(branch.active) or (bool(branch.suspended) and not branch.migrates)
 
 
-def _roll_back(space: Space, branch: Branch, now: float, idle_s: float) -> bool:
+def _roll_back(space: Space, branch: Branch, limit: _Limit) -> bool:
     with space.lock:
         space.check()
-        if space.branches.get(branch.xid) is not branch or not _is_late(branch, now, idle_s):
+        if space.branches.get(branch.xid) is not branch or not _is_late(branch, limit):
             return False
         if branch.base is not State.UNDONE:
-            why = "took longer than its timeout" if _is_overdue(branch, now) else f"did nothing for {idle_s:g} s"
+            why = f"did nothing for {limit.idle_s:g} s"
+            if _is_overdue(branch, limit.now):
+                why = "took longer than its timeout" if branch.lessee is None else "is a lease that has ended"
             branch.rollback_reason = branch.rollback_reason or RolledBack(
                 f"branch {branch.xid} {why}", Code.XA_RBTIMEOUT
             )
@@ -109,7 +156,7 @@ def _roll_back(space: Space, branch: Branch, now: float, idle_s: float) -> bool:
             with space.lock:
                 space.finish_locked(branch, Outcome.ROLLED_BACK)
             return False
-        return _undo(space, branch, now)
+        return _undo(space, branch, limit.now)
 
 
 def _undo(space: Space, branch: Branch, now: float) -> bool:
@@ -118,6 +165,9 @@ def _undo(space: Space, branch: Branch, now: float) -> bool:
     except RetryLater as full:
         log.warning("branch %s is rolled back later: %s", branch.xid, full)
         return False
+    if branch.lessee is not None:  # who settles it is told that it is over
+        with space.lock:
+            space.branches.pop(branch.xid, None)
     branch.blocks.clear()
     branch.branch_block, branch.kept_bytes, branch.base = None, 0, State.UNDONE
     branch.progress = now

@@ -12,26 +12,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from xaqueue.errors import RetryLater
 from xaqueue.space.engine.register import LARGEST_BYTES, Taken, decode
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout, records
 from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import Branch
-from xaqueue.space.model.change import PUT, Change, Op
+from xaqueue.space.model.change import DROP, PUT, Change, Op
 from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.definitions import UNDEFINED
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.retry import Retry
 from xaqueue.storage.fs import NO_ROOM
 from xaqueue.storage.regular import DAMAGE, NO_DIRECTORY
-from xaqueue.xa import Code
+from xaqueue.xa import Code, Outcome
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 Held = tuple[str, Entry]
 """Queue and entry of a message that a branch dequeued."""
 Failed = tuple[str, Entry, Retry]
 """The same of a delivery that has failed, and what is remembered of it from now on."""
-KILLED, ROLLED_BACK = "killed", "rolled back"
+KILLED, ROLLED_BACK, LEASE_EXPIRED = "killed", "rolled back", "lease expired"
 _REASONS = {Code.XA_RBTIMEOUT: "timeout", Code.XA_RBCOMMFAIL: "session lost"}
 _NOBODY = str(Xid(LOCAL_FORMAT_ID, b"tries", b""))
 """Names the step that counts those of a killed process."""
@@ -45,7 +46,48 @@ def failed_by(space: Space, branch: Branch) -> list[Failed]:
     if not held:
         return []
     why = branch.rollback_reason
-    return _failed(space, held, ROLLED_BACK if why is None else _REASONS.get(why.code, ROLLED_BACK))
+    reason = ROLLED_BACK if why is None else _REASONS.get(why.code, ROLLED_BACK)
+    if branch.lessee is not None and why is not None and why.code is Code.XA_RBTIMEOUT:
+        reason = LEASE_EXPIRED
+    return _failed(space, held, reason)
+
+
+def failed_now(space: Space, queue: str, entry: Entry, reason: str) -> Retry:
+    """What is to be remembered of a message whose delivery fails for this reason."""
+    ((_, _, retry),) = _failed(space, [(queue, entry)], reason)
+    return retry
+
+
+def hand_back(space: Space, branch: Branch, delay_us: int | None) -> None:
+    """The only dequeue of a branch is handed back, which is no try, and the branch is over. Its message is put off;
+    None: as its queue's policy says. Raises RetryLater, and then it is held still, ResourceFailed.
+    """
+    (written,) = branch.blocks
+    queue, entry = written.queue, written.entry
+    assert entry is not None
+    policy = (space.definitions.of(queue) or UNDEFINED).retry
+    retry = policy.put_off(entry.retry or Retry(entry.tries), entry.message_id, space.now_us(), delay_us)
+    put_off = [(queue, entry, retry)] if retry.not_before is not None else []
+    ops = records_of(space, put_off)
+    if len(ops) < len(put_off):
+        raise RetryLater(f"no room to record that a message of queue {queue} is put off: it is held still")
+    if written.path:
+        ops.append((DROP, written.path))
+    space.log.hand_back(written)  # before somebody else takes it: what is killed meanwhile is no try either
+
+    def publish_back() -> None:
+        branch.blocks.clear()
+        publish(space, put_off)
+        if not put_off:
+            space.queue(queue).index.release(entry)
+            space.queue(queue).arrived.notify_all()
+
+    if ops:
+        space.log.perform(Change(Step.ROLLBACK, branch.name, ops), publish_back)
+    with space.lock:
+        if not ops:
+            publish_back()
+        space.finish_locked(branch, Outcome.ROLLED_BACK)
 
 
 def _failed(space: Space, held: Sequence[Held], reason: str) -> list[Failed]:

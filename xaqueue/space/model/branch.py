@@ -283,6 +283,8 @@ class Branch:
     """The database that carries it."""
     carried: int = 0
     """Its number there."""
+    lessee: bytes | int | None = None
+    """Of the branch of a message on lease: the key of the session that received it, or its number."""
     decided: State | None = None
     """An operator's recorded decision, on its way: what the verbs answer from now on."""
 

@@ -123,6 +123,8 @@ class Definitions:
     """What a query has decided is forgotten when it has decided nothing for so long."""
     cleanup_interval_s: int = 1800
     """What has expired is looked for so often."""
+    branch_idle_s: int = 0
+    """A branch in which nothing was done for so long is rolled back where no server is to do it; 0: never."""
     access: Policy = NO_TABLE
     group: str = ""
     """By name or number: who may read the files of the space, besides their owner."""
@@ -234,6 +236,7 @@ _NUMBERS = {
     "sweep_after_s": (1, "seconds"),
     "forget_after_s": (1, "seconds"),
     "cleanup_interval_s": (1, "seconds"),
+    "branch_idle_s": (0, "seconds"),
 }
 """Keys of [space] that take a number: from which, and of what."""
 

@@ -135,7 +135,7 @@ class QueueIndex:
         if (
             len(self._entries) < UNPACKED
             or entry.tags
-            or entry.tries
+            or entry.retry is not None
             or not self._packed.add(entry.seq, entry.message_id)
         ):
             self._enter(entry)
@@ -208,6 +208,13 @@ class QueueIndex:
             if entry.group is not None:
                 self._groups.hold(entry.group, entry.seq, None)
         return entry
+
+    def pass_on(self, entry: Entry, holder: object) -> None:
+        """A locked message is this holder's from here on, and so is its group."""
+        if entry.group is not None:
+            self._groups.let_go(entry.group, entry.seq)
+            self._groups.hold(entry.group, entry.seq, holder)
+            self._queue_next(entry.group)
 
     def claim(self, entry: Entry) -> bool:
         """Locks a message for a branch whose decision came later than what was found of it. False where it cannot."""

@@ -103,7 +103,7 @@ def read_retries(
 
 
 def files_of(queue: str, entry: Entry) -> list[str]:
-    """All that goes with a message: its file, and the record of its tries where it had any."""
+    """All that goes with a message: its file, and the record of its tries where it has one."""
     path = layout.message_path(queue, entry.seq, entry.message_id, entry.tags)
     return [path, layout.retry_path(queue, entry.seq, entry.message_id)] if entry.retry is not None else [path]
 

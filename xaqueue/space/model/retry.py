@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 from xaqueue.message import MessageId
@@ -37,6 +37,11 @@ class RetryPolicy:
         tries = before.tries + 1
         delay_us = self._delay_us(tries, message_id)
         return Retry(tries, now_us + delay_us if delay_us else None, before.first or now_us, now_us, reason)
+
+    def put_off(self, before: Retry, message_id: MessageId, now_us: int, delay_us: int | None) -> Retry:
+        """It is handed back now, which is no try, for so long; None: as long as if this try had failed."""
+        delay_us = self._delay_us(before.tries + 1, message_id) if delay_us is None else delay_us
+        return replace(before, not_before=now_us + delay_us if delay_us else None)
 
     def _delay_us(self, tries: int, message_id: MessageId) -> int:
         """Messages that failed together come apart, and one and the same is put off likewise whoever counts."""

@@ -46,7 +46,7 @@ from xaqueue.space.owner.record import (
     record_trouble,
     write_owner,
 )
-from xaqueue.space.owner.threads import Checkpointer, Follower, Watchdog
+from xaqueue.space.owner.threads import Checkpointer, Follower, Timekeeper, Watchdog
 from xaqueue.space.recovery.load import Progress
 from xaqueue.space.recovery.recover import open_space
 from xaqueue.storage.directory_fs import DirectoryFileSystem
@@ -72,7 +72,7 @@ order = "fifo"       # fifo, lifo or priority
 """
 
 log = logging.getLogger("xaqueue")
-Background = Clearer | Follower | Checkpointer
+Background = Clearer | Follower | Checkpointer | Timekeeper
 
 
 @dataclass(slots=True)
@@ -279,13 +279,14 @@ def _open(
 
 
 def start_background(space: Space) -> list[Background]:
-    """The threads by which the directories follow: the journal, and what streams have consumed."""
+    """The threads by which the directories follow: the journal, and what streams have consumed; what ends late branches
+    where no server does."""
     if space.read_only is not None:
         return []
-    log = space.journal_log
-    if log is None:
-        return [Clearer(space)]
-    return [Clearer(space), Follower(log, space.fence), Checkpointer(space, log)]
+    log, found = space.journal_log, list[Background]([Clearer(space)])
+    if space.waiting is THREADS:
+        found.append(Timekeeper(space))
+    return found if log is None else [*found, Follower(log, space.fence), Checkpointer(space, log)]
 
 
 def _watch(root: Path, space: Space) -> DefinitionsWatch:

@@ -1,5 +1,5 @@
-"""The threads of an owner that look after its space: one follows the journal, one makes checkpoints, and one fences the
-space where the disk hangs.
+"""The threads of an owner that look after its space: one follows the journal, one makes checkpoints, one ends branches
+that are late, and one fences the space where the disk hangs.
 
 Without the first two a space is just as durable, and its journal grows until the space is closed.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from xaqueue.errors import ResourceFailed
+from xaqueue.space.engine import timeouts
 from xaqueue.space.engine.journal_log import LAG_S, RETRY_S, JournalLog
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
@@ -24,6 +25,8 @@ NEW_FILES = 16 * 1024
 """With more since the last checkpoint, the next one is due."""
 WATCH_S = 5.0
 """The watchdog looks at least so often; where the deadline is short, four times within it."""
+SWEEP_S = 60.0
+"""Between two looks of one thread for what dead queries left."""
 LOCK_S = 1.0
 """Who holds the space's lock for longer is the one that hangs."""
 
@@ -131,6 +134,57 @@ def parse_counters(data: bytes) -> tuple[int, int] | None:
     """Reads answered from memory, and from files; None for what is no such line."""
     words = data.split()
     return (int(words[0]), int(words[1])) if len(data) == 42 and len(words) == 2 and data[:20].isdigit() else None
+
+
+class Timekeeper:
+    """Ends branches that are late, in a space that no server looks after; see ``timeouts``.
+
+    Its thread begins with the first branch that may become late, and sleeps until one is.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._stopped = False
+        self._due = threading.Event()
+        self._thread: threading.Thread | None = None
+        with space.lock:  # under which alone the thread begins
+            space.has_late = self._wake
+            space.look_by(timeouts.next_look(space, time.monotonic(), self._idle_s))
+
+    def stop(self) -> None:
+        with self._space.lock:
+            self._stopped = True
+        self._due.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def _idle_s(self) -> float:
+        return self._space.definitions.branch_idle_s or float("inf")
+
+    def _wake(self) -> None:
+        self._due.set()
+        if self._thread is None and not self._stopped:
+            self._thread = threading.Thread(target=self._run, name="xaqueue-timeouts", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        space, swept_at = self._space, float("-inf")
+        while not self._stopped:
+            self._due.clear()
+            try:
+                now = time.monotonic()
+                timeouts.expire(space, now, self._idle_s, timeouts.LEFT_S)
+                if now - swept_at > SWEEP_S:
+                    swept_at = now
+                    timeouts.sweep(space)
+            except ResourceFailed:
+                return  # the space says so itself
+            now = time.monotonic()
+            with space.lock:
+                space.looks_at = at = timeouts.next_look(space, now, self._idle_s)
+            if at > now:
+                self._due.wait(None if at == float("inf") else at - now)
 
 
 class Watchdog(_BackgroundThread):

@@ -53,7 +53,10 @@ def told(entries: list[tuple[str, int, int, int]]) -> dict[register.Taken, int]:
     found: dict[register.Taken, int] = {}
     for queue, seq, number, tries in entries:
         place = queue, seq, identity(number)
-        found[place] = max(tries, found.get(place, 0))
+        if tries == register.HANDED_BACK:
+            found.pop(place, None)
+        else:
+            found[place] = max(tries, found.get(place, 0))
     return found
 
 
