@@ -265,6 +265,8 @@ class BranchCalls(Link):
         if len(body) > self.space["max_body_bytes"]:
             raise self._too_large(len(body))
         given = options.get("message_id")
+        if checked.dedup_key is not None and given is None:  # the server may know the first one of its key
+            return MessageId(self._ask("enqueue", queue, body, options))
         if given is not None:
             return MessageId(self._ask("enqueue", queue, body, {**options, "message_id": id_of(given)}))
         message_id = MessageId(fresh_id())
@@ -272,10 +274,11 @@ class BranchCalls(Link):
         return message_id
 
     def enqueue_many(self, queue: str, bodies: Sequence[bytes], **options: Unpack[EnqueueOptions]) -> list[MessageId]:
-        """Pipelined, as few frames as hold them."""
+        """Pipelined, as few frames as hold them; with a dedup_key asked: the server may know the first one of it."""
         if self._closed or self._branch.why is not None:
             self._check_working()
-        pack_properties(properties_of(queue, 0, options))
+        checked = properties_of(queue, 0, options)
+        pack_properties(checked)
         sizes = [len(body) for body in bodies]
         if sizes and max(sizes) > self.space["max_body_bytes"]:
             raise self._too_large(max(sizes))
@@ -285,7 +288,11 @@ class BranchCalls(Link):
         most_bytes, first, size = min(PAGE_BYTES, self.space["max_body_bytes"]), 0, 0
         for number, size_bytes in enumerate([*sizes, most_bytes + 1]):
             if number > first and (size + size_bytes > most_bytes or number - first == PAGE):
-                self._pipeline("enqueue_many", queue, ids[first:number], bodies[first:number], options)
+                call = "enqueue_many", queue, ids[first:number], bodies[first:number], options
+                if checked.dedup_key is None:
+                    self._pipeline(*call)
+                else:
+                    ids[first:number] = map(MessageId, self._ask(*call))
                 first, size = number, 0
             size += size_bytes
         return ids
