@@ -191,7 +191,8 @@ class BranchCalls(Link):
         """Pipelined; with flags it is asked, since there is something to find."""
         if self._socket is None or self._socket.is_stale:
             self._reconnect()
-        self._branch = RemoteBranch(xid, BranchProgress.OPEN, None, None if flags else self._key)
+        sends = -1 if flags or self._socket is None else self._socket.sends
+        self._branch = RemoteBranch(xid, BranchProgress.OPEN, None, None if flags else self._key, sends)
         if flags:
             self._ask("start", xid, flags, timeout_s)
         elif timeout_s is None:
@@ -404,7 +405,11 @@ class BranchCalls(Link):
             if action is Action.REFUSE:
                 raise branch.refusal()
         if self._socket is None or self._socket.is_stale:
+            unsent = self._socket.unsent if self._socket is not None and self._socket.sends == branch.sends else b""
             self._reconnect()
+            if own and unsent and self._socket is not None:  # no server knows of it: it begins there, with the same ids
+                branch.begin_anew(self._key)
+                self._socket.unsent += unsent
         before = asked = branch.progress
         if own:
             action, asked = TRANSITIONS[before, verb]
