@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -449,3 +450,58 @@ def test_a_server_that_starts_again_is_found_again(ground: Ground) -> None:
     connection.tpc_commit()
     connection.close()
     again.stop()
+
+
+@pytest.mark.parametrize("two_phases", [False, True])
+def test_what_no_server_has_heard_of_is_sent_to_the_next_one(ground: Ground, two_phases: bool) -> None:
+    """Enqueues of a transaction are sent with its commit: a connection that was lost before has none of them."""
+    connection = ground.connect()
+    if two_phases:
+        connection.tpc_begin(X)
+    ids = [connection.enqueue("replies", body) for body in (b"1", b"2")]
+    ids += connection.enqueue_many("replies", [b"3"])
+    first = stream_of(connection)
+    ground.proxy.hang_up()
+    hear_of_cut(connection, first)
+    ground.quiet()
+    if two_phases:
+        assert connection.tpc_prepare() is True
+        connection.tpc_commit()
+    else:
+        connection.commit()
+    with xaqueue.connect(ground.server.url) as other:
+        assert [(message.message_id, message.body) for message in other.browse("replies")] == list(
+            zip(ids, (b"1", b"2", b"3"), strict=True)
+        )
+    goes_on(connection)
+    assert ground.stands()[2] == []
+
+
+@pytest.mark.parametrize("sent", ["asked", "large", "rolled back", "lost again"])
+def test_what_a_server_has_heard_of_is_not_sent_again(ground: Ground, sent: str) -> None:
+    connection = ground.connect()
+    connection.enqueue("replies", b"1")
+    if sent == "asked":
+        assert connection.dequeue("others") is None
+    elif sent == "large":
+        connection.enqueue("replies", b"x" * 70_000)
+    first = stream_of(connection)
+    ground.proxy.arm(Cut("request", 2, "after") if sent == "lost again" else None)
+    ground.proxy.hang_up()
+    hear_of_cut(connection, first)
+    ground.quiet()
+    if sent == "rolled back":
+        connection.rollback()
+    elif sent == "lost again":
+        with pytest.raises(OutcomeUnknown):
+            connection.commit()
+        ground.quiet()
+        with pytest.raises((RolledBack, OutcomeUnknown)) if not ground.stands()[1] else nullcontext():
+            connection.commit()
+    else:
+        with pytest.raises(RolledBack) as refused:
+            connection.commit()
+        assert refused.value.code is Code.XA_RBCOMMFAIL
+    ground.quiet(sessions=1)
+    found = ground.stands()[1]
+    assert found == [] or (sent == "lost again" and found == [b"1"])

@@ -31,7 +31,7 @@ EXAMPLES = ROOT / "examples"
 TESTED = {
     *("quickstart.py", "flights.py", "ledger.py", "worker.py", "zope_transaction.py"),
     *("fastapi_service.py", "fastapi_worker.py", "retries.py", "groups.py", "topics.py", "limits.py", "moving.py"),
-    *("requests.py", "worker_function.py", "leases.py"),
+    *("requests.py", "worker_function.py", "leases.py", "once.py"),
     *("spark_copy.py", "spark_flights.py", "spark_join.py"),
 }
 
@@ -70,7 +70,7 @@ def test_quickstart(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["retries", "groups", "topics", "limits", "moving", "requests", "leases"])
+@pytest.mark.parametrize("name", ["retries", "groups", "topics", "limits", "moving", "requests", "leases", "once"])
 def test_what_a_guide_shows_is_what_is_printed(tmp_path: Path, name: str) -> None:
     printed = run(f"{name}.py", str(tmp_path / "space"), directory=tmp_path)
     told = (ROOT / "man" / "guide" / f"{name}.md").read_text()

@@ -105,10 +105,29 @@ ROLES = {"sync_data": "content", "sync_file": "content", "sync_dir": "names", "s
 ROUND = "DirectoryLog._sync"
 WITHIN = frozenset(
     {
-        *("synced", "Threads.run", "Space.put", "Space.sync_all", "Journal._sync", "_settle", "Journal._overwrite"),
+        *(
+            "synced",
+            "Threads.run",
+            "Space.put",
+            "Space.stage",
+            "Space.sync_all",
+            "Journal._sync",
+            "_settle",
+            "Journal._overwrite",
+        ),
         *("Journal._write_own", "_careless_sync"),
         *("GroupCommit.perform", "GroupCommit._lead", "DirectoryLog._harden"),
-        *("harden", "stage", "sync_contents", "sync_names", "_sync_contents", "_sync_names", "_sync", "_sync_all"),
+        *(
+            "harden",
+            "stage",
+            "_make_dir",
+            "sync_contents",
+            "sync_names",
+            "_sync_contents",
+            "_sync_names",
+            "_sync",
+            "_sync_all",
+        ),
     }
 )
 """What syncs for others, who are the ones that ask; the last are those of both logs."""

@@ -1046,6 +1046,47 @@ class MessagesContract(Contract):
         two.commit()
         assert drain(two) == [b"a3"]
 
+    def test_a_second_message_of_a_key_comes_to_nothing(self, host: Host, connect: Connect) -> None:
+        one, two = connect(), connect()
+        one.define("once", dedup_window_s=600)
+        first = one.enqueue("once", b"1", dedup_key="k")
+        assert one.enqueue("once", b"2", dedup_key=b"k") == first
+        assert one.enqueue_many("once", [b"3", b"4"], dedup_key="k") == [first, first]
+        (other,) = one.enqueue_many("once", [b"5"], dedup_key="other")
+        one.commit()
+        assert two.enqueue("once", b"6", dedup_key="k") == first
+        two.commit()
+        assert drain(two, "once") == [b"1", b"5"]
+        two.commit()
+        host.restart()
+        three = host.connect()
+        assert three.enqueue("once", b"7", dedup_key="other") == other
+        assert three.enqueue("orders", b"8", dedup_key="k") != three.enqueue("orders", b"9", dedup_key="k")
+        three.commit()
+        assert drain(three, "once") == []
+        with pytest.raises(ProgrammingError, match="dedup_window_s = -1"):
+            three.define("once", dedup_window_s=-1)
+        three.rollback()
+
+    def test_two_transactions_of_a_key_never_both_win(self, connect: Connect) -> None:
+        one, two, three = connect(), connect(), connect()
+        one.define("once", dedup_window_s=600)
+        ids = []
+        for number, connection in enumerate((one, two, three)):
+            connection.tpc_begin(connection.xid(1, "once", str(number)))
+            ids.append(connection.enqueue("once", b"%d" % number, dedup_key="k"))
+        assert len(set(ids)) == 3, "nobody knows yet"
+        assert one.tpc_prepare() is True
+        with pytest.raises(RolledBack, match="has a message of the same dedup_key") as refused:
+            two.tpc_prepare()
+        assert refused.value.code is Code.XA_RBTRANSIENT
+        one.tpc_commit()
+        assert three.tpc_prepare() is False, "nothing is left to commit"
+        assert two.enqueue("once", b"again", dedup_key="k") == ids[0]
+        two.commit()
+        assert drain(two, "once") == [b"0"]
+        two.commit()
+
     def test_whatever_a_message_waits_for_it_can_be_removed(self, host: Host, connect: Connect) -> None:
         one, two = connect(), connect()
         one.define("slow", retry_delay_s=600)

@@ -57,12 +57,16 @@ class CuttingProxy:
         self.cut = cut
         self.has_cut.clear()
 
+    def hang_up(self) -> None:
+        """On everybody; who connects then is served."""
+        for pair in self._pairs:
+            pair.hang_up()
+
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # which ends the loop
         self._threads[0].join(PATIENCE_S)
         self.let_go.set()
-        for pair in self._pairs:
-            pair.hang_up()
+        self.hang_up()
         for thread in self._threads:
             thread.join(PATIENCE_S)
             assert not thread.is_alive()

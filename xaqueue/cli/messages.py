@@ -53,6 +53,9 @@ def put(
     group: Annotated[
         str | None, typer.Option(help="Messages of a group are delivered in order, one at a time.", metavar="NAME")
     ] = None,
+    dedup_key: Annotated[
+        str | None, typer.Option(help="In a queue with a window, a second message of this key comes to nothing.")
+    ] = None,
     header: Annotated[list[str] | None, typer.Option(help="A header; may be repeated.", metavar="KEY=VALUE")] = None,
     content_type: Annotated[str | None, typer.Option(help="The body's MIME type.", metavar="TYPE")] = None,
     not_before: Annotated[
@@ -73,9 +76,12 @@ def put(
     """
     if body is not None and (file is not None or lines):
         raise InvalidArgument("BODY and --file or --lines are two sources: give one")
+    if lines and dedup_key is not None:
+        raise InvalidArgument("--dedup-key names one message, and --lines puts many: give one")
     options: EnqueueOptions = {
         "correlation_id": correlation_id,
         "group": group,
+        "dedup_key": dedup_key,
         "headers": parameters.headers(header),
         "content_type": content_type,
         "not_before": parameters.instant(not_before),

@@ -264,14 +264,28 @@ def test_a_refused_line_tells_what_is_committed(space: Path) -> None:
 
 def test_all_properties_go_in_and_come_out(space: Path) -> None:
     words = ["--correlation-id", "42", "--priority", 7, "--group", "g", "--header", "a=b", "--header", "c=d=e"]
+    words += ["--dedup-key", "k"]
     run("put", "orders", "x", *words, "--content-type", "text/plain", "--expires-at", "+1h")
     (told,) = lines(run("get", "orders", "--json"))
     assert (told["seq"], told["queue"], told["body"], told["size_bytes"]) == (1, "orders", "x", 1)
     assert (told["correlation_id"], told["priority"], told["content_type"]) == ("42", 7, "text/plain")
-    assert (told["group"], told["headers"]) == ("g", {"a": "b", "c": "d=e"})
+    assert (told["group"], told["headers"], told["dedup_key"]) == ("g", {"a": "b", "c": "d=e"}, "k")
     assert 3_590_000_000 < told["expires_at"] - told["enqueued_at"] < 3_610_000_000
     assert run("put", "orders", "y", "--not-before", "2999-01-01T00:00:00")
     fails("get", "orders", code=ExitCode.NOTHING)
+
+
+def test_what_is_put_again_comes_to_nothing(space: Path) -> None:
+    run("define", "orders", "dedup_window_s=60")
+    first = run("put", "orders", "x", "--dedup-key", "k")
+    assert run("put", "orders", "x again", "--dedup-key", "k") == first
+    assert [told["body"] for told in lines(run("browse", "orders", "--json"))] == ["x"]
+    assert "dedup_window_s = 0.0.0" in fails("define", "orders", "dedup_window_s=0.0.0", code=ExitCode.USAGE).replace(
+        "'", ""
+    )
+    assert "names one message" in fails(
+        "put", "orders", "--lines", "--dedup-key", "k", stdin=b"x\n", code=ExitCode.USAGE
+    )
 
 
 def test_bytes_that_are_no_text_are_base64_for_programs(space: Path) -> None:

@@ -96,6 +96,12 @@ class RemoteBranch:
     """What went wrong with it, or with the connection that it was on."""
     begun_by: bytes | None = None
     """The key of the session that was to begin it; None where it was there before."""
+    sends: int = -1
+    """How often its connection had sent anything when it began; as long as it is so often, no server knows of it."""
+
+    def begin_anew(self, begun_by: bytes | None) -> None:
+        """On a connection that was made instead of a lost one."""
+        self.progress, self.why, self.begun_by, self.sends = BranchProgress.OPEN, None, begun_by, -1
 
     def disconnect(self, lost: Error) -> None:
         if self.xid is not None:

@@ -2,7 +2,8 @@
 
 Requests go out and answers come in, in one thread, and nothing of a socket survives its first failure. What is
 pipelined is gathered and sent with the next request, or earlier where it grows large. It connects again between
-transactions, never within one: a branch that it was in is lost with it. An answer that was lost is told as such.
+transactions, and within one only as long as no server has heard of it: any other branch that it was in is lost with
+it. An answer that was lost is told as such.
 """
 
 from __future__ import annotations
@@ -109,8 +110,10 @@ class ClientSocket:
         self._timeout_s = timeout_s
         self._unpacker = wire.unpacker(NO_LIMIT_BYTES)
         self._pack = msgpack.Packer().pack  # a new one for each frame takes twice as long
-        self._pipelined = bytearray()
-        """All of a branch, up to its next request."""
+        self.unsent = bytearray()
+        """What is pipelined: all of a branch, up to its next request."""
+        self.sends = 0
+        """How often anything was sent."""
         self._late: list[bytes] = []
         self._poll: select.poll | None = None
         self.requests = 0
@@ -124,8 +127,8 @@ class ClientSocket:
         if later:
             self._late.append(msgpack.packb((wire.NOTIFICATION, method, params)))
             return
-        self._pipelined += self._pack((wire.NOTIFICATION, method, params))
-        if len(self._pipelined) > PIPELINED_BYTES:
+        self.unsent += self._pack((wire.NOTIFICATION, method, params))
+        if len(self.unsent) > PIPELINED_BYTES:
             self._send()
 
     def request(self, method: str, params: Sequence[Any], waits_s: float = 0.0) -> tuple[Any, Any]:
@@ -134,7 +137,7 @@ class ClientSocket:
         Raises ConnectionLost: whether it was done is unknown.
         """
         self.requests = number = (self.requests + 1) % wire.ID_LIMIT
-        self._pipelined += self._pack((wire.REQUEST, number, method, params))
+        self.unsent += self._pack((wire.REQUEST, number, method, params))
         try:
             self._send(hears=True)
             answered, error, result = self._receive(waits_s)
@@ -164,7 +167,8 @@ class ClientSocket:
     def _send(self, *, hears: bool = False) -> None:
         """hears: an answer is read next."""
         try:
-            packed, self._pipelined = self._pipelined, bytearray()
+            packed, self.unsent = self.unsent, bytearray()
+            self.sends += 1
             while self._late:
                 packed[:0] = self._late.pop()
             if len(packed) > PIPELINED_BYTES:

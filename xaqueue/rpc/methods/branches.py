@@ -191,7 +191,8 @@ class BranchCalls(Link):
         """Pipelined; with flags it is asked, since there is something to find."""
         if self._socket is None or self._socket.is_stale:
             self._reconnect()
-        self._branch = RemoteBranch(xid, BranchProgress.OPEN, None, None if flags else self._key)
+        sends = -1 if flags or self._socket is None else self._socket.sends
+        self._branch = RemoteBranch(xid, BranchProgress.OPEN, None, None if flags else self._key, sends)
         if flags:
             self._ask("start", xid, flags, timeout_s)
         elif timeout_s is None:
@@ -265,6 +266,8 @@ class BranchCalls(Link):
         if len(body) > self.space["max_body_bytes"]:
             raise self._too_large(len(body))
         given = options.get("message_id")
+        if checked.dedup_key is not None and given is None:  # the server may know the first one of its key
+            return MessageId(self._ask("enqueue", queue, body, options))
         if given is not None:
             return MessageId(self._ask("enqueue", queue, body, {**options, "message_id": id_of(given)}))
         message_id = MessageId(fresh_id())
@@ -272,10 +275,11 @@ class BranchCalls(Link):
         return message_id
 
     def enqueue_many(self, queue: str, bodies: Sequence[bytes], **options: Unpack[EnqueueOptions]) -> list[MessageId]:
-        """Pipelined, as few frames as hold them."""
+        """Pipelined, as few frames as hold them; with a dedup_key asked: the server may know the first one of it."""
         if self._closed or self._branch.why is not None:
             self._check_working()
-        pack_properties(properties_of(queue, 0, options))
+        checked = properties_of(queue, 0, options)
+        pack_properties(checked)
         sizes = [len(body) for body in bodies]
         if sizes and max(sizes) > self.space["max_body_bytes"]:
             raise self._too_large(max(sizes))
@@ -285,7 +289,11 @@ class BranchCalls(Link):
         most_bytes, first, size = min(PAGE_BYTES, self.space["max_body_bytes"]), 0, 0
         for number, size_bytes in enumerate([*sizes, most_bytes + 1]):
             if number > first and (size + size_bytes > most_bytes or number - first == PAGE):
-                self._pipeline("enqueue_many", queue, ids[first:number], bodies[first:number], options)
+                call = "enqueue_many", queue, ids[first:number], bodies[first:number], options
+                if checked.dedup_key is None:
+                    self._pipeline(*call)
+                else:
+                    ids[first:number] = map(MessageId, self._ask(*call))
                 first, size = number, 0
             size += size_bytes
         return ids
@@ -397,7 +405,11 @@ class BranchCalls(Link):
             if action is Action.REFUSE:
                 raise branch.refusal()
         if self._socket is None or self._socket.is_stale:
+            unsent = self._socket.unsent if self._socket is not None and self._socket.sends == branch.sends else b""
             self._reconnect()
+            if own and unsent and self._socket is not None:  # no server knows of it: it begins there, with the same ids
+                branch.begin_anew(self._key)
+                self._socket.unsent += unsent
         before = asked = branch.progress
         if own:
             action, asked = TRANSITIONS[before, verb]

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from xaqueue.batch import Decision, is_of_a_batch, key_of
 from xaqueue.errors import RetryLater, RolledBack
-from xaqueue.space.engine import commit, tries
+from xaqueue.space.engine import commit, dedup, tries
 from xaqueue.space.engine.log import CommitPending
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import records
@@ -97,6 +97,7 @@ def _commit(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
             commit.publish_commit(space, branch)
 
     try:
+        dedup.stage(space, branches)
         space.log.perform(plan, publish)
     except RetryLater:
         for branch in branches:

@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 
 from xaqueue.batch import is_of_a_batch
 from xaqueue.carried import CarriedChange, Carriers, CarrierState, CarrierStatus, Pruned, checked_carrier, decode
-from xaqueue.errors import InvalidArgument, QueueWaiting, RetryLater, SpaceError
-from xaqueue.space.engine import commit
+from xaqueue.errors import InvalidArgument, QueueWaiting, RetryLater, RolledBack, SpaceError
+from xaqueue.space.engine import commit, dedup
 from xaqueue.space.engine.busy import Busy
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.block import Kind, decode_head
@@ -116,6 +116,11 @@ def vote(space: Space, branch: Branch, name: str) -> CarriedChange | None:
 
     From here on nothing but ``commit`` and ``rollback`` ends it. Raises ResourceFailed.
     """
+    try:
+        if branch.keys:
+            dedup.decide(space, branch)
+    except RolledBack:
+        return None  # its prepare will say so
     size, queues = 0, set()
     for written in branch.blocks:
         if written.kind is Kind.ENQUEUE:
@@ -340,6 +345,7 @@ def _add(space: Space, branch: Branch, head: bytes, body: bytes) -> None:
     entry, number = Entry(0, message_id, tags_of(parsed.properties)), len(branch.blocks) + 1
     written = Written(number, Kind.ENQUEUE, name, message_id, parsed.checksum, entry, numbered(number))
     written.content = head, body
+    dedup.recover_key(space, branch, written, parsed)
     branch.blocks.append(written)
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 
 from xaqueue.errors import ResourceFailed, RetryLater
-from xaqueue.space.engine import moving
+from xaqueue.space.engine import dedup, moving
 from xaqueue.space.engine.redo import make_dirs
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
@@ -286,7 +286,9 @@ class Clearer:
         self._starting = threading.Lock()
         space.has_consumed = self._wake
         space.has_expiring = self._begin
-        if any(queue.consumed_through or queue.index.has_to_leave for queue in space.queues.values()):
+        if any(
+            queue.consumed_through or queue.index.has_to_leave or queue.keys.ends for queue in space.queues.values()
+        ):
             self._wake()
 
     def stop(self) -> None:
@@ -317,7 +319,7 @@ class Clearer:
             self._due.wait(self._space.definitions.cleanup_interval_s)
             self._due.clear()
             try:
-                is_stuck = [self._is_stuck(work) for work in (clear, moving.move_exhausted, expire)]
+                is_stuck = [self._is_stuck(work) for work in (clear, moving.move_exhausted, expire, dedup.clear)]
             except ResourceFailed:
                 return  # the space says so itself
             if any(is_stuck):

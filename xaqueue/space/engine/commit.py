@@ -7,6 +7,7 @@ what is done as a change, and gives that to the space's log, which returns once 
     commit     one block: it enters committed/, or the message that it names goes; that is the commit point
                several: .000 becomes .commit, that is the commit point; then messages come and go; then the rest goes
     one phase  the same from active/, or from memory, where nothing that is not committed survives
+               with a dedup_key that counts, one block is as several: its record moves with the message
     rollback   of a prepared branch: .000 goes first, which un-prepares it
 
 In the terms of crash rules 1 to 4 in ARCHITECTURE.md. A redo record is atomic: it needs no commit point of its own, and
@@ -22,7 +23,7 @@ from functools import partial
 
 from xaqueue.batch import is_of_a_batch
 from xaqueue.errors import DiskFull, RetryLater
-from xaqueue.space.engine import quarantine, tries
+from xaqueue.space.engine import dedup, quarantine, tries
 from xaqueue.space.engine.blocks import add_branch_block, add_dequeue
 from xaqueue.space.engine.log import STEP_FILES, CommitPending
 from xaqueue.space.engine.state import Space
@@ -61,7 +62,7 @@ def prepare(space: Space, branch: Branch) -> None:
     for written in written_blocks:
         if not written.path and written.content is None:
             add_dequeue(space, branch, written)
-    if len(written_blocks) > 1 or written_blocks[0].is_shared:
+    if len(written_blocks) > 1 or written_blocks[0].is_shared or (branch.keys and not space.log.is_atomic):
         add_branch_block(space, branch)
         written_blocks = branch.all_blocks
     else:
@@ -119,6 +120,8 @@ def commit(space: Space, branch: Branch, *, outcome: Outcome = Outcome.COMMITTED
     if space.definitions.has_unsynced and not carried and not late:
         late = not _waits(space, branch)
 
+    if branch.keys:
+        dedup.stage(space, [branch])
     plan, publish = partial(commit_change, space, branch, step), partial(publish_commit, space, branch)
     try:
         if carried:  # its record cannot fail alone: those behind it say that it is applied
@@ -145,7 +148,7 @@ def commit(space: Space, branch: Branch, *, outcome: Outcome = Outcome.COMMITTED
 
 def _harden_unprepared(space: Space, branch: Branch) -> None:
     """What a commit in one phase asks for before its step."""
-    several = branch.needs_list
+    several = branch.needs_list or bool(branch.keys)
     if several and not space.log.is_atomic:
         for written in branch.blocks:
             if not written.path:
@@ -180,6 +183,8 @@ def commit_change(space: Space, branch: Branch, step: Step) -> Change:
                 assert written.content is not None
                 ops.append((PUT, target, *written.content, when_us))
             arrivals.append((written.queue, entry.seq))
+            if written.until_us:
+                ops.append(dedup.put_of(space, written))
         else:
             removals.append((DROP, message_path(written.queue, entry.seq, written.message_id, entry.tags)))
             if entry.retry is not None:
@@ -219,8 +224,12 @@ def publish_commit(space: Space, branch: Branch) -> None:
         queue = space.queues[written.queue]
         if written.kind is Kind.ENQUEUE:
             space.publish_locked(queue, entry)
+            if written.key:
+                dedup.publish_locked(space, written)
         elif queue.consumed(entry):
             space.has_consumed()
+    if branch.keys:
+        dedup.release_locked(space, branch)
 
 
 def rollback(space: Space, branch: Branch) -> None:
@@ -285,4 +294,6 @@ def release(space: Space, branch: Branch, failed: Sequence[Failed]) -> None:
         for written in branch.blocks:
             if written.kind is Kind.ENQUEUE:
                 space.queue(written.queue).withdraw(written.message_id)
+        if branch.keys:
+            dedup.release_locked(space, branch)
         tries.publish(space, failed)

@@ -156,14 +156,20 @@ class DirectoryLog(GroupCommit):
             raise self._failed() from error
 
     def stage(self, path: str, head: bytes, body: bytes) -> None:
-        staged, directory = staged_path(path), path.rpartition("/")[0]
-        if not self.fs.is_dir(directory):
-            with suppress(FileExistsError):
-                self.fs.make_dir(directory)
-            self.sync_names((directory.rpartition("/")[0],))
+        staged = staged_path(path)
+        self._make_dir(path.rpartition("/")[0])
         discard(self.fs, staged)
         self.fs.create(staged, [head, body] if body else [head])
         self.sync_contents([staged])
+
+    def _make_dir(self, directory: str) -> None:
+        """And what is above it; on disk before it has a name."""
+        if not self.fs.is_dir(directory):
+            above = directory.rpartition("/")[0]
+            self._make_dir(above)
+            with suppress(FileExistsError):
+                self.fs.make_dir(directory)
+            self.sync_names((above,))
 
     # Steps
 

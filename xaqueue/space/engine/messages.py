@@ -21,7 +21,7 @@ from xaqueue.message import (
     id_of,
     properties_of,
 )
-from xaqueue.space.engine import blocks, carry, quarantine, queue_room
+from xaqueue.space.engine import blocks, carry, dedup, quarantine, queue_room
 from xaqueue.space.engine.state import Space, log
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import (
@@ -37,6 +37,7 @@ from xaqueue.space.model.block import (
     unpack_properties,
 )
 from xaqueue.space.model.branch import Branch, Written
+from xaqueue.space.model.dedup import hash_of
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.message_name import correlation_hash, tags_of
 from xaqueue.space.model.queue import Queue
@@ -62,14 +63,19 @@ def enqueue(space: Space, branch: Branch, name: str, body: bytes, options: Enque
     if not space.room.has(len(body)):
         check_room(space, branch, len(body))
     given = options.get("message_id") if options else None
-    message_id = MessageId(fresh_id()) if given is None else id_of(given)
+    message_id, key = MessageId(fresh_id()) if given is None else id_of(given), b""
     if options and (given is None or len(options) > 1):
         properties = properties_of(name, space.now_ns() // 1000, options)
         packed, tags = pack_properties(properties), tags_of(properties)
+        if properties.dedup_key is not None:
+            key = hash_of(properties.dedup_key)
     else:
         packed, tags = pack_plain(name, space.now_ns() // 1000), ""
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, definitions.max_body_bytes)
-    add(space, branch, Entry(0, message_id, tags), name, checksum, head, body, is_given=given is not None)
+    first = dedup.known(space, branch, name, key) if key else None
+    if first is not None:
+        return first
+    add(space, branch, Entry(0, message_id, tags), name, checksum, head, body, is_given=given is not None, key=key)
     return message_id
 
 
@@ -92,6 +98,11 @@ def enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes, 
     properties = properties_of("", space.now_ns() // 1000, options)  # the branch's list has the queues
     packed, tags = pack_properties(properties), tags_of(properties)
     head, checksum = head_of(Kind.ENQUEUE, message_id, packed, body, space.epoch, space.definitions.max_body_bytes)
+    key = hash_of(properties.dedup_key) if properties.dedup_key is not None else b""
+    known = {name: dedup.known(space, branch, name, key) for name in names} if key else {}
+    names = [name for name in names if known.get(name) is None]
+    if not names:
+        return next(filter(None, known.values()))
     with space.lock:  # before the first has it
         for queue in map(space.queue, names):
             if queue.limits is not None:
@@ -106,6 +117,7 @@ def enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes, 
                 is_given=given is not None,
                 is_shared=True,
                 twin=first,
+                key=key,
             )
             first, done = first or added, done + 1
     except BaseException as error:  # or interrupted: a commit would have some of them
@@ -199,9 +211,10 @@ def add(
     may_wait: bool = True,
     is_shared: bool = False,
     twin: Written | None = None,
+    key: bytes = b"",
 ) -> Written:
     """Adds the block of a new message to the branch. is_given: its id is an older one. may_wait: for room in the queue.
-    is_shared: other queues get the same block, twin: the first of which has it already.
+    is_shared: other queues get the same block, twin: the first of which has it already. key: of its dedup_key.
 
     Raises InvalidArgument where the queue has a message of this id, QueueFull, and what ``blocks.without_room`` says.
     """
@@ -218,7 +231,10 @@ def add(
         if queue.limits is not None:
             queue.hold(message_id, len(head) + len(body))
         branch.numbers = number = branch.numbers + 1
-    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, f"{number:03d}", is_given)
+        key = key if queue.definition.dedup_window_s else b""
+        if key:
+            branch.keys.setdefault((name, key), message_id)  # another session may just have added one
+    written = Written(number, Kind.ENQUEUE, name, message_id, checksum, entry, f"{number:03d}", is_given, key=key)
     if is_shared:
         written.is_shared, written.twin = True, twin
     try:
@@ -229,6 +245,8 @@ def add(
             queue.withdraw(message_id)
             if written in branch.blocks:
                 branch.blocks.remove(written)
+            if branch.keys.get((name, key)) == message_id:
+                del branch.keys[name, key]
         if isinstance(error, OSError):
             raise blocks.without_room(space, branch, len(head) + len(body), error) from error
         if written.path:  # interrupted: a later branch of its name may have a block of this number

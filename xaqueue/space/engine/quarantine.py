@@ -61,7 +61,8 @@ def holds(fs: FileSystem, paths: Iterable[str]) -> bool:
 
 def has_message(fs: FileSystem, message_id: bytes) -> bool:
     """Whether a message of this id was set aside."""
-    return any(f".{message_id.hex()}" in name and "..retries." not in name for name in listed(fs, layout.QUARANTINE))
+    names = [name for name in listed(fs, layout.QUARANTINE) if "..retries." not in name and "..dedup." not in name]
+    return any(f".{message_id.hex()}" in name for name in names)
 
 
 def lost_blocks(fs: FileSystem) -> dict[Xid, list[str]]:

@@ -17,7 +17,7 @@ from xaqueue.batch import BATCH_FORMAT_IDS, is_of_a_batch
 from xaqueue.carried import CarriedChange, checked_carrier
 from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, check_queues, id_of
-from xaqueue.space.engine import batches, carry, commit, heuristics, messages, moving
+from xaqueue.space.engine import batches, carry, commit, dedup, heuristics, messages, moving
 from xaqueue.space.engine.batches import BatchVerbs
 from xaqueue.space.engine.busy import Busy, leave
 from xaqueue.space.engine.carry import CarryVerbs
@@ -46,14 +46,16 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
     def prepare(self, xid: Xid, flags: Flag = Flag.NOFLAGS) -> Vote:
         branch = self._take(xid, Call.PREPARE if flags is Flag.NOFLAGS else call_of("prepare", flags))
         try:
-            if not branch.blocks:
-                with self.space.lock:
-                    del self.space.branches[xid]
-                    self.space.settle_locked(branch)
-                return Vote.RDONLY
             try:
-                if xid[0] in BATCH_FORMAT_IDS and is_of_a_batch(xid):
+                if branch.blocks and xid[0] in BATCH_FORMAT_IDS and is_of_a_batch(xid):
                     batches.check_prepare(self.space, branch)
+                if branch.keys:
+                    dedup.decide(self.space, branch)
+                if not branch.blocks:
+                    with self.space.lock:
+                        del self.space.branches[xid]
+                        self.space.settle_locked(branch)
+                    return Vote.RDONLY
                 commit.prepare(self.space, branch)
             except RolledBack:
                 commit.rollback(self.space, branch)
@@ -89,11 +91,13 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
                     f"branch {xid} lost {', '.join(branch.damage)}: it cannot be committed as a whole; "
                     f"an operator decides with `xaqueue indoubt show {xid}`"
                 )
-            if not branch.blocks and branch.base not in (State.PREPARED, State.CARRIED):
-                with self.space.lock:
-                    self.space.finish_locked(branch, Outcome.COMMITTED)
-                return
             try:
+                if branch.keys and branch.base is State.ACTIVE:
+                    dedup.decide(self.space, branch)
+                if not branch.blocks and branch.base not in (State.PREPARED, State.CARRIED):
+                    with self.space.lock:
+                        self.space.finish_locked(branch, Outcome.COMMITTED)
+                    return
                 commit.commit(self.space, branch, late=bool(flags & Flag.LATE))
             except RolledBack:
                 commit.rollback(self.space, branch)

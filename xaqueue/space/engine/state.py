@@ -340,6 +340,12 @@ class Space(Memory):
 
         Raises RetryLater without room, and nothing was done; ResourceFailed.
         """
+        self.stage(path, head, body)
+        change = Change(kind, name, [(PUT, path, head, body, 0)], rest=[(DROP, gone) for gone in drops])
+        self.log.perform(change, publish)
+
+    def stage(self, path: str, head: bytes, body: bytes) -> None:
+        """What a step is going to PUT there is written. Raises as ``put``."""
         try:
             try:
                 self.log.stage(path, head, body)
@@ -349,8 +355,6 @@ class Space(Memory):
             if error.errno not in NO_ROOM:
                 raise self.fence(error) from error
             raise RetryLater(f"no room to record {path} ({error.strerror}): nothing was done") from error
-        change = Change(kind, name, [(PUT, path, head, body, 0)], rest=[(DROP, gone) for gone in drops])
-        self.log.perform(change, publish)
 
     def publish_locked(self, queue: Queue, entry: Entry) -> None:
         """A message is hardened: it becomes visible, in commit order."""

@@ -237,6 +237,10 @@ class Written:
     """Others of its branch have the same content, which names no queue: the list of the branch says whose it is."""
     twin: Written | None = None
     """The first of these, where this one's file, if it has one, is only another name of that one's."""
+    key: bytes = b""
+    """A hash of its dedup_key, where its queue has a window."""
+    until_us: int = 0
+    """When that window ends, once its commit has begun."""
 
 
 @dataclass(slots=True)
@@ -285,6 +289,8 @@ class Branch:
     """Its number there."""
     lessee: bytes | int | None = None
     """Of the branch of a message on lease: the key of the session that received it, or its number."""
+    keys: dict[tuple[str, bytes], MessageId] = field(default_factory=dict)
+    """By queue and hash of a dedup_key what it adds; see ``xaqueue.space.engine.dedup``."""
     decided: State | None = None
     """An operator's recorded decision, on its way: what the verbs answer from now on."""
 

@@ -22,6 +22,7 @@ max_bytes = 1000000000
 when_full = "wait"                 # an enqueue waits for room; or "refuse", as without it
 full_wait_s = 30                   # it is refused after so many seconds
 sync = "NONE"                      # in a space with JOURNAL: no transaction waits for a sync on its account
+dedup_window_s = 3600              # so long a second message of one dedup_key comes to nothing; 0 without it
 
 [topics.events]                    # what is published there goes to all queues that subscribe to it
 description = "what happens"
@@ -76,6 +77,8 @@ class QueueDefinition:
     """Where messages go that had all their tries."""
     expiry_queue: str = ""
     """Where messages go that expire; without one they go away."""
+    dedup_window_s: float = 0.0
+    """From the commit of a message on, a second one of its dedup_key comes to nothing for so long."""
     limits: Limits | None = None
     sync: Hardening | None = None
     """NONE in a space with JOURNAL: who commits waits for no sync. None: as the space."""
@@ -379,6 +382,7 @@ def _definition(where: str, table: Any) -> QueueDefinition:
         field: _policy(where, key, table[key], *limits) for key, (field, *limits) in _POLICY.items() if key in table
     }
     targets = {key: _target(where, key, table[key]) for key in _TARGETS if key in table}
+    window_s = _policy(where, _WINDOW, table.get(_WINDOW, 0), float, 0, LONGEST_S, "seconds")
     if "max_tries" in table and "failure_queue" not in table:
         raise InvalidArgument(
             f"queues.toml: {where} max_tries needs failure_queue, where a message goes that had so many tries"
@@ -391,6 +395,7 @@ def _definition(where: str, table: Any) -> QueueDefinition:
         match=_match(where, table),
         limits=_limits(where, table),
         sync=_sync(where, table),
+        dedup_window_s=window_s,
         **targets,
     )
 
@@ -447,7 +452,11 @@ _LIMITS: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys of a queue that say how much it holds, likewise."""
 _TARGETS = ("failure_queue", "expiry_queue")
-QUEUE_KEYS = ("order", "description", *_POLICY, *_TARGETS, *_LIMITS, "when_full", "sync", "topic", "match")
+_WINDOW = "dedup_window_s"
+QUEUE_KEYS = (
+    *("order", "description", *_POLICY, *_TARGETS, *_LIMITS, "when_full", "sync", "topic", "match"),
+    _WINDOW,
+)
 """What the definition of a queue may say."""
 TOPIC_KEYS = ("description",)
 

@@ -63,6 +63,7 @@ COMMIT = "commit"
 _MESSAGE_PATH = re.compile(rf"{COMMITTED}/queue=([^/]+)/range=[0-9a-f]{{13}}/{message_name.PATTERN}")
 _RANGE = re.compile(r"range=([0-9a-f]{13})")
 _BATCH = re.compile(r"([0-9a-f]{32})\.([0-7][0-9a-f]{15})")
+_KEY = re.compile(r"([0-7][0-9a-f]{15})\.([0-9a-f]{32})\.([0-9a-f]{32})")
 _BLOCK = re.compile(r"(.+)\.([0-9]{3,}|commit)")
 WATERMARK_BYTES = 4096
 """More than the file of a watermark ever has."""
@@ -103,6 +104,15 @@ def retries_path(queue: str) -> str:
 
 def retry_path(queue: str, seq: int, message_id: bytes) -> str:
     return f"{COMMITTED}/queue={queue}/.retries/{seq:016x}.{message_id.hex()}"
+
+
+def keys_path(queue: str) -> str:
+    """Of the directory of the keys that a queue has seen."""
+    return f"{COMMITTED}/queue={queue}/.dedup"
+
+
+def key_path(queue: str, until_us: int, key: bytes, message_id: bytes) -> str:
+    return f"{COMMITTED}/queue={queue}/.dedup/{until_us:016x}.{key.hex()}.{message_id.hex()}"
 
 
 def archived_path(path: str) -> str:
@@ -148,6 +158,12 @@ def parse_range(name: str) -> int | None:
 def parse_message(name: str) -> tuple[int, MessageId] | None:
     parsed = message_name.parse(name)
     return parsed[:2] if parsed else None
+
+
+def parse_key(name: str) -> tuple[int, bytes, MessageId] | None:
+    """What ``key_path`` was made of."""
+    match = _KEY.fullmatch(name)
+    return (int(match[1], 16), bytes.fromhex(match[2]), MessageId(bytes.fromhex(match[3]))) if match else None
 
 
 def is_consumed(name: str, consumed: int) -> bool:

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from xaqueue.reservation import Reservation
 from xaqueue.space.model import layout
+from xaqueue.space.model.dedup import Keys
 from xaqueue.space.model.definitions import QueueDefinition
 from xaqueue.space.model.index import Entry, QueueIndex
 from xaqueue.space.model.layout import RANGE_BITS, RANGE_SIZE, Watermark
@@ -43,6 +44,7 @@ class Queue:
         """Something of it may have no size yet."""
         self.stuck = ""
         """Why messages that had all their tries, or have expired, are not moved."""
+        self.keys = Keys()
         self.pending: set[bytes] = set()
         """Ids of messages that branches have enqueued and not yet committed."""
         self.define(definition)

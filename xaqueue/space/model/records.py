@@ -6,6 +6,9 @@ same number and id in ``.retries/`` of its queue: a block of kind *update*, whos
 why (``reason``) one failed last. It comes with the first failure and goes with the message; one whose message is gone
 is removed by the next open.
 
+Keys: that a queue has seen a dedup_key says a block of kind *update* in ``.dedup/`` of the queue, for as long as its
+window lasts. Its name tells it all: when the window ends, a hash of the key, and the id of the message.
+
 Streams: a block of kind *branch* in ``streams/``, named after the queue, says through which number a stream has
 consumed it. That it stands there is the commit point: a message at or below the number is gone, wherever its file still
 is. The headers say all but the streams whose reservations were ended by hand; these are the body, a line each. It is
@@ -36,6 +39,7 @@ from xaqueue.message import MessageId, Properties
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import NO_MESSAGE, UNLIMITED, Block, Kind, decode, encode_with_checksum
 from xaqueue.space.model.block_files import damage_of, read_block, read_checked
+from xaqueue.space.model.dedup import Seen
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.message_name import PLAIN_NAME
 from xaqueue.space.model.retry import Retry
@@ -79,16 +83,7 @@ def read_retries(
     """Of all messages of which a delivery has failed. ``damaged``: told of paths that are no records, and why."""
     directory = layout.retries_path(queue)
     found = {}
-    try:
-        names = sorted(name for name in fs.list(directory) if not name.startswith("."))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        if error.errno not in NO_DIRECTORY:
-            raise
-        damaged(directory, "a file where the directory of tries should be")
-        return {}
-    for name in names:
+    for name in _names_in(fs, directory, "tries", damaged):
         path, place = f"{directory}/{name}", layout.parse_message(name[:PLAIN_NAME])
         if place is None or len(name) != PLAIN_NAME:
             damaged(path, "no record of tries: its name is not <seq>.<message id>")
@@ -99,6 +94,39 @@ def read_retries(
             continue  # it went with its message
         except DamagedBlock as damage:
             damaged(path, f"the record of tries: {damage}")
+    return found
+
+
+def _names_in(fs: FileSystem, directory: str, what: str, damaged: Callable[[str, str], object]) -> list[str]:
+    try:
+        return sorted(name for name in fs.list(directory) if not name.startswith("."))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        if error.errno not in NO_DIRECTORY:
+            raise
+        damaged(directory, f"a file where the directory of {what} should be")
+        return []
+
+
+def encode_key(queue: str, seen: Seen, epoch: int) -> bytes:
+    """The record of a key, which nobody reads: its name says the same."""
+    head, _ = encode_with_checksum(
+        Block(Kind.UPDATE, seen.message_id, Properties(queue, expires_at=seen.until_us), epoch=epoch)
+    )
+    return head
+
+
+def read_keys(fs: FileSystem, queue: str, damaged: Callable[[str, str], object]) -> list[Seen]:
+    """The keys that a queue has seen, by the names of their records. ``damaged``: as above."""
+    directory = layout.keys_path(queue)
+    found = []
+    for name in _names_in(fs, directory, "keys", damaged):
+        parsed = layout.parse_key(name)
+        if parsed is None:
+            damaged(f"{directory}/{name}", "no record of a key: its name is not <end>.<hash>.<message id>")
+        else:
+            found.append(Seen(*parsed))
     return found
 
 

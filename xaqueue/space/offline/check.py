@@ -131,7 +131,7 @@ class SpaceCheck:
     def _directories(self, progress: Progress | None) -> Iterator[Finding]:
         yield from self.committed.run(progress)
         for queue in self.committed.queues:
-            yield from self._looks.at(partial(self._retries, queue))
+            yield from self._looks.at(partial(self._records, queue))
         yield from self._prepared()
         yield from self._active()
         for directory, probe in (
@@ -267,9 +267,10 @@ class SpaceCheck:
             if carrier.state is CarrierState.OPEN and not self._looks.live:
                 yield note(path, f"queues {', '.join(sorted(carrier.queues))} wait until its database was asked")
 
-    def _retries(self, queue: str) -> Iterator[Finding]:
+    def _records(self, queue: str) -> Iterator[Finding]:
         found: list[Finding] = []
         known = records.read_retries(self._fs, queue, lambda path, why: found.append(damaged(path, why)))
+        records.read_keys(self._fs, queue, lambda path, why: found.append(damaged(path, why)))
         yield from found
         for seq, message_id in known:
             if not self._looks.live and not self.committed.holds(queue, message_id):

@@ -82,6 +82,7 @@ class Load:
             last, when_us = _newest(space.fs, queue.name, ranges)
             space.committed_by(when_us)
             queue.found(ranges, last, _watermark(space, queue, bool(ranges), set_aside, note))
+            queue.keys.found(records.read_keys(space.fs, queue.name, set_aside))
             self._retries[queue.name] = records.read_retries(space.fs, queue.name, set_aside)
         _streams(space, set_aside, note)
         _carriers(space, set_aside, note)

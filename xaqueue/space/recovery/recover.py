@@ -23,7 +23,7 @@ from typing import Any
 
 from xaqueue.errors import DamagedBlock, JournalDamaged, RetryLater
 from xaqueue.message import MessageId
-from xaqueue.space.engine import commit, heuristics, quarantine, redo, tries
+from xaqueue.space.engine import commit, dedup, heuristics, quarantine, redo, tries
 from xaqueue.space.engine.cleanup import filled_archives
 from xaqueue.space.engine.directory_log import STAGED
 from xaqueue.space.engine.memory import RecoveryReport
@@ -149,9 +149,11 @@ class _Recovery:
         self._clear_staged()
         active, prepared_files = self._blocks(ACTIVE), self._blocks(PREPARED)
         paths = [path for files in (*prepared_files.values(), *active.values()) for path in files.values()]
-        messages.place(named(self.fs, paths))
+        wanted = named(self.fs, paths)
+        messages.place(wanted)
         if prepared_files:  # after a kill the disk may lack a move that is seen here; what follows must not outlive it
             self._sync_directories()
+        self._restore_keys(wanted)
         decided = batch_recovery.decisions(self.space, {**prepared_files, **self.lost}, self._set_aside, self._note)
         for xid in sorted({*prepared_files, *self.lost}, key=str):
             files = prepared_files.get(xid, {})
@@ -226,9 +228,10 @@ class _Recovery:
             entry = Entry(0, head.message_id, tags_of(head.properties))
             queue.pending.add(head.message_id)
         number = int(suffix) or 1
-        branch.blocks.append(
-            Written(number, head.kind, queue.name, head.message_id, head.checksum, entry, suffix, path=path)
-        )
+        written = Written(number, head.kind, queue.name, head.message_id, head.checksum, entry, suffix, path=path)
+        branch.blocks.append(written)
+        if self.space.log.is_atomic or suffix != FIRST:
+            dedup.recover_key(self.space, branch, written, head)
 
     def _roll_forward(self, found: PreparedBranch, files: Mapping[str, str]) -> None:
         """What is left to do of a branch that is committed, from wherever each of its blocks is found."""
@@ -255,6 +258,14 @@ class _Recovery:
         self._remove(files.values())
         self._remember(xid)
         self.report.rolled_forward += 1
+
+    def _restore_keys(self, wanted: Mapping[str, Iterable[MessageId]]) -> None:
+        """Before a branch goes that tells of it: its message may have moved, and not the record of the key."""
+        for name, ids in wanted.items():
+            queue = self.space.queue(name)
+            for entry in filter(None, map(queue.index.find, ids if queue.definition.dedup_window_s else ())):
+                path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
+                dedup.restore(self.space, queue, read_head(self.fs, path), self.fs.modified_ns(path) // 1000)
 
     def _number_again(self, branch: Branch, found: PreparedBranch) -> None:
         """Messages of one commit have consecutive numbers in a queue: what has moved tells those of the rest.
@@ -351,9 +362,12 @@ class _Recovery:
 
     def _sync_directories(self) -> None:
         """Every name that is seen in them is on disk, and every one that is not is gone: targets of moves first."""
+        keys = [path for name in self.space.queues if self.fs.is_dir(path := layout.keys_path(name))]
         queues = [path for queue in self.space.queues.values() for path in queue.directories()]
         records = [layout.QUARANTINE, layout.HEURISTIC, layout.BATCHES, layout.STREAMS, layout.CARRIERS]
-        self.space.log.sync_names([*filled_archives(self.space), *records, *queues, COMMITTED, PREPARED, ACTIVE, ""])
+        self.space.log.sync_names(
+            [*filled_archives(self.space), *records, *keys, *queues, COMMITTED, PREPARED, ACTIVE, ""]
+        )
 
     def _remove(self, paths: Iterable[str]) -> None:
         """The files of a branch that is over, of which a journal may have only the names; what is no file was never a

@@ -107,6 +107,9 @@ def test_an_empty_file_defines_nothing(text: str) -> None:
         ("[queues.a]\nretry_max_s = 'long'\n", "retry_max_s = 'long'"),
         ("[queues.a]\nfailure_queue = 'c'\n[queues.cc]\n", "failure_queue = 'c' is not defined: did you mean 'cc'"),
         ("[queues.a]\nfailure_queue = 'a'\n", "failure_queue is the queue itself"),
+        ("[queues.a]\ndedup_window_s = -1\n", r"\[queues.a\] dedup_window_s = -1: seconds from 0 to 31,622,400"),
+        ("[queues.a]\ndedup_window_s = true\n", "dedup_window_s = True"),
+        ("[default]\ndedup_window_s = '1h'\n", r"\[default\] dedup_window_s = '1h'"),
         ("[queues.a]\nexpiry_queue = 'a/b'\n", r"\[queues.a\] expiry_queue: queue name 'a/b' is refused"),
         ("[default]\nfailure_queue = 7\n", r"\[default\] failure_queue: queue name 7 is refused"),
         ("[queues.'a/b']\n", "queue name 'a/b' is refused"),
@@ -239,6 +242,11 @@ def test_what_becomes_of_a_message_that_cannot_be_handled() -> None:
     policy = RetryPolicy(5, 0.5, 3.0, 60.0, 0.1)
     assert parse(text).queues["a"] == QueueDefinition(retry=policy, failure_queue="f", expiry_queue="e")
     assert parse("[queues.a]\n").queues["a"].retry == RetryPolicy() == AT_ONCE
+
+
+def test_a_window_is_in_seconds() -> None:
+    assert parse("[queues.a]\ndedup_window_s = 0.5\n").queues["a"] == QueueDefinition(dedup_window_s=0.5)
+    assert parse("[queues.a]\n").queues["a"].dedup_window_s == 0
 
 
 def test_words_of_a_command_are_values_as_in_toml_or_plain_text() -> None:
