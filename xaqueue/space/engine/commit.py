@@ -216,7 +216,12 @@ def publish_commit(space: Space, branch: Branch) -> None:
         queue = space.queues[written.queue]
         if written.kind is Kind.ENQUEUE:
             space.publish_locked(queue, entry)
-        elif queue.consumed(entry):
+            continue
+        if written.leaving:
+            setattr(queue.counters, written.leaving, getattr(queue.counters, written.leaving) + 1)
+        else:
+            queue.counters.dequeued += 1
+        if queue.consumed(entry):
             space.has_consumed()
 
 

@@ -27,6 +27,7 @@ from xaqueue.storage.ids import fresh_id
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 TRIES, EXPIRED, MOVED = "tries", "expired", "moved"
+_COUNTED = {TRIES: "dead_lettered", EXPIRED: "expired"}
 
 log = logging.getLogger("xaqueue")
 
@@ -112,7 +113,7 @@ def _move(space: Space, queue: Queue, entry: Entry, reason: str) -> None:
     """Where an error is raised the message is locked still, or back in its queue. Past its commit point it is moved
     by whoever completes the branch."""
     xid = Xid(LOCAL_FORMAT_ID, fresh_id(), b"move")
-    taken = Written(1, Kind.DEQUEUE, queue.name, entry.message_id, 0, entry, "001")
+    taken = Written(1, Kind.DEQUEUE, queue.name, entry.message_id, 0, entry, "001", leaving=_COUNTED[reason])
     branch = Branch(xid, str(xid), [taken], numbers=1, busy=True)
     with space.lock:
         space.branches[xid] = branch
@@ -144,6 +145,9 @@ def move_one(
     try:
         properties, wanted_id = _back(message) if to is None else _onwards(message, to)
         check(properties.queue)
+        for written in branch.blocks:
+            if written.kind is Kind.DEQUEUE and written.queue == name and written.message_id == message_id:
+                written.leaving = MOVED
         return _add(space, branch, message, properties, wanted_id)
     except BaseException:
         messages.give_back(space, branch, name, [message_id])

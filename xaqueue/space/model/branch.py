@@ -237,6 +237,8 @@ class Written:
     """Others of its branch have the same content, which names no queue: the list of the branch says whose it is."""
     twin: Written | None = None
     """The first of these, where this one's file, if it has one, is only another name of that one's."""
+    leaving: str = ""
+    """By which other way than by being consumed the message of a dequeue leaves; see ``Counters``."""
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 from xaqueue.errors import DamagedBlock, JournalDamaged, RetryLater
 from xaqueue.message import MessageId
-from xaqueue.space.engine import commit, heuristics, quarantine, redo, tries
+from xaqueue.space.engine import commit, heuristics, moving, quarantine, redo, tries
 from xaqueue.space.engine.cleanup import filled_archives
 from xaqueue.space.engine.directory_log import STAGED
 from xaqueue.space.engine.memory import RecoveryReport
@@ -122,6 +122,7 @@ class _Recovery:
         for name in DIRECTORIES:
             if not self.fs.is_dir(name):
                 self.fs.make_dir(name)
+        self.space.begin_counting(self._note)
         messages = Load(self.space, self._set_aside, self._note)
         self._branches(messages)
         self.space.log.settle()
@@ -213,6 +214,7 @@ class _Recovery:
         branch.damage += found.lost
         for path, head in found.blocks:
             self._add(branch, path, head)
+        _tell_moves(branch, found)
         if found.list_path:
             branch.branch_block = _branch_block(found.list_path)
         return branch
@@ -247,6 +249,7 @@ class _Recovery:
         for path, head in found.blocks:
             if (head.kind is Kind.DEQUEUE) is self._holds(head.properties.queue, head.message_id):
                 self._add(branch, path, head)
+        _tell_moves(branch, found)
         self._number_again(branch, found)
         if found.list_path:
             branch.branch_block = _branch_block(found.list_path)
@@ -396,6 +399,14 @@ class _Recovery:
         for branch in in_doubt:
             for damage in branch.damage:
                 self._note(f"branch {branch.xid} is in doubt and lost {damage}: decide with `xaqueue indoubt`")
+
+
+def _tell_moves(branch: Branch, found: PreparedBranch) -> None:
+    """What a branch takes from one queue and adds to another was moved, as far as its blocks tell."""
+    added = {row.message_id for row in found.rows if row.kind is Kind.ENQUEUE}
+    for written in branch.blocks:
+        if written.kind is Kind.DEQUEUE and written.message_id in added:
+            written.leaving = moving.MOVED
 
 
 def _branch_block(path: str) -> Written:
