@@ -27,6 +27,7 @@ from xaqueue.storage.ids import fresh_id
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 TRIES, EXPIRED, MOVED = "tries", "expired", "moved"
+_BQUAL = b"move"
 _COUNTED = {TRIES: "dead_lettered", EXPIRED: "expired"}
 
 log = logging.getLogger("xaqueue")
@@ -44,6 +45,11 @@ def move_exhausted(space: Space, stopped: Callable[[], bool]) -> bool:
                 queue.index.find_exhausted()
         queues = [queue for queue in space.queues.values() if queue.index.exhausted]
     return move_all(space, queues, TRIES, stopped)
+
+
+def is_own(xid: Xid) -> bool:
+    """Whether the branch moves what is to leave its queue: it delivers nothing."""
+    return xid.is_local and xid.bqual == _BQUAL
 
 
 def move_all(space: Space, queues: list[Queue], reason: str, stopped: Callable[[], bool]) -> bool:
@@ -112,7 +118,7 @@ def _leaving(queue: Queue, reason: str) -> list[Entry]:
 def _move(space: Space, queue: Queue, entry: Entry, reason: str) -> None:
     """Where an error is raised the message is locked still, or back in its queue. Past its commit point it is moved
     by whoever completes the branch."""
-    xid = Xid(LOCAL_FORMAT_ID, fresh_id(), b"move")
+    xid = Xid(LOCAL_FORMAT_ID, fresh_id(), _BQUAL)
     taken = Written(1, Kind.DEQUEUE, queue.name, entry.message_id, 0, entry, "001", leaving=_COUNTED[reason])
     branch = Branch(xid, str(xid), [taken], numbers=1, busy=True)
     with space.lock:

@@ -165,7 +165,7 @@ class _Recovery:
         self.report.rolled_forward += done
         self.report.rolled_back += undone
         for xid, files in active.items():
-            self._roll_back_active(xid, files)
+            self._roll_back(xid, files)
 
     def _clear_staged(self) -> None:
         """What a step had not given its name yet was promised to nobody."""
@@ -199,8 +199,8 @@ class _Recovery:
             case Verdict.INCOMPLETE:
                 for path, reason in found.broken:
                     self._set_aside(path, reason)
-                self._remove(files.values())
-                self.report.rolled_back += bool(files)
+                if files:
+                    self._roll_back(xid, files)
 
     def _holds(self, queue: str, message_id: MessageId) -> bool:
         return message_id in self.space.queue(queue).index
@@ -224,6 +224,8 @@ class _Recovery:
         entry: Entry | None
         if head.kind is Kind.DEQUEUE:
             entry = queue.index.lock(head.message_id)
+            if entry is not None:
+                entry.tries = head.properties.tries  # its rollback, cut off, may have counted it
         else:
             entry = Entry(0, head.message_id, tags_of(head.properties))
             queue.pending.add(head.message_id)
@@ -304,16 +306,18 @@ class _Recovery:
                 self._note(f"the decision on branch {xid} is not carried out yet: {lack}")
             self.report.heuristic += 1
 
-    def _roll_back_active(self, xid: Xid, files: dict[str, str]) -> None:
+    def _roll_back(self, xid: Xid, files: dict[str, str]) -> None:
+        """Of a branch that is not prepared: what it held was tried."""
         held = []
         for path in files.values():
             try:
                 head = read_head(self.fs, path)
-            except DamagedBlock:
-                continue  # torn by the crash, and promised to nobody
-            if head.kind is Kind.DEQUEUE and xid not in self.space.branches:
+            except (DamagedBlock, FileNotFoundError):
+                continue  # torn by the crash, and promised to nobody; or set aside
+            if head.kind is Kind.DEQUEUE and xid not in self.space.branches and not moving.is_own(xid):
                 entry = self.space.queue(head.properties.queue).index.find(head.message_id)
-                if entry is not None and not entry.locked:
+                if entry is not None and not entry.locked and entry.tries <= head.properties.tries:
+                    entry.tries = head.properties.tries
                     held.append((head.properties.queue, entry))
         tries.count(self.space, str(xid), held)
         self._remove(files.values())
