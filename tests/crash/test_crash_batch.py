@@ -172,7 +172,6 @@ NOTICED: dict[str, Callable[[Level], None]] = {
     "batch: target range": power_loss,
     "batch: target prepared": power_loss_with_the_next,
     "batch: source prepared": power_loss_of_one,
-    "batch's point: source prepared": power_loss_undone,
     "_sync_directories: names batches": partial(killed_and_opened, every_more=7),
 }
 """For each kind of sync of batches the way by which its loss is noticed, without a journal."""

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 from support.crash_cases import EXTREMES, trees_of
-from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, Level, follow, open_space, ready
+from support.crash_level import (
+    CHECKPOINTS,
+    JOURNAL,
+    LAGGING,
+    NONE,
+    NOON_US,
+    STRICT,
+    Level,
+    follow,
+    open_space,
+    openings,
+    ready,
+)
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.errors import ResourceFailed
@@ -25,8 +37,11 @@ def opened(fs: ForgetfulFileSystem, level: Level, *, goes_on: bool = False) -> S
     return open_space(fs, level, goes_on=goes_on, definitions=WAY)
 
 
-def work(space: Space, level: Level, name: bytes, *, adds: bool = False) -> None:
-    """Adds a message, or takes it and rolls back; one of a two-phase transaction, one of a local one."""
+def work(space: Space, level: Level, name: bytes, *, adds: bool = False, several: bool = False) -> None:
+    """Adds a message, or takes it and rolls back; one of a two-phase transaction, one of a local one.
+
+    several: with other blocks before and behind the one that takes it.
+    """
     session, xid = Session(space), Xid(1, name, b"")
     session.start(xid)
     if adds:
@@ -35,7 +50,11 @@ def work(space: Space, level: Level, name: bytes, *, adds: bool = False) -> None
         session.commit(xid, Flag.ONEPHASE)
         follow(space, level, "one-phase")
         return
-    assert session.dequeue("a") is not None
+    for queue in ("c", "a", "d") if several else ("a",):
+        if queue == "a":
+            assert session.dequeue("a") is not None
+        else:
+            session.enqueue(queue, b"other")
     session.end(xid)
     if name == b"2":
         session.prepare(xid)
@@ -93,7 +112,7 @@ def judge(tree: Tree, level: Level, committed: bool, requeued: bool) -> bool:
     assert all(one.tries < 2 for one in waiting)
     for one in moved:
         assert one.origin is not None
-        assert one.origin.tries >= 2
+        assert one.origin.tries == 2
         assert (one.origin.queue, one.origin.reason) == ("a", "tries")
         assert one.tries in ((0, 1) if requeued else (0,)), "a killed process was sending it back"
     space.close()
@@ -118,3 +137,32 @@ def test_there_is_one_copy_wherever_it_is_cut_off(level: Level, requeued: bool) 
         crash_after += 1
     assert committed
     assert ends == {False, True}
+
+
+@pytest.mark.crash
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("level", [NONE, STRICT, LAGGING, JOURNAL], ids=str)
+def test_a_kill_counts_a_delivery_once(level: Level, prepared: bool, several: bool) -> None:
+    """At whatever call of its rollback, and again at any call of the opening that counts it."""
+    whole, crash_after = False, 0
+    while not whole:
+        fs, taken = ready(EMPTY, level).open(crash_after), 0
+        try:
+            space = opened(fs, level, goes_on=True)
+            work(space, level, b"0", adds=True)
+            taken = 1
+            work(space, level, b"2" if prepared else b"1", several=several)
+            taken, whole = 2, True
+        except (Crashed, ResourceFailed):
+            if not fs.crashed:
+                raise
+        fs = fs.tree_after_kill().open()
+        for left, opening in openings(fs, level, 3):
+            again = opening or opened(left.tree_after_kill().open(), level)
+            for xid in list(again.branches):
+                Session(again).rollback(xid)
+            found = [message.tries for message in Session(again).browse("a")]
+            assert found in ({0: [[], [0]], 1: [[0], [1]], 2: [[1]]}[taken]), crash_after
+        crash_after += 1

@@ -57,7 +57,7 @@ NOTICED: dict[str, tuple[Callable[[str], None], str]] = {
     "one_phase: target range": (power_loss, "put: one_phase"),
     "one_phase: content watermark": (power_loss, "put one_phase, take one_phase"),
     "one_phase: source range": (power_loss, "take: one_phase"),
-    "rollback's point: source prepared": (power_loss, "put: undone"),
+    "rollback: source prepared": (power_loss, "put: undone"),
     "records_of: content try": (power_loss, "take: undone"),
     "_record: content decision": (power_loss, "put: decided_commit"),
     "decision: target heuristic": (power_loss, "put: decided_commit"),

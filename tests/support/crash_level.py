@@ -95,6 +95,7 @@ def open_space(
     closed_well: bool = False,
     definitions: Definitions = ANY_QUEUE,
     now_us: Callable[[], int] = lambda: NOON_US,
+    epoch: int = 1,
 ) -> Space:
     """goes_on: in the journal that ``ready`` has filled, as if its owner was this one. closed_well: the owner before
     was not killed.
@@ -108,6 +109,7 @@ def open_space(
             fs,
             definitions,
             hardening=level.hardening,
+            epoch=epoch,
             suspect=fs.calls > 0 and not closed_well,  # it is the same boot
             now_ns=lambda: now_us() * 1000,
             on_branches=on_branches,

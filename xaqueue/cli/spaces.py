@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +27,7 @@ from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation
 from xaqueue.rpc.methods.service import status_of
 from xaqueue.space.model import definitions, layout
+from xaqueue.space.model.counters import Counters, Counting
 from xaqueue.space.model.index import Order
 from xaqueue.space.offline import inspect
 from xaqueue.space.offline.inspect import JournalStatus, QueueStatus
@@ -85,6 +86,10 @@ def status(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = No
     output.pairs([*server, *_status_rows(found, has_all=bool(server))])
     typer.echo()
     queue_table(found.queues)
+    used = [queue for queue in found.queues if any(astuple(queue.counters))]
+    if used:
+        typer.echo()
+        counter_table(used)
 
 
 def _status_rows(found: inspect.Status, *, has_all: bool) -> list[tuple[str, object]]:
@@ -108,6 +113,7 @@ def _status_rows(found: inspect.Status, *, has_all: bool) -> list[tuple[str, obj
         *(("carrier", carrier(one)) for one in found.carriers if one.state is not CarrierState.CLOSED),
         ("heuristic", output.counted(found.heuristic, "branch", "branches")),
         ("quarantine", output.counted(found.quarantined, "file")),
+        ("counted", _counted(found.counting) if found.counting is not None else ""),
         ("disk free", _disk_free(found)),
         ("trouble", found.trouble),
         ("complaint", f"{found.complaint}" if found.complaint else ""),
@@ -128,6 +134,15 @@ def _disk_free(found: inspect.Status) -> str:
     inodes = f", {output.counted(found.free_inodes, 'inode')}" if found.free_inodes is not None else ""
     low = f"; enqueues are refused: {found.low}" if found.low else ""
     return f"{output.size(found.free_bytes)}{inodes}{low}"
+
+
+def _counted(counting: Counting) -> str:
+    text = f"since {output.moment(counting.since)}, as of {output.moment(counting.as_of)}"
+    if not counting.crashes:
+        return text
+    crash = "a crash" if counting.crashes == 1 else f"the last of {counting.crashes} crashes"
+    after, found = output.moment(counting.lost_after), output.moment(counting.found_at)
+    return f"{text}; {crash}, found at {found}, may have taken what was counted after {after}"
 
 
 def _cache(hits: int, misses: int) -> str:
@@ -191,7 +206,14 @@ def define(
     typer.echo(f"queue {queue}: {made.order.value}" + (f", {made.description}" if made.description else ""))
 
 
-def queues(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = None) -> None:
+def queues(
+    ctx: typer.Context,
+    counters: Annotated[
+        bool, typer.Option("--counters", help="Show what each has had and lost since the space was made.")
+    ] = False,
+    json: JsonOption = False,
+    space: SpaceOption = None,
+) -> None:
     """List the queues.
 
     With their order, their number of messages and their watermark. Of a queue that a stream consumes also which one
@@ -201,8 +223,10 @@ def queues(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = No
     found = _found(location_of(ctx, space))
     if json:
         output.as_json([{**asdict(queue), "lag": queue.lag} for queue in found])
-        return
-    queue_table(found)
+    elif counters and found:
+        counter_table(found)
+    else:
+        queue_table(found)
 
 
 def release(
@@ -285,6 +309,11 @@ def _found(location: Location) -> list[QueueStatus]:
         in_flight = {one.queue: one.in_flight for one in manager.reservations()}
         return [replace(queue, in_flight=in_flight.get(queue.name)) for queue in found]
     return found
+
+
+def counter_table(found: list[QueueStatus]) -> None:
+    names = [name.replace("_", " ") for name in Counters.__dataclass_fields__]
+    output.table(("queue", *names), [(queue.name, *astuple(queue.counters)) for queue in found], right=names)
 
 
 def queue_table(found: list[QueueStatus]) -> None:

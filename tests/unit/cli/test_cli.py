@@ -176,7 +176,23 @@ def test_queues(space: Path) -> None:
         "exhausted": 0,
         "stuck": "",
         "full": "",
+        "counters": {
+            "enqueued": 1,
+            "dequeued": 0,
+            "redelivered": 0,
+            "expired": 0,
+            "dead_lettered": 0,
+            "moved": 0,
+        },
     }
+    assert run("queues", "--counters").splitlines() == [
+        "queue   enqueued  dequeued  redelivered  expired  dead lettered  moved",
+        "orders         1         0            0        0              0      0",
+        "urgent         0         0            0        0              0      0",
+    ]
+    shown = run("status").splitlines()
+    assert shown[-1].split() == ["orders", "1", "0", "0", "0", "0", "0"]
+    assert any(line.startswith("counted") and "since" in line and "crash" not in line for line in shown)
 
 
 def test_a_space_without_queues_says_how_to_make_one(tmp_path: Path) -> None:

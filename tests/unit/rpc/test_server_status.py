@@ -74,10 +74,14 @@ def test_it_is_what_the_directory_tells(served: ServerThread, connection: Connec
     while told(served)["active"]:
         pass  # until it has seen that the last session is gone
     served.space.checkpoint()
+    served.space.counter_file.write(served.space.counted())
     answered = told(served)
     seen = json.loads(json.dumps(asdict(inspect.status(served.root))))
     assert answered.keys() == seen.keys() | MORE
     assert answered["cache"] is None or sum(answered["cache"]) >= 0
+    for status in (answered, seen):
+        for name in ("as_of", "hits", "misses"):
+            assert status["counting"].pop(name) >= 0
     for name in seen.keys() - CHANGING - {"cache"}:
         assert answered[name] == seen[name], name
     assert (answered["in_doubt"], answered["heuristic"], answered["state"]) == (1, 1, "ready")

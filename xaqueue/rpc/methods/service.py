@@ -163,6 +163,7 @@ def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
         heuristic=len(decided),
         cache=(log.hits, log.misses) if (log := space.journal_log) is not None else None,
         state=READY if space.read_only is None else READ_ONLY,
+        counting=space.counted()[0],
     )
     with space.lock:
         waiting = len({number for branch in space.branches.values() for number in branch.working})
@@ -195,6 +196,7 @@ def _queue(space: Space, name: str, in_doubt: int) -> QueueStatus:
     state: dict[str, Any] = {"held": held, "in_doubt": in_doubt, "exhausted": exhausted, "stuck": queue.stuck}
     if queue.limits is not None:
         state["full"] = queue.limits.reached(len(queue.index) + len(queue.pending), queue.size_bytes)
+    state["counters"] = queue.counters
     if queue.record is None:
         return QueueStatus(name, order, description, depth, published, **state)
     stream = "" if queue.keeper is None else queue.record.stream or "unknown: its record is damaged"

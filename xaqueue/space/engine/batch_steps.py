@@ -8,13 +8,12 @@ brings it back, the next open removes it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 
 from xaqueue.batch import Decision, is_of_a_batch, key_of
 from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.space.engine import commit, dedup, tries
-from xaqueue.space.engine.log import CommitPending
 from xaqueue.space.engine.state import Space
+from xaqueue.space.engine.tries import Failed
 from xaqueue.space.model import records
 from xaqueue.space.model.branch import Branch, State
 from xaqueue.space.model.change import DROP, Change, Op
@@ -117,23 +116,26 @@ def undo(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
         _undo(space, gtrid, group)
 
 
-_point, _ops, _rest = attrgetter("point"), attrgetter("ops"), attrgetter("rest")
-
-
 def _undo(space: Space, gtrid: bytes, branches: Sequence[Branch]) -> None:
     failed = [tries.failed_by(space, branch) for branch in branches]
-    changes = [commit.rollback_change(space, branch, each) for branch, each in zip(branches, failed, strict=True)]
-    point, ops, rest = ([op for change in changes for op in part(change)] for part in (_point, _ops, _rest))
     try:
-        space.log.perform(Change(Step.BATCH, _name(gtrid), ops, point, rest))
-    except CommitPending:
-        space.discard([op[1] for op in rest])
+        space.log.perform(_rollback_change(space, gtrid, branches, failed))
+    except RetryLater:  # their tries may be what has no room
+        if not any(failed):
+            raise
+        space.log.perform(_rollback_change(space, gtrid, branches, [[] for _ in branches]))
     for branch, each in zip(branches, failed, strict=True):
         commit.release(space, branch, each)
         if branch.damage:
             commit.resolve_damage(space, branch.xid)
         with space.lock:
             space.finish_locked(branch, Outcome.ROLLED_BACK)
+
+
+def _rollback_change(space: Space, gtrid: bytes, branches: Sequence[Branch], failed: Sequence[list[Failed]]) -> Change:
+    changes = [commit.rollback_change(space, branch, each) for branch, each in zip(branches, failed, strict=True)]
+    ops, rest = [op for one in changes for op in one.ops], [op for one in changes for op in one.rest]
+    return Change(Step.BATCH, _name(gtrid), ops, rest=rest)
 
 
 def forget(space: Space, keys: Sequence[str]) -> None:

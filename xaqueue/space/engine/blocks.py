@@ -92,14 +92,15 @@ def add_dequeue(space: Space, branch: Branch, written: Written) -> None:
 
 
 def dequeue_block(space: Space, written: Written) -> bytes:
-    """The block that names the message to remove."""
-    head, written.checksum = head_of(Kind.DEQUEUE, written.message_id, _packed_queue(written.queue), b"", space.epoch)
+    """The block that names the message to remove, and says how many tries that had had."""
+    packed = _packed(written.queue, written.entry.tries if written.entry is not None else 0)
+    head, written.checksum = head_of(Kind.DEQUEUE, written.message_id, packed, b"", space.epoch)
     return head
 
 
 @lru_cache(maxsize=1024)
-def _packed_queue(queue: str) -> bytes:
-    return pack_properties(Properties(queue))
+def _packed(queue: str, tries: int) -> bytes:
+    return pack_properties(Properties(queue, tries=tries))
 
 
 def add_branch_block(space: Space, branch: Branch) -> None:

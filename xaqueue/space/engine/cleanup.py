@@ -121,6 +121,7 @@ def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
             space.log.sync_names(sorted({layout.range_path(queue.name, entry.seq) for entry in piece}))
         with space.lock:
             spent = [entry.seq >> RANGE_BITS for entry in piece if queue.consumed(entry)]
+            queue.counters.expired += len(piece)
             piece, queue.expiring = [], 0
     finally:
         with space.lock:
@@ -320,6 +321,8 @@ class Clearer:
             self._due.clear()
             try:
                 is_stuck = [self._is_stuck(work) for work in (clear, moving.move_exhausted, expire, dedup.clear)]
+                if self._space.journal_log is None:
+                    self._space.checkpoint()
             except ResourceFailed:
                 return  # the space says so itself
             if any(is_stuck):

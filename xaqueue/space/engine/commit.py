@@ -226,7 +226,12 @@ def publish_commit(space: Space, branch: Branch) -> None:
             space.publish_locked(queue, entry)
             if written.key:
                 dedup.publish_locked(space, written)
-        elif queue.consumed(entry):
+            continue
+        if written.leaving:
+            setattr(queue.counters, written.leaving, getattr(queue.counters, written.leaving) + 1)
+        else:
+            queue.counters.dequeued += 1
+        if queue.consumed(entry):
             space.has_consumed()
     if branch.keys:
         dedup.release_locked(space, branch)
@@ -252,8 +257,10 @@ def undo(space: Space, branch: Branch) -> None:
     if branch.base is State.PREPARED:
         try:
             perform(rollback_change(space, branch, failed))
-        except CommitPending:  # nobody is promised anything by then: only its tries are not recorded
-            space.discard(_files(branch))
+        except RetryLater:  # its tries may be what has no room
+            if not failed:
+                raise
+            perform(rollback_change(space, branch, ()))
     else:
         counted = tries.records_of(space, failed)
         if counted:
@@ -271,10 +278,13 @@ def _perform_late(space: Space, change: Change) -> None:
 
 
 def rollback_change(space: Space, branch: Branch, failed: Sequence[Failed]) -> Change:
-    """What the rollback of a prepared branch does, with which these deliveries fail: .000 goes first."""
+    """What the rollback of a prepared branch does, with which these deliveries fail: of its files .000 goes first.
+
+    Their records come before: of a branch in doubt recovery counts by its blocks, whatever these say.
+    """
     first, *others = _files(branch) or [block_path(PREPARED, branch.name, FIRST)]
-    counted = tries.records_of(space, failed)
-    return Change(Step.ROLLBACK, branch.name, counted, point=[(DROP, first)], rest=[(DROP, path) for path in others])
+    ops = [*tries.records_of(space, failed), (DROP, first)]
+    return Change(Step.ROLLBACK, branch.name, ops, rest=[(DROP, path) for path in others])
 
 
 def _files(branch: Branch) -> list[str]:

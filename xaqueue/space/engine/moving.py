@@ -27,6 +27,8 @@ from xaqueue.storage.ids import fresh_id
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 TRIES, EXPIRED, MOVED, REJECTED = "tries", "expired", "moved", "rejected"
+_BQUAL = b"move"
+_COUNTED = {TRIES: "dead_lettered", REJECTED: "dead_lettered", EXPIRED: "expired"}
 
 log = logging.getLogger("xaqueue")
 
@@ -43,6 +45,11 @@ def move_exhausted(space: Space, stopped: Callable[[], bool]) -> bool:
                 queue.index.find_exhausted()
         queues = [queue for queue in space.queues.values() if queue.index.exhausted]
     return move_all(space, queues, TRIES, stopped)
+
+
+def is_own(xid: Xid) -> bool:
+    """Whether the branch moves what is to leave its queue: it delivers nothing."""
+    return xid.is_local and xid.bqual == _BQUAL
 
 
 def move_all(space: Space, queues: list[Queue], reason: str, stopped: Callable[[], bool]) -> bool:
@@ -111,8 +118,8 @@ def _leaving(queue: Queue, reason: str) -> list[Entry]:
 def _move(space: Space, queue: Queue, entry: Entry, reason: str) -> None:
     """Where an error is raised the message is locked still, or back in its queue. Past its commit point it is moved
     by whoever completes the branch."""
-    xid = Xid(LOCAL_FORMAT_ID, fresh_id(), b"move")
-    taken = Written(1, Kind.DEQUEUE, queue.name, entry.message_id, 0, entry, "001")
+    xid = Xid(LOCAL_FORMAT_ID, fresh_id(), _BQUAL)
+    taken = Written(1, Kind.DEQUEUE, queue.name, entry.message_id, 0, entry, "001", leaving=_COUNTED[reason])
     branch = Branch(xid, str(xid), [taken], numbers=1, busy=True)
     with space.lock:
         space.branches[xid] = branch
@@ -144,6 +151,9 @@ def move_one(
     try:
         properties, wanted_id = _back(message) if to is None else _onwards(message, to)
         check(properties.queue)
+        for written in branch.blocks:
+            if written.kind is Kind.DEQUEUE and written.queue == name and written.message_id == message_id:
+                written.leaving = MOVED
         return _add(space, branch, message, properties, wanted_id)
     except BaseException:
         messages.give_back(space, branch, name, [message_id])
@@ -173,6 +183,7 @@ def reject(space: Space, branch: Branch, reason: str) -> None:
     retry = tries.failed_now(space, name, entry, reason)
     try:
         _add(space, branch, message, *_out(message, target, retry, REJECTED))
+        taken.leaving = _COUNTED[REJECTED]
         commit.commit(space, branch)
     except BaseException:
         if branch.base is State.ACTIVE:
@@ -185,6 +196,7 @@ def _withdraw(space: Space, branch: Branch, taken: Written) -> None:
     added = [written for written in branch.all_blocks if written is not taken]
     with space.lock:
         branch.blocks, branch.branch_block, branch.rollback_reason = [taken], None, None
+        taken.leaving = ""
         for written in added:
             if written.kind is Kind.ENQUEUE:
                 space.queue(written.queue).withdraw(written.message_id)

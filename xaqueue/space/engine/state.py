@@ -14,11 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from xaqueue.carried import Life
 from xaqueue.errors import DamagedBlock, JournalDamaged, NotSupportedError, ResourceFailed, RetryLater, RolledBack
+from xaqueue.space.engine.counters import Counted, CounterFile
 from xaqueue.space.engine.directory_log import DirectoryLog
 from xaqueue.space.engine.disk_space import RoomLimit
 from xaqueue.space.engine.journal_log import JournalLog
@@ -28,6 +30,7 @@ from xaqueue.space.model.block_files import damage_of
 from xaqueue.space.model.branch import Branch, State
 from xaqueue.space.model.change import DROP, PUT, Change
 from xaqueue.space.model.change import Kind as Step
+from xaqueue.space.model.counters import Counting
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.index import Entry
 from xaqueue.space.model.layout import Watermark
@@ -81,6 +84,8 @@ class Space(Memory):
         self.room.kept = self.kept
         self.hardening = hardening
         self.epoch = epoch
+        self.counter_file = CounterFile(fs, durable=hardening.journal or bool(hardening.content))
+        self.counting = Counting(0, 0, epoch)
         self._lost = lost
         self.life = Life(space_id, epoch, fresh_id().hex())
         self.is_delivering = False
@@ -259,23 +264,42 @@ class Space(Memory):
     # Checkpoints
 
     def checkpoint(self) -> None:
-        """Hardens what the journal is ahead of the directories, and releases what it covers; traffic goes on.
+        """Hardens what the journal is ahead of the directories, and releases what it covers; traffic goes on. Behind
+        that the counters are written now and then, which is all that there is to do without a journal.
 
-        Raises ResourceFailed. Without a journal there is nothing to do.
+        Raises ResourceFailed.
         """
+        counted = self.counted() if self.counter_file.is_due else None
         journal = self.journal_log
-        if journal is None:
-            return
         try:
-            self.settle()
-            journal.checkpoint()
-            self.room.restore(self.definitions)
-            if journal.register is not None:
-                journal.register.make()
+            if journal is not None:
+                self.settle()
+                journal.checkpoint()
+                self.room.restore(self.definitions)
+                if journal.register is not None:
+                    journal.register.make()
+            if counted is not None:
+                self.check()
+                self.check_owner()
+                self.waiting.run(partial(self.counter_file.write, counted))
         except RetryLater as full:
             log.warning("no checkpoint yet: %s", full)
         except OSError as error:
             raise self.fence(error) from error
+
+    def begin_counting(self, note: Callable[[str], object]) -> None:
+        """The queues go on from what was counted before."""
+        self.counting, found = self.counter_file.load(self.epoch, self.now_us(), note)
+        for name, counters in found.items():
+            self.queue(name).counters = counters
+
+    def counted(self, *, closed: bool = False) -> Counted:
+        """Until now."""
+        log = self.journal_log
+        hits, misses = (log.hits, log.misses) if log is not None else (0, 0)
+        with self.lock:
+            counters = {name: replace(queue.counters) for name, queue in self.queues.items()}
+            return replace(self.counting, as_of=self.now_us(), closed=closed, hits=hits, misses=misses), counters
 
     def settle(self) -> None:
         """All that was published is in the directories, for who looks there. Raises RetryLater without room,
@@ -359,6 +383,7 @@ class Space(Memory):
     def publish_locked(self, queue: Queue, entry: Entry) -> None:
         """A message is hardened: it becomes visible, in commit order."""
         queue.index.add(entry)
+        queue.counters.enqueued += 1
         queue.pending.discard(entry.message_id)
         queue.shown = max(queue.shown, entry.seq)
         self.log.changed_queues[queue.name] = queue

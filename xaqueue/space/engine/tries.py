@@ -1,8 +1,8 @@
 """A delivery that has failed is counted beside its message, which is put off as its queue's policy says.
 
 The change of the rollback has the record. Of those that a killed process had begun tell their blocks in active/, and
-with a journal ``register``: the next open counts them. A try for which there is no room is only a try not counted, and
-one whose block a power loss brings back is counted twice; the message is safe either way.
+with a journal ``register``: the next open counts them. Both say how many tries there were before, so that none is
+counted twice. A try for which there is no room is only a try not counted, and the message is safe.
 """
 
 from __future__ import annotations

@@ -241,6 +241,8 @@ class Written:
     """A hash of its dedup_key, where its queue has a window."""
     until_us: int = 0
     """When that window ends, once its commit has begun."""
+    leaving: str = ""
+    """By which other way than by being consumed the message of a dequeue leaves; see ``Counters``."""
 
 
 @dataclass(slots=True)

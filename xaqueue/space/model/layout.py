@@ -34,7 +34,7 @@ ARCHIVE = "archive"
 """What streams have consumed and were to keep; made when there is something."""
 JOURNAL = "journal"
 COUNTERS = "counters"
-"""What the owner tells of its cache now and then; nothing depends on it."""
+"""What the queues count; see ``xaqueue.space.engine.counters``."""
 RESERVE = "reserve"
 TRIES = "tries"
 """The register of tries; see ``xaqueue.space.engine.register``."""
@@ -46,7 +46,7 @@ DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE, BATCHES, STRE
 
 OWN_NAMES = frozenset(
     {FORMAT, LOCK, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, SOCKET, ARCHIVE, *DIRECTORIES}
-    | {f".{FORMAT}.new", owner_file.NEW_OWNER, f".{QUEUES}.new"}
+    | {f".{FORMAT}.new", owner_file.NEW_OWNER, f".{QUEUES}.new", f".{COUNTERS}.new"}
 )
 """What a space's directory may hold at its top."""
 

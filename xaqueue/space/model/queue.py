@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from xaqueue.reservation import Reservation
 from xaqueue.space.model import layout
+from xaqueue.space.model.counters import Counters
 from xaqueue.space.model.dedup import Keys
 from xaqueue.space.model.definitions import QueueDefinition
 from xaqueue.space.model.index import Entry, QueueIndex
@@ -29,6 +30,7 @@ class Queue:
     def __init__(self, name: str, definition: QueueDefinition, arrived: Condition) -> None:
         self.name = name
         self.index = QueueIndex()
+        self.counters = Counters()
         self.is_to_be_searched = False
         """Some messages may have had all their tries, and nobody was told."""
         self.arrived = arrived
@@ -153,6 +155,7 @@ class Queue:
         """Its record is hardened: what it says is consumed is forgotten."""
         gone, boundary = self.index.remove_through(record.consumed), (record.consumed + 1) >> RANGE_BITS
         left = len(gone)
+        self.counters.dequeued += left
         if self.limits is not None:
             for message_id in gone:
                 self._is_less(message_id)

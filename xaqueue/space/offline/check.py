@@ -16,7 +16,7 @@ from pathlib import Path
 
 from xaqueue.carried import CarrierState, checked_carrier
 from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
-from xaqueue.space.engine import heuristics, quarantine, redo
+from xaqueue.space.engine import counters, heuristics, quarantine, redo
 from xaqueue.space.model import change, layout, records
 from xaqueue.space.model.block import Head, Kind
 from xaqueue.space.model.block_files import listed, read_checked
@@ -156,6 +156,8 @@ class SpaceCheck:
         except InvalidArgument as error:
             yield broken(layout.QUEUES, str(error))
         names = set(self._fs.list(""))
+        if layout.COUNTERS in names and counters.read(self.bare) is None:
+            yield leftover(layout.COUNTERS, "cannot be read: the next open begins to count anew")
         for name in sorted(names - layout.OWN_NAMES):
             yield note(name, "is no part of a queue space; left alone")
         for name in sorted(set(layout.DIRECTORIES) - names):

@@ -11,17 +11,18 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from xaqueue.carried import CarrierState, CarrierStatus
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.message import Message, MessageId
-from xaqueue.space.engine import disk_space
+from xaqueue.space.engine import counters, disk_space
 from xaqueue.space.engine.messages import message_of
 from xaqueue.space.model import layout, message_name, records
 from xaqueue.space.model.block_files import listed, read_checked
 from xaqueue.space.model.carrier_note import decode_note
+from xaqueue.space.model.counters import Counters, Counting
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, read_format
 from xaqueue.space.model.index import Order
@@ -31,7 +32,6 @@ from xaqueue.space.offline.reader import watermark_in
 from xaqueue.space.offline.redo_view import Seen, look_into
 from xaqueue.space.owner.open import hardening_of, read_definitions
 from xaqueue.space.owner.record import Owner
-from xaqueue.space.owner.threads import parse_counters
 from xaqueue.space.recovery import prepared
 from xaqueue.space.recovery.prepared import Verdict
 from xaqueue.storage.fs import FileSystem
@@ -70,6 +70,7 @@ class QueueStatus:
     """Why messages cannot be moved to another queue, where the owner was asked."""
     full: str = ""
     """The limit by which it is full, where the owner was asked."""
+    counters: Counters = field(default_factory=Counters)
 
     @property
     def is_known(self) -> bool:
@@ -128,9 +129,11 @@ class Status:
     carriers: list[CarrierStatus] = field(default_factory=list)
     """Databases that carry changes of it, or did."""
     cache: tuple[int, int] | None = None
-    """Reads that an owner with a journal answered from memory, and those from files, about a second ago."""
+    """Reads that an owner with a journal answered from memory, and those from files, as it has told last."""
     state: str = ""
     """Of an owner at work: "recovering", "ready" or "read-only"; "alive" where it does not say; else empty."""
+    counting: Counting | None = None
+    """Since when the queues are counted; None where that is not written, or damaged."""
 
     @property
     def recovery(self) -> str:
@@ -150,6 +153,9 @@ def status(path: str | os.PathLike[str]) -> Status:
     definitions, _ = _definitions(path)
     hardening = hardening_of(owner.sync if owned and owner is not None else None, definitions)
     waiting = in_doubt_in(fs, looked.again)
+    counted, counting = counters.read(fs), None
+    if counted is not None and owner is not None:
+        counting = counters.found_by(counted[0], owner.epoch if owned else owner.epoch + 1, time.time_ns() // 1000)
     doubtful = [branch for branch in waiting if branch.state == Verdict.IN_DOUBT.value]
     return Status(
         **fields_of_files(path, fs, owner, looked.journal, definitions),
@@ -163,7 +169,8 @@ def status(path: str | os.PathLike[str]) -> Status:
         damaged=sum(1 for branch in doubtful if branch.damage),
         committing=sum(1 for branch in waiting if branch.state == Verdict.COMMITTING.value),
         heuristic=sum(1 for branch in waiting if branch.decision is not None),
-        cache=_counters(fs) if owned and hardening.journal else None,
+        cache=(counting.hits, counting.misses) if counting and owned and hardening.journal else None,
+        counting=counting,
         state=((owner.state if owner is not None else "") or "alive") if owned else "",
     )
 
@@ -207,7 +214,9 @@ def queue_list(path: str | os.PathLike[str]) -> list[QueueStatus]:
 def queue_list_in(fs: FileSystem, definitions: Definitions) -> list[QueueStatus]:
     """As ``queue_list``, of the space behind a port."""
     reserved = {queue for name in listed(fs, layout.STREAMS) if (queue := layout.parse_queue_directory(name))}
-    found = (_queue(fs, name, definitions) for name in sorted({*queues_in(fs), *definitions.queues, *reserved}))
+    names = sorted({*queues_in(fs), *definitions.queues, *reserved})
+    known = (counters.read(fs) or (None, {}))[1]
+    found = (replace(_queue(fs, name, definitions), counters=known.get(name, Counters())) for name in names)
     return [queue for queue in found if queue.is_known]
 
 
@@ -235,13 +244,6 @@ def check_known(path: str | os.PathLike[str], queue: str) -> str:
     if queue not in queues_in(look_into(path).fs):
         read_definitions(path).find(queue)
     return queue
-
-
-def _counters(fs: FileSystem) -> tuple[int, int] | None:
-    try:
-        return parse_counters(fs.read(layout.COUNTERS, 4096))
-    except OSError:
-        return None
 
 
 def _definitions(path: str | os.PathLike[str]) -> tuple[Definitions, str]:

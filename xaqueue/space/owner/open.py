@@ -308,7 +308,9 @@ def _detach(root: Path, attached: _Attached) -> None:
                 attached.watch.stop()
             for thread in attached.background:
                 thread.stop()
-            if attached.space.close(carry.close):
+            space = attached.space
+            if space.close(carry.close):
+                space.counter_file.write(space.counted(closed=True))
                 closed = replace(attached.owner, boot="", journalled=False, unclosed="")
                 write_owner(attached.files, attached.lock, closed)
         finally:

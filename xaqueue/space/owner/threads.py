@@ -15,7 +15,6 @@ from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine import timeouts
 from xaqueue.space.engine.journal_log import LAG_S, RETRY_S, JournalLog
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model import layout
 from xaqueue.storage.fs import NO_ROOM
 from xaqueue.storage.layers import OwnerFileSystem
 
@@ -86,7 +85,6 @@ class Checkpointer(_BackgroundThread):
         super().__init__()
         self._space = space
         self._log = log
-        self._written = (0, 0)
         self.checkpoints = 0
         self.seconds = 0.0
         """The last checkpoint took so long."""
@@ -102,7 +100,6 @@ class Checkpointer(_BackgroundThread):
             self._due.clear()
             if self._stopped.is_set():
                 return
-            self._write_counters()
             started = time.monotonic()
             due = due or started > last + self._space.definitions.checkpoint_s or log.made > made + NEW_FILES
             if not due or journal.position == covered:
@@ -114,26 +111,6 @@ class Checkpointer(_BackgroundThread):
             covered, made, last = journal.position, log.made, time.monotonic()
             self.checkpoints += 1
             self.seconds = last - started
-
-    def _write_counters(self) -> None:
-        """The cache's counters, for those who ask for the status."""
-        counters = self._log.hits, self._log.misses
-        if counters == self._written:
-            return
-        self._written = counters
-        with suppress(OSError):
-            self._space.fs.write_at(layout.COUNTERS, 0, [format_counters(*counters)])
-
-
-def format_counters(hits: int, misses: int) -> bytes:
-    """One line of fixed length, written in place."""
-    return b"%020d %020d\n" % (hits, misses)
-
-
-def parse_counters(data: bytes) -> tuple[int, int] | None:
-    """Reads answered from memory, and from files; None for what is no such line."""
-    words = data.split()
-    return (int(words[0]), int(words[1])) if len(data) == 42 and len(words) == 2 and data[:20].isdigit() else None
 
 
 class Timekeeper:
@@ -223,6 +200,8 @@ class Watchdog(_BackgroundThread):
             if space.failure is None:
                 with suppress(ResourceFailed):  # who only waits looks at nothing
                     space.check_owner()
+                    if space.journal_log is None and space.counter_file.is_due:
+                        space.has_consumed()  # who clears writes the counters, too
                     continue
                 self._wake()
             failure = space.failure

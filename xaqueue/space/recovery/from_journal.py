@@ -127,6 +127,7 @@ def open_for_reading(space: Space, damage: JournalDamaged, progress: Progress | 
     space.log.end(ResourceFailed(f"the space is open for reading only: {damage}"))
     log.error("the space is open for reading only: %s", damage)
     report.notes.append(str(damage))
+    space.begin_counting(lambda lost: None)
     Load(space, lambda path, reason: report.notes.append(f"{path}: {reason}"), report.notes.append).rest(progress)
     report.messages = sum(len(queue.index) for queue in space.queues.values())
     space.batches.found(listed(space.fs, layout.BATCHES))

@@ -23,7 +23,7 @@ from typing import Any
 
 from xaqueue.errors import DamagedBlock, JournalDamaged, RetryLater
 from xaqueue.message import MessageId
-from xaqueue.space.engine import commit, dedup, heuristics, quarantine, redo, tries
+from xaqueue.space.engine import commit, dedup, heuristics, moving, quarantine, redo, tries
 from xaqueue.space.engine.cleanup import filled_archives
 from xaqueue.space.engine.directory_log import STAGED
 from xaqueue.space.engine.memory import RecoveryReport
@@ -122,6 +122,7 @@ class _Recovery:
         for name in DIRECTORIES:
             if not self.fs.is_dir(name):
                 self.fs.make_dir(name)
+        self.space.begin_counting(self._note)
         messages = Load(self.space, self._set_aside, self._note)
         self._branches(messages)
         self.space.log.settle()
@@ -166,7 +167,7 @@ class _Recovery:
         self.report.rolled_forward += done
         self.report.rolled_back += undone
         for xid, files in active.items():
-            self._roll_back_active(xid, files)
+            self._roll_back(xid, files)
 
     def _clear_staged(self) -> None:
         """What a step had not given its name yet was promised to nobody."""
@@ -200,8 +201,8 @@ class _Recovery:
             case Verdict.INCOMPLETE:
                 for path, reason in found.broken:
                     self._set_aside(path, reason)
-                self._remove(files.values())
-                self.report.rolled_back += bool(files)
+                if files:
+                    self._roll_back(xid, files)
 
     def _holds(self, queue: str, message_id: MessageId) -> bool:
         return message_id in self.space.queue(queue).index
@@ -215,6 +216,7 @@ class _Recovery:
         branch.damage += found.lost
         for path, head in found.blocks:
             self._add(branch, path, head)
+        _tell_moves(branch, found)
         if found.list_path:
             branch.branch_block = _branch_block(found.list_path)
         return branch
@@ -224,6 +226,8 @@ class _Recovery:
         entry: Entry | None
         if head.kind is Kind.DEQUEUE:
             entry = queue.index.lock(head.message_id)
+            if entry is not None:
+                entry.tries = head.properties.tries  # its rollback, cut off, may have counted it
         else:
             entry = Entry(0, head.message_id, tags_of(head.properties))
             queue.pending.add(head.message_id)
@@ -250,6 +254,7 @@ class _Recovery:
         for path, head in found.blocks:
             if (head.kind is Kind.DEQUEUE) is self._holds(head.properties.queue, head.message_id):
                 self._add(branch, path, head)
+        _tell_moves(branch, found)
         self._number_again(branch, found)
         if found.list_path:
             branch.branch_block = _branch_block(found.list_path)
@@ -312,16 +317,18 @@ class _Recovery:
                 self._note(f"the decision on branch {xid} is not carried out yet: {lack}")
             self.report.heuristic += 1
 
-    def _roll_back_active(self, xid: Xid, files: dict[str, str]) -> None:
+    def _roll_back(self, xid: Xid, files: dict[str, str]) -> None:
+        """Of a branch that is not prepared: what it held was tried."""
         held = []
         for path in files.values():
             try:
                 head = read_head(self.fs, path)
-            except DamagedBlock:
-                continue  # torn by the crash, and promised to nobody
-            if head.kind is Kind.DEQUEUE and xid not in self.space.branches:
+            except (DamagedBlock, FileNotFoundError):
+                continue  # torn by the crash, and promised to nobody; or set aside
+            if head.kind is Kind.DEQUEUE and xid not in self.space.branches and not moving.is_own(xid):
                 entry = self.space.queue(head.properties.queue).index.find(head.message_id)
-                if entry is not None and not entry.locked:
+                if entry is not None and not entry.locked and entry.tries <= head.properties.tries:
+                    entry.tries = head.properties.tries
                     held.append((head.properties.queue, entry))
         tries.count(self.space, str(xid), held)
         self._remove(files.values())
@@ -410,6 +417,14 @@ class _Recovery:
         for branch in in_doubt:
             for damage in branch.damage:
                 self._note(f"branch {branch.xid} is in doubt and lost {damage}: decide with `xaqueue indoubt`")
+
+
+def _tell_moves(branch: Branch, found: PreparedBranch) -> None:
+    """What a branch takes from one queue and adds to another was moved, as far as its blocks tell."""
+    added = {row.message_id for row in found.rows if row.kind is Kind.ENQUEUE}
+    for written in branch.blocks:
+        if written.kind is Kind.DEQUEUE and written.message_id in added:
+            written.leaving = moving.MOVED
 
 
 def _branch_block(path: str) -> Written:

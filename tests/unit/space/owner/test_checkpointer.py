@@ -17,7 +17,6 @@ from xaqueue.space.offline import inspect
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import threads
 from xaqueue.space.owner.open import attach
-from xaqueue.space.owner.threads import Checkpointer, format_counters, parse_counters
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES, Journal
 from xaqueue.storage.owner_file import boot_id
 
@@ -99,8 +98,6 @@ def test_checkpoints_come_with_new_files(root: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_status_tells_of_the_cache(root: Path) -> None:
-    assert parse_counters(format_counters(12, 3)) == (12, 3)
-    assert parse_counters(b"12 3\n") is None
     session, _ = opened(root)
     with xaqueue.Connection(session, lambda: os.urandom(16)) as connection:
         for _ in range(3):
@@ -109,11 +106,7 @@ def test_the_status_tells_of_the_cache(root: Path) -> None:
         while connection.dequeue("orders"):
             pass
         connection.commit()
-        log = session.space.journal_log
-        assert log is not None
-        checkpointer = Checkpointer(session.space, log)
-        checkpointer._write_counters()
-        checkpointer.stop()
+        session.space.counter_file.write(session.space.counted())
         assert inspect.status(root).cache == (3, 0)
     assert inspect.status(root).cache is None
 
