@@ -17,36 +17,30 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial, wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from xaqueue.delivery import LEASE_S, Delivery, checked_count, checked_lease_s
-from xaqueue.errors import DuplicateXid, Error, InterfaceError, InvalidArgument, NoReply, ResourceFailed
+from xaqueue.errors import DuplicateXid, Error, InvalidArgument, NoReply
 from xaqueue.message import (
     EnqueueOptions,
     Message,
     MessageId,
-    body_of,
     check_queue_name,
-    check_queues,
-    id_digits_of,
-    id_of,
-    options_of,
 )
+from xaqueue.message_calls import MessageCalls
+from xaqueue.one_call import alone
+from xaqueue.queue_calls import QueueCalls
 from xaqueue.times import FOREVER_S, check_seconds
-from xaqueue.transaction import Phase, Transaction
+from xaqueue.transaction import Phase
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:  # brings the types of batches, which a plain connection never needs
     from xaqueue.carried import CarriedChange, Carriers, CarrierStatus, Pruned
-    from xaqueue.resource_manager import ResourceManager
 
 RECOVER_PAGE = 1000
 DELIVER_BYTES = 1024 * 1024
@@ -54,264 +48,14 @@ DELIVER_BYTES = 1024 * 1024
 REPLY_TTL_S = 86_400.0
 """A reply that nobody takes is gone after so long, unless its sender says otherwise."""
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
-
-def _alone(method: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[Connection, P], T]:
-    """The method, for one thread at a time of the process that connected. Raises InterfaceError, ResourceFailed.
-
-    What every two-phase transaction calls has the same in its own body: five calls less.
-    """
-
-    @wraps(method)
-    def alone(self: Connection, *arguments: P.args, **options: P.kwargs) -> T:
-        if self._pid != os.getpid() or not self._entered.acquire(False):
-            raise self._refused()
-        try:
-            return method(self, *arguments, **options)
-        finally:
-            self._entered.release()
-
-    return alone  # type: ignore[return-value]
-
-
-class Connection:
+class Connection(MessageCalls, QueueCalls):
     """Made by ``xaqueue.connect``. Errors are those of ``xaqueue.errors``, PEP 249's classes above them.
 
     As a block it commits at its end, rolls back on an exception, and is closed then; see ``__exit__``.
     """
 
-    def __init__(self, manager: ResourceManager, make_id: Callable[[], bytes]) -> None:
-        """``make_id``: 16 unique bytes for the xid of a local transaction."""
-        self._manager = manager
-        self._transaction = Transaction(manager, make_id)
-        self._pid = os.getpid()
-        self._entered = threading.Lock()
-        """Held by who is in a call."""
-
-    # Messages
-
-    def enqueue(self, queue: str, body: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]) -> MessageId:
-        """Adds a message, visible once the transaction commits. Returns its id, 16 bytes.
-
-        body: bytes, or what has them: a bytearray, a memoryview. Options: see ``xaqueue.message.EnqueueOptions``.
-        Raises UnknownQueue, MessageTooLarge, InvalidArgument (and nothing has changed), QueueFull, DiskLow (nothing has
-        changed either; there may be room later), any other DiskFull (the transaction can only be rolled back).
-        """
-        if self._pid != os.getpid() or not self._entered.acquire(False):
-            raise self._refused()
-        try:
-            if type(body) is not bytes:
-                body = body_of(body)
-            plain = options_of(options, time.time_ns() // 1000) if options else options
-            if type(queue) is not str:
-                check_queue_name(queue)
-            self._transaction.work()
-            message_id = self._manager.enqueue(queue, body, **plain)
-            self._transaction.uncommitted += 1
-            return message_id
-        finally:
-            self._entered.release()
-
-    def dequeue(
-        self,
-        queue: str,
-        *,
-        wait_s: float | None = 0.0,
-        message_id: bytes | str | None = None,
-        correlation_id: bytes | str | None = None,
-    ) -> Message | None:
-        """The next message of the queue, or the one of this id, or the first of this correlation id.
-
-        It is locked for this transaction: gone when it commits, back in its place when it is rolled back. None where
-        there is none within ``wait_s`` seconds; where that is None or infinite, it is waited for until there is one.
-        Messages that other transactions hold are passed over. message_id: 16 bytes or 32 hex digits.
-        Raises UnknownQueue, QueueReserved, InvalidArgument.
-        """
-        if self._pid != os.getpid() or not self._entered.acquire(False):
-            raise self._refused()
-        try:
-            if type(queue) is not str:
-                check_queue_name(queue)
-            if message_id is not None:
-                message_id = id_of(message_id)
-            if wait_s.__class__ is not float or not 0.0 <= wait_s < FOREVER_S:
-                wait_s = check_seconds("wait_s", wait_s)
-            self._transaction.work()
-            found = self._manager.dequeue(queue, wait_s=wait_s, message_id=message_id, correlation_id=correlation_id)
-            if found is not None:
-                self._transaction.uncommitted += 1
-            return found
-        finally:
-            self._entered.release()
-
-    def consume(self, queue: str, *, wait_s: float | None = None) -> Iterator[Message]:
-        """The messages of the queue as they come, each taken as by ``dequeue`` when the loop asks for it:
-        ``for message in connection.consume("orders"): ...``.
-
-        Commit, or roll back, after each one: what is not ended then goes on with the next. The loop ends where none
-        comes within ``wait_s`` seconds, by default never.
-        """
-        return iter(partial(self.dequeue, queue, wait_s=wait_s), None)
-
-    @_alone
-    def enqueue_many(
-        self, queue: str, bodies: Iterable[bytes | bytearray | memoryview], **options: Unpack[EnqueueOptions]
-    ) -> list[MessageId]:
-        """Adds a message for each of these bodies, in one call. Returns their ids, in the same order.
-
-        The options are those of ``enqueue``, and hold for every one; ``message_id`` is none of them. Raises as
-        ``enqueue``: what one can be refused for by itself is found before the first is added, and nothing has changed.
-        Where the disk becomes full among them, the transaction can only be rolled back.
-        """
-        if "message_id" in options:
-            raise InvalidArgument("message_id names one message: enqueue_many makes the ids, or enqueue each by itself")
-        check_queue_name(queue)
-        if isinstance(bodies, str | bytes | bytearray | memoryview):
-            raise InvalidArgument(
-                f"bodies is a {type(bodies).__name__}: a list, or another iterable, of bytes is wanted"
-            )
-        checked = [body_of(body) for body in bodies]
-        plain = options_of(options, time.time_ns() // 1000) if options else options
-        self._transaction.work()
-        found = self._manager.enqueue_many(queue, checked, **plain)
-        self._transaction.uncommitted += len(found)
-        return found
-
-    @_alone
-    def enqueue_to(
-        self, queues: Sequence[str], body: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]
-    ) -> MessageId:
-        """Adds one message to several queues; in each it is a message of its own, under the same id, which is returned.
-
-        On the disk it is one file with a name in each of the queues, as far as the file system has such. Options and
-        errors: see ``enqueue``; InvalidArgument also where a queue is named twice.
-        """
-        plain = options_of(options, time.time_ns() // 1000)
-        self._transaction.work()
-        message_id = self._manager.enqueue_to(check_queues(queues), body_of(body), **plain)
-        self._transaction.uncommitted += 1
-        return message_id
-
-    @_alone
-    def publish(self, topic: str, body: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]) -> MessageId:
-        """Adds a message to every queue that subscribes to the topic just now and wants these headers.
-
-        Where none does, nobody is ever given it. Returns its id, the same in each queue. Otherwise as ``enqueue_to``.
-        Raises UnknownQueue where the topic is not defined.
-        """
-        plain = options_of(options, time.time_ns() // 1000)
-        check_queue_name(topic)
-        self._transaction.work()
-        message_id = self._manager.publish(topic, body_of(body), **plain)
-        self._transaction.uncommitted += 1
-        return message_id
-
-    @_alone
-    def dequeue_many(self, queue: str, count: int, *, wait_s: float | None = 0.0) -> list[Message]:
-        """Up to ``count`` messages, taken in this transaction in one call; ``dequeue`` says how each is.
-
-        It waits for the first, as long as ``wait_s`` says, and for no other; an empty list: there was none. Raises as
-        ``dequeue``, and then it has taken none.
-        """
-        check_queue_name(queue)
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise InvalidArgument(f"count {count!r} is refused: a number of messages from 1 is wanted")
-        wait_s = check_seconds("wait_s", wait_s)
-        self._transaction.work()
-        found = self._manager.dequeue_many(queue, count, wait_s=wait_s)
-        self._transaction.uncommitted += len(found)
-        return found
-
-    @_alone
-    def receive(
-        self, queue: str, max_messages: int = 1, lease_s: float = LEASE_S, wait_s: float | None = 0.0
-    ) -> list[Delivery]:
-        """Up to ``max_messages`` (1 to 1,000), each on a lease of its own, in no transaction of this connection.
-
-        They are held from everybody else for ``lease_s`` seconds, a day at most; ``Delivery`` says how each is settled.
-        One that is not by then is back in its queue, with one more try, and so it is when this connection is closed, or
-        its process ends. It waits for the first as ``dequeue`` does, and for no other; an empty list: there was none.
-        Raises UnknownQueue, QueueReserved, InvalidArgument; of a server RetryLater, where the session has too many.
-        """
-        check_queue_name(queue)
-        count, seconds = checked_count(max_messages), checked_lease_s(lease_s)
-        limit_s = check_seconds("wait_s", wait_s)
-        self._transaction.check_open()
-        found = self._manager.receive(queue, count, seconds, limit_s)
-        return [Delivery(lease, message, self._settle, self._extend) for lease, message in found]
-
-    @_alone
-    def accept(self, delivery: Delivery) -> None:
-        """Settles a delivery with this transaction, which has dequeued its message from here on.
-
-        It may have been received by another connection to the same space. Raises LeaseExpired, ProtocolError where it
-        was settled before; then the transaction is as it was.
-        """
-        delivery.check_held()
-        self._transaction.work()
-        self._manager.accept(delivery.message.queue, delivery.lease)
-        delivery.is_settled = True
-        self._transaction.uncommitted += 1
-
-    @_alone
-    def move(self, queue: str, message_id: bytes | str, to: str) -> MessageId | None:
-        """Moves a message to another queue, with all its properties, in this transaction.
-
-        Returns its id there, which is another one only where that queue has a message of this id; None where it is
-        not there, or locked. It moves whatever it waits for: a delay, a retry, the turn of its group. Its ``origin``
-        says where it was, or was first. Its tries begin at 0.
-        Raises UnknownQueue, QueueReserved, InvalidArgument, QueueFull, DiskLow; then it stays.
-        """
-        return self._move(queue, message_id, check_queue_name(to))
-
-    @_alone
-    def requeue(self, queue: str, message_id: bytes | str) -> MessageId | None:
-        """Moves a message back to where it was before it was moved, as a failed one is, in this transaction.
-
-        There it is as it was, without a try. Returns and raises as ``move``; InvalidArgument where it has no origin.
-        """
-        return self._move(queue, message_id, None)
-
-    @_alone
-    def remove(self, queue: str, message_id: bytes | str) -> bool:
-        """Removes a message in this transaction, whatever it waits for: a delay, a retry, the turn of its group.
-
-        False where it is not there, or locked. Raises UnknownQueue, QueueReserved, InvalidArgument.
-        """
-        check_queue_name(queue)
-        plain = id_of(message_id)
-        self._transaction.work()
-        is_removed = self._manager.remove(queue, plain)
-        self._transaction.uncommitted += is_removed
-        return is_removed
-
-    @_alone
-    def restore(self, message: Message, queue: str | None = None) -> bool:
-        """Adds a message as ``browse`` or ``dequeue`` has shown it, in this transaction, to its own queue or this one.
-
-        With its id, its times, its tries, its origin and whatever else it has; only its sequence number is a new one.
-        False where the queue, or this transaction, has a message of this id: that one stays as it is.
-        Raises UnknownQueue, MessageTooLarge, InvalidArgument, also where this transaction takes the one of this id, or
-        another adds one, DiskLow (and nothing has changed), any other DiskFull (it can only be rolled back).
-        """
-        if not isinstance(message, Message):
-            raise InvalidArgument(f"{message!r} is no message: what browse or dequeue has given is wanted")
-        name = check_queue_name(message.queue if queue is None else queue)
-        self._transaction.work()
-        is_added = self._manager.restore(name, message)
-        self._transaction.uncommitted += is_added
-        return is_added
-
-    def _move(self, queue: str, message_id: bytes | str, to: str | None) -> MessageId | None:
-        check_queue_name(queue)
-        plain = id_of(message_id)
-        self._transaction.work()
-        found = self._manager.move(queue, plain, to)
-        if found is not None:
-            self._transaction.uncommitted += 1
-        return found
+    # Requests and replies
 
     def request(
         self,
@@ -365,18 +109,7 @@ class Connection:
             options.setdefault("ttl", REPLY_TTL_S)
         return self.enqueue(to, body, **options)
 
-    def browse(
-        self, queue: str, limit: int | None = None, *, message_id: bytes | str | None = None
-    ) -> Iterator[Message]:
-        """Committed messages in the order of the queue, at most ``limit``; also those that are locked or not yet due.
-
-        message_id: only the one of this id, or those whose id begins with these hex digits. Locks nothing and takes
-        part in no transaction.
-        """
-        found = self._within(partial(self._browse, queue, limit, id_digits_of(message_id)))
-        return iter(lambda: self._within(partial(next, found, None)), None)
-
-    @_alone
+    @alone
     def flush(self) -> None:
         """Raises now what a server may yet refuse of ``tpc_begin`` and ``enqueue``, which ride with a later call.
 
@@ -393,7 +126,7 @@ class Connection:
 
     # One phase
 
-    @_alone
+    @alone
     def commit(self) -> None:
         """Commits the local transaction; without one, nothing. Raises RolledBack where it was rolled back instead.
 
@@ -401,7 +134,7 @@ class Connection:
         """
         self._transaction.commit()
 
-    @_alone
+    @alone
     def rollback(self) -> None:
         """Rolls the local transaction back; without one, nothing."""
         self._transaction.rollback()
@@ -446,7 +179,7 @@ class Connection:
         finally:
             self._entered.release()
 
-    @_alone
+    @alone
     def tpc_end(self, xid: Xid | None = None, flags: Flag = Flag.SUCCESS) -> None:
         """Leaves the branch: SUCCESS to prepare it, SUSPEND to resume it here or (MIGRATE) elsewhere, FAIL to doom it.
 
@@ -480,7 +213,7 @@ class Connection:
         """Whether a database may carry changes of this space: this process has it open."""
         return getattr(self._manager, "can_carry", False) is True
 
-    @_alone
+    @alone
     def tpc_carry(self, carrier: str) -> CarriedChange | None:
         """In the place of tpc_prepare: votes in memory, for who commits what it returns in a database, as a row.
 
@@ -493,13 +226,13 @@ class Connection:
             raise InvalidArgument("the space is not open in this process: tpc_prepare its branches")
         return self._transaction.carry(carrier, vote)
 
-    @_alone
+    @alone
     def carriers(self) -> Carriers:
         """Who has the space open, and which databases carry its changes, or did."""
         self._transaction.check_open()
         return self._manager.carriers()
 
-    @_alone
+    @alone
     def deliver(self, carrier: str, secret: str, changes: Sequence[bytes], pruned: Pruned) -> bool:
         """Hands over what a database has carried in earlier lives of the space; see ``Carrying.deliver``."""
         self._transaction.check_open()
@@ -512,58 +245,11 @@ class Connection:
                 size, page = 0, []
         return self._manager.deliver(carrier, secret, page, *pruned)
 
-    @_alone
+    @alone
     def release_carrier(self, carrier: str) -> CarrierStatus | None:
         """Its queues wait no more, by an operator's decision; None where it carries now, or was released before."""
         self._transaction.check_open()
         return self._manager.release_carrier(carrier)
-
-    @_alone
-    def define(self, queue: str, /, **settings: Any) -> None:
-        """Defines a queue, or changes its definition: in queues.toml, durably, and at once for everybody.
-
-        settings: keys as in queues.toml, see xaqueue(5): ``order="priority"``, ``max_tries=5``; None takes a key away.
-        It belongs to no transaction. Raises InvalidArgument that names the key, and then nothing was changed;
-        AccessDenied, and ResourceFailed where the space is fenced or open for reading only.
-        """
-        self._transaction.check_open()
-        for key, value in settings.items():
-            if key == "match" and isinstance(value, Mapping):
-                continue
-            if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) >= 2**63):
-                raise InvalidArgument(f"{key} = {value!r} is refused: a string, a number, true or false is wanted")
-        self._manager.define(queue, settings)
-
-    @_alone
-    def define_topic(self, topic: str, /, *, description: str | None = None) -> None:
-        """Defines a topic, to which queues may subscribe, or changes what it is for; as ``define``."""
-        self._transaction.check_open()
-        self._manager.define(check_queue_name(topic), {"description": description}, True)
-
-    def subscribe(self, topic: str, queue: str, match: Mapping[str, str] | None = None) -> None:
-        """From now on the queue gets what is published to the topic, also when nobody is connected.
-
-        It is defined where it is not yet. A queue subscribes to one topic. match: only messages with these headers; a
-        value that ends in ``*`` stands for all that begin so. Durable, as ``define``, until ``unsubscribe``. Raises as
-        ``define``; InvalidArgument where the topic is not defined.
-        """
-        self.define(queue, topic=check_queue_name(topic), match=dict(match) if match else None)
-
-    def unsubscribe(self, queue: str) -> None:
-        """The queue gets no more of what is published. It stays, with the messages that it has."""
-        self.define(queue, topic=None, match=None)
-
-    @_alone
-    def undefine(self, queue: str) -> None:
-        """Takes the definition of a queue away: out of queues.toml, durably, and at once for everybody.
-
-        Only where it has no message, none that somebody holds or is adding either, and no other queue names it; what
-        it takes then says the [default] table, or it is unknown. It belongs to no transaction. Raises RetryLater where
-        it has messages, UnknownQueue where it is not defined, QueueReserved, InvalidArgument, and then nothing was
-        changed; otherwise as ``define``.
-        """
-        self._transaction.check_open()
-        self._manager.undefine(check_queue_name(queue))
 
     def tpc_commit(self, xid: Xid | None = None, *, late: bool = False) -> None:
         """Second phase; without tpc_prepare before it, a commit in one phase.
@@ -585,13 +271,13 @@ class Connection:
         finally:
             self._entered.release()
 
-    @_alone
+    @alone
     def harden(self) -> None:
         """Returns once all is on disk that was committed with ``late``. Raises RetryLater where there is no room."""
         self._transaction.check_open()
         self._manager.harden()
 
-    @_alone
+    @alone
     def tpc_rollback(self, xid: Xid | None = None) -> None:
         """Rolls the branch back, prepared or not; with ``xid``, outside a transaction, one that recovery listed."""
         if xid is not None:
@@ -600,7 +286,7 @@ class Connection:
             return
         self._transaction.roll_back_branch()
 
-    @_alone
+    @alone
     def tpc_recover(self) -> list[Xid]:
         """The xids in doubt, and those that an operator finished and nobody forgot yet."""
         self._transaction.check_open()
@@ -612,13 +298,13 @@ class Connection:
         self._manager.recover(0, Flag.ENDRSCAN)
         return found
 
-    @_alone
+    @alone
     def tpc_forget(self, xid: Xid) -> None:
         """Ends the memory of an operator's decision. Raises UnknownXid where there is none."""
         self._transaction.check_open()
         self._manager.forget(_as_xid(xid))
 
-    @_alone
+    @alone
     def outcome(self, xid: Xid) -> Outcome:
         """What became of a branch, as far as it is remembered (the last 10,000, for an hour).
 
@@ -679,11 +365,6 @@ class Connection:
 
     # Within
 
-    def _refused(self) -> Error:
-        if self._pid != os.getpid():
-            return ResourceFailed("the connection belongs to the parent of this forked process: connect again")
-        return InterfaceError("the connection is in a call already, perhaps of another thread: open one for each")
-
     def _warn(self, how: str) -> None:
         what = f"{self._transaction.uncommitted} enqueues and dequeues of its transaction are rolled back"
         reason = f"the connection was {how}: {what}"
@@ -706,31 +387,6 @@ class Connection:
         transaction.phase = Phase.CLOSED
         self._manager.close(left)
         return uncommitted
-
-    @_alone
-    def _settle(self, delivery: Delivery, how: str, detail: int | str | None) -> None:
-        self._transaction.check_open()
-        delivery.check_held()
-        self._manager.settle(delivery.message.queue, delivery.lease, how, detail)
-        delivery.is_settled = True
-
-    @_alone
-    def _extend(self, delivery: Delivery, lease_s: float) -> None:
-        self._transaction.check_open()
-        delivery.check_held()
-        self._manager.extend(delivery.message.queue, delivery.lease, checked_lease_s(lease_s))
-
-    def _browse(self, queue: str, limit: int | None, id_digits: str) -> Iterator[Message]:
-        self._transaction.check_open()
-        check_queue_name(queue)
-        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
-            raise InvalidArgument(f"limit {limit!r} is refused: a number from 0, or None, is wanted")
-        return self._manager.browse(queue, limit, id_digits)
-
-    @_alone
-    def _within(self, call: Callable[[], T]) -> T:
-        """A call that is no method's own, alone as these are."""
-        return call()
 
 
 def _as_xid(value: Xid | Sequence[Any]) -> Xid:

@@ -26,7 +26,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "xaqueue.resource_manager",
         ),
     ),
-    ("xaqueue.connection", "xaqueue.transaction", "xaqueue.awaited"),
+    *(
+        ("xaqueue.transaction", "xaqueue.awaited"),
+        ("xaqueue.one_call",),
+        ("xaqueue.message_calls", "xaqueue.queue_calls"),
+    ),
+    ("xaqueue.connection",),
     ("xaqueue.storage",),
     ("xaqueue.space.model",),
     ("xaqueue.space.engine",),
