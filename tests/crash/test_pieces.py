@@ -19,7 +19,8 @@ from xaqueue.space.engine import cleanup, commit, directory_log, messages
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import index as index_of
 from xaqueue.space.model import layout
-from xaqueue.space.model.index import Entry, QueueIndex
+from xaqueue.space.model.entry import Entry
+from xaqueue.space.model.index import QueueIndex
 from xaqueue.space.model.layout import PREPARED, RANGE_SIZE, block_path, numbered
 from xaqueue.space.model.message_name import tags_of
 from xaqueue.xa import Flag, Outcome

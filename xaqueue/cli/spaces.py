@@ -26,7 +26,7 @@ from xaqueue.errors import ConnectionLost, InvalidArgument
 from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation
 from xaqueue.rpc.methods.service import status_of
-from xaqueue.space.model import definitions, layout
+from xaqueue.space.model import definition_edits, definitions, layout
 from xaqueue.space.model.counters import Counters, Counting
 from xaqueue.space.model.index import Order
 from xaqueue.space.offline import inspect
@@ -55,7 +55,7 @@ def init(
         return
     if default is not None:
         text = definitions.read(directory)
-        open.write_definitions(directory, definitions.with_default(text, default.value))
+        open.write_definitions(directory, definition_edits.with_default(text, default.value))
     hardening = Hardening.parse(sync) if sync is not None else DEFAULT
     typer.echo(f"{directory} is queue space {written.name} now")
     typer.echo(f"sync {hardening}: a commit {hardening.promise}")

@@ -29,7 +29,7 @@ from xaqueue.space.model.carrier import Carrier, together
 from xaqueue.space.model.carrier_note import note_of
 from xaqueue.space.model.change import Change
 from xaqueue.space.model.change import Kind as Step
-from xaqueue.space.model.index import Entry
+from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.layout import numbered
 from xaqueue.space.model.message_name import tags_of
 

@@ -22,7 +22,7 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 from xaqueue.space.model.change import DROP, MOVE, Change
 from xaqueue.space.model.change import Kind as Step
-from xaqueue.space.model.index import Entry
+from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.layout import RANGE_BITS
 from xaqueue.space.model.queue import Queue
 from xaqueue.space.model.records import StreamRecord, files_of

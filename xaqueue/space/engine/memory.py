@@ -15,7 +15,7 @@ from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import Branch, State
 from xaqueue.space.model.carrier import Carrier
 from xaqueue.space.model.definitions import UNDEFINED, Definitions
-from xaqueue.space.model.index import Entry
+from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.queue import Queue
 from xaqueue.space.model.records import BatchMemory
 from xaqueue.storage.group_commit import nothing

@@ -19,7 +19,7 @@ from xaqueue.space.engine.log import CommitPending
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.block import Kind, head_of, pack_properties
 from xaqueue.space.model.branch import Branch, State, Written
-from xaqueue.space.model.index import Entry
+from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.message_name import tags_of
 from xaqueue.space.model.queue import Queue
 from xaqueue.space.model.retry import Retry

@@ -20,7 +20,7 @@ from zlib import crc32
 
 from xaqueue.message import MessageId
 from xaqueue.space.model import layout
-from xaqueue.space.model.index import Entry
+from xaqueue.space.model.entry import Entry
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 
 SIZE_BYTES = 128 * 1024

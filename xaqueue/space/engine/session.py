@@ -17,7 +17,7 @@ from xaqueue.batch import BATCH_FORMAT_IDS, is_of_a_batch
 from xaqueue.carried import CarriedChange, checked_carrier
 from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, check_queues, id_of
-from xaqueue.space.engine import batches, carry, commit, dedup, heuristics, messages, moving
+from xaqueue.space.engine import batches, carry, commit, dedup, heuristics, messages, moving, several
 from xaqueue.space.engine.batches import BatchVerbs
 from xaqueue.space.engine.busy import Busy, leave
 from xaqueue.space.engine.carry import CarryVerbs
@@ -185,7 +185,7 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         branch = self._at_work()
         self._awaits = queue
         try:
-            return messages.enqueue_many(self.space, branch, queue, bodies, ids, options)
+            return several.enqueue_many(self.space, branch, queue, bodies, ids, options)
         finally:
             branch.progress = time.monotonic()
             branch.working.discard(self.number)
@@ -193,7 +193,7 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
     def enqueue_to(self, queues: Sequence[str], body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
         branch = self._at_work()
         try:
-            return messages.enqueue_to(self.space, branch, check_queues(queues), body, options)
+            return several.enqueue_to(self.space, branch, check_queues(queues), body, options)
         finally:
             branch.progress = time.monotonic()
             branch.working.discard(self.number)
@@ -201,7 +201,7 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
     def publish(self, topic: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
         branch = self._at_work()
         try:
-            return messages.publish(self.space, branch, topic, body, options)
+            return several.publish(self.space, branch, topic, body, options)
         finally:
             branch.progress = time.monotonic()
             branch.working.discard(self.number)
@@ -231,7 +231,7 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         branch = self._at_work()
         self._awaits = queue if limit_s else ""
         try:
-            return messages.dequeue_many(self.space, branch, queue, count, limit_s, most_bytes)
+            return several.dequeue_many(self.space, branch, queue, count, limit_s, most_bytes)
         finally:
             branch.progress = time.monotonic()
             branch.working.discard(self.number)

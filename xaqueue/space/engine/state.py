@@ -32,7 +32,7 @@ from xaqueue.space.model.change import DROP, PUT, Change
 from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.counters import Counting
 from xaqueue.space.model.definitions import Definitions
-from xaqueue.space.model.index import Entry
+from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.layout import Watermark
 from xaqueue.space.model.queue import Queue
 from xaqueue.storage.fs import NO_ROOM, FileSystem, synced

@@ -21,7 +21,7 @@ from xaqueue.space.model.branch import Branch
 from xaqueue.space.model.change import DROP, PUT, Change, Op
 from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.definitions import UNDEFINED
-from xaqueue.space.model.index import Entry
+from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.retry import Retry
 from xaqueue.storage.fs import NO_ROOM
 from xaqueue.storage.regular import DAMAGE, NO_DIRECTORY

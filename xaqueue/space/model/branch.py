@@ -22,7 +22,7 @@ from xaqueue.errors import (
 from xaqueue.message import MessageId
 from xaqueue.space.model.block import Kind
 from xaqueue.space.model.carrier import Carrier
-from xaqueue.space.model.index import Entry
+from xaqueue.space.model.entry import Entry
 from xaqueue.xa import Code, Flag
 from xaqueue.xid import Xid
 

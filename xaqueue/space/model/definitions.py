@@ -45,8 +45,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -251,18 +250,6 @@ def _number(table: Mapping[str, Any], key: str, least: int, unit: str) -> int:
     return number
 
 
-def with_queue(text: str, name: str, options: Mapping[str, object]) -> str:
-    """The same queues.toml, comments and all, with a queue defined or redefined. Raises as ``parse`` does."""
-    check_queue_name(name)
-    return _with(text, ("queues", name), options)
-
-
-def with_topic(text: str, name: str, options: Mapping[str, object]) -> str:
-    """As ``with_queue``, of a topic."""
-    check_queue_name(name)
-    return _with(text, ("topics", name), options)
-
-
 def _topic(name: str, table: Any, queues: Mapping[str, QueueDefinition]) -> str:
     check_queue_name(name)
     if not isinstance(table, Mapping):
@@ -282,42 +269,10 @@ def _check_topics(queues: Mapping[str, QueueDefinition], topics: Mapping[str, st
             )
 
 
-def without_queue(text: str, name: str) -> str:
-    """The same queues.toml, comments and all, without a queue. Raises UnknownQueue, and InvalidArgument where others
-    name it."""
-    found, wanted = parse(text), tomllib.loads(text)
-    if name not in found.queues:
-        raise UnknownQueue(f"queue {name!r} is not defined in queues.toml{suggestion(name, found.queues)}")
-    tables = {f"[queues.{other}]": queue for other, queue in found.queues.items() if other != name}
-    tables |= {"[default]": found.default} if found.default is not None else {}
-    named = [f"{where} {key}" for where, queue in tables.items() for key in _TARGETS if getattr(queue, key) == name]
-    if named:
-        raise InvalidArgument(f"queue {name} stays defined, for it is named by {', '.join(named)}: change these first")
-    del wanted["queues"][name]
-    for changed in _cuttings(text, name):
-        with suppress(tomllib.TOMLDecodeError):
-            if {"queues": {}} | tomllib.loads(changed) == wanted:
-                return changed
-    raise InvalidArgument(f"queues.toml: queue {name} is no table of its own: take it out by hand")
-
-
-def _cuttings(text: str, name: str) -> Iterator[str]:
-    """The text without what may be the queue's table. Comments above the next table belong to that."""
-    lines = text.splitlines(keepends=True)
-    headers = [number for number, line in enumerate(lines) if line.lstrip().startswith("[")]
-    for first in headers:
-        with suppress(tomllib.TOMLDecodeError):  # a line within a value
-            if tomllib.loads(lines[first]) == {"queues": {name: {}}}:
-                for end in (*(number for number in headers if number > first), len(lines)):
-                    while end > first + 1 and lines[end - 1].lstrip()[:1] in ("", "#"):
-                        end -= 1
-                    yield "".join(lines[:first] + lines[end:])
-
-
 def _check_targets(queues: Mapping[str, QueueDefinition]) -> None:
     """Without a [default], messages can only be moved to a queue that is defined."""
     for name, queue in queues.items():
-        for key in _TARGETS:
+        for key in TARGETS:
             target = getattr(queue, key)
             if target and target not in queues:
                 raise InvalidArgument(
@@ -342,28 +297,6 @@ def options_of(words: Iterable[str]) -> dict[str, object]:
     return found
 
 
-def with_default(text: str, order: str) -> str:
-    """The same queues.toml, with a [default] table of this order. Raises as ``parse`` does."""
-    return _with(text, ("default",), {"order": order})
-
-
-def _with(text: str, path: Sequence[str], options: Mapping[str, object]) -> str:
-    import tomlkit  # only writers need it, and it is slow to load
-
-    parse(text)
-    document = tomlkit.parse(text)
-    table: Any = document
-    for key in path[:-1]:
-        table = table.setdefault(key, tomlkit.table(is_super_table=True))
-    table = table.setdefault(path[-1], tomlkit.table())
-    table.update({key: value for key, value in options.items() if value is not None})
-    for key in options.keys() - {key for key, value in options.items() if value is not None}:
-        table.pop(key, None)
-    defined = tomlkit.dumps(document)
-    parse(defined)
-    return defined
-
-
 def _table(document: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
     table = document.get(name, {})
     if not isinstance(table, Mapping):
@@ -381,7 +314,7 @@ def _definition(where: str, table: Any) -> QueueDefinition:
     policy: dict[str, Any] = {
         field: _policy(where, key, table[key], *limits) for key, (field, *limits) in _POLICY.items() if key in table
     }
-    targets = {key: _target(where, key, table[key]) for key in _TARGETS if key in table}
+    targets = {key: _target(where, key, table[key]) for key in TARGETS if key in table}
     window_s = _policy(where, _WINDOW, table.get(_WINDOW, 0), float, 0, LONGEST_S, "seconds")
     if "max_tries" in table and "failure_queue" not in table:
         raise InvalidArgument(
@@ -451,10 +384,10 @@ _LIMITS: Mapping[str, tuple[Any, ...]] = {
     "full_wait_s": ("wait_s", float, 0, LONGEST_S, "seconds"),
 }
 """Keys of a queue that say how much it holds, likewise."""
-_TARGETS = ("failure_queue", "expiry_queue")
+TARGETS = ("failure_queue", "expiry_queue")
 _WINDOW = "dedup_window_s"
 QUEUE_KEYS = (
-    *("order", "description", *_POLICY, *_TARGETS, *_LIMITS, "when_full", "sync", "topic", "match"),
+    *("order", "description", *_POLICY, *TARGETS, *_LIMITS, "when_full", "sync", "topic", "match"),
     _WINDOW,
 )
 """What the definition of a queue may say."""

@@ -18,8 +18,8 @@ from enum import Enum
 from heapq import heapify, heappop, heappush, merge
 
 from xaqueue.message import DEFAULT_PRIORITY, HIGHEST_PRIORITY, MessageId
+from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.groups import Groups
-from xaqueue.space.model.message_name import Tags, read_tags
 from xaqueue.space.model.packed_index import PackedRows, Row
 from xaqueue.space.model.retry import Retry
 
@@ -34,7 +34,6 @@ SKIPPED = 4096
 
 _SEQ_BITS = 63
 _SEQ_MASK = (1 << _SEQ_BITS) - 1
-_PLAIN = Tags()
 
 
 class Order(Enum):
@@ -43,47 +42,6 @@ class Order(Enum):
     FIFO = "fifo"
     LIFO = "lifo"
     PRIORITY = "priority"
-
-
-class Entry:
-    """What memory holds of a committed message: everything that decides its turn, and nothing of its body."""
-
-    __slots__ = (
-        "correlation",
-        "expires_at",
-        "group",
-        "is_plain",
-        "locked",
-        "message_id",
-        "not_before",
-        "priority",
-        "queued",
-        "retry",
-        "seq",
-        "tags",
-        "tries",
-    )
-
-    def __init__(self, seq: int, message_id: MessageId, tags: str = "", retry: Retry | None = None) -> None:
-        """tags: of its file's name; see ``message_name``. retry: where a delivery of it has failed."""
-        self.seq = seq
-        self.message_id = message_id
-        self.tags = tags
-        said = read_tags(tags) if tags else _PLAIN
-        self.correlation, self.expires_at, self.group, self.not_before, self.priority, self.tries = said
-        self.is_plain = not tags
-        """Nothing but its number decides its turn."""
-        self.retry: Retry | None = None
-        self.locked = False
-        self.queued = False
-        if retry is not None:
-            self.fail(retry)
-
-    def fail(self, retry: Retry) -> None:
-        """A delivery of it has failed."""
-        self.retry, self.tries, self.is_plain = retry, retry.tries, False
-        if retry.not_before is not None:
-            self.not_before = max(retry.not_before, self.not_before or 0)
 
 
 class QueueIndex:

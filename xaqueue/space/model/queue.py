@@ -16,7 +16,8 @@ from xaqueue.space.model import layout
 from xaqueue.space.model.counters import Counters
 from xaqueue.space.model.dedup import Keys
 from xaqueue.space.model.definitions import QueueDefinition
-from xaqueue.space.model.index import Entry, QueueIndex
+from xaqueue.space.model.entry import Entry
+from xaqueue.space.model.index import QueueIndex
 from xaqueue.space.model.layout import RANGE_BITS, RANGE_SIZE, Watermark
 from xaqueue.space.model.limits import Limits
 from xaqueue.space.model.records import StreamRecord

@@ -40,7 +40,7 @@ from xaqueue.space.model import layout
 from xaqueue.space.model.block import NO_MESSAGE, UNLIMITED, Block, Kind, decode, encode_with_checksum
 from xaqueue.space.model.block_files import damage_of, read_block, read_checked
 from xaqueue.space.model.dedup import Seen
-from xaqueue.space.model.index import Entry
+from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.message_name import PLAIN_NAME
 from xaqueue.space.model.retry import Retry
 from xaqueue.storage.fs import FileSystem

@@ -26,8 +26,8 @@ from xaqueue.space.engine.cleanup import Clearer
 from xaqueue.space.engine.disk_space import RoomLimit
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
+from xaqueue.space.model import definition_edits, layout
 from xaqueue.space.model import definitions as definitions_of
-from xaqueue.space.model import layout
 from xaqueue.space.model.block import FORMAT_VERSION
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, check_new, checked_name, read_format
@@ -382,7 +382,7 @@ def define(
     """
     with _defining:
         text = _read(path)
-        edit = definitions_of.with_topic if is_topic else definitions_of.with_queue
+        edit = definition_edits.with_topic if is_topic else definition_edits.with_queue
         changed = edit(text, name, settings)
         parsed = definitions_of.parse(changed)
         parsed.check_sync(hardening or hardening_of(None, parsed))
@@ -410,7 +410,7 @@ def _undefine(root: Path, space: Space, queue: str) -> None:
     an empty queue with its definition."""
     try:
         with space.defining, _defining:
-            changed, before = definitions_of.without_queue(_read(root), queue), space.definitions
+            changed, before = definition_edits.without_queue(_read(root), queue), space.definitions
             space.redefine(definitions_of.parse(changed), partial(_check_empty, space, queue))
             try:
                 write_definitions(root, changed)

@@ -27,7 +27,7 @@ from xaqueue.space.model.block import (
 from xaqueue.space.model.block_files import damage_of, listed, read_checked
 from xaqueue.space.model.carrier import Carrier
 from xaqueue.space.model.carrier_note import decode_note
-from xaqueue.space.model.index import Entry
+from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.layout import CARRIERS, COMMITTED, RANGE_BITS, STREAMS, Watermark
 from xaqueue.space.model.message_name import ID_DIGITS, PLAIN_NAME, parse, parse_plain
 from xaqueue.space.model.queue import Queue

@@ -35,7 +35,7 @@ from xaqueue.space.model.block_files import listed
 from xaqueue.space.model.branch import Branch, State, Written
 from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.definitions import Definitions
-from xaqueue.space.model.index import Entry
+from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.layout import ACTIVE, COMMIT, COMMITTED, DIRECTORIES, FIRST, PREPARED
 from xaqueue.space.model.message_name import tags_of
 from xaqueue.space.recovery import batch_recovery, prepared

@@ -22,7 +22,7 @@ from xaqueue.space.engine import register
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
-from xaqueue.space.model.index import Entry
+from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.layout import ACTIVE, TRIES
 from xaqueue.space.model.retry import Retry
 from xaqueue.space.offline.check import check

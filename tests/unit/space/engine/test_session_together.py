@@ -13,7 +13,7 @@ from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.errors import DiskLow, Error, ProtocolError, ResourceFailed, RolledBack
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
-from xaqueue.space.model.index import Entry
+from xaqueue.space.model.entry import Entry
 from xaqueue.storage.fs import Room
 from xaqueue.storage.group_commit import Step
 from xaqueue.xa import Flag, Outcome

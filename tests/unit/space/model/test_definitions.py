@@ -9,14 +9,13 @@ import pytest
 from xaqueue.access import Policy, Role
 from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.space.model.block import BODY_LIMIT_BYTES
+from xaqueue.space.model.definition_edits import with_queue, without_queue
 from xaqueue.space.model.definitions import (
     Definitions,
     QueueDefinition,
     options_of,
     parse,
     suggestion,
-    with_queue,
-    without_queue,
 )
 from xaqueue.space.model.index import Order
 from xaqueue.space.model.limits import Limits

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties
 from xaqueue.space.model import index as index_module
 from xaqueue.space.model import packed_index
-from xaqueue.space.model.index import Entry, Order, QueueIndex
+from xaqueue.space.model.entry import Entry
+from xaqueue.space.model.index import Order, QueueIndex
 from xaqueue.space.model.message_name import correlation_hash, tags_of
 from xaqueue.space.model.retry import Retry
 

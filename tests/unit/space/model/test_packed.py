@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from xaqueue.message import MessageId
-from xaqueue.space.model.index import Entry, Order, QueueIndex
+from xaqueue.space.model.entry import Entry
+from xaqueue.space.model.index import Order, QueueIndex
 from xaqueue.space.model.layout import RANGE_BITS
 from xaqueue.space.model.packed_index import TABLE_BITS, PackedRows, Row
 
