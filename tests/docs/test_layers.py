@@ -52,7 +52,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 PURE = {
     *LAYERS[0],
     *("xaqueue.space.model.block", "xaqueue.space.model.branch", "xaqueue.space.model.index"),
-    *("xaqueue.space.model.carrier", "xaqueue.space.model.dedup", "xaqueue.space.model.groups"),
+    *(
+        "xaqueue.space.model.carrier",
+        "xaqueue.space.model.dedup",
+        "xaqueue.space.model.entry",
+        "xaqueue.space.model.groups",
+    ),
     *("xaqueue.space.model.message_name", "xaqueue.space.model.packed_index"),
     *("xaqueue.space.model.counters", "xaqueue.space.model.retry"),
     *("xaqueue.rpc.wire", "xaqueue.rpc.client.branch", "xaqueue.tm.gtrid", "xaqueue.tm.voting"),
