@@ -134,7 +134,7 @@ class QueueIndex:
         elif correlation is not None:
             entry = self._first_correlated(now, correlation, passed, holder)
         else:
-            if self._groups.by_name:
+            if self._expiring and self._groups.by_name:
                 self.find_expired(now, len(self.expired) + BATCH)  # each might hold its group back
             entry = self._first(now, holder)
         if entry is not None:
@@ -257,8 +257,7 @@ class QueueIndex:
         seq = self._groups.next_of(name)
         if seq is None:
             return False
-        self._queue(self._entries[seq])
-        return not self._groups.is_held(name)
+        return self._queue(self._entries[seq])
 
     def _leave(self, name: str) -> bool:
         """One of this group is gone. As ``_queue_next``."""
@@ -384,15 +383,17 @@ class QueueIndex:
         elif self._groups.next_of(entry.group) == entry.seq:
             self._queue(entry)
 
-    def _queue(self, entry: Entry) -> None:
-        """It is ready, or will be, and the first of its group: for whoever holds that, or for anybody."""
+    def _queue(self, entry: Entry) -> bool:
+        """It is ready, or will be, and the first of its group: for whoever holds that, or for anybody. Whether that."""
         if entry.group is not None and self._groups.is_held(entry.group):
             hand = self._groups.hand(entry.group)
             if hand is not None:
                 heappush(hand, self._key_of(entry))
-        elif not entry.queued:
+            return False
+        if not entry.queued:
             entry.queued = True
             heappush(self._ready, entry.seq if self._fifo else self._key(entry.seq, entry.priority))
+        return True
 
     def _unpack(self, rows: Sequence[Row]) -> Entry:
         """Makes entries of rows that were taken out of their table. Returns the first, which is not queued yet."""
@@ -460,7 +461,7 @@ class QueueIndex:
 
     def _due(self, entry: Entry, now: int, holder: object = None) -> bool:
         """Whether this one may be given it now."""
-        if entry.locked or self._leaves(entry, now):
+        if entry.locked or ((self.max_tries or entry.expires_at is not None) and self._leaves(entry, now)):
             return False
         if entry.not_before is not None and entry.not_before > now:
             return False

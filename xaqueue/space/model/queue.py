@@ -243,7 +243,7 @@ class Queue:
 
     def consumed(self, entry: Entry) -> bool:
         """The message's removal is hardened. Whether its range has become spent: whoever clears removes that."""
-        if self.index.remove(entry):
+        if self.index.remove(entry) and self.waiters:
             self.arrived.notify_all()
         if self.limits is not None:
             self._is_less(entry.message_id)
