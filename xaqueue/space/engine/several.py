@@ -56,7 +56,9 @@ def enqueue_to(space: Space, branch: Branch, names: Sequence[str], body: bytes, 
                 twin=first,
                 key=key,
             )
-            first, done = first or added, done + 1
+            if first is None or (added.path and not first.path):  # a file can have more names
+                first = added
+            done += 1
     except BaseException as error:  # or interrupted: a commit would have some of them
         _fail_in_part(branch, done, len(names), error)
         raise

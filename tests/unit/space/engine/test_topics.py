@@ -207,6 +207,17 @@ def test_blocks_that_go_to_active_are_one_file_too(tmp_path: Path, monkeypatch: 
         assert inodes(tmp_path, "committed") == [inode, inode]
 
 
+def test_those_for_which_memory_has_no_place_are_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_log, "KEPT_BYTES", 4000)
+    with bare_space(tmp_path, "JOURNAL") as made, made.connect() as connection:
+        connection.enqueue_to([f"q{number}" for number in range(9)], bytes(500))
+        assert len(set(inodes(tmp_path, "active"))) == 1
+        connection.commit()
+        made.space.settle()
+        assert len(inodes(tmp_path, "committed")) == 9
+        assert len(set(inodes(tmp_path, "committed"))) == 2
+
+
 def test_without_the_list_of_its_branch_nobody_knows_whose_it_was(tmp_path: Path) -> None:
     xid = Xid(1, b"g", b"b")
     with bare_space(tmp_path, "NONE", definitions=WAY) as made:
