@@ -74,5 +74,11 @@ def _with(text: str, path: Sequence[str], options: Mapping[str, object]) -> str:
     for key in options.keys() - {key for key, value in options.items() if value is not None}:
         table.pop(key, None)
     defined = tomlkit.dumps(document)
+    try:
+        defined.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"queues.toml: {path[-1]}: {error.object[error.start : error.end]!r} is no text"
+        ) from None
     parse(defined)
     return defined
