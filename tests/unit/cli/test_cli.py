@@ -357,6 +357,16 @@ def test_browse_tells_a_damaged_message_and_shows_the_rest(space: Path) -> None:
     assert [told["body"] for told in lines(result.stdout)] == ["b"]
 
 
+def test_who_has_the_space_passes_a_damaged_message_over_and_says_so(
+    space: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run("put", "orders", "--lines", stdin="a\nb\n")
+    with xaqueue.connect(space) as connection:
+        min(space.glob("committed/queue=orders/range=*/*")).write_bytes(b"")
+        assert [message.body for message in connection.browse("orders")] == [b"b"]
+    assert "of queue orders is passed over, see `xaqueue check`: empty file" in caplog.text
+
+
 def test_tail_without_following(space: Path) -> None:
     run("put", "orders", "--lines", stdin="a\nb\nc\n")
     assert [line.split()[-1] for line in run("tail", "orders", "--no-follow").splitlines()] == ["a", "b", "c"]

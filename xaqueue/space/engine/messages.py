@@ -247,12 +247,15 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
         path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
         try:
             message = message_of(name, entry.seq, entry.message_id, space.log.read(path), entry.tries)
-        except (FileNotFoundError, DamagedBlock):
-            continue  # consumed meanwhile, or for the next dequeue to set aside
-        except OSError as error:
-            if error.errno in DAMAGE:
-                continue
-            raise space.unread(path, error) from error
+        except FileNotFoundError:
+            continue  # consumed meanwhile
+        except (DamagedBlock, OSError) as error:
+            if not isinstance(error, DamagedBlock) and error.errno not in DAMAGE:
+                raise space.unread(path, error) from error
+            log.warning(
+                "message %s of queue %s is passed over, see `xaqueue check`: %s", entry.message_id.hex(), name, error
+            )
+            continue  # for the next dequeue to set aside
         shown += 1
         yield message
 

@@ -22,6 +22,10 @@ def without_queue(text: str, name: str) -> str:
     """The same queues.toml, comments and all, without a queue. Raises UnknownQueue, and InvalidArgument where others
     name it."""
     found, wanted = parse(text), tomllib.loads(text)
+    if name in found.topics:
+        raise InvalidArgument(
+            f"{name} is a topic: take [topics.{name}] out of queues.toml, once no queue subscribes to it"
+        )
     if name not in found.queues:
         raise UnknownQueue(f"queue {name!r} is not defined in queues.toml{suggestion(name, found.queues)}")
     tables = {f"[queues.{other}]": queue for other, queue in found.queues.items() if other != name}
