@@ -18,6 +18,7 @@ from xaqueue.message import (
     body_of,
     check_message_id,
     id_of,
+    is_text,
     properties_of,
 )
 from xaqueue.space.engine import blocks, carry, dedup, quarantine, queue_room
@@ -185,10 +186,10 @@ def dequeue(
     """
     if name not in space.definitions.known:
         space.definitions.find(name)
-    if isinstance(correlation_id, str):
+    if isinstance(correlation_id, str) and is_text(correlation_id):
         correlation_id = correlation_id.encode()
     if correlation_id is not None and not isinstance(correlation_id, bytes):
-        raise InvalidArgument(f"correlation_id is a {type(correlation_id).__name__}: bytes or str are wanted")
+        raise InvalidArgument(f"correlation_id {correlation_id!r} is refused: bytes or str are wanted")
     if message_id is not None:
         check_message_id(message_id)
     deadline = time.monotonic() + wait_s if wait_s else None
