@@ -68,6 +68,8 @@ def id_digits_of(value: bytes | str | None) -> str:
     """Hex digits with which ids begin: of 16 bytes, or of 1 to 32 digits; of None none. Raises InvalidArgument."""
     if isinstance(value, str) and ID_DIGITS.fullmatch(value):
         return value.lower()
+    if isinstance(value, str):
+        raise InvalidArgument(f"message id {value!r} is refused: 32 hex digits, or the first of them, are wanted")
     return "" if value is None else id_of(value).hex()
 
 
@@ -264,7 +266,7 @@ def restored(queue: str, stored: Mapping[str, Any]) -> Properties:
     found = properties_of(queue, enqueued_at, {name: left.pop(name) for name in PLAIN_OPTIONS if name in left})
     if type(tries) is not int or not 0 <= tries <= MOST_TRIES:
         raise InvalidArgument(f"tries {tries!r} is refused: a number from 0 to {MOST_TRIES:,} is wanted")
-    if not isinstance(origin, str | None):
+    if origin is not None and not is_text(origin):
         raise InvalidArgument(f"origin {origin!r} is refused: str is wanted")
     found.tries, found.origin, found.unknown = tries, origin, left
     return found
@@ -272,12 +274,12 @@ def restored(queue: str, stored: Mapping[str, Any]) -> Properties:
 
 def _checked(name: str, value: Any) -> Any:
     if name in _BYTES:
-        value = value.encode() if isinstance(value, str) else value
+        value = value.encode() if is_text(value) else value
         wanted, right = "bytes or str", isinstance(value, bytes)
     elif name in _QUEUES:
         return check_queue_name(value)
     elif name in _TEXT:
-        wanted, right = "str", isinstance(value, str)
+        wanted, right = "str", is_text(value)
     elif name in _TIMES:
         return check_instant(name, value)
     elif name == "priority":
@@ -285,9 +287,17 @@ def _checked(name: str, value: Any) -> Any:
         wanted, right = f"int 0 to {HIGHEST_PRIORITY}", is_int and 0 <= value <= HIGHEST_PRIORITY
     elif name == "headers":
         wanted = "a mapping of str to str"
-        right = isinstance(value, Mapping) and all(isinstance(part, str) for pair in value.items() for part in pair)
+        right = isinstance(value, Mapping) and all(is_text(part) for pair in value.items() for part in pair)
     else:
         raise InvalidArgument(f"{name!r} is not an option of enqueue: {', '.join(EnqueueOptions.__annotations__)}")
     if not right:
         raise InvalidArgument(f"{name} {value!r} is refused: {wanted} is wanted")
     return value
+
+
+def is_text(value: Any) -> bool:
+    """Whether it is a str that has UTF-8: half a pair of surrogates has none, as which a shell's odd bytes come."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False

@@ -326,6 +326,19 @@ class TwoPhaseContract(Contract):
         assert told.value.code is Code.XAER_DUPID
         put(other, b"other goes on")
 
+    def test_what_has_no_utf8_is_refused_and_nothing_else(self, connection: Connection) -> None:
+        for wrong in (
+            lambda: connection.define("orders", description="\udcff"),
+            lambda: connection.dequeue("orders", correlation_id="\udcff"),
+            lambda: connection.enqueue("orders", b"1", group="\udcff"),
+            lambda: connection.enqueue("orders", b"1", headers={"a": "\udcff"}),
+        ):
+            with pytest.raises(InvalidArgument, match="udcff"):
+                wrong()
+        connection.enqueue("orders", b"2")
+        connection.commit()
+        assert drain(connection) == [b"2"]
+
     def test_a_queue_is_defined_while_others_use_the_space(self, connection: Connection) -> None:
         connection.define("newest", order="lifo")
         for body in (b"one", b"two"):

@@ -78,6 +78,8 @@ def put(
         raise InvalidArgument("BODY and --file or --lines are two sources: give one")
     if lines and dedup_key is not None:
         raise InvalidArgument("--dedup-key names one message, and --lines puts many: give one")
+    if "" in (group, dedup_key):  # of a variable that is not set, say
+        raise InvalidArgument("an empty --group or --dedup-key is refused, for all such would be one: leave it away")
     options: EnqueueOptions = {
         "correlation_id": correlation_id,
         "group": group,

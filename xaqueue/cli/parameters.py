@@ -27,6 +27,7 @@ MANY = 5
 _GID = re.compile(r"(\d+)_([A-Za-z0-9+/]*={0,2})_([A-Za-z0-9+/]*={0,2})")
 _SPAN = re.compile(r"\+?(\d{1,12}(?:\.\d{1,6})?)([smhd])")
 SPAN_HELP = "like 90s, 5m, 2h or 1d"
+MOST_SPAN_S = 365_250 * 86400
 
 
 def instant(text: str | None) -> datetime | timedelta | None:
@@ -46,7 +47,10 @@ def span(text: str | None) -> timedelta | None:
     match = _SPAN.fullmatch(text.strip())
     if match is None:
         raise InvalidArgument(f"{text!r} is no time from now on: give it a unit, {SPAN_HELP}")
-    return timedelta(seconds=float(match[1]) * _UNITS[match[2]])
+    seconds = float(match[1]) * _UNITS[match[2]]
+    if seconds > MOST_SPAN_S:
+        raise InvalidArgument(f"{text!r} is longer than 1,000 years, and refused")
+    return timedelta(seconds=seconds)
 
 
 def headers(given: Sequence[str] | None) -> dict[str, str] | None:

@@ -16,6 +16,7 @@ from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import Location, SpaceOption, location_of
 from xaqueue.cli.messages import QueueArgument
 from xaqueue.cli.tm_log import ParticipantConfig, TmConfig
+from xaqueue.endpoint import parse
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.message import check_queue_name
 from xaqueue.space.model.format import read_format
@@ -150,6 +151,9 @@ def _config(source: Location, target: Location, log: Path | None, queue: str) ->
     begun is never finished elsewhere."""
     if log is None and source.url:
         raise InvalidArgument(f"--log is missing: {source} is a URL, so name a directory for decisions")
+    for one in (source, target):
+        if one.url:
+            parse(one.url)  # what is wrong is not written down
     where = log or Path(f"{_place(source)}.forward-{queue}")
     if target.directory:
         read_format(target.directory, is_expected=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from xaqueue.connection import Connection
-from xaqueue.errors import InvalidArgument
+from xaqueue.errors import AccessDenied, InvalidArgument, UnknownQueue
 from xaqueue.message import EnqueueOptions, Message, Origin, check_queue_name
 from xaqueue.work.loop import Loop, Turn, log
 
@@ -47,13 +47,14 @@ class Forwarder(Loop):
         taken: list[Message] = []
         try:
             with self._begun(connection, SOURCE, TARGET) as (_, (source, target)):
-                target.flush()  # a target that is gone already costs no message a try
+                target.enqueue_many(self._to, [])  # a queue that is not there costs no message a try,
+                target.flush()  # and neither does a target that is gone already
                 self._take(source, taken)
                 for message in taken:
                     target.enqueue(self._to, message.body, **self._options(message))
         except Exception as error:
-            if not taken:
-                raise
+            if not taken or isinstance(error, UnknownQueue | AccessDenied):
+                raise  # no message is to blame
             if len(taken) == 1:
                 return self._failed(taken[0], f"cannot be forwarded to queue {self._to}", error)
             log.warning("%d messages of queue %s are tried one by one: %s", len(taken), self._queue, error)

@@ -357,6 +357,16 @@ def test_browse_tells_a_damaged_message_and_shows_the_rest(space: Path) -> None:
     assert [told["body"] for told in lines(result.stdout)] == ["b"]
 
 
+def test_who_has_the_space_passes_a_damaged_message_over_and_says_so(
+    space: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run("put", "orders", "--lines", stdin="a\nb\n")
+    with xaqueue.connect(space) as connection:
+        min(space.glob("committed/queue=orders/range=*/*")).write_bytes(b"")
+        assert [message.body for message in connection.browse("orders")] == [b"b"]
+    assert "of queue orders is passed over, see `xaqueue check`: empty file" in caplog.text
+
+
 def test_tail_without_following(space: Path) -> None:
     run("put", "orders", "--lines", stdin="a\nb\nc\n")
     assert [line.split()[-1] for line in run("tail", "orders", "--no-follow").splitlines()] == ["a", "b", "c"]
@@ -398,6 +408,7 @@ def test_values_that_people_type() -> None:
         (("--ttl", "90"), "give it a unit"),
         (("--delay", "-5m"), "give it a unit"),
         (("--ttl", "0s"), "it expires now"),
+        (("--delay", "99999999999d"), "longer than 1,000 years"),
         (("--delay", "2h", "--ttl", "1h"), "before its not_before"),
         (("--delay", "1h", "--not-before", "+1h"), "say the same"),
     ],
@@ -405,6 +416,22 @@ def test_values_that_people_type() -> None:
 def test_put_refuses_a_time_that_cannot_be_meant(space: Path, arguments: tuple[str, ...], told: str) -> None:
     assert told in fails("put", "orders", "x", *arguments, code=2)
     assert run("browse", "orders", "--json") == ""
+
+
+def test_put_refuses_a_name_that_is_none(space: Path) -> None:
+    """An empty variable of a shell, or bytes that are no UTF-8."""
+    for option in ("--group", "--dedup-key"):
+        assert "leave it away" in fails("put", "orders", "x", option, "", code=2)
+        assert "'\\udcff' is refused" in fails("put", "orders", "x", option, "\udcff", code=2)
+    assert "is no text" in fails("define", "orders", "--description", "\udcff", code=2)
+    assert "or the first of them" in fails("show", "orders", "zz", code=2)
+    assert run("browse", "orders", "--json") == ""
+
+
+def test_a_forward_to_a_wrong_url_leaves_no_log(space: Path) -> None:
+    """Which would refuse the right one."""
+    assert "a server's URL begins with" in fails("forward", "orders", "--to", "xa://there:1", code=2)
+    assert list(space.parent.glob("*.forward-*")) == []
 
 
 def test_put_delays_and_expires_from_now_on(space: Path) -> None:

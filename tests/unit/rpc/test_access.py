@@ -223,6 +223,28 @@ def test_who_brings_a_message_back_must_be_allowed_to_add_it_where_it_was(
                 connection.undefine(queue)
 
 
+def test_who_names_a_failure_queue_must_be_allowed_to_add_there(
+    start: Start, token: Path, certificate: Certificate, ours: Authority
+) -> None:
+    """Else a message that nobody can handle is a way into any queue."""
+    server = start(**tls_of(certificate))
+    url = url_of(server, "xaqs", ca=ours.ca, token_file=token)
+    with closing_of(xaqueue.connect(url)) as connection:
+        message = Message(MessageId(bytes(16)), "orders", 0, b"1", Properties("orders", failure_queue="replies"))
+        for add in (
+            lambda: connection.enqueue("orders", b"1", failure_queue="replies", message_id=bytes(16)),
+            lambda: connection.enqueue_many("orders", [b"1"], failure_queue="replies", dedup_key="1"),
+            lambda: connection.enqueue_to(["orders"], b"1", failure_queue="replies"),
+            lambda: connection.restore(message),
+        ):
+            with pytest.raises(AccessDenied, match="queue 'replies' needs the right to produce"):
+                add()
+        connection.enqueue("orders", b"1", failure_queue="orders")
+        connection.enqueue("orders", b"2", failure_queue="replies")  # told by the commit
+        with pytest.raises(RolledBack, match="queue 'replies' needs the right to produce"):
+            connection.commit()
+
+
 def test_no_token_is_refused(start: Start, certificate: Certificate, ours: Authority) -> None:
     server = start(**tls_of(certificate))
     told = refused(lambda: xaqueue.connect(url_of(server, "xaqs", ca=ours.ca)))

@@ -105,6 +105,38 @@ def test_a_target_that_is_gone_costs_no_try(
     server.stop()
 
 
+def mistyped(target: str) -> None:
+    with xaqueue.connect(target) as connection:
+        put(connection, b"1", b"2")
+        forwarder = Forwarder(target, "orders", "archvie", until_empty=True).start()
+        with pytest.raises(xaqueue.UnknownQueue, match="xaqueue define archvie"):
+            forwarder.join(PATIENCE_S)
+        assert {one.tries for one in connection.browse("orders")} == {0}
+        assert forwarder.failed == 0
+
+
+def test_a_queue_that_is_not_there_costs_no_try(space: Path, tmp_path: Path) -> None:
+    """Else a name that is mistyped would send all messages to the failure queue."""
+    (space / "queues.toml").write_text("[queues.orders]\n")
+    mistyped(str(space))
+    server = ServerThread(space, tmp_path / "socket")
+    mistyped(server.url)
+    server.stop()
+
+
+def test_a_right_that_is_missing_ends_it(space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise xaqueue.AccessDenied("enqueue of queue 'archive' needs the right to produce")
+
+    with xaqueue.connect(space) as connection:
+        put(connection, *[b"x"] * 3)
+        monkeypatch.setattr(Connection, "enqueue", refused)
+        forwarder = Forwarder(str(space), "orders", "archive").start()
+        with pytest.raises(xaqueue.AccessDenied):
+            forwarder.join(PATIENCE_S)
+        assert [one.tries for one in connection.browse("orders")] == [1, 1, 1], "once, and not until none is left"
+
+
 def test_the_ends_are_written_into_a_log_that_is_to_be_made(space: Path, tmp_path: Path) -> None:
     log = tmp_path / "new" / "log"
     log.mkdir(parents=True)

@@ -274,6 +274,7 @@ def test_a_worker_of_a_transaction_manager(space: Path, tmp_path: Path, caplog: 
             assert worker.join(PATIENCE_S)
             assert worker.failed == 2
             assert sorted(left(other, "parcels")) == [b"1", b"2"]
-            assert left(space) == []
+            eventually(lambda: left(space) == [])  # it moves to the failure queue in its own time
+            assert left(space, "failed") == [b"poison"]
             with pytest.raises(xaqueue.InvalidArgument, match="no participant"):
                 xaqueue.Worker("ledger", "orders", copy, tm=manager).start().join(PATIENCE_S)

@@ -19,7 +19,15 @@ from typing import Any, Protocol
 
 import msgpack
 
-from xaqueue.errors import AccessDenied, ConnectionLost, Error, InterfaceError, ResourceFailed, RolledBack
+from xaqueue.errors import (
+    AccessDenied,
+    ConnectionLost,
+    Error,
+    InterfaceError,
+    InvalidArgument,
+    ResourceFailed,
+    RolledBack,
+)
 from xaqueue.rpc import wire
 from xaqueue.rpc.client.branch import RemoteBranch
 from xaqueue.rpc.credentials import explain, is_refusal
@@ -319,6 +327,10 @@ class Link:
         except ConnectionLost as lost:
             self._lose(lost)
             raise
+        except UnicodeEncodeError as wrong:  # nothing was sent
+            raise InvalidArgument(
+                f"{method}: {wrong.object[wrong.start : wrong.end]!r} is refused: it has no UTF-8"
+            ) from None
         if error is not None:
             raise self._error_of(error)
         return result

@@ -67,6 +67,8 @@ def recover(caller: Caller, count: Any = PAGE, flags: Flag = Flag.NOFLAGS) -> li
 
 def enqueue(caller: Caller, queue: str, body: Any, options: Any = None) -> bytes:
     given = {} if options is None else wire.options_of(options, "enqueue", PLAIN_OPTIONS)
+    if "failure_queue" in given:
+        _check_failure_queue(caller, given["failure_queue"])
     return caller.session.enqueue(queue, body, **given)
 
 
@@ -78,6 +80,8 @@ def dequeue(caller: Caller, queue: str, options: Any = None) -> Any:
 
 def enqueue_many(caller: Caller, queue: str, ids: Any, bodies: Any, options: Any = None) -> list[MessageId]:
     given = {} if options is None else wire.options_of(options, "enqueue_many", MANY_OPTIONS)
+    if "failure_queue" in given:
+        _check_failure_queue(caller, given["failure_queue"])
     is_right = isinstance(bodies, list) and (ids is None or (isinstance(ids, list) and len(ids) == len(bodies)))
     if not is_right or len(bodies) > PAGE:
         raise InvalidArgument(f"enqueue_many is refused: ids (or nil) and as many bodies, at most {PAGE}, are wanted")
@@ -86,12 +90,16 @@ def enqueue_many(caller: Caller, queue: str, ids: Any, bodies: Any, options: Any
 
 def enqueue_to(caller: Caller, queues: Any, body: Any, options: Any = None) -> bytes:
     given = {} if options is None else wire.options_of(options, "enqueue_to", PLAIN_OPTIONS)
+    if "failure_queue" in given:
+        _check_failure_queue(caller, given["failure_queue"])
     return caller.session.enqueue_to(queues, body, **given)
 
 
 def publish(caller: Caller, topic: str, body: Any, options: Any = None) -> bytes:
     """Whoever may produce to the topic need not know who subscribes."""
     given = {} if options is None else wire.options_of(options, "publish", PLAIN_OPTIONS)
+    if "failure_queue" in given:
+        _check_failure_queue(caller, given["failure_queue"])
     return caller.session.publish(topic, body, **given)
 
 
@@ -116,11 +124,18 @@ def _check_produce(caller: Caller, queue: str) -> None:
         caller.check("enqueue", [queue])
 
 
+def _check_failure_queue(caller: Caller, queue: Any) -> None:
+    """Whoever adds a message that names where it goes at last must be allowed to add it there."""
+    if queue is not None:
+        _check_produce(caller, check_queue_name(queue))
+
+
 def restore(caller: Caller, queue: str, message_id: Any, properties: Any, body: Any) -> bool:
     """Whoever adds a message that says where it was must be allowed to add it there, where a requeue brings it."""
     if not isinstance(properties, dict):
         raise InvalidArgument("properties are refused: a map, as in a command block, is wanted")
     message = Message(check_message_id(message_id), queue, 0, body, restored(queue, properties))
+    _check_failure_queue(caller, message.properties.failure_queue)
     if message.origin is not None and message.origin.queue:
         _check_produce(caller, check_queue_name(message.origin.queue))
     return caller.session.restore(queue, message)
@@ -170,7 +185,9 @@ def deliver(
     if not caller.identity.owner:
         for change in map(carried.decode, changes):  # as if each was done by its own call
             for head, _ in change.added:
-                caller.check("enqueue", [decode_head(head).properties.queue])
+                properties = decode_head(head).properties
+                caller.check("enqueue", [properties.queue])
+                _check_failure_queue(caller, properties.failure_queue)
             for queue, _ in change.taken:
                 caller.check("dequeue", [queue])
     return caller.session.deliver(carrier, secret, changes, highest, count, more)

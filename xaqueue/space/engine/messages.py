@@ -18,6 +18,7 @@ from xaqueue.message import (
     body_of,
     check_message_id,
     id_of,
+    is_text,
     properties_of,
 )
 from xaqueue.space.engine import blocks, carry, dedup, quarantine, queue_room
@@ -185,10 +186,10 @@ def dequeue(
     """
     if name not in space.definitions.known:
         space.definitions.find(name)
-    if isinstance(correlation_id, str):
+    if isinstance(correlation_id, str) and is_text(correlation_id):
         correlation_id = correlation_id.encode()
     if correlation_id is not None and not isinstance(correlation_id, bytes):
-        raise InvalidArgument(f"correlation_id is a {type(correlation_id).__name__}: bytes or str are wanted")
+        raise InvalidArgument(f"correlation_id {correlation_id!r} is refused: bytes or str are wanted")
     if message_id is not None:
         check_message_id(message_id)
     deadline = time.monotonic() + wait_s if wait_s else None
@@ -247,12 +248,15 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
         path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
         try:
             message = message_of(name, entry.seq, entry.message_id, space.log.read(path), entry.tries)
-        except (FileNotFoundError, DamagedBlock):
-            continue  # consumed meanwhile, or for the next dequeue to set aside
-        except OSError as error:
-            if error.errno in DAMAGE:
-                continue
-            raise space.unread(path, error) from error
+        except FileNotFoundError:
+            continue  # consumed meanwhile
+        except (DamagedBlock, OSError) as error:
+            if not isinstance(error, DamagedBlock) and error.errno not in DAMAGE:
+                raise space.unread(path, error) from error
+            log.warning(
+                "message %s of queue %s is passed over, see `xaqueue check`: %s", entry.message_id.hex(), name, error
+            )
+            continue  # for the next dequeue to set aside
         shown += 1
         yield message
 

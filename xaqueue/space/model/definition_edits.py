@@ -22,6 +22,10 @@ def without_queue(text: str, name: str) -> str:
     """The same queues.toml, comments and all, without a queue. Raises UnknownQueue, and InvalidArgument where others
     name it."""
     found, wanted = parse(text), tomllib.loads(text)
+    if name in found.topics:
+        raise InvalidArgument(
+            f"{name} is a topic: take [topics.{name}] out of queues.toml, once no queue subscribes to it"
+        )
     if name not in found.queues:
         raise UnknownQueue(f"queue {name!r} is not defined in queues.toml{suggestion(name, found.queues)}")
     tables = {f"[queues.{other}]": queue for other, queue in found.queues.items() if other != name}
@@ -74,5 +78,11 @@ def _with(text: str, path: Sequence[str], options: Mapping[str, object]) -> str:
     for key in options.keys() - {key for key, value in options.items() if value is not None}:
         table.pop(key, None)
     defined = tomlkit.dumps(document)
+    try:
+        defined.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"queues.toml: {path[-1]}: {error.object[error.start : error.end]!r} is no text"
+        ) from None
     parse(defined)
     return defined

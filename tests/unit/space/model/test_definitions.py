@@ -199,6 +199,8 @@ def test_without_queue_refuses_what_others_name() -> None:
         without_queue("[default]\n[queues.b]", "bb")
     with pytest.raises(InvalidArgument, match="no TOML"):
         without_queue("[", "a")
+    with pytest.raises(InvalidArgument, match="is a topic"):
+        without_queue("[topics.events]", "events")
 
 
 def test_with_queue_redefines_one_in_place() -> None:
