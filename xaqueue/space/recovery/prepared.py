@@ -202,9 +202,10 @@ class _Survey:
             self._only(status, path, first)
 
     def _only(self, status: PreparedBranch, path: str, first: Head) -> None:
-        there = self.holds(first.properties.queue, first.message_id)
-        if first.kind is Kind.DEQUEUE and not there and quarantine.has_message(self.fs, first.message_id):
-            status.lost.append(f"message {first.message_id.hex()}, which {path} dequeues, is in quarantine")
+        queue, message_id = first.properties.queue, first.message_id
+        there = self.holds(queue, message_id)
+        if first.kind is Kind.DEQUEUE and not there and quarantine.has_message(self.fs, queue, message_id):
+            status.lost.append(f"message {message_id.hex()}, which {path} dequeues, is in quarantine")
         elif there is (first.kind is not Kind.DEQUEUE):
             status.verdict = Verdict.FINISHED
             status.leftovers.append((path, "what it asks for is done: to be removed"))

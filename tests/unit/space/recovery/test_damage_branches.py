@@ -127,6 +127,28 @@ def test_a_decision_behind_which_quarantine_cannot_be_read(bare: BareSpace, is_d
     assert bare.in_doubt() == []
 
 
+@pytest.mark.parametrize("damaged_queue", ["a", "b"])
+def test_what_one_of_its_queues_lost_of_a_message_no_other_one_did(bare: BareSpace, damaged_queue: str) -> None:
+    """A crash brings the block of a dequeue back whose commit was answered."""
+    with bare.connect() as connection:
+        connection.enqueue_to(["a", "b"], b"message")
+        connection.commit()
+    xid = bare.prepare("done", take=["a"])
+    block = bare.block("prepared", xid, "000")
+    content = block.read_bytes()
+    if damaged_queue == "b":
+        flip(bare.messages("b")[0], 60)
+        assert bare.take("b") == []
+        with closing(bare.connect()) as connection:
+            connection.tpc_commit(xid)
+        block.write_bytes(content)
+    else:
+        flip(bare.messages("a")[0], 3)
+    bare.reopen()
+    assert len(bare.quarantined()) == 1
+    assert bare.in_doubt() == ([xid] if damaged_queue == "a" else [])
+
+
 @damaged
 @pytest.mark.parametrize("suffix", ["commit", "001", "002"])
 def test_a_committed_branch_that_lost_a_block_commits_the_others(bare: BareSpace, damage: Damage, suffix: str) -> None:
