@@ -122,5 +122,7 @@ def list_of(branch: Branch) -> list[Listed]:
     """What a branch block says: a row for each number, an empty one where a dequeue came to nothing."""
     rows = [NOTHING] * branch.blocks[-1].number
     for written in branch.blocks:
-        rows[written.number - 1] = Listed(written.kind, written.queue, written.message_id, written.checksum)
+        rows[written.number - 1] = Listed(
+            written.kind, written.queue, written.message_id, written.checksum, written.key
+        )
     return rows

@@ -345,7 +345,7 @@ def _add(space: Space, branch: Branch, head: bytes, body: bytes) -> None:
     entry, number = Entry(0, message_id, tags_of(parsed.properties)), len(branch.blocks) + 1
     written = Written(number, Kind.ENQUEUE, name, message_id, parsed.checksum, entry, numbered(number))
     written.content = head, body
-    dedup.recover_key(space, branch, written, parsed)
+    dedup.recover_key(space, branch, written, dedup.key_of(parsed))
     branch.blocks.append(written)
 
 

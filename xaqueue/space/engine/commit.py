@@ -7,7 +7,8 @@ what is done as a change, and gives that to the space's log, which returns once 
     commit     one block: it enters committed/, or the message that it names goes; that is the commit point
                several: .000 becomes .commit, that is the commit point; then messages come and go; then the rest goes
     one phase  the same from active/, or from memory, where nothing that is not committed survives
-               with a dedup_key that counts, one block is as several: its record moves with the message
+               with a dedup_key that counts, one block is as several: its record moves with the message, and the list
+               says who claims it
     rollback   of a prepared branch: .000 goes first, which un-prepares it
 
 In the terms of crash rules 1 to 4 in ARCHITECTURE.md. A redo record is atomic: it needs no commit point of its own, and
@@ -62,7 +63,7 @@ def prepare(space: Space, branch: Branch) -> None:
     for written in written_blocks:
         if not written.path and written.content is None:
             add_dequeue(space, branch, written)
-    if len(written_blocks) > 1 or written_blocks[0].is_shared or (branch.keys and not space.log.is_atomic):
+    if len(written_blocks) > 1 or written_blocks[0].is_shared or branch.keys:
         add_branch_block(space, branch)
         written_blocks = branch.all_blocks
     else:
@@ -293,8 +294,11 @@ def _files(branch: Branch) -> list[str]:
 
 
 def resolve_damage(space: Space, xid: Xid) -> None:
-    """What quarantine has of a branch that is decided now holds it in doubt no longer."""
-    quarantine.resolve(space.fs, xid)
+    """What quarantine has of a branch that is decided now holds it in doubt no longer. Raises ResourceFailed."""
+    try:
+        quarantine.resolve(space.fs, xid)
+    except OSError as error:
+        raise space.fence(error) from error
     space.log.sync_names((QUARANTINE,))
 
 

@@ -6,9 +6,10 @@
     commit     its record in .dedup/ is part of the change, so the key is known exactly if the message is committed
     rollback   the claims are given up
 
-All keys of a branch are claimed at once, or none, so nobody who claims one waits for another. Where files are the
-record of a branch, one with keys has a branch block even if it has one block: its .commit is on disk before message and
-record move, and goes behind both. So no crash leaves a record without its message, which would swallow the next try.
+All keys of a branch are claimed at once, or none, so nobody who claims one waits for another. A branch with keys is
+prepared with a branch block even if it has one block: that says which of its messages claim theirs, whatever the level
+of the next open. Where files are the record of a branch, its .commit is on disk before message and record move, and
+goes behind both. So no crash leaves a record without its message, which would swallow the next try.
 
 Branches of one batch do not refuse each other: an attempt that is written again is in no list. Of those that are
 committed together, the first has the message. What is moved to another queue is the same message: it claims nothing.
@@ -46,13 +47,19 @@ def known(space: Space, branch: Branch, name: str, key: bytes) -> MessageId | No
         return queue.keys.find(key, space.now_us()) or branch.keys.get((name, key))
 
 
-def recover_key(space: Space, branch: Branch, written: Written, head: Head) -> None:
-    """Of a block that was found, or handed in: its branch has decided before. Called with the lock held, or alone."""
+def key_of(head: Head) -> bytes:
+    """The hash of its dedup_key; empty where it has none."""
+    return hash_of(head.properties.dedup_key) if head.properties.dedup_key is not None else b""
+
+
+def recover_key(space: Space, branch: Branch, written: Written, key: bytes) -> None:
+    """Of a block that was found, or handed in, and claims this: its branch has decided before. Called with the lock
+    held, or alone."""
     queue = space.queue(written.queue)
-    if head.properties.dedup_key is not None and queue.definition.dedup_window_s:
-        written.key = hash_of(head.properties.dedup_key)
-        branch.keys[queue.name, written.key] = written.message_id
-        queue.keys.claim(written.key, branch)
+    if key and queue.definition.dedup_window_s:
+        written.key = key
+        branch.keys[queue.name, key] = written.message_id
+        queue.keys.claim(key, branch)
 
 
 def decide(space: Space, branch: Branch) -> None:
@@ -144,14 +151,14 @@ def publish_locked(space: Space, written: Written) -> None:
         space.has_expiring()
 
 
-def restore(space: Space, queue: Queue, head: Head, when_us: int) -> None:
-    """A message was committed then, and a crash may have come before its record. Raises as ``stage``."""
-    dedup_key, now_us = head.properties.dedup_key, space.now_us()
+def restore(space: Space, queue: Queue, key: bytes, head: Head, when_us: int) -> None:
+    """A message that claimed this was committed then, and its record may be lost. Raises as ``stage``."""
+    now_us = space.now_us()
     until_us = _until_us(queue, max(when_us, head.properties.enqueued_at))  # the time of a file may be lost
-    if dedup_key is None or until_us <= now_us or queue.keys.find(hash_of(dedup_key), now_us) is not None:
+    if until_us <= now_us or queue.keys.find(key, now_us) is not None:
         return
     written = Written(0, head.kind, queue.name, head.message_id, head.checksum)
-    written.key, written.until_us = hash_of(dedup_key), until_us
+    written.key, written.until_us = key, until_us
     _, path, content, body, _ = put_of(space, written)
     space.put(Step.EXPIRY, queue.name, path, content, body, partial(publish_locked, space, written))
 

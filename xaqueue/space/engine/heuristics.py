@@ -123,6 +123,8 @@ def complete(space: Space, xid: Xid, decision: Decision) -> None:
             commit.rollback(space, branch)
         else:
             commit.commit(space, branch)
+        if not branch.damage:
+            return
     else:
         with space.lock:
             space.branches[xid] = Branch(xid, str(xid), base=OUTCOMES[decision.outcome])

@@ -159,6 +159,9 @@ class LeaseVerbs(Association):
             branch is None
             or branch.base is not State.ACTIVE
             or branch.rollback_reason is not None
+            or branch.lessee is None  # a client may name a branch of its own so, or join this one and add to it
+            or branch.active
+            or len(branch.blocks) != 1
             or branch.deadline is None
             or time.monotonic() > branch.deadline
             or branch.blocks[0].queue != queue

@@ -351,8 +351,10 @@ def _wait(queue: Queue, seconds: float) -> None:
         queue.waiters -= 1
 
 
-def fetch(space: Space, branch: Branch, written: Written) -> Message | None:
-    """Reads a locked message; None when it is damaged or gone, and then it has left the queue."""
+def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = False) -> Message | None:
+    """Reads a locked message; None when it is damaged or gone, and then it has left the queue. is_held: where an error
+    is raised it is locked still, and not given back.
+    """
     entry = written.entry
     assert entry is not None
     path = layout.message_path(written.queue, entry.seq, entry.message_id, entry.tags)
@@ -367,14 +369,16 @@ def fetch(space: Space, branch: Branch, written: Written) -> Message | None:
         elif error.errno == errno.ENOENT:
             log.error("message file %s is gone: something else removed it", path)
         else:
-            _give_back(space, branch, written, entry)
+            if not is_held:
+                _give_back(space, branch, written, entry)
             raise space.unread(path, error) from error
     if reason:
         try:
             space.settle()
             _set_aside(space, path, files_of(written.queue, entry)[1:], reason)
         except RetryLater:
-            _give_back(space, branch, written, entry)
+            if not is_held:
+                _give_back(space, branch, written, entry)
             raise
     _give_back(space, branch, written, entry, gone=True)
     return None

@@ -170,7 +170,7 @@ def reject(space: Space, branch: Branch, reason: str) -> None:
     assert entry is not None
     with space.lock:
         queue = space.queue(name)
-    message = messages.fetch(space, branch, taken)
+    message = messages.fetch(space, branch, taken, is_held=True)
     if message is None:  # damaged, and set aside
         _forget(space, branch)
         return

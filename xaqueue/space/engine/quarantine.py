@@ -59,10 +59,10 @@ def holds(fs: FileSystem, paths: Iterable[str]) -> bool:
     return any(_name_of(path) in names for path in paths)
 
 
-def has_message(fs: FileSystem, message_id: bytes) -> bool:
-    """Whether a message of this id was set aside."""
-    names = [name for name in listed(fs, layout.QUARANTINE) if "..retries." not in name and "..dedup." not in name]
-    return any(f".{message_id.hex()}" in name for name in names)
+def has_message(fs: FileSystem, queue: str, message_id: bytes) -> bool:
+    """Whether a message of this queue and id was set aside; others may have the same one."""
+    start, end = f"{queue}.range=", f".{message_id.hex()}"
+    return any(name.startswith(start) and end in name for name in listed(fs, layout.QUARANTINE))
 
 
 def lost_blocks(fs: FileSystem) -> dict[Xid, list[str]]:

@@ -26,8 +26,8 @@ def check(
 ) -> None:
     """Returns once there is room for so many messages more, of so many bytes in all. Called with the lock held.
 
-    may_wait: where the queue is defined so. Raises QueueFull, the reason for which the branch is rolled back meanwhile,
-    ResourceFailed.
+    may_wait: where the queue is defined so. Raises QueueFull, UnknownQueue, the reason for which the branch is rolled
+    back meanwhile, ResourceFailed.
     """
     began = monotonic()
     while (limits := queue.limits) is not None:
@@ -49,6 +49,7 @@ def check(
         finally:
             queue.waiters -= 1
         space.check()
+        space.definitions.find(queue.name)  # it may be undefined: what made room was its last message
         if branch.rollback_reason is not None:
             raise branch.rollback_reason
 

@@ -295,6 +295,8 @@ class Listed:
     queue: str
     message_id: MessageId
     checksum: int
+    key: bytes = b""
+    """The hash of a dedup_key that the branch claims with it."""
 
 
 NO_MESSAGE = MessageId(bytes(16))
@@ -304,7 +306,10 @@ NOTHING = Listed(Kind.BRANCH, "", NO_MESSAGE, 0)
 
 def pack_list(blocks: Sequence[Listed]) -> bytes:
     """The body of a branch block: a MessagePack array, one entry a block, in the order of their numbers from 1."""
-    rows = [(int(listed.kind), listed.queue, listed.message_id, listed.checksum) for listed in blocks]
+    rows: list[tuple[object, ...]] = []
+    for listed in blocks:
+        row = int(listed.kind), listed.queue, listed.message_id, listed.checksum
+        rows.append((*row, listed.key) if listed.key else row)
     packed: bytes = msgpack.packb(rows, use_bin_type=True)
     return packed
 
@@ -314,7 +319,8 @@ def unpack_list(body: bytes) -> list[Listed]:
     try:
         rows = msgpack.unpackb(body, raw=False)
         return [
-            Listed(Kind(kind), queue, MessageId(message_id), checksum) for kind, queue, message_id, checksum in rows
+            Listed(Kind(kind), queue, MessageId(message_id), checksum, b"".join(key))
+            for kind, queue, message_id, checksum, *key in rows
         ]
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise DamagedBlock(f"list of blocks cannot be read: {error}") from None

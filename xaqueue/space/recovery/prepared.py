@@ -202,9 +202,10 @@ class _Survey:
             self._only(status, path, first)
 
     def _only(self, status: PreparedBranch, path: str, first: Head) -> None:
-        there = self.holds(first.properties.queue, first.message_id)
-        if first.kind is Kind.DEQUEUE and not there and quarantine.has_message(self.fs, first.message_id):
-            status.lost.append(f"message {first.message_id.hex()}, which {path} dequeues, is in quarantine")
+        queue, message_id = first.properties.queue, first.message_id
+        there = self.holds(queue, message_id)
+        if first.kind is Kind.DEQUEUE and not there and quarantine.has_message(self.fs, queue, message_id):
+            status.lost.append(f"message {message_id.hex()}, which {path} dequeues, is in quarantine")
         elif there is (first.kind is not Kind.DEQUEUE):
             status.verdict = Verdict.FINISHED
             status.leftovers.append((path, "what it asks for is done: to be removed"))
@@ -268,23 +269,24 @@ class _Survey:
         return head
 
 
-def named(fs: FileSystem, paths: Iterable[str]) -> dict[str, set[MessageId]]:
+def named(fs: FileSystem, paths: Iterable[str]) -> dict[str, dict[MessageId, bytes]]:
     """By queue the messages that these blocks of branches add or remove, which recovery needs before it can judge a
-    branch. A damaged block names none."""
-    found: dict[str, set[MessageId]] = {}
+    branch, each with the key that its branch claims with it. A damaged block names none."""
+    found: dict[str, dict[MessageId, bytes]] = {}
     for path in paths:
-        for queue, message_id in _named_by(fs, path):
-            found.setdefault(queue, set()).add(message_id)
+        for queue, message_id, key in _named_by(fs, path):
+            ids = found.setdefault(queue, {})
+            ids[message_id] = key or ids.get(message_id, b"")
     return found
 
 
-def _named_by(fs: FileSystem, path: str) -> Iterator[tuple[str, MessageId]]:
+def _named_by(fs: FileSystem, path: str) -> Iterator[tuple[str, MessageId, bytes]]:
     try:
         head = read_head(fs, path)
         rows = read_list(fs, path) if head.kind is Kind.BRANCH else []
     except DamagedBlock:
         return
     if head.kind is Kind.BRANCH:
-        yield from ((item.queue, item.message_id) for item in rows if item != NOTHING)
+        yield from ((item.queue, item.message_id, item.key) for item in rows if item != NOTHING)
     elif head.properties.queue and (head.kind is not Kind.ENQUEUE or not path.startswith(ACTIVE)):
-        yield head.properties.queue, head.message_id
+        yield head.properties.queue, head.message_id, b""

@@ -207,6 +207,10 @@ class _Recovery:
     def _holds(self, queue: str, message_id: MessageId) -> bool:
         return message_id in self.space.queue(queue).index
 
+    def _is_done(self, head: Head) -> bool:
+        """Whether its message has come, or gone."""
+        return self._holds(head.properties.queue, head.message_id) is not (head.kind is Kind.DEQUEUE)
+
     def _in_doubt(self, found: PreparedBranch) -> Branch:
         """A branch in doubt: what it removes is locked, what is damaged is set aside and noted."""
         branch = Branch(found.xid, str(found.xid), base=State.PREPARED, prepared_at=found.prepared_at)
@@ -214,14 +218,21 @@ class _Recovery:
             self._set_aside(path, reason)
             branch.damage.append(path)
         branch.damage += found.lost
-        for path, head in found.blocks:
-            self._add(branch, path, head)
-        _tell_moves(branch, found)
+        self._add_each(branch, found, found.blocks)
         if found.list_path:
             branch.branch_block = _branch_block(found.list_path)
         return branch
 
-    def _add(self, branch: Branch, path: str, head: Head) -> None:
+    def _add_each(self, branch: Branch, found: PreparedBranch, blocks: Iterable[tuple[str, Head]]) -> None:
+        """Its list says which keys it claims; where that is lost, it is taken to claim all."""
+        for path, head in blocks:
+            written = self._add(branch, path, head)
+            if written.suffix != FIRST:
+                key = found.rows[written.number - 1].key if found.rows else dedup.key_of(head)
+                dedup.recover_key(self.space, branch, written, key)
+        _tell_moves(branch, found)
+
+    def _add(self, branch: Branch, path: str, head: Head) -> Written:
         queue, suffix = self.space.queue(head.properties.queue), path.rpartition(".")[2]
         entry: Entry | None
         if head.kind is Kind.DEQUEUE:
@@ -234,8 +245,7 @@ class _Recovery:
         number = int(suffix) or 1
         written = Written(number, head.kind, queue.name, head.message_id, head.checksum, entry, suffix, path=path)
         branch.blocks.append(written)
-        if self.space.log.is_atomic or suffix != FIRST:
-            dedup.recover_key(self.space, branch, written, head)
+        return written
 
     def _roll_forward(self, found: PreparedBranch, files: Mapping[str, str]) -> None:
         """What is left to do of a branch that is committed, from wherever each of its blocks is found."""
@@ -251,10 +261,7 @@ class _Recovery:
                 number = path.rpartition(".")[2].lstrip("0")
                 lost = f"its block {number} was damaged and is in quarantine"
                 self._note(f"branch {xid} is committed, but {lost}: the rest is committed")
-        for path, head in found.blocks:
-            if (head.kind is Kind.DEQUEUE) is self._holds(head.properties.queue, head.message_id):
-                self._add(branch, path, head)
-        _tell_moves(branch, found)
+        self._add_each(branch, found, [block for block in found.blocks if not self._is_done(block[1])])
         self._number_again(branch, found)
         if found.list_path:
             branch.branch_block = _branch_block(found.list_path)
@@ -264,13 +271,15 @@ class _Recovery:
         self._remember(xid)
         self.report.rolled_forward += 1
 
-    def _restore_keys(self, wanted: Mapping[str, Iterable[MessageId]]) -> None:
-        """Before a branch goes that tells of it: its message may have moved, and not the record of the key."""
+    def _restore_keys(self, wanted: Mapping[str, Mapping[MessageId, bytes]]) -> None:
+        """Before a branch goes that claims it: its message may have moved, and not the record of the key."""
         for name, ids in wanted.items():
             queue = self.space.queue(name)
-            for entry in filter(None, map(queue.index.find, ids if queue.definition.dedup_window_s else ())):
-                path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
-                dedup.restore(self.space, queue, read_head(self.fs, path), self.fs.modified_ns(path) // 1000)
+            for message_id, key in ids.items() if queue.definition.dedup_window_s else ():
+                entry = queue.index.find(message_id) if key else None
+                if entry is not None:
+                    path = layout.message_path(name, entry.seq, message_id, entry.tags)
+                    dedup.restore(self.space, queue, key, read_head(self.fs, path), self.fs.modified_ns(path) // 1000)
 
     def _number_again(self, branch: Branch, found: PreparedBranch) -> None:
         """Messages of one commit have consecutive numbers in a queue: what has moved tells those of the rest.

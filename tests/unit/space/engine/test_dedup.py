@@ -335,6 +335,27 @@ def test_what_is_in_doubt_claims_its_key_after_a_restart(bare: BareSpace) -> Non
     assert findings(bare) == []
 
 
+@pytest.mark.parametrize("after", LEVELS)
+@pytest.mark.parametrize("before", LEVELS)
+def test_what_is_in_doubt_claims_its_key_at_another_level(
+    tmp_path: Path, clock: Clock, before: str, after: str
+) -> None:
+    with bare_space(tmp_path / "space", before, lambda: clock.us, ONCE) as bare:
+        one = Branch(bare, "one")
+        first = one.put(body=b"one")
+        one.prepare()
+        bare.sync = after
+        bare.reopen()
+        two = Branch(bare, "two")
+        two.put(body=b"two")
+        with pytest.raises(RolledBack, match="Do the work again"):
+            two.prepare()
+        Branch(bare, "other").session.commit(one.xid)
+        bare.reopen()
+        assert put(bare, "three") == first
+        assert bodies(bare) == [b"one"]
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_rollback_gives_the_key_up(bare: BareSpace, restarted: bool) -> None:
     one = Branch(bare, "one")
@@ -631,6 +652,36 @@ def test_a_prepared_move_is_not_left_out_after_a_restart(bare: BareSpace) -> Non
     branch.session = Session(bare.space)
     branch.commit()
     assert (bodies(bare), bodies(bare, "from")) == ([b"first", b"moved"], [])
+
+
+@pytest.mark.parametrize("way", ["move", "restore"])
+@pytest.mark.parametrize("end", ["taken", "in doubt", "committed"])
+def test_what_claims_nothing_claims_nothing_after_a_crash(bare: BareSpace, way: str, end: str) -> None:
+    bare.definitions = Definitions({"q": QueueDefinition(dedup_window_s=WINDOW_S)}, QueueDefinition())
+    bare.space.redefine(bare.definitions)
+    put(bare, "before", queue="from")
+    (before,) = Session(bare.space).browse("from")
+    branch = Branch(bare, "x")
+    if way == "move":
+        branch.session.move("from", before.message_id, "q")
+    else:
+        branch.session.restore("q", before)
+    if end == "taken":
+        branch.commit_at_once()
+        taker = Branch(bare, "taker")
+        assert taker.session.dequeue("q") is not None
+        taker.prepare()
+    else:
+        branch.prepare()
+    bare.reopen()
+    if end != "taken":
+        branch.session = Session(bare.space)
+        branch.commit()
+    if end == "committed":
+        bare.reopen()
+    assert put(bare, "new") != before.message_id
+    assert records(bare) != []
+    assert len(bodies(bare)) == 2
 
 
 def test_a_vote_decides(journalled: BareSpace) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.connection import Connection
-from xaqueue.delivery import MOST_MESSAGES, Delivery
+from xaqueue.delivery import ACK, MOST_MESSAGES, NACK, REJECT, Delivery
 from xaqueue.errors import (
     DiskLow,
     InvalidArgument,
@@ -28,6 +28,7 @@ from xaqueue.errors import (
 )
 from xaqueue.message import Message
 from xaqueue.space.engine import cleanup, messages, moving
+from xaqueue.space.engine.leases import BQUAL
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.timeouts import expire
 from xaqueue.space.model import layout
@@ -38,7 +39,8 @@ from xaqueue.space.model.limits import Limits
 from xaqueue.space.model.retry import RetryPolicy
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
-from xaqueue.xid import Xid
+from xaqueue.xa import Flag
+from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -327,6 +329,21 @@ def test_a_reject_into_a_full_queue_leaves_it_held(bare: BareSpace, user: Connec
     assert is_clean(bare)
 
 
+def test_a_reject_that_cannot_read_its_message_leaves_it_held(bare: BareSpace) -> None:
+    bare.put("orders", b"one")
+    bare.reopen()
+    user = bare.connect()
+    delivery = one(user)
+    bare.fs.faults["read", layout.COMMITTED] = errno.EMFILE
+    with pytest.raises(RetryLater, match="cannot be read now"):
+        delivery.reject("no such customer")
+    bare.fs.faults.clear()
+    assert received(bare.connect()) == [], "nobody else has it"
+    delivery.extend(60)
+    delivery.reject("no such customer")
+    assert [message.body for message in seen(bare, "failed")] == [b"one"]
+
+
 @pytest.mark.parametrize("bare", [DURABLE], indirect=True)
 def test_a_reject_past_its_commit_point_is_completed(bare: BareSpace, user: Connection) -> None:
     bare.put("orders", b"poison")
@@ -505,6 +522,29 @@ def test_other_refusals(bare: BareSpace, user: Connection) -> None:
         session.receive("orders")
     session.settle("orders", lease, "ack")
     bare.space.draining = False
+    assert is_clean(bare)
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("how", [ACK, NACK, REJECT])
+def test_a_branch_that_only_has_the_name_of_a_lease_is_none(
+    bare: BareSpace, how: str, joined: bool, blocks: int
+) -> None:
+    session = Session(bare.space)
+    if joined:
+        bare.put("orders", b"one")
+        ((lease, _),) = session.receive("orders")
+        session.start(Xid(LOCAL_FORMAT_ID, lease, BQUAL), Flag.JOIN)
+    else:
+        lease = b"l" * 16
+        session.start(Xid(LOCAL_FORMAT_ID, lease, BQUAL), timeout_s=60)
+    for _ in range(blocks):
+        session.enqueue("orders", b"other")
+    with pytest.raises(LeaseExpired):
+        session.settle("orders", lease, how, "why" if how == REJECT else None)
+    assert bare.space.failure is None
+    session.close()
     assert is_clean(bare)
 
 

@@ -121,3 +121,31 @@ def test_a_message_that_was_on_its_way_is_refused(root: Path, monkeypatch: pytes
     assert session.space.queue("orders").pending == set()
     assert len(session.space.queue("orders").index) == 0
     session.close()
+
+
+@pytest.mark.parametrize("queues", [["orders"], ["other", "orders"]])
+def test_who_waits_for_room_is_refused(root: Path, queues: list[str]) -> None:
+    """The last message goes, and the queue with it."""
+    open.define(root, "orders", {"max_messages": 1, "when_full": "wait"})
+    open.define(root, "other", {})
+    session = attach(root)
+    with xaqueue.connect(root) as connection, xaqueue.connect(root) as taker:
+        taker.enqueue("orders", b"1")
+        taker.commit()
+        queue, lock = session.space.queues["orders"], session.space.lock
+
+        def wait(_: float) -> None:
+            lock.release()
+            try:
+                assert taker.dequeue("orders") is not None
+                taker.commit()
+                session.undefine("orders")
+            finally:
+                lock.acquire()
+
+        queue.arrived.wait = wait  # type: ignore[method-assign,assignment]
+        with pytest.raises(UnknownQueue):
+            connection.enqueue_to(queues, b"2")
+        connection.commit()
+    assert len(queue.index) == len(queue.pending) == 0
+    session.close()

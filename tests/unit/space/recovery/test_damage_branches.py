@@ -14,7 +14,7 @@ import pytest
 
 from support.bare_space import BareSpace, bare_space
 from support.damages import Damage, check_set_aside, damaged, fingerprint, flip, harm
-from xaqueue.errors import HeuristicOutcome, RetryLater
+from xaqueue.errors import HeuristicOutcome, ResourceFailed, RetryLater
 from xaqueue.space.engine import heuristics
 from xaqueue.space.model import layout
 from xaqueue.xa import Code, Outcome
@@ -101,6 +101,52 @@ def test_an_operator_commits_what_damage_left_and_that_is_mixed(bare: BareSpace,
     assert bare.in_doubt() == []
     assert bare.take("orders") == [b"order"]
     assert bare.quarantined()
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_decision_behind_which_quarantine_cannot_be_read(bare: BareSpace, is_damaged: bool) -> None:
+    """Of a branch that lost nothing nothing is looked for there; else the space is opened again, and the decision
+    stands."""
+    xid = bare.prepare("several", add=[("bills", b"bill"), ("orders", b"order")])
+    if is_damaged:
+        flip(bare.block("prepared", xid, "001"), 60)
+    bare.reopen()
+    bare.fs.faults["list", layout.QUARANTINE] = errno.EMFILE
+    if is_damaged:
+        with pytest.raises(ResourceFailed):
+            heuristics.decide(bare.space, xid, True, "operator")
+    else:
+        heuristics.decide(bare.space, xid, True, "operator")
+        assert bare.take("bills") == [b"bill"]
+    bare.fs.faults.clear()
+    bare.reopen()
+    assert bare.take("orders") == [b"order"]
+    with closing(bare.connect()) as connection:
+        connection.tpc_forget(xid)
+    bare.reopen()
+    assert bare.in_doubt() == []
+
+
+@pytest.mark.parametrize("damaged_queue", ["a", "b"])
+def test_what_one_of_its_queues_lost_of_a_message_no_other_one_did(bare: BareSpace, damaged_queue: str) -> None:
+    """A crash brings the block of a dequeue back whose commit was answered."""
+    with bare.connect() as connection:
+        connection.enqueue_to(["a", "b"], b"message")
+        connection.commit()
+    xid = bare.prepare("done", take=["a"])
+    block = bare.block("prepared", xid, "000")
+    content = block.read_bytes()
+    if damaged_queue == "b":
+        flip(bare.messages("b")[0], 60)
+        assert bare.take("b") == []
+        with closing(bare.connect()) as connection:
+            connection.tpc_commit(xid)
+        block.write_bytes(content)
+    else:
+        flip(bare.messages("a")[0], 3)
+    bare.reopen()
+    assert len(bare.quarantined()) == 1
+    assert bare.in_doubt() == ([xid] if damaged_queue == "a" else [])
 
 
 @damaged
