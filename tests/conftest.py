@@ -41,6 +41,7 @@ typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[a
 os.environ["PYTHONPATH"] = os.pathsep.join((str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, and whatever it starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -81,7 +81,7 @@ def judge(tree: Tree, level: Level, done: int) -> None:
     assert {queue: [one.body[:1] for one in Session(again).browse(queue)] for queue in QUEUES} == found
 
 
-def play_all(level: Level, prepared: bool, every: int = 1 if FULL else 5) -> None:
+def play_all(level: Level, prepared: bool, every: int = 1 if FULL else 10) -> None:
     """Cut off at every call, or at a sample of them, which begins elsewhere at each level."""
     crash_after = 0 if FULL else len(str(level)) % every
     while True:
