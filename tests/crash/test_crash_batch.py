@@ -51,8 +51,8 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 SAMPLE = [STRICT, JOURNAL, LAGGING, MOVING]
 LEVELS = POWER_LOSS if FULL else [*SAMPLE, PREPARED_BEFORE]
-EVERY = 1 if FULL else 3
-"""One call in so many of what ``test_power_loss`` does at each, in another way."""
+EVERY = 1 if FULL else 5
+"""One call in so many of what ``test_power_loss`` does, in another way."""
 
 
 def power_loss(level: Level, every: int = 1) -> None:
@@ -132,7 +132,7 @@ def opened(space: Space, promise: Promise) -> Promise:
 
 @pytest.mark.parametrize("level", LEVELS, ids=str)
 def test_power_loss(level: Level) -> None:
-    power_loss(level)
+    power_loss(level, 1 if FULL else 2)
 
 
 @pytest.mark.parametrize("level", LEVELS if FULL else [STRICT, JOURNAL], ids=str)

@@ -22,7 +22,7 @@ from xaqueue.tm.coordinator import TraceStep as Step
 
 pytestmark = pytest.mark.usefixtures("quiet")
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
-EVERY = 1 if FULL else 2
+EVERY = 1 if FULL else 3
 FAULTS = ("", "request lost", "answer lost", "on its way", "refused")
 STORY = (
     Deed(puts=(("out", b"1"), ("out", b"2"))),

@@ -28,7 +28,7 @@ LATER_US = NOON_US + 10_000_000
 KEYS = {"one": "one", "two": "two", "list": "two", "batch": "batch"}
 """With the step that commits its message."""
 CARRIER = f"{1:016x}.ledger"
-TREES = 256 if FULL else 6
+TREES = 256 if FULL else 3
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """A branch that was decided while its space was still opening stays decided, wherever the power goes.
 
 The trees of a crash are the extremes, or a few of them where there is a journal, and it comes before one call in three,
-by turns (``crash_cases.sample``), but with ``XAQUEUE_CRASH_FULL=1``.
+by turns (``crash_cases.sample``), of half of the stories at each level, but with ``XAQUEUE_CRASH_FULL=1``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 
 import pytest
 
-from support.crash_cases import EXTREMES, FULL, STORIES, TREES, sample, trees_of
+from support.crash_cases import EXTREMES, FULL, STORIES, TREES, by_turns, sample, trees_of
 from support.crash_jury import Jury
 from support.crash_level import JOURNAL, LAGGING, MOVING, PREPARED_BEFORE, STRICT, Level, open_space
 from support.crash_story import Act, Became, End, Record, call, crashes, look, play
@@ -78,7 +78,7 @@ def undone(act: Act, verb: str) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize(("name", "level"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "level"), by_turns(CASES, 2), ids=str)
 def test_what_was_decided_before_all_was_loaded_stays_so(name: str, level: Level, verb: str) -> None:
     jury, turns = Jury(STORIES[name], level), sample(3, name, level, list(VERBS).index(verb))
     whole, promised = play(STORIES[name], level)
@@ -118,7 +118,7 @@ class Listening:
 
 
 @pytest.mark.parametrize("verb", ["", "commit", "rollback"])
-@pytest.mark.parametrize(("name", "level"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "level"), by_turns(CASES, 2), ids=str)
 def test_what_is_listed_before_all_is_loaded_is_true_after_a_power_loss(name: str, level: Level, verb: str) -> None:
     """The process was killed at any call, and what it had done was not synced."""
     jury = Jury(STORIES[name], level)

@@ -4,9 +4,11 @@ no message is lost or doubled, nothing is done without what it builds on, and wh
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from support.crash_cases import JOURNALS, LATE, POWER_LOSS, cases, jury, sample, trees_of
+from support.crash_cases import JOURNALS, LATE, POWER_LOSS, by_turns, cases, jury, sample, trees_of
 from support.crash_level import STRICT, Level
 from support.crash_story import Became, crashes, play
 
@@ -16,7 +18,7 @@ EVERY = 5
 """One call in so many, unless in full size."""
 
 
-@pytest.mark.parametrize(("name", "level"), cases((name, level) for name in LATE for level in LEVELS))
+@pytest.mark.parametrize(("name", "level"), cases(by_turns(itertools.product(LATE, LEVELS), 2)))
 def test_every_crash_keeps_what_was_hardened_and_undoes_the_rest_as_a_whole(name: str, level: Level) -> None:
     held = jury(name, level)
     for fs, record in crashes(LATE[name], level, sample(EVERY, name, level)):

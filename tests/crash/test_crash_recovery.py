@@ -2,7 +2,8 @@
 
 With a journal, what is cut off is a replay as well. The trees of the first crash are the extremes, or a few of them
 where there is a journal; so are those of the second, but with ``XAQUEUE_CRASH_FULL=1``. Without that, the first crash
-comes before one call in so many, by turns (``crash_cases.sample``); the second one before every call of a recovery.
+comes before one call in so many, by turns (``crash_cases.sample``), of some of the stories; the second one before every
+call of a recovery.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from itertools import count
 
 import pytest
 
-from support.crash_cases import EXTREMES, FULL, ONE_BRANCH, STORIES, cases, jury, sample, trees_of
+from support.crash_cases import EXTREMES, FULL, ONE_BRANCH, STORIES, by_turns, cases, jury, sample, trees_of
 from support.crash_level import (
     CHECKPOINTS,
     CYCLING,
@@ -54,6 +55,7 @@ CASES = [(name, STRICT) for name in STORIES] if FULL else [(name, STRICT) for na
 CASES += [(name, level) for level in JOURNALS for name in (STORIES if FULL else HANDFUL)]
 WIDE_CASES = [(name, STRICT) for name in (STORIES if FULL else ONE_BRANCH)]
 WIDE_CASES += [(name, level) for level in JOURNALS for name in (STORIES if FULL else SOME)]
+WIDE_CASES = by_turns(WIDE_CASES, 2)
 
 
 @pytest.mark.parametrize(("name", "level"), cases(CASES), ids=str)

@@ -1,8 +1,9 @@
 """A crash at every call of every step: what was acknowledged is there, what was not is whole or gone.
 
 ``XAQUEUE_CRASH_FULL=1`` looks at every call of every story at every level, and at up to 16,384 trees a crash instead of
-128, or of a few where there is a journal. Else it is every other call of every story of one branch at two levels, and
-of everything else one call in six, by turns (``crash_cases.sample``): stories of the same work share all its calls.
+128, or of a few where there is a journal. Else it is one call in three of every story of one branch at two levels, and
+of everything else one call in six, by turns (``crash_cases.sample``): stories of the same work share all its calls. At
+the other levels one story in three is played, by turns as well.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from support.crash_cases import (
     POWER_LOSS,
     STORIES,
     TREES,
+    by_turns,
     cases,
     jury,
     sample,
@@ -34,12 +36,14 @@ EVERY = 6
 
 
 def campaign(levels: list[Level]) -> list[tuple[str, Level]]:
-    """Every story at two levels, those of one branch at every other; the full size is all at all."""
-    return [(name, level) for level in levels for name in (STORIES if FULL or level in WHOLE else ONE_BRANCH)]
+    """Every story at two levels, some of those of one branch at every other; the full size is all at all."""
+    whole = [(name, level) for level in levels if FULL or level in WHOLE for name in STORIES]
+    others = [(name, level) for level in levels if not FULL and level not in WHOLE for name in ONE_BRANCH]
+    return [*whole, *by_turns(others, 3)]
 
 
 def calls(name: str, level: Level) -> Sample:
-    return sample(2 if level in WHOLE and name in ONE_BRANCH else EVERY, name, level)
+    return sample(3 if level in WHOLE and name in ONE_BRANCH else EVERY, name, level)
 
 
 @pytest.mark.parametrize(("name", "level"), cases(campaign(POWER_LOSS)), ids=str)

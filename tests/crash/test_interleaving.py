@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 DRAWN = 12 if FULL else 1
 """Trees of each power loss that are drawn, beside the barest and the fullest."""
-PLAYS = 6
+PLAYS = 4
 """Of so many scenes of a turn at a level one call is looked at, unless in full size."""
 
 BEFORE = (
@@ -134,7 +134,7 @@ def test_nothing_is_lost(turn: str, within: bool, level: Level) -> None:
         play_scene(scene, level, one_call(Play(scene, level, sys.maxsize, trees), dice))
 
 
-EVERY = 1 if FULL else 5
+EVERY = 1 if FULL else 9
 """Of so many steps of a stream one is looked at in each group, by turns."""
 STREAM_CASES = [(name, *group) for name, group in itertools.product(STREAM_STEPS, GROUPS)]
 
@@ -155,7 +155,7 @@ def test_a_message_beside_those_that_go_to_the_archive_takes_none_of_them_along(
     play_stream(StreamScene("clear", True, acts, BEFORE_ALL), level, itertools.count())
 
 
-EVERY_BATCH = 1 if FULL else 7
+EVERY_BATCH = 1 if FULL else 9
 BATCH_CASES = [(undo, *group) for undo in (False, True) for group in GROUPS if group[0] not in ("clear", "expire")]
 
 

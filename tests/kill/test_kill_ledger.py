@@ -33,10 +33,10 @@ from xaqueue.tools.demo.stage import Program
 
 CHILD = SUPPORT / "ledger_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
-ORDERS = 2_000 if FULL else 200
-LIVES = None if FULL else 3
+ORDERS = 2_000 if FULL else 120
+LIVES = None if FULL else 2
 CARRIED_LIVES = None if FULL else 2
-CARRIED_ORDERS = 100
+CARRIED_ORDERS = 80
 SUDDEN = 100 if FULL else 1
 """So many times others are killed at random moments, at full size twice each, then the service, and then a new one."""
 LEAST_KILLS = 200

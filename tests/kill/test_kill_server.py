@@ -25,7 +25,7 @@ from xaqueue.space.offline.findings import Severity
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 KILLS = 30 if FULL else 4
-CAMPAIGNS = 6 if FULL else 2
+CAMPAIGNS = 6 if FULL else 1
 SYNC = ("JOURNAL", "FDATASYNC;DSYNC", "NONE")
 WORKERS = 8
 STOCKED = 20_000 if FULL else 5_000

@@ -25,7 +25,7 @@ from xaqueue.tools.torture.work import reopened
 
 CHILD = SUPPORT / "kill_child.py"
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
-CAMPAIGNS = 9 if FULL else 3
+CAMPAIGNS = 9 if FULL else 2
 KILLS = 25 if FULL else 8
 SYNC = ("NONE", "FDATASYNC;DSYNC", "JOURNAL")
 CALLS = ("create", "rename", "unlink", "prepared", "committed", "decide", "consume", "finish", "write_at")

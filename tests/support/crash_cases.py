@@ -228,6 +228,12 @@ def cases(named: Iterable[tuple[str, Level]]) -> list[ParameterSet]:
     return [pytest.param(name, level, marks=pytest.mark.xdist_group(group)) for name, level, group in groups]
 
 
+def by_turns(named: Iterable[tuple[str, Level]], every: int) -> list[tuple[str, Level]]:
+    """One pair in so many, unless in full size: each story at some of the levels, and each level with some stories."""
+    every = 1 if FULL else every
+    return [(name, level) for name, level in named if (PLACE[name] + KILL.index(level)) % every == 0]
+
+
 def sample(every: int, name: str, level: Level, turn: int = 0) -> Sample:
     """One call in so many, unless in full size. The first goes round with the stories, the levels and the turns.
 
