@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from xaqueue.tools.environment import IN_MEMORY, Device, DeviceKind, Environment
+from xaqueue.storage.mounts import IN_MEMORY, NETWORK
+from xaqueue.tools.environment import Device, DeviceKind, Environment
 
 JOURNAL, FILES = "JOURNAL", "FDATASYNC;DSYNC"
 APPEND = "append + fdatasync"
@@ -27,7 +28,6 @@ ROTATING_PER_S = 1_000
 """A disk passes the same place 250 times a second at the most."""
 LITTLE_BYTES = 512 * 1024 * 1024
 LITTLE_INODES = 10_000
-NETWORK = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "gluster", "lustre", "afs")
 PREFERENCE = 0.9
 """JOURNAL is recommended until it is slower than this part of the other: its syncs are shared better, too."""
 
