@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 """Their files are gone when the machine is."""
@@ -41,3 +42,25 @@ def mount_of(place: str, mountinfo: str) -> Mount:
 
 def _unescaped(field: str) -> str:
     return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), field)
+
+
+def trouble_of(root: str, *, is_durable: bool, mountinfo: str = "/proc/self/mountinfo") -> str:
+    """Why whoever opens a space there should look twice; empty for nothing known.
+
+    is_durable: whether its commits are to outlive a power loss.
+    """
+    try:
+        mount = mount_of(root, Path(mountinfo).read_text("utf-8", "surrogateescape"))
+    except OSError:
+        return ""
+    if mount.file_system in IN_MEMORY and is_durable:
+        return (
+            f"{root} is on {mount.file_system}, which is memory: a commit there outlives processes and no power loss. "
+            "Move the space to a disk, or open it with sync NONE"
+        )
+    if mount.file_system.startswith(NETWORK):
+        return (
+            f"{root} is on {mount.file_system}, a network file system: what it must guarantee is said in xaqueue(7) "
+            f"STORAGE, and `xaqueue iotest {root} --peer`, run on two machines at once, tries it"
+        )
+    return ""
