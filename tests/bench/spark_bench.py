@@ -30,7 +30,8 @@ from bench.spark_sources import Source, apart
 from xaqueue.message import MessageId, Properties
 from xaqueue.space.model import block as command
 from xaqueue.space.model import layout
-from xaqueue.tools.environment import IN_MEMORY, look
+from xaqueue.storage.mounts import IN_MEMORY
+from xaqueue.tools.environment import look
 
 WARM_MESSAGES = 20_000
 WARM_ROUNDS = 5

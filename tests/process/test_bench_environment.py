@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from xaqueue.storage.mounts import mount_of
 from xaqueue.tools import environment
 
 MOUNTS = """\
@@ -39,12 +40,12 @@ def test_others_that_use_the_processors_are_noticed(tmp_path: Path, monkeypatch:
     ],
 )
 def test_the_mount_is_the_deepest_and_the_last_there(place: str, point: str, file_system: str) -> None:
-    mount = environment.mount_of(place, MOUNTS)
+    mount = mount_of(place, MOUNTS)
     assert (mount.point, mount.file_system) == (point, file_system)
 
 
 def test_lines_that_are_no_mounts_are_passed_over() -> None:
-    assert environment.mount_of("/x", "\nnonsense\n1 2 - \n").file_system == "unknown"
+    assert mount_of("/x", "\nnonsense\n1 2 - \n").file_system == "unknown"
 
 
 def fake_root(tmp_path: Path, mounts: str, journal_task: str | None = None) -> Path:

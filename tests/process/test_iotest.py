@@ -7,10 +7,12 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,9 @@ from xaqueue.cli.main import app
 from xaqueue.errors import InvalidArgument
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.owner_file import FileLock
-from xaqueue.tools import iotest, verdict
+from xaqueue.tools import iotest, peer, verdict
 from xaqueue.tools.environment import Device, DeviceKind, Environment, device_of
+from xaqueue.tools.peer import Peer
 from xaqueue.tools.verdict import Facts, Level, Timing, doubt, judge
 
 PLACE = Environment("/d", "/", "ext4", "/dev/sda", True, 2, "3.11", "6.1")
@@ -204,7 +207,8 @@ def test_memory_has_no_device(tmp_path: Path) -> None:
 def test_a_real_directory_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     said: list[str] = []
     found, judged = iotest.run(tmp_path, 0.02, said.append)
-    assert said == list(found.timings) == list(iotest.PROBES)
+    assert list(found.timings) == list(iotest.PROBES)
+    assert said == [f"measuring {name}" for name in found.timings]
     for taken in found.timings.values():
         assert taken.per_s > 0
         assert 0 <= taken.p50_us <= taken.p90_us <= taken.p99_us <= taken.p999_us <= taken.max_us
@@ -310,7 +314,7 @@ def test_the_verb_tells_programs(tmp_path: Path) -> None:
 
 def test_the_verb_fails_where_the_directory_is_unsafe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = facts(locks="nobody is kept out")
-    monkeypatch.setattr(iotest, "run", lambda *_: (found, judge(found)))
+    monkeypatch.setattr(iotest, "run", lambda *_, **_peer: (found, judge(found)))
     result = CliRunner().invoke(app, ["iotest", str(tmp_path)])
     assert result.exit_code == ExitCode.NOTHING
     assert "UNSAFE  locks" in result.stdout
@@ -326,3 +330,133 @@ def test_a_verb_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
         child.terminate()
     assert child.returncode == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
+
+
+# Two machines
+
+
+def both(directory: Path, **changes: Any) -> tuple[Peer, Peer]:
+    """A trial by two threads, which is all the same to the files."""
+    with ThreadPoolExecutor(2) as threads:
+        first, second = (threads.submit(peer.meet, directory, wait_s=10.0, **changes) for _ in range(2))
+        return first.result(20), second.result(20)
+
+
+def test_two_that_share_a_directory_agree_that_it_keeps_them_apart(tmp_path: Path) -> None:
+    results = both(tmp_path)
+    assert results == (Peer(socket.gethostname(), is_other_machine=False),) * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_locks_that_exclude_nobody_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileLock, "acquire", lambda _: True)
+    for result in both(tmp_path):
+        assert "at once" in result.locks
+        assert not result.contents
+
+
+def test_locks_that_are_never_released_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileLock, "acquire", lambda _: False)
+    assert ["after its owner had released it" in result.locks for result in both(tmp_path)] == [True, True]
+
+
+def test_a_stale_copy_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a machine whose cache nobody tells."""
+    read = Path.read_bytes
+    stale: dict[Path, bytes] = {}
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: stale.setdefault(path, read(path)) if path.name == "content" else read(path)
+    )
+    assert ["stale copy" in result.contents for result in both(tmp_path)] == [True, True]
+
+
+class Told(peer._Half):
+    """A half to whom everything is said at once, and nothing is written."""
+
+    def __init__(self, place: Path, heard: dict[str, Any]) -> None:
+        self.place, self.heard = place, heard
+
+    def say(self, word: str, **facts: Any) -> None: ...
+
+    def write(self, name: str, content: bytes) -> None: ...
+
+    def change_name(self, old: str, new: str) -> None: ...
+
+    def hear(self, word: str) -> dict[str, Any]:
+        return self.heard
+
+
+@pytest.mark.parametrize(("names", "is_good"), [(["after"], True), (["before", "after"], False), ([], False)])
+def test_a_rename_that_is_seen_in_two_steps_is_found(tmp_path: Path, names: list[str], is_good: bool) -> None:
+    assert (peer._names(Told(tmp_path, {"names": names})) == "") is is_good
+
+
+def test_a_lock_file_that_was_replaced_unseen_is_found(tmp_path: Path) -> None:
+    lock = FileLock(tmp_path / "lock")
+    try:
+        assert "did not see" in peer._fence(Told(tmp_path, {"inode": lock.stat().st_ino + 1}), lock)
+    finally:
+        lock.release()
+
+
+def test_nobody_who_comes_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="start the same command on both at once"):
+        peer.meet(tmp_path, wait_s=0.05)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_third_is_refused(tmp_path: Path) -> None:
+    (tmp_path / peer.PLACE / "second").mkdir(parents=True)
+    with pytest.raises(InvalidArgument, match=f"remove {tmp_path / peer.PLACE}"):
+        peer.meet(tmp_path)
+
+
+# The four criteria
+
+ORDER, LASTING, LOCKING, OWNERSHIP = (
+    "write order",
+    "synchronous write persistence",
+    "distributed file locking",
+    "unique write ownership",
+)
+NFS = replace(PLACE, file_system="nfs4")
+
+
+def criteria(**changes: Any) -> dict[str, Level]:
+    return {criterion.about: criterion.level for criterion in judge(facts(**changes)).criteria}
+
+
+@pytest.mark.parametrize(
+    ("changes", "levels"),
+    [
+        ({}, "ok ok ok ok"),
+        ({"failures": {verdict.SYNC_ALL: "[Errno 5]"}}, "unsafe unsafe ok ok"),
+        ({"locks": "nobody is kept out"}, "ok ok unsafe ok"),
+        ({"environment": NFS}, "ok ok warning warning"),
+        ({"environment": NFS, "peer": Peer("b", is_other_machine=True)}, "ok ok ok ok"),
+        ({"environment": NFS, "peer": Peer("b", is_other_machine=False)}, "ok ok warning warning"),
+        ({"environment": NFS, "peer": Peer("b", is_other_machine=True, locks="x")}, "ok ok unsafe ok"),
+        ({"environment": NFS, "peer": Peer("b", is_other_machine=True, fence="x")}, "ok ok ok unsafe"),
+        ({"environment": NFS, "peer": Peer("b", is_other_machine=True, contents="x")}, "unsafe ok ok ok"),
+        ({"environment": NFS, "peer": Peer("b", is_other_machine=True, names="x")}, "unsafe ok ok ok"),
+    ],
+)
+def test_each_criterion_has_its_verdict(changes: dict[str, Any], levels: str) -> None:
+    assert criteria(**changes) == dict(
+        zip((ORDER, LASTING, LOCKING, OWNERSHIP), map(Level, levels.split()), strict=True)
+    )
+    assert judge(facts(**changes)).safe is ("unsafe" not in levels)
+
+
+def test_the_verb_tries_a_directory_with_another_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from xaqueue.cli.main import main; main()", "iotest", str(tmp_path)]
+    with subprocess.Popen(
+        [*command, "--peer", "--seconds", "0.01"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stderr is not None
+        assert "waiting for" in first.stderr.readline()
+        second = CliRunner().invoke(app, ["iotest", str(tmp_path), "--peer", "--seconds", "0.01", "--json"])
+        said, _ = first.communicate(timeout=60)
+    assert (first.returncode, second.exit_code) == (ExitCode.OK, ExitCode.OK)
+    assert "which is THIS machine, was refused until the release" in said
+    assert json.loads(second.stdout)["peer"]["is_other_machine"] is False

@@ -136,21 +136,25 @@ def bench(
 def iotest(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where a space is, or is to be.")],
     seconds: Annotated[float, typer.Option(help="For each kind of call.", min=0.01)] = 1.0,
+    peer: Annotated[
+        bool, typer.Option("--peer", help="Together with the same command on another machine that shares DIR.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Measure what a directory gives: syncs, renames, locks, and the flags that fit.
 
-    Leaves nothing behind. Exit 1 where the directory is unsafe: where locks do not keep another process out, a sync
-    fails, or a replaced file is seen torn.
+    Says of each of the four criteria for a failover pair whether it is met, as far as can be seen from here; with
+    --peer, between two machines. Leaves nothing behind. Exit 1 where the directory is unsafe: where locks do not keep
+    another process out, a sync fails, a replaced file is seen torn, or one machine is shown what the other replaced.
     """
     from xaqueue.tools import iotest as test
 
     def say(name: str) -> None:
         if not json:  # programs read the document alone
-            typer.echo(f"measuring {name}", err=True)
+            typer.echo(name, err=True)
 
     with ended_in_order():
-        facts, judged = test.run(directory, seconds, say)
+        facts, judged = test.run(directory, seconds, say, peer=peer)
     if json:
         as_json(test.as_dict(facts, judged))
     else:

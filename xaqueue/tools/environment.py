@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import time
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+from xaqueue.storage.mounts import IN_MEMORY, Mount, mount_of
 
 NO_JOURNAL = (
     "this ext4 has NO JOURNAL. It skips inodes deleted within the last half minute one by one, so that creating files "
@@ -28,23 +29,9 @@ BUSY = (
     "a server, whose every answer waits for a processor. Measure on a machine that is idle"
 )
 BUSY_SHARE = 0.1
-IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 EXT = frozenset({"ext2", "ext3", "ext4"})
 VIRTUAL = ("vd", "xvd", "loop", "nbd", "dm-", "md", "rbd", "drbd")
 MEMORY = ("ram", "zram")
-
-_ESCAPED = re.compile(r"\\([0-7]{3})")
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """One line of mountinfo(5), as far as it matters here."""
-
-    device: str
-    """Major and minor number, ``254:0``."""
-    point: str
-    file_system: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +118,6 @@ def _processor_times(stat: Path) -> tuple[int, int]:
     return sum(times), times[3] + times[4]
 
 
-def mount_of(place: str, mountinfo: str) -> Mount:
-    """The mount that an absolute path is on: the deepest point above it, and of several there the last one."""
-    found = Mount("0:0", "/", "unknown", "unknown")
-    for line in mountinfo.splitlines():
-        before, separator, after = line.partition(" - ")
-        fields, rest = before.split(" "), after.split(" ")
-        if not separator or len(fields) < 5 or len(rest) < 2:
-            continue
-        mount = Mount(fields[2], _unescaped(fields[4]), rest[0], _unescaped(rest[1]))
-        under = place == mount.point or place.startswith(mount.point.rstrip("/") + "/")
-        if under and len(mount.point) >= len(found.point):
-            found = mount
-    return found
-
-
 def has_journal(mount: Mount, root: Path) -> bool | None:
     """Whether an ext file system has a journal: as sysfs has it since Linux 5.2; None for any other."""
     if mount.file_system not in EXT:
@@ -193,7 +165,3 @@ def _word(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-def _unescaped(field: str) -> str:
-    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), field)

@@ -29,6 +29,7 @@ from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.fs import NO_ROOM
 from xaqueue.storage.owner_file import FileLock
 from xaqueue.tools import environment, verdict
+from xaqueue.tools.peer import meet
 from xaqueue.tools.rates import Preallocated, Rate, aligned, latency_us
 from xaqueue.tools.verdict import Facts, Fitness, Timing
 
@@ -53,10 +54,16 @@ Call = Callable[[int], object]
 """Takes its own number."""
 
 
-def run(directory: Path, seconds: float, report: Report = lambda _: None) -> tuple[Facts, Fitness]:
-    """Tries the directory, each kind of call for so many ``seconds``. Raises InvalidArgument, OSError."""
+def run(
+    directory: Path, seconds: float, report: Report = lambda _: None, *, peer: bool = False
+) -> tuple[Facts, Fitness]:
+    """Tries the directory, each kind of call for so many ``seconds``. Raises InvalidArgument, OSError.
+
+    peer: together with another machine first; see ``xaqueue.tools.peer``.
+    """
     if not directory.is_dir():
         raise InvalidArgument(f"{directory} is no directory")
+    met = meet(directory, report) if peer else None
     place = environment.look(directory)
     timings: dict[str, Timing] = {}
     failures: dict[str, str] = {}
@@ -64,7 +71,7 @@ def run(directory: Path, seconds: float, report: Report = lambda _: None) -> tup
         locks = lock_trouble(Path(scratch) / "lock")
         atomic = replaces_atomically(Path(scratch), min(seconds, 0.5))
         for name, probe in PROBES.items():
-            report(name)
+            report(f"measuring {name}")
             with tempfile.TemporaryDirectory(dir=scratch) as root:
                 try:
                     timings[name] = _timing(probe, Path(root), seconds)
@@ -82,6 +89,7 @@ def run(directory: Path, seconds: float, report: Report = lambda _: None) -> tup
         replaces_atomically=atomic,
         timings=timings,
         failures=failures,
+        peer=met,
     )
     return facts, verdict.judge(facts)
 
@@ -90,12 +98,13 @@ def lines(facts: Facts, judged: Fitness) -> list[str]:
     """The result for people."""
     rows = [(name, *(f"{value:,.0f}" for value in asdict(timing).values())) for name, timing in facts.timings.items()]
     where, machine, *_ = facts.environment.lines()
-    width = max(len(finding.about) for finding in judged.findings)
+    findings = (*judged.findings, *judged.criteria)
+    width = max(len(finding.about) for finding in findings)
     return [
         where,
         machine,
         *aligned(HEADINGS, rows),
-        *(f"{found.level.upper():<8}{found.about.ljust(width)}  {found.text}" for found in judged.findings),
+        *(f"{found.level.upper():<8}{found.about.ljust(width)}  {found.text}" for found in findings),
         f"recommended: --sync {shlex.quote(judged.flags)}: {judged.why}" if judged.flags else f"UNSAFE: {judged.why}",
     ]
 
@@ -107,6 +116,7 @@ def as_dict(facts: Facts, judged: Fitness) -> dict[str, Any]:
         "environment": facts.environment.as_dict(),
         "safe": judged.safe,
         "findings": [asdict(finding) for finding in judged.findings],
+        "criteria": [asdict(criterion) for criterion in judged.criteria],
         "recommended": judged.flags,
         "why": judged.why,
     }

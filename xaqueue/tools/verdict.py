@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from xaqueue.tools.environment import IN_MEMORY, Device, DeviceKind, Environment
+from xaqueue.storage.mounts import IN_MEMORY, NETWORK
+from xaqueue.tools.environment import Device, DeviceKind, Environment
+from xaqueue.tools.peer import Peer
 
 JOURNAL, FILES = "JOURNAL", "FDATASYNC;DSYNC"
 APPEND = "append + fdatasync"
@@ -27,7 +29,6 @@ ROTATING_PER_S = 1_000
 """A disk passes the same place 250 times a second at the most."""
 LITTLE_BYTES = 512 * 1024 * 1024
 LITTLE_INODES = 10_000
-NETWORK = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "gluster", "lustre", "afs")
 PREFERENCE = 0.9
 """JOURNAL is recommended until it is slower than this part of the other: its syncs are shared better, too."""
 
@@ -59,6 +60,8 @@ class Facts:
     timings: Mapping[str, Timing] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
     """Calls that failed, and how."""
+    peer: Peer | None = None
+    """What a second machine found; None where none was asked."""
 
 
 class Level(StrEnum):
@@ -82,17 +85,49 @@ class Fitness:
     findings: tuple[Remark, ...]
     flags: str
     why: str
+    criteria: tuple[Remark, ...] = ()
+    """A verdict on each of the four that storage for a failover pair must meet; see STORAGE in xaqueue(7)."""
 
     @property
     def safe(self) -> bool:
-        return all(finding.level is not Level.UNSAFE for finding in self.findings)
+        return all(finding.level is not Level.UNSAFE for finding in (*self.findings, *self.criteria))
 
 
 def judge(facts: Facts) -> Fitness:
-    findings = tuple(_findings(facts))
-    if any(finding.level is Level.UNSAFE for finding in findings):
-        return Fitness(findings, "", "no flags make a space safe in this directory: use another")
-    return Fitness(findings, *_recommended(facts))
+    findings, criteria = tuple(_findings(facts)), tuple(_criteria(facts))
+    if any(found.level is Level.UNSAFE for found in (*findings, *criteria)):
+        why = "no flags make a space safe in this directory: use another"
+        return Fitness(findings, "", why, criteria)
+    return Fitness(findings, *_recommended(facts), criteria)
+
+
+def _criteria(facts: Facts) -> Iterator[Remark]:
+    """By name. What a space needs of each is less than what a vendor promises: it orders by syncs alone, and fences by
+    epochs, so that a late write of a former owner goes into a file that nobody reads."""
+    syncs, peer = _of_syncs(facts), facts.peer
+    failed = next((f"{name} fails: {error}" for name, error in facts.failures.items()), "")
+    order = failed or (peer.contents or peer.names if peer else "")
+    text = "a space needs it between syncs only: it holds as far as these can be believed"
+    yield Remark(Level.UNSAFE if order else syncs.level, "write order", order or text)
+    lasting = Remark(Level.UNSAFE, "", failed) if failed else syncs
+    yield Remark(lasting.level, "synchronous write persistence", lasting.text)
+    shared = facts.environment.file_system.startswith(NETWORK)
+    if peer is None:
+        locks = facts.locks or ("another process is refused" if not shared else "")
+        unknown = "between machines nobody has tried it: run this with --peer on two of them at once"
+        level = Level.UNSAFE if facts.locks else Level.WARNING if shared else Level.OK
+        yield Remark(level, "distributed file locking", locks or unknown)
+        owned = "one machine's processes see at once who has the lock file" if not shared else unknown
+        yield Remark(Level.WARNING if shared else Level.OK, "unique write ownership", owned)
+        return
+    where = f"{peer.host}, another machine," if peer.is_other_machine else f"{peer.host}, which is THIS machine,"
+    level = Level.OK if peer.is_other_machine else Level.WARNING
+    locks, fence = facts.locks or peer.locks, peer.fence
+    yield Remark(
+        Level.UNSAFE if locks else level, "distributed file locking", locks or f"{where} was refused until the release"
+    )
+    seen = f"{where} put a new lock file in place, and that was seen by its path"
+    yield Remark(Level.UNSAFE if fence else level, "unique write ownership", fence or seen)
 
 
 def _recommended(facts: Facts) -> tuple[str, str]:

@@ -50,10 +50,11 @@ from xaqueue.space.owner.threads import Checkpointer, Follower, Timekeeper, Watc
 from xaqueue.space.recovery.load import Progress
 from xaqueue.space.recovery.recover import open_space
 from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.hardening import DEFAULT, Hardening
+from xaqueue.storage.hardening import DEFAULT, NOTHING, Hardening
 from xaqueue.storage.journal_reader import headers
 from xaqueue.storage.layers import OwnerFileSystem
 from xaqueue.storage.modes import PRIVATE
+from xaqueue.storage.mounts import trouble_of
 from xaqueue.storage.owner_file import OwnerFile, boot_id
 from xaqueue.storage.owner_file import is_owned as is_owned
 from xaqueue.storage.reserve import Reserve
@@ -273,6 +274,9 @@ def _open(
             )
             raise SpaceError(f"{root} cannot be opened as a queue space: {reason}") from error
         raise
+    trouble = trouble_of(str(root), is_durable=hardening != NOTHING)
+    if trouble:
+        log.warning("%s", trouble)
     if space.read_only is None:
         log.info("space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise)
     return _Attached(space, files, lock, watching, background, watchdog, owner)

@@ -11,7 +11,8 @@ import pytest
 
 from xaqueue.space.model import block_files
 from xaqueue.space.model.block_files import AHEAD, ahead, blocks_read
-from xaqueue.tools.environment import IN_MEMORY, look
+from xaqueue.storage.mounts import IN_MEMORY
+from xaqueue.tools.environment import look
 
 MANY = 2 * AHEAD + 10
 NAMES = [(number, f"{number:04}") for number in range(MANY)]
