@@ -16,7 +16,7 @@ from support.served import ServerThread
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import PLAIN_OPTIONS
 from xaqueue.rpc import wire
-from xaqueue.rpc.methods import branches, service
+from xaqueue.rpc.methods import messages, service
 from xaqueue.rpc.server import session
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.xa import Flag, Outcome, Vote
@@ -75,8 +75,8 @@ def test_numbers_and_words(section: str) -> None:
         f"at most {wire.LONGEST_MESSAGE} characters",
         f"at most, and by default, {wire.PAGE}.",
         f"has at most {wire.PAGE} messages",
-        f"pass {branches.PAGE_BYTES} bytes",
-        f"at most {branches.CURSORS} browses open",
+        f"pass {messages.PAGE_BYTES} bytes",
+        f"at most {messages.CURSORS} browses open",
         f"more than {session.CALLS_AHEAD} requests or {session.BYTES_AHEAD} bytes of them waiting",
         f"at most {service.LISTED} maps",
         *(f".Dq {word.value}" for word in (*Outcome, *Vote)),

@@ -24,7 +24,7 @@ from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, RolledBa
 from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager, dial
 from xaqueue.rpc.credentials import server_context
-from xaqueue.rpc.methods.branches import CURSORS
+from xaqueue.rpc.methods.messages import CURSORS
 from xaqueue.rpc.server.listeners import ListenConfig
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.tls import TlsLayer

@@ -25,6 +25,7 @@ from xaqueue.rpc.credentials import client_context, explain, is_refusal, read_to
 from xaqueue.rpc.methods.batches import QueryCalls
 from xaqueue.rpc.methods.branches import BranchCalls
 from xaqueue.rpc.methods.leases import LeaseCalls
+from xaqueue.rpc.methods.messages import MessageCalls
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -34,7 +35,7 @@ DIAL_S = 10.0
 """How long one try to connect may take."""
 
 
-class RemoteManager(BranchCalls, LeaseCalls, QueryCalls):
+class RemoteManager(BranchCalls, MessageCalls, LeaseCalls, QueryCalls):
     """A ResourceManager over a socket; used by one thread at a time."""
 
     def status(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from xaqueue.errors import ConnectionLost, OutcomeUnknown
 from xaqueue.message import Message
 from xaqueue.rpc import wire
 from xaqueue.rpc.client.link import Link
-from xaqueue.rpc.methods.branches import PAGE_BYTES
+from xaqueue.rpc.methods.messages import PAGE_BYTES
 
 if TYPE_CHECKING:
     from xaqueue.rpc.server.peer import Caller
