@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from zlib import crc32
 
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
@@ -25,8 +26,13 @@ def listed(fs: FileSystem) -> list[Manifest]:
     found = []
     for number in _numbers(fs):
         with suppress(SpaceError):
-            found.append(manifest.read(fs, f"{SNAPSHOTS}/{number}"))
+            found.append(_read(fs, number))
     return found
+
+
+def _read(fs: FileSystem, number: int) -> Manifest:
+    """Its number is that of its directory, whatever it was taken under: it may be a copy that was put back."""
+    return replace(manifest.read(fs, f"{SNAPSHOTS}/{number}"), number=number)
 
 
 def suspects(fs: FileSystem) -> list[tuple[int, str]]:
@@ -55,7 +61,7 @@ def find(fs: FileSystem, number: int | None) -> Manifest:
     if number is not None:
         if number not in _numbers(fs):
             raise SpaceError(f"there is no snapshot {number}: `xaqueue snapshot list` names those there are")
-        return manifest.read(fs, f"{SNAPSHOTS}/{number}")
+        return _read(fs, number)
     found = listed(fs)
     if not found:
         raise SpaceError("there is no snapshot that is whole: `xaqueue snapshot take` makes one")
