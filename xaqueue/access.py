@@ -151,6 +151,7 @@ NEEDS: dict[str, Need] = {
     "indoubt_forget": _RESOLVE,
     "define": Need((Right.ADMIN,)),
     "undefine": Need((Right.ADMIN,)),
+    "snapshot": Need((Right.ADMIN,)),
     "drain": Need((Right.ADMIN,)),
 }
 

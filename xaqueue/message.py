@@ -104,6 +104,7 @@ class Properties:
     headers: Mapping[str, str] = field(default_factory=dict)
     traceparent: str | None = None
     origin: str | None = None
+    possible_duplicate: bool = False
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -216,6 +217,11 @@ class Message:
         return self.properties.tries
 
     @property
+    def possible_duplicate(self) -> bool:
+        """It came back by a restore of a snapshot: it may have been delivered, and handled, before."""
+        return self.properties.possible_duplicate
+
+    @property
     def origin(self) -> Origin | None:
         """Where it was before it was moved, if it was."""
         if not self.properties.origin:
@@ -268,6 +274,7 @@ def restored(queue: str, stored: Mapping[str, Any]) -> Properties:
         raise InvalidArgument(f"tries {tries!r} is refused: a number from 0 to {MOST_TRIES:,} is wanted")
     if origin is not None and not is_text(origin):
         raise InvalidArgument(f"origin {origin!r} is refused: str is wanted")
+    found.possible_duplicate = left.pop("possible_duplicate", False) is True
     found.tries, found.origin, found.unknown = tries, origin, left
     return found
 

@@ -8,6 +8,7 @@ from typing import Any
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import check_queue_name
 from xaqueue.one_call import OneCall, alone
+from xaqueue.snapshot import SnapshotStatus
 
 
 class QueueCalls(OneCall):
@@ -47,6 +48,17 @@ class QueueCalls(OneCall):
     def unsubscribe(self, queue: str) -> None:
         """The queue gets no more of what is published. It stays, with the messages that it has."""
         self.define(queue, topic=None, match=None)
+
+    @alone
+    def snapshot(self) -> SnapshotStatus:
+        """Takes a snapshot of the space, in ``snapshots/`` of its directory, while others work; it has what was
+        committed until now, in whatever queue. `xaqueue restore` puts it back.
+
+        Removes the oldest where there are more than ``[snapshots] keep`` in queues.toml says. Raises OperationalError
+        where there is no room.
+        """
+        self._transaction.check_open()
+        return self._manager.snapshot()
 
     @alone
     def undefine(self, queue: str) -> None:

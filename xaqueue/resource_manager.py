@@ -13,6 +13,7 @@ from xaqueue.carried import Carriers, CarrierStatus
 from xaqueue.delivery import LEASE_S
 from xaqueue.message import EnqueueOptions, Message, MessageId
 from xaqueue.reservation import Reservation
+from xaqueue.snapshot import SnapshotStatus
 from xaqueue.xa import Flag, Outcome, Vote
 from xaqueue.xid import Xid
 
@@ -153,6 +154,9 @@ class ResourceManager(Carrying, Leasing, Protocol):
 
     def undefine(self, queue: str) -> None:
         """Takes the definition of an empty queue away, at once and durably; see ``Connection.undefine``."""
+
+    def snapshot(self) -> SnapshotStatus:
+        """Takes a snapshot, while others work; see ``Connection.snapshot``."""
 
     def close(self, left: Xid | None = None) -> None:
         """Ends the session: what it has active is rolled back, what is prepared stays.

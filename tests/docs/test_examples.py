@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import runpy
 import shlex
@@ -93,6 +94,30 @@ def test_the_commands_of_a_guide_do_what_it_shows(tmp_path: Path) -> None:
             printed = done.stdout
     assert printed.count("\n") == 3
     assert "".join(f"    {line}\n" for line in printed.splitlines()) in shown
+
+
+def test_the_commands_of_the_guide_to_backups_work(tmp_path: Path) -> None:
+    """One after the other, with messages that are put and taken in between."""
+    told = (ROOT / "man" / "guide" / "backup.md").read_text()
+    space = os.environ | {"XAQUEUE_SPACE": "data/shop"}
+    (tmp_path / "data").mkdir()
+
+    def call(line: str) -> str:
+        words = shlex.split(line, comments=True)
+        words = [*RUN, *words[1:]] if words[0] == "xaqueue" else words
+        done = subprocess.run(words, cwd=tmp_path, env=space, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        return done.stdout
+
+    for line in ("init data/shop", "define orders", "put orders one", "put orders two"):
+        call(f"xaqueue {line}")
+    commands = [line for line in told.splitlines() if line.startswith(("    xaqueue ", "    cp "))]
+    assert len(commands) == 8
+    for line in commands:
+        call(line)
+    shown = json.loads(call("xaqueue browse orders --json").splitlines()[0])
+    assert shown["possible_duplicate"] is True
+    assert call("xaqueue browse orders").count("one") == 1
 
 
 def test_quickstart_in_a_directory_that_is_kept(tmp_path: Path) -> None:

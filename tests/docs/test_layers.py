@@ -17,6 +17,7 @@ from support.package_source import NAMES, imports_in, imports_of, is_in, tree_of
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("xaqueue.errors", "xaqueue.xid", "xaqueue.xa", "xaqueue.message", "xaqueue.batch", "xaqueue.reservation"),
+        "xaqueue.snapshot",
         *(
             "xaqueue.carried",
             "xaqueue.delivery",
@@ -36,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("xaqueue.space.model",),
     ("xaqueue.space.engine",),
     ("xaqueue.space.recovery",),
+    ("xaqueue.space.snapshot",),
     ("xaqueue.space.owner",),
     ("xaqueue.space.offline",),
     ("xaqueue.tm",),
@@ -125,6 +127,7 @@ EXCEPTIONS = {
     "xaqueue.spark.java": "links a Java runtime into the person's cache",
     "xaqueue.cli.messages": "writes a message's body into a file that the person named",
     "xaqueue.cli.copies": "writes an export into a file that the person named, and makes it durable",
+    "xaqueue.cli.snapshots": "copies a snapshot to a directory that the person named",
     "xaqueue.cli.tools": "writes a bench's result into a file that the person named",
     "xaqueue.cli.exit_codes": "points standard output at nothing once its reader is gone",
 }

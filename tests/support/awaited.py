@@ -18,6 +18,7 @@ from support.contract_connection import PATIENCE_S
 from support.served import ServerThread
 from xaqueue.message import Message, MessageId
 from xaqueue.rpc.client.asyncio import AsyncConnection, AsyncDelivery
+from xaqueue.snapshot import SnapshotStatus
 from xaqueue.xa import Flag, Outcome
 from xaqueue.xid import Xid
 
@@ -129,6 +130,9 @@ class Facade:
 
     def undefine(self, queue: str) -> None:
         self._thread.run(self.connection.undefine(queue))
+
+    def snapshot(self) -> SnapshotStatus:
+        return self._thread.run(self.connection.snapshot())
 
     def restore(self, message: Message, queue: str | None = None) -> bool:
         return self._thread.run(self.connection.restore(message, queue))

@@ -513,6 +513,17 @@ class TwoPhaseContract(Contract):
             with pytest.raises(InvalidArgument, match="message id"):
                 list(connection.browse("orders", message_id=wrong))
 
+    def test_a_snapshot_has_what_is_committed(self, connection: Connection, connect: Connect) -> None:
+        connection.enqueue("orders", b"one")
+        connection.commit()
+        other = connect()
+        other.enqueue("orders", b"not yet")
+        first, second = connection.snapshot(), other.snapshot()
+        assert (first.number, first.messages, first.problem) == (1, 1, "")
+        assert (second.number, second.messages) == (2, 1)
+        other.commit()
+        assert [message.body for message in connection.browse("orders")] == [b"one", b"not yet"]
+
     def test_a_queue_is_undefined_once_it_is_empty(
         self, host: Host, connection: Connection, connect: Connect, xid: Xid
     ) -> None:

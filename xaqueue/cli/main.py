@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from xaqueue.cli import checks, copies, indoubt, ingest, messages, moves, serve, spaces, tm, tools, work
+from xaqueue.cli import checks, copies, indoubt, ingest, messages, moves, serve, snapshots, spaces, tm, tools, work
 from xaqueue.cli.exit_codes import EXIT_HELP, translated
 from xaqueue.cli.location import SPACE_VARIABLE
 
-DESTRUCTIVE = frozenset({"release", "salvage-journal"})
+DESTRUCTIVE = frozenset({"release", "salvage-journal", "restore"})
 """Never suggested to somebody who mistyped another verb."""
 
 
@@ -90,11 +90,12 @@ for verb in (
     *(messages.put, messages.get, messages.browse, messages.tail, moves.move, moves.requeue),
     *(moves.purge, moves.rm, moves.undefine, copies.show, copies.export),
     *(work.work, work.forward),
-    *(serve.serve, serve.drain, checks.check, checks.verify, checks.salvage_journal, ingest.ingest),
+    *(serve.serve, serve.drain, checks.check, checks.verify, checks.salvage_journal, snapshots.restore, ingest.ingest),
     *(tools.demo, tools.bench, tools.iotest, tools.torture),
 ):
     app.command()(verb)
 app.command("import")(copies.import_)
+app.add_typer(snapshots.app, name="snapshot")
 app.add_typer(indoubt.app, name="indoubt")
 app.add_typer(tm.app, name="tm")
 

@@ -86,6 +86,7 @@ ENOUGH: dict[str, frozenset[Right] | None] = {
     "drain": frozenset({Right.ADMIN}),
     "define": frozenset({Right.ADMIN}),
     "undefine": frozenset({Right.ADMIN}),
+    "snapshot": frozenset({Right.ADMIN}),
 }
 """Each of these is enough; None: to be a member of any role is."""
 

@@ -37,7 +37,7 @@ REQUEST_BYTES = 256 * 1024
 UNKNOWN = (1, b"unknown", b"")
 IN_DOUBT = (1, b"in doubt", b"")
 
-ELSEWHERE = {"drain", "define", "undefine"}
+ELSEWHERE = {"drain", "define", "undefine", "snapshot"}
 """Methods that are not tried here: they change the service for everybody."""
 
 

@@ -122,6 +122,7 @@ class AsyncConnection:
     subscribe = _carried(Connection.subscribe, of_transaction=False)
     unsubscribe = _carried(Connection.unsubscribe, of_transaction=False)
     undefine = _carried(Connection.undefine, of_transaction=False)
+    snapshot = _carried(Connection.snapshot, of_transaction=False)
     tpc_forget = _carried(Connection.tpc_forget, of_transaction=False)
     close = _carried(Connection.close, of_transaction=False)
 

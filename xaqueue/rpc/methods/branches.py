@@ -25,12 +25,16 @@ from xaqueue.rpc.client.branch import TRANSITIONS, Action, BranchProgress, Remot
 from xaqueue.rpc.client.link import Link
 from xaqueue.rpc.methods.messages import check_failure_queue
 from xaqueue.rpc.wire import PAGE, xid_of
+from xaqueue.snapshot import SnapshotStatus
 from xaqueue.space.model.block import decode_head
 from xaqueue.xa import Flag, Outcome, Vote
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
     from xaqueue.rpc.server.peer import Caller
+
+SNAPSHOT_S = 3600.0
+"""For how long a client waits for one."""
 
 # On the server: what is more than the same call of a session
 
@@ -123,6 +127,9 @@ class BranchCalls(Link):
 
     def undefine(self, queue: str) -> None:
         self.call("undefine", queue)
+
+    def snapshot(self) -> SnapshotStatus:
+        return wire.decode(SnapshotStatus, self.call("snapshot", waits_s=SNAPSHOT_S))
 
     def recover(self, count: int, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
         return [xid_of(value) for value in self.call("recover", count, flags)]

@@ -30,7 +30,7 @@ from xaqueue.space.model import layout
 from xaqueue.space.model.block import Kind
 from xaqueue.space.model.block_files import make_twin, read_block
 from xaqueue.space.model.branch import Branch, Written
-from xaqueue.space.model.change import Change, Moved, entry_of, final_states
+from xaqueue.space.model.change import Change, Moved, Op, entry_of, final_states
 from xaqueue.space.model.layout import ACTIVE, Watermark, block_path
 from xaqueue.space.model.queue import Queue
 from xaqueue.storage.fs import NO_ROOM, FileSystem, synced
@@ -103,6 +103,8 @@ class JournalLog(JournalCommit):
         self.hits = 0
         self.misses = 0
         self.changed_queues: dict[str, Queue] = {}
+        self.touched: set[str] | None = None
+        """The paths that were changed since somebody began to look at the directories while they follow."""
 
     # Blocks of active branches
 
@@ -244,7 +246,18 @@ class JournalLog(JournalCommit):
         return lowest
 
     def perform_unrecorded(self, plan: Callable[[], Change]) -> None:
-        self.exclusively(lambda: redo.apply_ops(self.fs, plan().ops))
+        self.exclusively(lambda: self._apply_unrecorded(plan().ops))
+
+    def _apply_unrecorded(self, ops: Sequence[Op]) -> None:
+        try:
+            redo.apply_ops(self.fs, ops)
+        finally:
+            self._note_touched(final_states([ops]))
+
+    def _note_touched(self, paths: Iterable[str]) -> None:
+        """Behind the change: who looks at once sees what it came to."""
+        if self.touched is not None:
+            self.touched.update(paths)
 
     def published_late(self) -> None:
         """What was kept back until now counts as published. Called with the lock held.
@@ -332,10 +345,13 @@ class JournalLog(JournalCommit):
         self.check()
         if self._lost():
             self._check_owner()
-        self._do(turn)
-        for queue, watermark in turn.marks.items():
-            self._mark(queue, watermark)
-        redo.apply_removals(self.fs, turn.gone, turn.left)
+        try:
+            self._do(turn)
+            for queue, watermark in turn.marks.items():
+                self._mark(queue, watermark)
+            redo.apply_removals(self.fs, turn.gone, turn.left)
+        finally:
+            self._note_touched(turn.final)
 
     def _do(self, turn: Turn) -> None:
         """What goes makes room for what comes, and there may be a reserve. The journal has both, in their order."""

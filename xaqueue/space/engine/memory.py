@@ -18,6 +18,7 @@ from xaqueue.space.model.definitions import UNDEFINED, Definitions
 from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.queue import Queue
 from xaqueue.space.model.records import BatchMemory
+from xaqueue.space.model.restored import Restored
 from xaqueue.storage.group_commit import nothing
 from xaqueue.storage.scheduling import Threads
 from xaqueue.xa import Outcome
@@ -83,6 +84,8 @@ class Memory:
         self.batches = BatchMemory()
         self._finished: tuple[_Finished, _Finished] = OrderedDict(), OrderedDict()
         """Those of two-phase transactions, and local ones, of which there may be many more."""
+        self.restored = Restored()
+        """What came back by a restore."""
         self.carriers: dict[str, Carrier] = {}
         """Databases that carry changes, by name."""
         self.last_carried = 0

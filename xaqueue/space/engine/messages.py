@@ -248,6 +248,8 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
         path = layout.message_path(name, entry.seq, entry.message_id, entry.tags)
         try:
             message = message_of(name, entry.seq, entry.message_id, space.log.read(path), entry.tries)
+            if space.restored.snapshot:
+                _mark_restored(space, message)
         except FileNotFoundError:
             continue  # consumed meanwhile
         except (DamagedBlock, OSError) as error:
@@ -259,6 +261,11 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
             continue  # for the next dequeue to set aside
         shown += 1
         yield message
+
+
+def _mark_restored(space: Space, message: Message) -> None:
+    if message.seq <= space.restored.queues.get(message.queue, 0):
+        message.properties.possible_duplicate = True
 
 
 def message_of(queue: str, seq: int, message_id: MessageId, data: bytes, tries: int = 0) -> Message:
@@ -360,7 +367,10 @@ def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = Fal
     path = layout.message_path(written.queue, entry.seq, entry.message_id, entry.tags)
     reason = ""
     try:
-        return message_of(written.queue, entry.seq, entry.message_id, space.log.read(path), entry.tries)
+        message = message_of(written.queue, entry.seq, entry.message_id, space.log.read(path), entry.tries)
+        if space.restored.snapshot:
+            _mark_restored(space, message)
+        return message  # noqa: TRY300
     except DamagedBlock as damage:
         reason = str(damage)
     except OSError as error:

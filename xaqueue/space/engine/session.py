@@ -17,6 +17,7 @@ from xaqueue.batch import BATCH_FORMAT_IDS, is_of_a_batch
 from xaqueue.carried import CarriedChange, checked_carrier
 from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, check_queues, id_of
+from xaqueue.snapshot import SnapshotStatus
 from xaqueue.space.engine import batches, carry, commit, dedup, heuristics, messages, moving, several
 from xaqueue.space.engine.batches import BatchVerbs
 from xaqueue.space.engine.busy import Busy, leave
@@ -86,6 +87,7 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         try:
             if xid[0] in BATCH_FORMAT_IDS and is_of_a_batch(xid):
                 batches.check_commit(branch)
+            _check_restored(branch)
             if branch.damage:
                 raise RetryLater(  # noqa: TRY301
                     f"branch {xid} lost {', '.join(branch.damage)}: it cannot be committed as a whole; "
@@ -112,6 +114,7 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         branch = self._take(xid, Call.ROLLBACK if flags is Flag.NOFLAGS else call_of("rollback", flags))
         try:
             batches.check_rollback(branch)
+            _check_restored(branch)
             commit.rollback(self.space, branch)
         except BaseException as error:
             leave(self.space, branch, error)
@@ -150,7 +153,8 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
                 self._scan = [
                     xid
                     for xid, branch in self.space.branches.items()
-                    if branch.base in listed or (branch.base is State.COMMITTING and branch.prepared_at)
+                    if not branch.restored
+                    and (branch.base in listed or (branch.base is State.COMMITTING and branch.prepared_at))
                 ]
         if self._scan is None:
             raise InvalidArgument("recover without an open scan: begin with STARTRSCAN")
@@ -285,6 +289,10 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         self.space.check()
         self.space.waiting.run(partial(self.space.undefine, check_queue_name(queue)))
 
+    def snapshot(self) -> SnapshotStatus:
+        self._check_open()
+        return self.space.waiting.run(self.space.take_snapshot)
+
     def lose(self, why: str = "its session was lost") -> Xid | None:
         """Whoever used the session is gone: what waits in it is to end, and ``close`` follows.
 
@@ -399,3 +407,12 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
 
 
 _UNFINISHED = (State.ACTIVE, State.ROLLBACK_ONLY)
+
+
+def _check_restored(branch: Branch) -> None:
+    """RetryLater where it came back with a snapshot: its manager may have decided it since, and forgotten."""
+    if branch.restored:
+        raise RetryLater(
+            f"branch {branch.xid} came back with snapshot {branch.restored}, as it was then: whether it was committed "
+            f"since is not known here. An operator decides with `xaqueue indoubt show {branch.xid}`"
+        )

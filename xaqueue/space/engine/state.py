@@ -20,6 +20,7 @@ from typing import Any
 
 from xaqueue.carried import Life
 from xaqueue.errors import DamagedBlock, JournalDamaged, NotSupportedError, ResourceFailed, RetryLater, RolledBack
+from xaqueue.snapshot import SnapshotStatus
 from xaqueue.space.engine.counters import Counted, CounterFile
 from xaqueue.space.engine.directory_log import DirectoryLog
 from xaqueue.space.engine.disk_space import RoomLimit
@@ -54,6 +55,10 @@ def _no_definitions(name: str, _: object, is_topic: bool = False) -> None:
     raise NotSupportedError(
         f"{'topic' if is_topic else 'queue'} {name} is not defined here: the space has no queues.toml"
     )
+
+
+def _no_snapshots() -> SnapshotStatus:
+    raise NotSupportedError("snapshots are taken of a space in a directory: this one has none")
 
 
 class Space(Memory):
@@ -94,6 +99,8 @@ class Space(Memory):
         """Files of what a stream has consumed, or of what has expired, are to be cleared."""
         self.define: Callable[[str, Mapping[str, Any], bool], None] = _no_definitions
         """Changes the definition of a queue, or of a topic, durably."""
+        self.take_snapshot: Callable[[], SnapshotStatus] = _no_snapshots
+        """Takes one; see ``xaqueue.space.snapshot``."""
         self.undefine: Callable[[str], None] = partial(_no_definitions, _=None)
         """Takes the definition of a queue that has no message away, durably."""
         self.has_expiring: Callable[[], None] = lambda: None
@@ -102,6 +109,8 @@ class Space(Memory):
         """Whoever commits a local transaction may lose the answer and ask again."""
         self.waiters = 0
         """Who waits for ``settled``."""
+        self.snapshotting = threading.Lock()
+        """Held by who takes a snapshot."""
         self.closed = False
         self.draining = False
         """Branches that are there are finished, and no new one is begun."""

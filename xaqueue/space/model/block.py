@@ -85,7 +85,8 @@ class Head:
 
 _KNOWN = tuple(f.name for f in fields(Properties) if f.name != "unknown")
 _KNOWN_NAMES = frozenset(_KNOWN)
-_OPTIONAL = tuple(name for name in _KNOWN if name not in ("queue", "priority", "enqueued_at", "tries"))
+_WITH_DEFAULTS = ("queue", "priority", "enqueued_at", "tries", "possible_duplicate")
+_OPTIONAL = tuple(name for name in _KNOWN if name not in _WITH_DEFAULTS)
 _optional = attrgetter(*_OPTIONAL)
 _ABSENT = _optional(Properties(""))
 
@@ -99,6 +100,8 @@ def property_map(properties: Properties) -> dict[str, Any]:
         stored["priority"] = properties.priority
     if properties.tries:
         stored["tries"] = properties.tries
+    if properties.possible_duplicate:
+        stored["possible_duplicate"] = True
     optional = _optional(properties)
     if optional != _ABSENT:
         for name, value in zip(_OPTIONAL, optional, strict=True):

@@ -97,6 +97,14 @@ def _fits(found: str | None, wanted: str) -> bool:
     return found.startswith(wanted[:-1]) if wanted.endswith("*") else found == wanted
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshots:
+    """When snapshots are taken by themselves, and how many stay. 0: never, and all."""
+
+    interval_min: int = 0
+    keep: int = 0
+
+
 UNDEFINED = QueueDefinition(description="has messages, and no definition")
 
 
@@ -131,6 +139,7 @@ class Definitions:
     group: str = ""
     """By name or number: who may read the files of the space, besides their owner."""
 
+    snapshots: Snapshots = Snapshots()
     topics: Mapping[str, str] = field(default_factory=dict)
     """By name, what each is for."""
     known: set[str] = field(default_factory=set, compare=False, repr=False)
@@ -200,7 +209,7 @@ def parse(text: str) -> Definitions:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidArgument(f"queues.toml is no TOML: {error}") from None
-    _only(document, "queues.toml", ("space", "default", "queues", "topics", "access"))
+    _only(document, "queues.toml", ("space", "default", "queues", "topics", "access", "snapshots"))
     space = _table(document, "space")
     _only(space, "[space]", (*_NUMBERS, "sync"))
     numbers = {key: _number(space, key, least, unit) for key, (least, unit) in _NUMBERS.items() if key in space}
@@ -222,10 +231,29 @@ def parse(text: str) -> Definitions:
         access=_access(document),
         group=_group(document),
         topics=topics,
+        snapshots=_snapshots(document),
         known=set(),
         **numbers,
     )
 
+
+def _snapshots(document: Mapping[str, Any]) -> Snapshots:
+    """A table that stands there has defaults of its own."""
+    if "snapshots" not in document:
+        return Snapshots()
+    table, found = _table(document, "snapshots"), {}
+    _only(table, "[snapshots]", tuple(SNAPSHOT_KEYS))
+    for key, (least, most, default) in SNAPSHOT_KEYS.items():
+        number = found[key] = table.get(key, default)
+        if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+            raise InvalidArgument(
+                f"queues.toml: [snapshots] {key} = {number!r}: a number from {least} to {most} is wanted"
+            )
+    return Snapshots(**found)
+
+
+SNAPSHOT_KEYS = {"interval_min": (1, 46_080, 1_440), "keep": (2, 367, 3)}
+"""From, to, and where it is not given."""
 
 _NUMBERS = {
     "max_body_bytes": (1, "bytes"),

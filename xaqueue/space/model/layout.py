@@ -40,12 +40,21 @@ TRIES = "tries"
 """The register of tries; see ``xaqueue.space.engine.register``."""
 OPERATORS = "operators.log"
 """What became of decisions by hand; see ``xaqueue.space.engine.operator_log``."""
+SNAPSHOTS = "snapshots"
+"""Snapshots by their numbers; made with the first."""
+MANIFEST = "MANIFEST"
+"""In the directory of a snapshot, and nowhere else."""
+REMOVED = "removed"
+"""What a restore has replaced, by the time when it did."""
+RESTORED = "restored"
+"""What came back by a restore; see ``xaqueue.space.model.restored``."""
 SOCKET = "socket"
 """A server's, where it was told of no other place."""
 DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE, BATCHES, STREAMS, CARRIERS)
 
 OWN_NAMES = frozenset(
     {FORMAT, LOCK, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, SOCKET, ARCHIVE, *DIRECTORIES}
+    | {SNAPSHOTS, REMOVED, RESTORED}
     | {f".{FORMAT}.new", owner_file.NEW_OWNER, f".{QUEUES}.new", f".{COUNTERS}.new"}
 )
 """What a space's directory may hold at its top."""

@@ -19,7 +19,7 @@ from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.message import Message, MessageId
 from xaqueue.space.engine import counters, disk_space
 from xaqueue.space.engine.messages import message_of
-from xaqueue.space.model import layout, message_name, records
+from xaqueue.space.model import layout, message_name, records, restored
 from xaqueue.space.model.block_files import listed, read_checked
 from xaqueue.space.model.carrier_note import decode_note
 from xaqueue.space.model.counters import Counters, Counting
@@ -321,7 +321,7 @@ def browse(
     upto = _watermark(fs, queue) if looked.owned else None  # what is above is not acknowledged, or the next open's
     if upto is not None:
         places = [place for place in places if place[0] <= upto]
-    retries = records.read_retries(fs, queue)
+    retries, came_back = records.read_retries(fs, queue), restored.read(fs).queues.get(queue, 0)
     for seq, message_id, tags in _ordered(places, _order(path, queue)):
         where, retry = layout.message_path(queue, seq, message_id, tags), retries.get((seq, message_id))
         try:
@@ -331,6 +331,7 @@ def browse(
         except DamagedBlock as damage:
             damaged(seq, str(damage))
             continue
+        message.properties.possible_duplicate |= seq <= came_back
         if message.properties.expires_at is None or message.properties.expires_at > time.time_ns() // 1000:
             yield message
 

@@ -46,9 +46,10 @@ from xaqueue.space.owner.record import (
     record_trouble,
     write_owner,
 )
-from xaqueue.space.owner.threads import Checkpointer, Follower, Timekeeper, Watchdog
+from xaqueue.space.owner.threads import Checkpointer, Follower, Snapshotter, Timekeeper, Watchdog
 from xaqueue.space.recovery.load import Progress
 from xaqueue.space.recovery.recover import open_space
+from xaqueue.space.snapshot import take as snapshots
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.hardening import DEFAULT, NOTHING, Hardening
 from xaqueue.storage.journal_reader import headers
@@ -73,7 +74,7 @@ order = "fifo"       # fifo, lifo or priority
 """
 
 log = logging.getLogger("xaqueue")
-Background = Clearer | Follower | Checkpointer | Timekeeper
+Background = Clearer | Follower | Checkpointer | Timekeeper | Snapshotter
 
 
 @dataclass(slots=True)
@@ -210,6 +211,8 @@ def _open(
     waiting: Threads,
     on_branches: Callable[[Space], object],
 ) -> _Attached:
+    if os.path.lexists(root / layout.MANIFEST):
+        raise SpaceError(f"{root} is a snapshot: it is not opened, but put in its space's place by `xaqueue restore`")
     definitions = read_definitions(root)
     group = find_group(definitions.group)
     hardening = hardening_of(sync, definitions)
@@ -260,6 +263,7 @@ def _open(
         write_owner(files, lock, owner)
         space.define = partial(_redefine, root, space)
         space.undefine = partial(_undefine, root, space)
+        space.take_snapshot = partial(snapshots.take_and_keep, space)
         watching = _watch(root, space) if watch else None
         background = start_background(space)
         if space.read_only is None:
@@ -290,6 +294,8 @@ def start_background(space: Space) -> list[Background]:
     log, found = space.journal_log, list[Background]([Clearer(space)])
     if space.waiting is THREADS:
         found.append(Timekeeper(space))
+    if space.definitions.snapshots.interval_min:
+        found.append(Snapshotter(space))
     return found if log is None else [*found, Follower(log, space.fence), Checkpointer(space, log)]
 
 

@@ -6,17 +6,21 @@ Without the first two a space is just as durable, and its journal grows until th
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from xaqueue.errors import ResourceFailed
+from xaqueue.errors import Error, ResourceFailed
 from xaqueue.space.engine import timeouts
 from xaqueue.space.engine.journal_log import LAG_S, RETRY_S, JournalLog
 from xaqueue.space.engine.state import Space
+from xaqueue.space.snapshot import store
 from xaqueue.storage.fs import NO_ROOM
 from xaqueue.storage.layers import OwnerFileSystem
+
+log = logging.getLogger("xaqueue")
 
 LOOK_S = 1.0
 """How often the checkpointer looks whether there is something to do."""
@@ -26,6 +30,8 @@ WATCH_S = 5.0
 """The watchdog looks at least so often; where the deadline is short, four times within it."""
 SWEEP_S = 60.0
 """Between two looks of one thread for what dead queries left."""
+RETRY_SNAPSHOT_S = 600.0
+"""After a snapshot that could not be taken."""
 LOCK_S = 1.0
 """Who holds the space's lock for longer is the one that hangs."""
 
@@ -111,6 +117,35 @@ class Checkpointer(_BackgroundThread):
             covered, made, last = journal.position, log.made, time.monotonic()
             self.checkpoints += 1
             self.seconds = last - started
+
+
+class Snapshotter(_BackgroundThread):
+    """Takes a snapshot when the newest is as old as ``[snapshots] interval_min`` says."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        self._space = space
+        self._thread = threading.Thread(target=self._run, name="xaqueue-snapshot", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._left_s()):
+            try:
+                self._space.take_snapshot()
+            except ResourceFailed:
+                return  # which is logged
+            except (Error, OSError) as error:
+                log.warning("no snapshot was taken: %s", error)
+                if self._stopped.wait(RETRY_SNAPSHOT_S):
+                    return
+
+    def _left_s(self) -> float:
+        """Until the next one is due; much of it, since the clock may be set."""
+        interval_s = self._space.definitions.snapshots.interval_min * 60
+        if not interval_s:
+            return threading.TIMEOUT_MAX
+        last_us = max((one.taken_at for one in store.listed(self._space.fs)), default=0)
+        return max(last_us / 1e6 + interval_s - self._space.now_us() / 1e6, 0.0)
 
 
 class Timekeeper:

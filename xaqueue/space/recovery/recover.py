@@ -29,7 +29,7 @@ from xaqueue.space.engine.directory_log import STAGED
 from xaqueue.space.engine.memory import RecoveryReport
 from xaqueue.space.engine.register import Register
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model import change, layout
+from xaqueue.space.model import change, layout, restored
 from xaqueue.space.model.block import NO_MESSAGE, Head, Kind
 from xaqueue.space.model.block_files import listed
 from xaqueue.space.model.branch import Branch, State, Written
@@ -123,6 +123,7 @@ class _Recovery:
             if not self.fs.is_dir(name):
                 self.fs.make_dir(name)
         self.space.begin_counting(self._note)
+        self.space.restored = restored.read(self.fs)
         messages = Load(self.space, self._set_aside, self._note)
         self._branches(messages)
         self.space.log.settle()
@@ -218,6 +219,7 @@ class _Recovery:
             self._set_aside(path, reason)
             branch.damage.append(path)
         branch.damage += found.lost
+        branch.restored = self.space.restored.snapshot if str(found.xid) in self.space.restored.branches else 0
         self._add_each(branch, found, found.blocks)
         if found.list_path:
             branch.branch_block = _branch_block(found.list_path)

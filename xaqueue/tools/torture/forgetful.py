@@ -10,6 +10,7 @@ It is the other side of ``xaqueue.storage.fs.FileSystem``. What a crash may leav
   it settles the loss and promises nothing about the new name.
 - The content of a new file may be whole, empty, short, or zeros. Every sector that is overwritten, of a file old or
   new, has any of the contents that it had since the last sync, whatever became of the others (``content``).
+- The rename of a directory is there as a whole or not at all: it has one name.
 - A file that is in two places after a crash is one file with two names: what is written by one is read by the other,
   and its rename to its own other name does nothing.
 
@@ -22,7 +23,7 @@ import errno
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from xaqueue.storage.fs import Room
 from xaqueue.tools.torture.content import FileContent, fingerprint
@@ -103,13 +104,16 @@ class ForgetfulFileSystem:
         old_directory, old_name = self._place(source)
         directory, name = self._place(target)
         number = self._number(source)
-        assert self._nodes[number].file is not None, "only files are renamed"
         if self._names[directory].get(name) == number:
             return
         waiting = {(change.directory, change.name): change.number for change in self._pending}
         leading = [waiting[place] for place in self._steps_to(target) if place in waiting]
         addition = self._change(directory, name, number)
-        self._change(old_directory, old_name, None, (*leading, addition))
+        removal = self._change(old_directory, old_name, None, (*leading, addition))
+        if self._nodes[number].file is None:  # a directory has one name: both halves survive, or none
+            at = next(at for at, change in enumerate(self._pending) if change.number == addition)
+            whole = (*self._pending[at].requires, removal)
+            self._pending[at] = replace(self._pending[at], requires=whole)
 
     def link(self, source: str, target: str) -> None:
         directory, name = self._place(target)
@@ -203,10 +207,12 @@ class ForgetfulFileSystem:
 
     def _closed(self, chosen: frozenset[int]) -> frozenset[int]:
         """Without the changes that require one that did not survive."""
-        lost = {change.number for change in self._pending} - chosen
-        for change in self._pending:  # what a change requires was made before it
-            if change.number not in lost and not lost.isdisjoint(change.requires):
-                lost.add(change.number)
+        lost, before = {change.number for change in self._pending} - chosen, -1
+        while len(lost) != before:  # twice for a directory that was renamed; else what a change requires is before it
+            before = len(lost)
+            for change in self._pending:
+                if change.number not in lost and not lost.isdisjoint(change.requires):
+                    lost.add(change.number)
         return frozenset(change.number for change in self._pending) - lost
 
     def _world(self, chosen: frozenset[int]) -> dict[str, int]:

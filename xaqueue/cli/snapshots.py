@@ -1,0 +1,166 @@
+"""Snapshots of a space: taken, listed, checked, removed, and put back."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xaqueue.cli import output
+from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, reached
+from xaqueue.errors import InvalidArgument, OperationalError
+from xaqueue.snapshot import SnapshotStatus
+from xaqueue.space.model.layout import SNAPSHOTS
+from xaqueue.space.owner.restoring import restore as restore_space
+from xaqueue.space.snapshot import store
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+
+app = typer.Typer(no_args_is_help=True, help="Take, list, check and remove snapshots.")
+
+
+@app.command()
+def take(
+    ctx: typer.Context,
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Copy it there, to a directory that does not exist, and keep none here."),
+    ] = None,
+    json: JsonOption = False,
+    space: SpaceOption = None,
+) -> None:
+    """Take a snapshot, while others work.
+
+    It stands in snapshots/ of the space's directory, by hard links: it costs names, and no copies. Against the loss of
+    the disk it is copied to another one: --to.
+    """
+    location = location_of(ctx, space)
+    if to is not None and location.url:
+        raise InvalidArgument("--to copies files: run it on the server's machine with --space DIR")
+    if to is not None and to.exists():
+        raise InvalidArgument(f"{to} is there already: name a directory that is not")
+    with reached(location) as manager:
+        taken = manager.snapshot()
+    if to is not None:
+        _copy(Path(location.directory), taken.number, to)
+    if json:
+        output.as_json(asdict(taken))
+        return
+    where = to if to is not None else f"snapshot {taken.number}"
+    messages, queues = output.counted(taken.messages, "message"), output.counted(taken.queues, "queue")
+    typer.echo(f"{where}: {messages} in {queues}, as of {output.moment(taken.taken_at)}")
+
+
+def _copy(space: Path, number: int, to: Path) -> None:
+    """The whole copy takes its name at once, and is synced before."""
+    making = to.with_name(f".{to.name}.new")
+    try:
+        shutil.rmtree(making, ignore_errors=True)
+        shutil.copytree(space / SNAPSHOTS / str(number), making, symlinks=True)
+        with closing(DirectoryFileSystem(making.parent, keep_unsynced=False)) as fs:
+            fs.sync_all()
+            fs.rename(making.name, to.name)
+            fs.sync_dir("")
+    except OSError as error:
+        raise OperationalError(f"{to} cannot be written ({error.strerror}): snapshot {number} is kept") from error
+    with closing(DirectoryFileSystem(space, keep_unsynced=False)) as fs:
+        store.remove(fs, [number])
+
+
+@app.command(name="list")
+def list_(ctx: typer.Context, json: JsonOption = False, space: DirectoryOption = None) -> None:
+    """List the snapshots, the oldest first."""
+    with closing(DirectoryFileSystem(directory_of(ctx, space), keep_unsynced=False)) as fs:
+        found = _found(fs)
+    if json:
+        output.as_json([asdict(one) for one in found])
+    elif not found:
+        typer.echo("no snapshots yet: `xaqueue snapshot take` makes one")
+    else:
+        rows = [
+            (one.number, output.moment(one.taken_at) if one.taken_at else "", one.messages, one.queues, one.problem)
+            for one in found
+        ]
+        output.table(("snapshot", "taken", "messages", "queues", "problem"), rows, right=("messages", "queues"))
+
+
+def _found(fs: DirectoryFileSystem) -> list[SnapshotStatus]:
+    whole = [one.status for one in store.listed(fs)]
+    suspect = [SnapshotStatus(number, 0, "", 0, 0, 0, 0, problem) for number, problem in store.suspects(fs)]
+    return sorted((*whole, *suspect), key=lambda one: one.number)
+
+
+@app.command()
+def check(
+    ctx: typer.Context,
+    number: Annotated[int | None, typer.Argument(metavar="N", help="Which one; all without it.")] = None,
+    json: JsonOption = False,
+    space: DirectoryOption = None,
+) -> None:
+    """Read all of a snapshot, and say what is wrong with it. Exit 1 where something is."""
+    with closing(DirectoryFileSystem(directory_of(ctx, space), keep_unsynced=False)) as fs:
+        found = [one for one in _found(fs) if number in (None, one.number)]
+        if number is not None and not found:
+            raise InvalidArgument(f"there is no snapshot {number}: `xaqueue snapshot list` names those there are")
+        wrong = {one.number: list(store.damage(fs, f"{SNAPSHOTS}/{one.number}")) for one in found}
+    if json:
+        output.as_json([asdict(replace(one, problem="; ".join(wrong[one.number]))) for one in found])
+    else:
+        for name, problems in wrong.items():
+            for problem in problems:
+                typer.echo(problem)
+            typer.echo(f"snapshot {name}: {output.counted(len(problems), 'problem') if problems else 'no damage'}")
+    if any(wrong.values()):
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+@app.command()
+def rm(
+    ctx: typer.Context,
+    numbers: Annotated[list[int], typer.Argument(metavar="N...", help="Which ones.")],
+    space: DirectoryOption = None,
+) -> None:
+    """Remove snapshots. Messages that only they have are gone with them."""
+    with closing(DirectoryFileSystem(directory_of(ctx, space), keep_unsynced=False)) as fs:
+        store.remove(fs, numbers)
+    typer.echo(f"{output.counted(len(numbers), 'snapshot')} removed")
+
+
+def restore(
+    ctx: typer.Context,
+    snapshot: Annotated[int | None, typer.Option(metavar="N", help="Which one; the newest that is clean.")] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="As it was then: leave out what was added after the snapshot.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
+    json: JsonOption = False,
+    space: Annotated[Path | None, typer.Option("--space", metavar="DIR", help="The queue space's directory.")] = None,
+) -> None:
+    """Put a snapshot back in the place of a space that nobody has open.
+
+    What it replaces goes to removed/ in the space's directory, and stays there. Messages that were added after the
+    snapshot and can be read are brought over. Those of the snapshot may have been delivered since: they are marked as
+    possible duplicates. A restore that was cut off is finished by the same command.
+    """
+    given = space or ctx.find_root().params.get("space")
+    if not given or "://" in str(given):
+        raise InvalidArgument("restore works on the directory of a space that nobody has open: --space DIR")
+    if not yes and not typer.confirm(f"replace what is in {given} by a snapshot?", err=True):
+        raise typer.Exit(ExitCode.NOTHING)
+    done = restore_space(str(given), snapshot, exact=exact)
+    if json:
+        output.as_json(asdict(done))
+        return
+    typer.echo(f"snapshot {done.snapshot} of {output.moment(done.taken_at)} is in place again")
+    typer.echo(f"{output.counted(done.messages, 'message')} came back, each a possible duplicate")
+    if done.newer or not exact:
+        typer.echo(f"{output.counted(done.newer, 'message')} added after it kept")
+    if done.lost:
+        typer.echo(f"{output.counted(done.lost, 'message')} added after it cannot be read: they are in {done.removed}")
+    if done.branches:
+        typer.echo(f"{output.counted(len(done.branches), 'branch', 'branches')} in doubt then: `xaqueue indoubt list`")
+    typer.echo(f"what was replaced is in {done.removed}")

@@ -1,0 +1,102 @@
+"""The manifest of a snapshot: what it is of, as of when, and what must be in it. JSON, with a CRC-32 over itself.
+
+    {"snapshot": {"number": 7, "space": "xaqueue 1 orders <id>", "taken_at": microseconds UTC, "sync": "JOURNAL",
+                  "epoch": 3, "lsn": 4711, "queues": {"orders": [messages, published, reserved]},
+                  "files": count, "names": CRC-32 of the sorted paths, "copies": {path: CRC-32 of its content}},
+     "crc": CRC-32}
+
+Who has it has the whole snapshot: it is made last, before the directory takes its name. Blocks have checksums of their
+own, so only what is copied has one here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+from zlib import crc32
+
+from xaqueue.errors import SpaceError
+from xaqueue.snapshot import SnapshotStatus
+from xaqueue.space.model import layout
+from xaqueue.storage.fs import FileSystem
+
+MOST_BYTES = 64 * 1024 * 1024
+"""What is longer is none of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    number: int
+    space: str
+    """The line of FORMAT."""
+    taken_at: int
+    """Microseconds UTC."""
+    sync: str
+    epoch: int
+    lsn: int
+    """Every change below it is in the snapshot and no other; 0 where there is no journal."""
+    queues: dict[str, tuple[int, int, int]]
+    """By name: messages, highest published number, highest reserved one."""
+    files: int
+    names: int
+    copies: dict[str, int]
+
+    @property
+    def messages(self) -> int:
+        return sum(messages for messages, _, _ in self.queues.values())
+
+    @property
+    def status(self) -> SnapshotStatus:
+        return SnapshotStatus(
+            self.number, self.taken_at, self.sync, self.lsn, len(self.queues), self.messages, self.files
+        )
+
+
+def encode(manifest: Manifest) -> bytes:
+    fields = asdict(manifest)
+    return json.dumps({"snapshot": fields, "crc": crc32(_canonical(fields))}, indent=1).encode() + b"\n"
+
+
+def read(fs: FileSystem, directory: str) -> Manifest:
+    """Of the snapshot in this directory. Raises SpaceError where it is missing or damaged, OSError."""
+    path = f"{directory}/{layout.MANIFEST}".lstrip("/")
+    try:
+        document: Any = json.loads(fs.read(path, MOST_BYTES))
+        fields = document["snapshot"]
+        queues = {name: tuple(numbers) for name, numbers in fields["queues"].items()}
+        found = Manifest(**{**fields, "queues": queues})
+        is_whole = crc32(_canonical(fields)) == document["crc"]
+    except FileNotFoundError:
+        raise SpaceError(f"{directory or '.'} is no snapshot: it has no {layout.MANIFEST}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise SpaceError(f"{path} is damaged ({error}): use another snapshot") from error
+    if not is_whole:
+        raise SpaceError(f"{path} is damaged (its checksum is wrong): use another snapshot")
+    return found
+
+
+def _canonical(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True).encode()
+
+
+def files_below(fs: FileSystem, directory: str) -> list[str]:
+    """Every path below it but the manifest, relative to it, sorted. Raises OSError."""
+    found: list[str] = []
+    waiting = [""]
+    while waiting:
+        inner = waiting.pop()
+        is_range = "/range=" in inner  # where only files stand, and very many
+        for name in fs.list(f"{directory}/{inner}".rstrip("/")):
+            path = f"{inner}{name}"
+            if not is_range and fs.is_dir(f"{directory}/{path}"):
+                waiting.append(f"{path}/")
+            else:
+                found.append(path)
+    if layout.MANIFEST in found:
+        found.remove(layout.MANIFEST)
+    return sorted(found)
+
+
+def crc_of(names: list[str]) -> int:
+    return crc32("\n".join(names).encode("utf-8", "surrogateescape"))

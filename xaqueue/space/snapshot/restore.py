@@ -1,0 +1,266 @@
+"""Putting a snapshot back in the place of a space that nobody has open.
+
+    .restoring/ is built and synced -> .restoring/READY -> FORMAT goes to removed/<time>/ -> so does what is replaced,
+    and what was built takes its place -> FORMAT, with a new id, takes its own
+
+Crash safety: before READY nothing of the space was touched, and what was built is removed by the next restore. Behind
+it the space has no FORMAT, so nobody opens it until the same command has finished: it goes on where it was. Nothing is
+deleted or overwritten: what is replaced stays in ``removed/``.
+
+What was added after the snapshot and can be read is brought over, so that it is not lost as well; the snapshot's own
+messages are possible duplicates (``model.restored``). Numbers go on far above all that a lost tail can have used, and
+the new id tells readers that remember the old one that this is another life of the space.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from xaqueue.errors import DamagedBlock, SpaceError
+from xaqueue.space.engine import redo
+from xaqueue.space.model import layout, restored
+from xaqueue.space.model.block import decode
+from xaqueue.space.model.layout import JOURNAL, QUEUES, REMOVED, RESTORED, SNAPSHOTS, TRIES, Watermark
+from xaqueue.space.model.restored import Restored
+from xaqueue.space.snapshot import manifest, store
+from xaqueue.space.snapshot.manifest import Manifest
+from xaqueue.storage.fs import NO_LINK, FileSystem
+from xaqueue.storage.regular import NO_DIRECTORY
+
+PLACE = ".restoring"
+READY = f"{PLACE}/READY"
+JUMP = 1 << 32
+"""So many numbers are passed over: more than a lost tail can have used."""
+NEVER_BUILT = (JOURNAL, TRIES)
+REPLACED = (QUEUES, JOURNAL, TRIES, layout.COUNTERS, RESTORED, *layout.DIRECTORIES)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a restore did."""
+
+    snapshot: int
+    taken_at: int
+    removed: str
+    """Where what it replaced is, relative to the space."""
+    messages: int
+    """That came back."""
+    newer: int
+    """Messages that were added after the snapshot, and were brought over."""
+    lost: int
+    """Newer ones that cannot be read: they stay in what was replaced."""
+    branches: list[str]
+    """In doubt in the snapshot: an operator decides them."""
+
+
+def choose(fs: FileSystem, number: int | None) -> Manifest:
+    """The snapshot of this number, or the newest that is clean. Raises SpaceError for a suspect one, OSError."""
+    if number is not None:
+        found = store.find(fs, number)
+        wrong = next(store.damage(fs, f"{SNAPSHOTS}/{number}", bodies=False), None)
+        if wrong is not None:
+            raise SpaceError(f"snapshot {number} is suspect and not used ({wrong}): choose another one")
+        return found
+    for found in reversed(store.listed(fs)):
+        if store.is_clean(fs, found.number):
+            return found
+    raise SpaceError("there is no snapshot that is whole: nothing was changed")
+
+
+def restore(
+    fs: FileSystem,
+    number: int | None,
+    now_us: int,
+    *,
+    exact: bool = False,
+    keeps_queues: bool = True,
+    close: Callable[[], None] = lambda: None,
+) -> Done:
+    """Puts it back; finishes a restore that was cut off instead, whatever is asked for. The caller owns the space.
+
+    exact: what was added after the snapshot stays behind. keeps_queues: queues.toml stays as it is. close: called when
+    all but FORMAT is in its place: nothing that was there has to be believed any more. Raises SpaceError, OSError.
+    """
+    if not fs.exists(READY):
+        if fs.is_dir(PLACE):
+            store.remove_tree(fs, PLACE)
+        found = choose(fs, number)
+        done = _Build(fs, found, now_us, exact=exact, keeps_queues=keeps_queues).build()
+        fs.sync_all()
+        fs.create(READY, [json.dumps({name: getattr(done, name) for name in Done.__slots__}).encode()])
+        fs.sync_file(READY)
+        fs.sync_dir(PLACE)
+    done = Done(**json.loads(fs.read(READY)))
+    _swap(fs, done.removed, close)
+    return done
+
+
+def is_cut_off(fs: FileSystem) -> bool:
+    return fs.exists(READY)
+
+
+class _Build:
+    """Makes what is to stand in the place of the space."""
+
+    def __init__(self, fs: FileSystem, found: Manifest, now_us: int, *, exact: bool, keeps_queues: bool) -> None:
+        self.fs = fs
+        self.found = found
+        self.source = f"{SNAPSHOTS}/{found.number}"
+        self.now_us = now_us
+        self.exact = exact
+        self.keeps_queues = keeps_queues
+        self.newer = self.lost = 0
+
+    def build(self) -> Done:
+        fs, found = self.fs, self.found
+        names = manifest.files_below(fs, self.source)
+        for directory in layout.DIRECTORIES:
+            redo.make_dirs(fs, f"{PLACE}/{directory}")
+        for path in names:
+            if path in found.copies:
+                self._put(path, self._changed(path, fs.read(f"{self.source}/{path}")))
+            else:
+                self._link(f"{self.source}/{path}", path)
+        if self.keeps_queues and fs.exists(QUEUES):
+            fs.unlink(f"{PLACE}/{QUEUES}")
+            self._put(QUEUES, fs.read(QUEUES))
+        self._bring_over()
+        branches = sorted({str(block[0]) for path in names if (block := _block_of(path)) is not None})
+        through = {queue: published for queue, (_, published, _) in found.queues.items()}
+        self._put(RESTORED, restored.encode(Restored(found.number, found.taken_at, self.now_us, through, branches)))
+        return Done(found.number, found.taken_at, self._free_place(), found.messages, self.newer, self.lost, branches)
+
+    def _free_place(self) -> str:
+        when = datetime.fromtimestamp(self.now_us / 1e6, UTC).strftime("%Y%m%dT%H%M%SZ")
+        place, copies = f"{REMOVED}/{when}", 1
+        while self.fs.exists(place):
+            copies += 1
+            place = f"{REMOVED}/{when}~{copies}"
+        return place
+
+    def _changed(self, path: str, data: bytes) -> bytes:
+        """Of what is copied the parts that tell of another life."""
+        if path == layout.FORMAT:
+            words = data.decode().split()
+            return f"{' '.join(words[:3])} {uuid.uuid4()}\n".encode()
+        queue = _queue_of(path)
+        if queue is None:
+            return data
+        published = self.found.queues[queue][1]
+        return layout.format_watermark(Watermark(published, self._beyond(queue)))
+
+    def _beyond(self, queue: str) -> int:
+        """A number that no message of the queue ever had."""
+        marks = [self.found.queues.get(queue, (0, 0, 0))[2], *self._numbers(queue)]
+        with suppress(OSError):
+            mark = layout.parse_watermark(self.fs.read(layout.watermark_path(queue), layout.WATERMARK_BYTES))
+            marks += mark or ()
+        return min(max(marks) + JUMP, layout.LAST_SEQ - JUMP)
+
+    def _numbers(self, queue: str) -> list[int]:
+        return [(number + 1) << layout.RANGE_BITS for number in _ranges(self.fs, queue)]
+
+    def _bring_over(self) -> None:
+        """What was added since, as far as it can be read; and the numbers of queues that came since."""
+        for name in _listed(self.fs, layout.COMMITTED):
+            queue = layout.parse_queue_directory(name)
+            if queue is None:
+                continue
+            if not self.exact:
+                self._bring_messages(queue, self.found.queues.get(queue, (0, 0, 0))[1])
+            if queue not in self.found.queues:
+                self._put(layout.watermark_path(queue), layout.format_watermark(Watermark(0, self._beyond(queue))))
+
+    def _bring_messages(self, queue: str, through: int) -> None:
+        for number in _ranges(self.fs, queue):
+            if (number + 1) << layout.RANGE_BITS <= through:
+                continue
+            directory = layout.range_path(queue, number << layout.RANGE_BITS)
+            for name in _listed(self.fs, directory):
+                message = layout.parse_message_path(f"{directory}/{name}")
+                if message is None or message[1] <= through:
+                    continue
+                try:
+                    decode(self.fs.read(f"{directory}/{name}"))
+                except (OSError, DamagedBlock):
+                    self.lost += 1
+                    continue
+                self._link(f"{directory}/{name}", f"{directory}/{name}")
+                self.newer += 1
+
+    def _put(self, path: str, data: bytes) -> None:
+        redo.make_dirs(self.fs, f"{PLACE}/{path}".rpartition("/")[0])
+        self.fs.create(f"{PLACE}/{path}", [data])
+
+    def _link(self, source: str, path: str) -> None:
+        target = f"{PLACE}/{path}"
+        try:
+            try:
+                self.fs.link(source, target)
+            except FileNotFoundError:  # the first of its directory
+                redo.make_dirs(self.fs, target.rpartition("/")[0])
+                self.fs.link(source, target)
+        except OSError as error:
+            if error.errno not in NO_LINK:
+                raise
+            self.fs.create(target, [self.fs.read(source)])
+            self.fs.set_modified_ns(target, self.fs.modified_ns(source))
+
+
+def _swap(fs: FileSystem, removed: str, close: Callable[[], None]) -> None:
+    """Each rename may have been done before."""
+    redo.make_dirs(fs, removed)
+    fs.sync_dir(REMOVED)
+    fs.sync_dir("")
+    if fs.exists(f"{PLACE}/{layout.FORMAT}"):
+        _move_away(fs, layout.FORMAT, removed)
+        fs.sync_dir("")
+        for name in REPLACED:
+            is_built = fs.exists(f"{PLACE}/{name}")
+            if is_built or name in NEVER_BUILT:  # else what stands there is what was built
+                _move_away(fs, name, removed)
+            if is_built:
+                fs.rename(f"{PLACE}/{name}", name)
+        if not fs.exists(layout.OPERATORS) and fs.exists(f"{PLACE}/{layout.OPERATORS}"):
+            fs.rename(f"{PLACE}/{layout.OPERATORS}", layout.OPERATORS)
+        fs.sync_all()
+        close()
+        fs.rename(f"{PLACE}/{layout.FORMAT}", layout.FORMAT)
+        fs.sync_dir("")
+    store.remove_tree(fs, PLACE)
+    fs.sync_dir("")
+
+
+def _move_away(fs: FileSystem, name: str, removed: str) -> None:
+    if fs.exists(name) and not fs.exists(f"{removed}/{name}"):
+        fs.rename(name, f"{removed}/{name}")
+
+
+def _listed(fs: FileSystem, directory: str) -> list[str]:
+    try:
+        return fs.list(directory)
+    except OSError as error:
+        if error.errno not in NO_DIRECTORY:
+            raise
+        return []
+
+
+def _ranges(fs: FileSystem, queue: str) -> list[int]:
+    names = _listed(fs, layout.queue_path(queue))
+    return [number for name in names if (number := layout.parse_range(name)) is not None]
+
+
+def _queue_of(path: str) -> str | None:
+    """Of the path of a watermark."""
+    parts = path.split("/")
+    return layout.parse_queue_directory(parts[1]) if len(parts) == 3 and parts[2] == ".watermark" else None
+
+
+def _block_of(path: str) -> tuple[object, str] | None:
+    above, _, name = path.rpartition("/")
+    return layout.parse_block(name) if above == layout.PREPARED else None

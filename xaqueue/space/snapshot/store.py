@@ -1,0 +1,139 @@
+"""The snapshots that a space has: which there are, whether they are whole, and the removal of old ones.
+
+Paths are relative to the space's directory. A snapshot is a directory named by its number; one that is being made, or
+removed, has a dot before it, so that what a crash leaves passes for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from zlib import crc32
+
+from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import decode
+from xaqueue.space.model.layout import SNAPSHOTS
+from xaqueue.space.snapshot import manifest
+from xaqueue.space.snapshot.manifest import Manifest
+from xaqueue.storage.fs import FileSystem, discard
+from xaqueue.storage.regular import NO_DIRECTORY
+
+
+def listed(fs: FileSystem) -> list[Manifest]:
+    """Those whose manifest is whole, the oldest first. Raises OSError."""
+    found = []
+    for number in _numbers(fs):
+        with suppress(SpaceError):
+            found.append(_read(fs, number))
+    return found
+
+
+def _read(fs: FileSystem, number: int) -> Manifest:
+    """Its number is that of its directory, whatever it was taken under: it may be a copy that was put back."""
+    return replace(manifest.read(fs, f"{SNAPSHOTS}/{number}"), number=number)
+
+
+def suspects(fs: FileSystem) -> list[tuple[int, str]]:
+    """Those whose manifest is not, and why. Raises OSError."""
+    found = []
+    for number in _numbers(fs):
+        try:
+            manifest.read(fs, f"{SNAPSHOTS}/{number}")
+        except SpaceError as error:
+            found.append((number, str(error)))
+    return found
+
+
+def _numbers(fs: FileSystem) -> list[int]:
+    try:
+        names = fs.list(SNAPSHOTS)
+    except OSError as error:
+        if error.errno not in NO_DIRECTORY:
+            raise
+        return []
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def find(fs: FileSystem, number: int | None) -> Manifest:
+    """The one of this number, or the newest. Raises SpaceError, OSError."""
+    if number is not None:
+        if number not in _numbers(fs):
+            raise SpaceError(f"there is no snapshot {number}: `xaqueue snapshot list` names those there are")
+        return _read(fs, number)
+    found = listed(fs)
+    if not found:
+        raise SpaceError("there is no snapshot that is whole: `xaqueue snapshot take` makes one")
+    return found[-1]
+
+
+def damage(fs: FileSystem, directory: str, *, bodies: bool = True) -> Iterator[str]:
+    """What is wrong with the snapshot in a directory, a line each. Raises OSError.
+
+    bodies: whether every block is read. The rest is its manifest, its names and what was copied.
+    """
+    try:
+        made = manifest.read(fs, directory)
+    except SpaceError as error:
+        yield str(error)
+        return
+    names = manifest.files_below(fs, directory)
+    if manifest.crc_of(names) != made.names:
+        yield f"{directory}: it has {len(names):,} files, and not the {made.files:,} that it was made with"
+    for path, crc in made.copies.items():
+        if path in names and crc32(fs.read(f"{directory}/{path}")) != crc:
+            yield f"{directory}/{path} is not what it was when it was copied"
+    for path in names if bodies else ():
+        if layout.parse_message_path(path) or path.startswith(f"{layout.PREPARED}/"):
+            try:
+                decode(fs.read(f"{directory}/{path}"))
+            except DamagedBlock as error:
+                yield f"{directory}/{path} is damaged: {error}"
+
+
+def is_clean(fs: FileSystem, number: int) -> bool:
+    """Whether nothing is seen to be wrong with it short of reading every body."""
+    return not list(damage(fs, f"{SNAPSHOTS}/{number}", bodies=False))
+
+
+def remove(fs: FileSystem, numbers: Sequence[int]) -> None:
+    """Raises InvalidArgument where one is not there, and removes none; OSError."""
+    missing = sorted(set(numbers) - set(_numbers(fs)))
+    if missing:
+        raise InvalidArgument(
+            f"there is no snapshot {missing[0]}, and none was removed: `xaqueue snapshot list` names those there are"
+        )
+    for number in numbers:
+        going = f"{SNAPSHOTS}/.{number}"
+        if fs.exists(going):
+            remove_tree(fs, going)
+        fs.rename(f"{SNAPSHOTS}/{number}", going)
+        fs.sync_dir(SNAPSHOTS)
+        remove_tree(fs, going)
+
+
+def keep(fs: FileSystem, count: int) -> list[int]:
+    """Removes all but the newest so many that are whole; returns their numbers. Raises OSError."""
+    old = [one.number for one in listed(fs)][:-count]
+    remove(fs, old)
+    return old
+
+
+def remove_unfinished(fs: FileSystem) -> None:
+    """What was cut off while it was made or removed. Raises OSError."""
+    for name in fs.list(SNAPSHOTS):
+        if name.startswith(".") and name[1:].isdigit():
+            remove_tree(fs, f"{SNAPSHOTS}/{name}")
+
+
+def remove_tree(fs: FileSystem, directory: str) -> None:
+    """Raises OSError."""
+    is_range = "/range=" in directory
+    for name in fs.list(directory):
+        path = f"{directory}/{name}"
+        if not is_range and fs.is_dir(path):
+            remove_tree(fs, path)
+        else:
+            discard(fs, path)
+    fs.remove_dir(directory)
