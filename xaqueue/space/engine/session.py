@@ -87,7 +87,8 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         try:
             if xid[0] in BATCH_FORMAT_IDS and is_of_a_batch(xid):
                 batches.check_commit(branch)
-            _check_restored(branch)
+            if branch.restored:
+                raise _came_back(branch)  # noqa: TRY301
             if branch.damage:
                 raise RetryLater(  # noqa: TRY301
                     f"branch {xid} lost {', '.join(branch.damage)}: it cannot be committed as a whole; "
@@ -114,7 +115,8 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         branch = self._take(xid, Call.ROLLBACK if flags is Flag.NOFLAGS else call_of("rollback", flags))
         try:
             batches.check_rollback(branch)
-            _check_restored(branch)
+            if branch.restored:
+                raise _came_back(branch)  # noqa: TRY301
             commit.rollback(self.space, branch)
         except BaseException as error:
             leave(self.space, branch, error)
@@ -409,10 +411,9 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
 _UNFINISHED = (State.ACTIVE, State.ROLLBACK_ONLY)
 
 
-def _check_restored(branch: Branch) -> None:
-    """RetryLater where it came back with a snapshot: its manager may have decided it since, and forgotten."""
-    if branch.restored:
-        raise RetryLater(
-            f"branch {branch.xid} came back with snapshot {branch.restored}, as it was then: whether it was committed "
-            f"since is not known here. An operator decides with `xaqueue indoubt show {branch.xid}`"
-        )
+def _came_back(branch: Branch) -> RetryLater:
+    """With a snapshot: its transaction manager may have decided it since, and forgotten."""
+    return RetryLater(
+        f"branch {branch.xid} came back with snapshot {branch.restored}, as it was then: whether it was committed "
+        f"since is not known here. An operator decides with `xaqueue indoubt show {branch.xid}`"
+    )
