@@ -175,10 +175,10 @@ class _Links:
             self._made.add(directory)
 
     def _link(self, path: str) -> None:
-        """It may be gone, and then is no part of it."""
+        """It may be gone, and then is no part of it; a directory that changes may show a name twice."""
         try:
             self.fs.link(path, f"{self.place}/{path}")
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):
             return
         except OSError as error:
             if error.errno not in NO_LINK:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -247,3 +249,48 @@ def test_the_verbs(root: Path, tmp_path: Path) -> None:
 def test_a_restore_asks_before(root: Path) -> None:
     call("restore", "--space", str(root), code=ExitCode.NOTHING)
     assert not (root / "removed").exists()
+
+
+@pytest.mark.parametrize("sync", ["JOURNAL", "FDATASYNC;DSYNC", "NONE"])
+def test_each_has_every_message_once_while_they_move(tmp_path: Path, sync: str) -> None:
+    """Transactions that take from one queue and add to the other, one of them prepared now and then."""
+    root, count, done = tmp_path / "space", 60, threading.Event()
+
+    def work(number: int) -> None:
+        with xaqueue.connect(root) as connection:
+            for turn in itertools.count():
+                if done.is_set():
+                    return
+                if turn % 5 == 0:
+                    connection.tpc_begin(connection.xid(number, f"{turn}", "b"))
+                message = connection.dequeue("ab"[turn % 2])
+                if message is not None:
+                    connection.enqueue("ba"[turn % 2], message.body)
+                if turn % 5 == 0:
+                    connection.tpc_prepare()
+                    connection.tpc_commit()
+                else:
+                    connection.commit()
+
+    with xaqueue.connect(root, create=True, sync=sync) as connection:
+        connection.enqueue_many("a", [b"%d" % number for number in range(count)])
+        connection.commit()
+        threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(4):
+                connection.snapshot()
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+    for number in range(1, 5):
+        copy = tmp_path / f"{number}"
+        shutil.copytree(root / "snapshots" / f"{number}", copy)
+        (copy / "MANIFEST").unlink()
+        with xaqueue.connect(copy) as connection:
+            for xid in connection.tpc_recover():
+                connection.tpc_rollback(xid)
+            found = sorted(int(message.body) for queue in "ab" for message in connection.browse(queue))
+        assert found == list(range(count)), number
