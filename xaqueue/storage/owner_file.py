@@ -8,7 +8,8 @@ owner looks at both by their paths again and again (``lost``), and whoever takes
 before anything else. Of two owners one sees the other then at the latest when it is about to answer.
 
 The kernel drops a lock with its process, however that ends. Two processes on machines that share a file system are kept
-apart only if that file system supports ``flock`` across them.
+apart only if that file system supports ``flock`` across them. A process that is stopped keeps its lock: whoever takes
+the directory over all the same puts another file in the lock's place, which it holds already (``take_over``).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from xaqueue.storage.modes import PRIVATE, give, heir_of
 LOCK = "lock"
 OWNER = "owner"
 NEW_OWNER = ".owner.new"
+NEW_LOCK = ".lock.new"
 OWNER_BYTES = 1 << 16
 """An owner file is never larger."""
 LOCK_TRIES = 5
@@ -104,14 +106,15 @@ class OwnerFile:
         """Raises OSError."""
         self.root = Path(root)
         self._lock = FileLock(self.root / LOCK)
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
+        """Reentrant: a port that looks before each call is what ``owner`` is written by."""
         self._paths = os.path.join(root, LOCK), os.path.join(root, OWNER)  # noqa: PTH118
         self._look = _look_anew if _is_nfs(root) else _look
         self._contents: tuple[bytes, ...] = ()
         """What may stand in ``owner``: two, once a write has failed."""
         self._seen: tuple[_Seen, _Seen] | None = None
-        self._ended = False
-        """Whoever has the guard releases the lock at its end."""
+        self._ended = self._writing = False
+        """Ended: whoever has the guard releases the lock at its end, and behind what it writes."""
 
     def acquire(self) -> bool:
         """Whether this process has the lock now. Tries for a moment: a look at whether it is owned takes an instant.
@@ -122,10 +125,34 @@ class OwnerFile:
             if self._lock.acquire():
                 if self._stands():
                     return True
-                self._lock.release()  # it was replaced meanwhile, and the other one counts
-                self._lock = FileLock(self.root / LOCK)
-            else:
+            elif self._stands():
                 time.sleep(_PAUSE_S)
+                continue
+            self._lock.release()  # it was replaced meanwhile, and the other one counts
+            self._lock = FileLock(self.root / LOCK)
+        return False
+
+    @property
+    def locked(self) -> tuple[int, int]:
+        """Names the file that has the lock's name now. Raises OSError."""
+        return self._look(self._paths[0])[:2]
+
+    def take_over(self, instead_of: tuple[int, int]) -> bool:
+        """Whether the lock is another file from now on, which this process holds: that one's owner has lost it.
+
+        False where the lock is another one already, or somebody else is about to do the same. Raises OSError.
+        """
+        new = FileLock(self.root / NEW_LOCK)  # what a crash left of it is used
+        try:
+            held = new.acquire() and self._look(os.fspath(new.path))[:2] == (new.stat().st_dev, new.stat().st_ino)
+            if held and self.locked == instead_of:
+                new.path.rename(self._paths[0])
+                new, self._lock = self._lock, new
+                return True
+        except FileNotFoundError:  # it was renamed by who held it until now
+            pass
+        finally:
+            new.release()
         return False
 
     def read(self) -> bytes | None:
@@ -148,10 +175,12 @@ class OwnerFile:
                 if reason:
                     raise ResourceFailed(reason)
                 self._contents = (*self._contents, content)
+                self._writing = True
                 replace_file(fs, OWNER, content, durable=durable)
                 self._contents = (content,)
                 self._seen = self._looks()
             finally:
+                self._writing = False
                 self._release_late()
 
     def lost(self) -> str:
@@ -190,12 +219,12 @@ class OwnerFile:
 
     def _release_late(self) -> None:
         """For who has the guard, and kept it while another one wanted to release."""
-        if self._ended:
+        if self._ended and not self._writing:
             self._lock.release()
 
     def abandon(self) -> None:
         """In a forked child: closes its copy of the lock, whatever threads of the parent were about to do."""
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self._lock.abandon()
 
     def _lost(self) -> str:

@@ -112,10 +112,11 @@ LONGEST_S = 1e6
 class ClientSocket:
     """One connected socket; used by one thread."""
 
-    def __init__(self, made: Connected, timeout_s: float | None) -> None:
-        """timeout_s: how long an answer may take, beside what its request itself may wait."""
+    def __init__(self, made: Connected, timeout_s: float | None, hello_s: float | None = None) -> None:
+        """timeout_s: how long an answer may take, beside what its request itself may wait. hello_s: the first one."""
         self._socket = made
-        self._timeout_s = timeout_s
+        self._answer_s = timeout_s
+        self._timeout_s = timeout_s if hello_s is None else hello_s
         self._unpacker = wire.unpacker(NO_LIMIT_BYTES)
         self._pack = msgpack.Packer().pack  # a new one for each frame takes twice as long
         self.unsent = bytearray()
@@ -126,6 +127,10 @@ class ClientSocket:
         self._poll: select.poll | None = None
         self.requests = 0
         """How many it has sent, as far as they are counted: modulo 2**32."""
+
+    def greeted(self) -> None:
+        """The first answer has come."""
+        self._timeout_s = self._answer_s
 
     def pipeline(self, method: str, params: Sequence[Any], *, later: bool = False) -> None:
         """Sends this with the next request; it has no answer. Raises ConnectionLost.
@@ -402,5 +407,6 @@ class Link:
                 raise
             else:
                 self._key = key
+                self._socket.greeted()
                 return
         raise failure
