@@ -111,7 +111,7 @@ class OwnerFile:
         self._paths = os.path.join(root, LOCK), os.path.join(root, OWNER)  # noqa: PTH118
         self._look = _look_anew if _is_nfs(root) else _look
         self._contents: tuple[bytes, ...] = ()
-        """What may stand in ``owner``: two, once a write has failed."""
+        """What may stand in ``owner``: two, once a write has failed; whatever there is, before the first one."""
         self._seen: tuple[_Seen, _Seen] | None = None
         self._ended = self._writing = False
         """Ended: whoever has the guard releases the lock at its end, and behind what it writes."""
@@ -171,20 +171,23 @@ class OwnerFile:
             if not self._is_held():
                 return
             try:
-                reason = self._lost() if self._seen is not None and self._looks() != self._seen else ""
+                reason = self._lost() if self._seen is None or self._looks() != self._seen else ""
                 if reason:
                     raise ResourceFailed(reason)
-                self._contents = (*self._contents, content)
+                if self._contents:
+                    self._contents = (*self._contents, content)
                 self._writing = True
                 replace_file(fs, OWNER, content, durable=durable)
                 self._contents = (content,)
-                self._seen = self._looks()
+                reason = self._lost()  # a takeover in the middle of this is seen by nobody else
+                if reason:
+                    raise ResourceFailed(reason)
             finally:
                 self._writing = False
                 self._release_late()
 
     def lost(self) -> str:
-        """Why this process is the owner no more; empty as long as it is. After the first ``write``.
+        """Why this process is the owner no more; empty as long as it is. Before the first ``write``: by the lock alone.
 
         One stat of each file, and more only where one is not as it was. A failed look counts as lost.
         """
@@ -229,12 +232,12 @@ class OwnerFile:
 
     def _lost(self) -> str:
         try:
-            seen = self._looks()
+            seen = self._looks() if self._contents else None
             if not self._stands():
                 return f"{self._paths[0]} is another file than the one that was locked"
             if not self._lock.acquire():
                 return f"another process has locked {self._paths[0]}"
-            if self.read() not in self._contents:
+            if self._contents and self.read() not in self._contents:
                 return f"{self._paths[1]} names another owner"
         except OSError as error:
             return f"{error.filename or self.root} cannot be looked at ({error.strerror})"

@@ -35,19 +35,25 @@ class PairFileSystem(Layer):
     """Safe for as many threads as the port below."""
 
     def __init__(
-        self, fs: FileSystem, above: str, token: str, is_in_place: Callable[[str], bool] = lambda _: False
+        self,
+        fs: FileSystem,
+        above: str,
+        token: str,
+        check: Callable[[], object],
+        is_in_place: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """above: where the own directory is made, which no other owner names by the same token. Raises OSError."""
+        """above: where the own directory is made, which no other owner names by the same token. check: raises where
+        another process is the owner. Raises OSError.
+        """
         super().__init__(fs)
         self.exists, self.close = self._exists, self._close
         self.sync_dir = fs.sync_dir
         self.sync_all = fs.sync_all
-        self.check: Callable[[], object] = lambda: None
-        """Raises where another process is the owner."""
+        self.check = check
         self._is_in_place = is_in_place
         self._own = f"{above}/{OWN}{token}"
         self._numbers = count()
-        fs.make_dir(self._own)
+        self.make_dir(self._own)
 
     def create(self, path: str, chunks: Sequence[bytes]) -> None:
         self.check()
@@ -141,9 +147,11 @@ def _is_temporary(path: str) -> bool:
     return path.endswith((".new", "/.replay"))
 
 
-def retire(fs: FileSystem, above: str) -> None:
-    """No former owner renames anything into the directory any more. Raises OSError."""
-    for name in fs.list(above) if fs.is_dir(above) else ():
+def retire(fs: FileSystem, above: str, check: Callable[[], object]) -> None:
+    """No former owner renames anything into the directory any more. Raises OSError, and what ``check`` raises."""
+    names = fs.list(above) if fs.is_dir(above) else []
+    check()  # behind which they are not those of the next one
+    for name in names:
         if not name.startswith(OWN):
             continue
         for left in range(TRIES, -1, -1):

@@ -52,19 +52,18 @@ class Pair:
         self._stopped = threading.Event()
 
     def port(self, fs: FileSystem) -> FileSystem:
-        """The port to the directory, into which former owners rename nothing from now on. Raises OSError."""
-        retire(fs, layout.ACTIVE)
+        """The port to the directory, into which former owners rename nothing from now on. Raises OSError, ResourceFailed."""
+        retire(fs, layout.ACTIVE, self._check_lock)
         if not self.beats:
             return fs
         if not fs.is_dir(layout.ACTIVE):
             fs.make_dir(layout.ACTIVE)
-        self._files = PairFileSystem(fs, layout.ACTIVE, fresh_id().hex(), _is_in_place)
+        self._files = PairFileSystem(fs, layout.ACTIVE, fresh_id().hex(), self._check_lock, _is_in_place)
         return self._files
 
     def begin(self, epoch: int, modes: Modes) -> None:
         """The file ``owner`` is this process's."""
         if self._files is not None:
-            self._files.check = lambda: self._check()
             beat = threading.Thread(target=self._run, args=(epoch, modes.file), name="xaqueue-heartbeat", daemon=True)
             beat.start()
 
