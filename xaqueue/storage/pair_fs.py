@@ -46,7 +46,7 @@ class PairFileSystem(Layer):
         another process is the owner. Raises OSError.
         """
         super().__init__(fs)
-        self.exists, self.close = self._exists, self._close
+        self.exists = self._exists
         self.sync_dir = fs.sync_dir
         self.sync_all = fs.sync_all
         self.check = check
@@ -54,6 +54,11 @@ class PairFileSystem(Layer):
         self._own = f"{above}/{OWN}{token}"
         self._numbers = count()
         self.make_dir(self._own)
+
+    def leave(self) -> None:
+        """Nothing more is made."""
+        with suppress(OSError):
+            self._fs.remove_dir(self._own)
 
     def create(self, path: str, chunks: Sequence[bytes]) -> None:
         self.check()
@@ -115,11 +120,6 @@ class PairFileSystem(Layer):
 
     def _exists(self, path: str) -> bool:
         return self._fs.exists(self._place(path))
-
-    def _close(self) -> None:
-        with suppress(OSError):
-            self._fs.remove_dir(self._own)
-        self._fs.close()
 
     def _place(self, path: str) -> str:
         return f"{self._own}/{path.replace('/', '~')}" if _is_temporary(path) else path

@@ -52,7 +52,10 @@ class Pair:
         self._stopped = threading.Event()
 
     def port(self, fs: FileSystem) -> FileSystem:
-        """The port to the directory, into which former owners rename nothing from now on. Raises OSError, ResourceFailed."""
+        """The port to the directory, into which former owners rename nothing from now on.
+
+        Raises OSError, ResourceFailed.
+        """
         retire(fs, layout.ACTIVE, self._check_lock)
         if not self.beats:
             return fs
@@ -79,8 +82,10 @@ class Pair:
             self._check = check
 
     def stop(self) -> None:
-        """Does not wait: a write may hang on that disk, and one that comes late says nothing for long."""
+        """It has written its last word. Waits for no heartbeat: that may hang, and one that comes late says little."""
         self._stopped.set()
+        if self._files is not None:
+            self._files.leave()
 
     def _check_lock(self) -> None:
         reason = self._lock.lost()
