@@ -41,7 +41,7 @@ KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPC
 """A silent TCP peer is asked after so many seconds, then so often, and is gone after so many questions."""
 NO_LIMIT_BYTES = 2**31 - 1
 """Of an answer: the server is trusted with that."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
 """Between two tries to connect."""
 CONNECT_S = 10.0
 """For how long it is tried."""

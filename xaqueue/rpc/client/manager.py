@@ -34,7 +34,7 @@ ANSWER_S = 120.0
 """How long an answer may take, beside what its request itself may wait: as long as the server may take for a sync."""
 DIAL_S = 10.0
 """How long one try to connect may take."""
-HELLO_S = 3.0
+HELLO_S = 1.0
 """How long each of several servers may take to connect and to answer for the first time: one that is stopped
 never does."""
 PAIR_CONNECT_S = 60.0
