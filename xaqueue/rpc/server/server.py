@@ -347,13 +347,17 @@ def run(
     lock = None
     if stand_by is not None:
         notifier.notify(READY, f"STATUS=standing by for {root}")
-        lock = stand_by(partial(notifier.notify, ALIVE))
+        lock = stand_by(partial(notifier.notify, ALIVE) if notifier.watchdog_s else lambda: None)
 
     async def main() -> None:
         server = Server(root, sync=sync, limits=limits, lock=lock)
         server.give_up_late = give_up_late
         server.notifier = notifier
+        alive = server.loop.create_task(
+            notifier.stay_alive(lambda: lock is not None)
+        )  # systemd waits no more for READY
         await server.recover()
+        alive.cancel()
         try:
             await server.listen(listen)
         except BaseException:
