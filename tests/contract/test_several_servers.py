@@ -26,6 +26,7 @@ X = Xid(1, b"g", b"")
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager, "HELLO_S", 0.2)
+    monkeypatch.setattr(manager, "PAIR_LEAST_S", 1.0)
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ owner's alone. Whoever takes over removes that one first (``retire``): a call th
     a temporary      (.NAME.new, NAME.new, .replay) stands in the own directory until it is renamed
     rename, unlink   of names that the next owner has seen in their last state, since both have the same records
 
-Crash safety: what is renamed may not be on disk yet, as it may not be where it is made in place; the journal has it.
+Crash safety: what ``create`` makes may not be on disk when it has its name, as without all this. What replaces a file
+that stands is on disk first: a crash must not tear what was written long ago, and a write in place would not.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 
-from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import FileSystem, synced
 from xaqueue.storage.layers import Layer
 
 OWN = ".owner-"
@@ -89,6 +90,7 @@ class PairFileSystem(Layer):
             before = b""
         own, data = self._next(), b"".join(chunks)
         self._fs.create(own, [before[:offset].ljust(offset, b"\0"), data, before[offset + len(data) :]])
+        synced(self._fs.sync_data, own)
         self._give(own, path)
 
     def rename(self, source: str, target: str) -> None:

@@ -37,8 +37,8 @@ DIAL_S = 10.0
 HELLO_S = 1.0
 """How long each of several servers may take to connect and to answer for the first time: one that is stopped
 never does."""
-PAIR_CONNECT_S = 60.0
-"""For how long several are tried: until one has taken over."""
+PAIR_CONNECT_S, PAIR_LEAST_S = 60.0, 10.0
+"""For how long several are tried, until one has taken over; and at least, whoever asks."""
 
 
 class RemoteManager(BranchCalls, MessageCalls, LeaseCalls, QueryCalls):
@@ -101,7 +101,7 @@ def connect_s_of(endpoint: Endpoint, wanted_s: float | None = None) -> float:
     """For how long it is tried to connect."""
     if not endpoint.others:
         return CONNECT_S if wanted_s is None else wanted_s
-    return PAIR_CONNECT_S if wanted_s is None else max(wanted_s, 2 * HELLO_S * len(endpoint.each))
+    return PAIR_CONNECT_S if wanted_s is None else max(wanted_s, PAIR_LEAST_S)
 
 
 def hello_of(endpoint: Endpoint) -> dict[str, Any]:

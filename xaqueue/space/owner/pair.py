@@ -61,7 +61,7 @@ class Pair:
             return fs
         if not fs.is_dir(layout.ACTIVE):
             fs.make_dir(layout.ACTIVE)
-        self._files = PairFileSystem(fs, layout.ACTIVE, fresh_id().hex(), self._check_lock, _is_in_place)
+        self._files = PairFileSystem(fs, layout.ACTIVE, fresh_id().hex(), self._check_lock, is_in_place)
         return self._files
 
     def begin(self, epoch: int, modes: Modes) -> None:
@@ -120,6 +120,6 @@ def _beat(path: Path, content: bytes, mode: int) -> None:
         os.close(fd)
 
 
-def _is_in_place(path: str) -> bool:
+def is_in_place(path: str) -> bool:
     """Segments are named by the epoch of who began them; entries of tries that are torn are only not counted."""
     return path.startswith(f"{layout.JOURNAL}/") or path == layout.TRIES
