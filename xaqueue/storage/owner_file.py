@@ -33,6 +33,7 @@ LOCK = "lock"
 OWNER = "owner"
 NEW_OWNER = ".owner.new"
 NEW_LOCK = ".lock.new"
+HEARTBEAT = "heartbeat"
 OWNER_BYTES = 1 << 16
 """An owner file is never larger."""
 LOCK_TRIES = 5
@@ -281,6 +282,16 @@ def read_owner_file(root: str | os.PathLike[str]) -> bytes:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
         return os.read(fd, OWNER_BYTES)
+    finally:
+        os.close(fd)
+
+
+def beat(root: Path, content: bytes, mode: int) -> None:
+    """Overwrites ``heartbeat``: no sync, and closed, so that a network file system sends it. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(root / HEARTBEAT, flags, mode)
+    try:
+        os.pwrite(fd, content, 0)
     finally:
         os.close(fd)
 

@@ -27,7 +27,7 @@ from typing import Any
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceInUse
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods import service
-from xaqueue.rpc.server.listeners import ListenConfig, Listeners
+from xaqueue.rpc.server.listeners import ListenConfig, Listeners, clear_own
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.server.session import ServerSession
@@ -248,9 +248,8 @@ class Server:
 
     async def listen(self, config: ListenConfig) -> None:
         """Raises InvalidArgument and OperationalError, and then some may be open already."""
-        own = self.root / SOCKET
-        if self._lock is not None and own.is_socket():  # a stopped server listens there still, and owns it no more
-            own.unlink(missing_ok=True)
+        if self._lock is not None:
+            clear_own(self.root / SOCKET)
         await self.listeners.listen(config, knows_tokens=self.space.definitions.access.names_any("token"))
 
     async def serve(self, ready: Callable[[], None] = lambda: None) -> None:

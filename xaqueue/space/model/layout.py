@@ -48,7 +48,7 @@ REMOVED = "removed"
 """What a restore has replaced, by the time when it did."""
 RESTORED = "restored"
 """What came back by a restore; see ``xaqueue.space.model.restored``."""
-HEARTBEAT = "heartbeat"
+HEARTBEAT = owner_file.HEARTBEAT
 """Of an owner that a standby may take over from."""
 SOCKET = "socket"
 """A server's, where it was told of no other place."""

@@ -7,7 +7,6 @@ owner that is in no pair comes by here as well, and is as it would be without: n
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.modes import Modes
-from xaqueue.storage.owner_file import OwnerFile
+from xaqueue.storage.owner_file import OwnerFile, beat
 from xaqueue.storage.pair_fs import PairFileSystem, retire
 
 BEAT_S = 1.0
@@ -100,7 +99,7 @@ class Pair:
             number += 1
             try:
                 self._check()
-                _beat(self._root / layout.HEARTBEAT, b"%016x %016x\n" % (epoch, number), mode)
+                beat(self._root, b"%016x %016x\n" % (epoch, number), mode)
                 complaint = ""
             except ResourceFailed:
                 return
@@ -109,15 +108,6 @@ class Pair:
                     log.warning("the heartbeat is not written (%s): a standby takes that for silence", error)
                 complaint = str(error)
             self._stopped.wait(BEAT_S)
-
-
-def _beat(path: Path, content: bytes, mode: int) -> None:
-    """No sync; closed, so that a network file system sends it."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
-    try:
-        os.pwrite(fd, content, 0)
-    finally:
-        os.close(fd)
 
 
 def is_in_place(path: str) -> bool:
