@@ -1,20 +1,24 @@
 """Failovers of a pair on one disk, amid two-phase transactions: nothing is lost, doubled or half done.
 
 The owner is killed, or stopped for longer than any of its timeouts, and continued when the other one has the space: it
-ends by itself. ``XAQUEUE_FAILOVERS`` is how many of each there are; with ``XAQUEUE_CRASH_FULL=1`` 100.
+ends by itself. Or its network is cut, where this machine has namespaces to give. ``XAQUEUE_FAILOVERS`` is how many of
+each there are; with ``XAQUEUE_CRASH_FULL=1`` 100.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import xaqueue
-from support.pair import FENCED, Client, Pair, judge
+from support.pair import FENCED, Client, Networks, Pair, judge
 from support.served import PATIENCE_S
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
@@ -28,13 +32,7 @@ STOCKED = 20_000 if FULL else 500
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_failovers(tmp_path: Path, number: signal.Signals) -> None:
-    root = tmp_path / "space"
-    stock(root)
-    pair = Pair(root)
-    clients = [Client(pair.url, f"c{name}") for name in range(CLIENTS)]
-    try:
-        for client in clients:
-            client.start()
+    with at_work(tmp_path / "space") as (pair, clients):
         for _ in range(FAILOVERS):
             wait_for_work(clients)
             former = pair.fail_over(number)
@@ -44,6 +42,43 @@ def test_failovers(tmp_path: Path, number: signal.Signals) -> None:
                 assert former.code() == FENCED
                 assert "owns it no more" in former.said
             pair.stand_by(former)
+
+
+@pytest.fixture
+def networks() -> Iterator[Networks]:
+    try:
+        made = Networks()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this machine gives no network namespaces: {error}")
+    yield made
+    made.close()
+
+
+def test_cut_off_from_its_clients(tmp_path: Path, networks: Networks) -> None:
+    """Calls and answers on their way are lost, and nobody hangs up; then it is killed, as an operator would."""
+    with at_work(tmp_path / "space", networks.places, networks.within) as (pair, clients):
+        for failover in range(FAILOVERS):
+            wait_for_work(clients)
+            networks.cut(failover % 2)
+            time.sleep(0.1)
+            former = pair.fail_over(signal.SIGKILL)
+            wait_for_work(clients)
+            networks.cut(failover % 2, up=True)
+            pair.stand_by(former)
+
+
+@contextmanager
+def at_work(
+    root: Path, places: Sequence[str] = (), within: Sequence[Sequence[str]] = ((), ())
+) -> Iterator[tuple[Pair, list[Client]]]:
+    """A pair, and clients whose work is judged at the end."""
+    stock(root)
+    pair = Pair(root, places, within)
+    clients = [Client(pair.url, f"c{name}") for name in range(CLIENTS)]
+    try:
+        for client in clients:
+            client.start()
+        yield pair, clients
         for client in clients:
             client.stopped = True
         for client in clients:

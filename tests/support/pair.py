@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
@@ -28,13 +28,12 @@ FENCED = 5
 class Server:
     """One of the two, which stands by where the other one has the space."""
 
-    def __init__(self, root: Path, port: int, *options: str) -> None:
-        self.port = port
-        words = ["serve", "--space", str(root), "--standby", "--takeover-after", str(TAKEOVER_S)]
-        words += ["--tcp", f"127.0.0.1:{port}", "--insecure", *options]
-        self._process = subprocess.Popen(
-            [*RUN, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "LC_ALL": "C"}
-        )
+    def __init__(self, root: Path, place: str, within: Sequence[str] = ()) -> None:
+        """within: words before its command."""
+        self.place, self.within = place, within
+        words = [*within, *RUN, "serve", "--space", str(root), "--standby", "--takeover-after", str(TAKEOVER_S)]
+        words += ["--tcp", place, "--insecure"]
+        self._process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self._lines: Queue[str] = Queue()
         self.said = ""
         """On its standard error."""
@@ -60,7 +59,7 @@ class Server:
         try:
             return self._lines.get(timeout=PATIENCE_S)
         except Empty:
-            raise AssertionError(f"the server at {self.port} says no more: {self.said}") from None
+            raise AssertionError(f"the server at {self.place} says no more: {self.said}") from None
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -81,13 +80,13 @@ class Server:
 class Pair:
     """The first has the space, the second stands by."""
 
-    def __init__(self, root: Path, *options: str) -> None:
-        self._root, self._options = root, options
-        ports = free_ports(2)
-        self.url = f"xaq://{','.join(f'127.0.0.1:{port}' for port in ports)}?timeout_s=2"
-        self.owner = Server(root, ports[0], *options)
+    def __init__(self, root: Path, places: Sequence[str] = (), within: Sequence[Sequence[str]] = ((), ())) -> None:
+        self._root = root
+        first, second = places or [f"127.0.0.1:{port}" for port in free_ports(2)]
+        self.url = f"xaq://{first},{second}?timeout_s=2"
+        self.owner = Server(root, first, within[0])
         self.owner.wait_for("serving")
-        self.standby = Server(root, ports[1], *options)
+        self.standby = Server(root, second, within[1])
 
     def fail_over(self, number: int) -> Server:
         """The owner gets this signal, and the standby the space; the former owner is returned."""
@@ -100,11 +99,44 @@ class Pair:
     def stand_by(self, former: Server) -> None:
         """Whoever is over is started again."""
         former.close()
-        self.standby = Server(self._root, former.port, *self._options)
+        self.standby = Server(self._root, former.place, former.within)
 
     def close(self) -> None:
         for server in (self.owner, self.standby):
             server.close()
+
+
+class Networks:
+    """Two networks of one server each, with a link to this one that can be cut: nobody is told, packets are lost."""
+
+    def __init__(self) -> None:
+        """Raises OSError, CalledProcessError where this machine has no namespaces to give."""
+        self.names = [f"xaq{os.getpid()}{letter}" for letter in "ab"]
+        self.places = [f"10.213.{number}.2:7000" for number in (1, 2)]
+        self.within = [["ip", "netns", "exec", name] for name in self.names]
+        try:
+            for number, name in enumerate(self.names, start=1):
+                _ip("netns", "add", name)
+                _ip("link", "add", f"{name}o", "type", "veth", "peer", "name", "inner", "netns", name)
+                _ip("addr", "add", f"10.213.{number}.1/30", "dev", f"{name}o")
+                _ip("link", "set", f"{name}o", "up")
+                _ip("-n", name, "addr", "add", f"10.213.{number}.2/30", "dev", "inner")
+                self.cut(number - 1, up=True)
+        except BaseException:
+            self.close()
+            raise
+
+    def cut(self, number: int, *, up: bool = False) -> None:
+        _ip("-n", self.names[number], "link", "set", "inner", "up" if up else "down")
+
+    def close(self) -> None:
+        for name in self.names:
+            with suppress(subprocess.CalledProcessError, OSError):
+                _ip("netns", "del", name)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
 def free_ports(count: int) -> list[int]:

@@ -171,7 +171,7 @@ class Journal:
             return [f"no room for a new journal ({error.strerror}): it goes on in the old one"]
         self.position, self.checkpoint = position, start
         for segment in old:  # the last one last: without it the others would pass for a journal given up
-            fs.unlink(self._path(segment.name))
+            discard(fs, self._path(segment.name))  # a former owner may have recycled it just now
             fs.sync_dir(self._directory)
         return []
 

@@ -31,32 +31,42 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "s"
 
 
+class Clock:
+    """The time of a standby: each pause adds a second."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, _: float) -> None:
+        self.now += 1.0
+
+    def until(self, end_s: float) -> Callable[[], None]:
+        def look() -> None:
+            if self.now > end_s:
+                raise Stopped
+
+        return look
+
+
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time of a standby: each pause adds a second, and gives the owner time for a beat."""
-    now = [0.0]
-
-    class Time:
-        @staticmethod
-        def monotonic() -> float:
-            return now[0]
-
-        @staticmethod
-        def sleep(_: float) -> None:
-            now[0] += 1.0
-            time.sleep(0.02)
-
-    monkeypatch.setattr(standby, "time", Time)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(standby, "time", made)
     monkeypatch.setattr(pair, "BEAT_S", 0.001)
-    return now
+    return made
 
 
-def for_so_long(clock: list[float], end_s: float) -> Callable[[], None]:
-    def look() -> None:
-        if clock[0] > end_s:
-            raise Stopped
+def is_silent() -> bool:
+    return not any(thread.name == "xaqueue-heartbeat" for thread in threading.enumerate())
 
-    return look
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def own(root: Path) -> Session:
@@ -78,37 +88,44 @@ def test_a_space_that_is_free_is_taken_at_once(root: Path) -> None:
     assert not owner_file.is_owned(root)
 
 
-def test_an_owner_that_is_well_is_waited_for(root: Path, clock: list[float]) -> None:
+def test_an_owner_that_is_well_is_waited_for(root: Path, clock: Clock) -> None:
     session = own(root)
+
+    def look() -> None:
+        before = (root / layout.HEARTBEAT).read_bytes()
+        wait_for(lambda: (root / layout.HEARTBEAT).read_bytes() != before)
+        clock.until(50)()
+
     with pytest.raises(Stopped):
-        standby.wait(root, takeover_s=10, look=for_so_long(clock, 50))
+        standby.wait(root, takeover_s=10, look=look)
     session.close()
     standby.wait(root, takeover_s=10).release()
 
 
-def test_an_owner_in_no_pair_is_waited_for_however_silent(root: Path, clock: list[float]) -> None:
+def test_an_owner_in_no_pair_is_waited_for_however_silent(root: Path, clock: Clock) -> None:
     own(root).close()  # which leaves a heartbeat behind
     session = attach(root, watch=False)
     with pytest.raises(Stopped):
-        standby.wait(root, takeover_s=10, look=for_so_long(clock, 50))
+        standby.wait(root, takeover_s=10, look=clock.until(50))
     session.close()
 
 
-def test_one_that_is_silent_is_not_taken_over_unasked(root: Path, clock: list[float]) -> None:
+def test_one_that_is_silent_is_not_taken_over_unasked(root: Path, clock: Clock) -> None:
     session = own(root)
     session.space.fence(OSError("its disk"))
+    wait_for(is_silent)
     with pytest.raises(Stopped):
-        standby.wait(root, look=for_so_long(clock, 50))
+        standby.wait(root, look=clock.until(50))
     session.close()
 
 
-def test_one_that_is_fenced_is_silent(root: Path, clock: list[float]) -> None:
+def test_one_that_is_fenced_is_silent(root: Path, clock: Clock) -> None:
     session = own(root)
     first = xaqueue.connect(root)
     session.space.fence(OSError("its disk"))
-    time.sleep(0.05)  # the last beat may be on its way
+    wait_for(is_silent)
     lock = standby.wait(root, takeover_s=10)
-    assert 10 <= clock[0] <= 12
+    assert 10 <= clock.now <= 12
     with pytest.raises(ResourceFailed):
         first.enqueue("q", b"x")
     assert lock.lost() == ""
@@ -117,7 +134,7 @@ def test_one_that_is_fenced_is_silent(root: Path, clock: list[float]) -> None:
     lock.release()
 
 
-def test_one_that_is_stopped_and_continued_fences_itself(root: Path, clock: list[float]) -> None:
+def test_one_that_is_stopped_and_continued_fences_itself(root: Path, clock: Clock) -> None:
     session = own(root)
     stopped, go = threading.Event(), threading.Event()
     real = session.space.check_owner
@@ -131,8 +148,7 @@ def test_one_that_is_stopped_and_continued_fences_itself(root: Path, clock: list
     assert stopped.wait(60)
     lock = standby.wait(root, takeover_s=10)
     go.set()
-    while session.space.failure is None:
-        time.sleep(0.001)
+    wait_for(lambda: session.space.failure is not None)
     assert "owns it no more" in str(session.space.failure)
     session.close()
     lock.release()
@@ -177,10 +193,11 @@ def test_what_is_refused(root: Path, tmp_path: Path) -> None:
 
 
 def test_a_heartbeat_that_cannot_be_written_is_said_once(
-    root: Path, clock: list[float], caplog: pytest.LogCaptureFixture
+    root: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     (root / layout.HEARTBEAT).mkdir()
     session = own(root)
-    time.sleep(0.05)
+    wait_for(lambda: "the heartbeat is" in caplog.text)
     session.close()
-    assert len([record for record in caplog.records if "heartbeat" in record.getMessage()]) == 1
+    wait_for(is_silent)
+    assert len([record for record in caplog.records if "the heartbeat is" in record.getMessage()]) == 1
