@@ -4,7 +4,7 @@ The other owner takes the space over in the middle of the call, finishes what is
 a checkpoint; then the call is done, and whatever the former owner wants to do behind it is refused. A power loss is no
 business of these: both owners live, and what a crash leaves is tried with each of them alone.
 
-``XAQUEUE_CRASH_FULL=1``: at every call; else at some, others in each run of the days.
+``XAQUEUE_CRASH_FULL=1``: at every call; else at a few, which are others each time.
 """
 
 from __future__ import annotations
