@@ -123,14 +123,16 @@ class OwnerFile:
         Raises OSError, SpaceError.
         """
         for _ in range(LOCK_TRIES):
-            if self._lock.acquire():
-                if self._stands():
-                    return True
-            elif self._stands():
+            held, stands = self._lock.acquire(), False
+            with suppress(FileNotFoundError):
+                stands = self._stands()
+            if held and stands:
+                return True
+            if stands:
                 time.sleep(_PAUSE_S)
-                continue
-            self._lock.release()  # it was replaced meanwhile, and the other one counts
-            self._lock = FileLock(self.root / LOCK)
+            else:
+                self._lock.release()  # it was replaced meanwhile, or removed, and the other one counts
+                self._lock = FileLock(self.root / LOCK)
         return False
 
     @property

@@ -9,7 +9,7 @@ import pytest
 
 from xaqueue.errors import ResourceFailed
 from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.owner_file import NEW_LOCK, FileLock, OwnerFile, is_owned, read_owner_file
+from xaqueue.storage.owner_file import LOCK, NEW_LOCK, FileLock, OwnerFile, is_owned, read_owner_file
 
 
 @pytest.fixture
@@ -82,5 +82,13 @@ def test_taken_over_while_it_writes(tmp_path: Path, owner: OwnerFile) -> None:
 
     with pytest.raises(ResourceFailed, match="another file"):
         owner.write(Slow(tmp_path), b"again")
+    assert owner.lost()
+    other.release()
+
+
+def test_a_lock_that_was_removed(tmp_path: Path, owner: OwnerFile) -> None:
+    other = OwnerFile(tmp_path)
+    (tmp_path / LOCK).unlink()
+    assert other.acquire()
     assert owner.lost()
     other.release()
