@@ -16,6 +16,7 @@ from xaqueue.space.model import layout
 from xaqueue.space.owner import pair, standby
 from xaqueue.space.owner.open import attach, create, write_definitions
 from xaqueue.space.owner.record import read_owner
+from xaqueue.space.owner.restoring import restore
 from xaqueue.storage import owner_file
 
 
@@ -201,3 +202,17 @@ def test_a_heartbeat_that_cannot_be_written_is_said_once(
     session.close()
     wait_for(is_silent)
     assert len([record for record in caplog.records if "the heartbeat is" in record.getMessage()]) == 1
+
+
+def test_a_snapshot_of_one_of_a_pair(root: Path) -> None:
+    session = own(root)
+    with xaqueue.connect(root) as connection:
+        connection.enqueue("q", b"x")
+        connection.commit()
+        taken = connection.snapshot()
+    session.close()
+    restore(root, taken.number, exact=True)
+    with xaqueue.connect(root) as connection:
+        message = connection.dequeue("q")
+        assert message is not None
+        assert message.body == b"x"
