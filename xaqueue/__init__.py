@@ -76,7 +76,8 @@ def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None
     """Opens a queue space and returns a connection of its own session.
 
     path: the space's directory, an open string (``datadir="/data/orders",qspace="orders"``), or the URL of a server:
-    ``xaq+unix:///path``, ``xaq://host:port`` or ``xaqs://host:port``. Where a server has the directory, its URL.
+    ``xaq+unix:///path``, ``xaq://host:port`` or ``xaqs://host:port``, of a pair ``xaq://host:port,other:port``. Where a
+    server has the directory, its URL.
     create: make the directory a space where it is none yet, one that takes any queue name until its queues.toml
     loses the [default] table.
     sync: flags, ``[FSYNC|FDATASYNC][;DSYNC]``, ``JOURNAL`` or ``NONE``; without them XAQUEUE_FLAGS, queues.toml, then

@@ -3,6 +3,7 @@
     xaq+unix:///run/xaqueue.sock              a socket of this machine
     xaq://host:port                           TCP; an IPv6 address stands in brackets
     xaqs://host:port                          TCP with TLS
+    xaq://host:port,other:port                the one of these that has the space; so with TLS
 
 Options follow as a query: ``?token_file=/etc/xaqueue/token&timeout_s=30``. What a URL holds may be printed: a name or
 password in front of the host is refused, and no error repeats what stood there.
@@ -11,7 +12,7 @@ password in front of the host is refused, and no error repeats what stood there.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from ipaddress import IPv6Address, ip_address
 from typing import Any
@@ -70,12 +71,16 @@ class Endpoint:
     """The client's own certificate, and those between it and its authority."""
     key: str | None = None
     """Of ``cert``; without it, in the same file."""
+    others: tuple[tuple[str, int], ...] = ()
+    """Hosts and ports of servers that have the same space when this one has it not."""
 
     def __post_init__(self) -> None:
         if self.scheme is Scheme.UNIX:
             self._check_path()
         else:
             self._check_place()
+        for host, port in self.others:
+            replace(self, host=host, port=port, others=())
         for name in ("token_file", "timeout_s", "ca", "cert", "key"):
             if getattr(self, name) is not None:
                 self._check_option(name)
@@ -83,7 +88,7 @@ class Endpoint:
             raise InvalidArgument("key= without cert=: name the file with the certificate that the key belongs to")
 
     def _check_path(self) -> None:
-        if self.host or self.port:
+        if self.host or self.port or self.others:
             raise InvalidArgument(f"{self.scheme.value}:// names a path and no host: write xaq+unix:///path/to/socket")
         if not self.path.startswith("/") or self.path.endswith("/"):
             raise InvalidArgument(
@@ -123,8 +128,7 @@ class Endpoint:
         if self.scheme is Scheme.UNIX:
             place = quote(self.path, safe="/")
         else:
-            place = f"[{quote(self.host, safe=':')}]" if ":" in self.host else self.host
-            place = f"{place}:{self.port}"
+            place = ",".join(_place_of(host, port) for host, port in self.places)
         given = [(name, getattr(self, name)) for name in OPTIONS[self.scheme]]
         query = "&".join(f"{name}={_quoted(value)}" for name, value in given if value is not None)
         return f"{self.scheme.value}://{place}" + (f"?{query}" if query else "")
@@ -132,7 +136,19 @@ class Endpoint:
     @property
     def is_loopback(self) -> bool:
         """Whether it can only be reached from this machine."""
-        return self.scheme is Scheme.UNIX or is_loopback(self.host)
+        return self.scheme is Scheme.UNIX or all(is_loopback(host) for host, _ in self.places)
+
+    @property
+    def each(self) -> tuple[Endpoint, ...]:
+        """One for each place."""
+        if not self.others:
+            return (self,)
+        return tuple(replace(self, host=host, port=port, others=()) for host, port in self.places)
+
+    @property
+    def places(self) -> tuple[tuple[str, int], ...]:
+        """Hosts and ports, in the order in which they are tried."""
+        return ((self.host, self.port), *self.others)
 
 
 def is_url(text: str) -> bool:
@@ -172,8 +188,8 @@ def parse(text: str) -> Endpoint:
         return Endpoint(scheme, path=_unquoted("socket path", path), **options)
     if path not in ("", "/"):
         raise InvalidArgument(f"{scheme.value}:// takes no path: write {scheme.value}://host:port")
-    host, port = host_and_port(place)
-    return Endpoint(scheme, host=host, port=port, **options)
+    (host, port), *others = map(host_and_port, place.split(","))
+    return Endpoint(scheme, host=host, port=port, others=tuple(others), **options)
 
 
 def parse_open_string(text: str) -> tuple[str, str | None]:
@@ -242,6 +258,10 @@ def _unquoted(what: str, value: str) -> str:
         return unquote(value, errors="strict")
     except UnicodeDecodeError:
         raise InvalidArgument(f"{what} is refused: its %-escapes are no UTF-8") from None
+
+
+def _place_of(host: str, port: int) -> str:
+    return f"[{quote(host, safe=':')}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _quoted(value: str | float) -> str:

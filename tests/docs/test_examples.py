@@ -20,6 +20,7 @@ import pytest
 
 from support import ROOT
 from support.doubtful import RUN
+from support.pair import free_ports
 from xaqueue.errors import OperationalError
 from xaqueue.space.owner.open import is_owned
 from xaqueue.space.owner.record import read_owner
@@ -118,6 +119,42 @@ def test_the_commands_of_the_guide_to_backups_work(tmp_path: Path) -> None:
     shown = json.loads(call("xaqueue browse orders --json").splitlines()[0])
     assert shown["possible_duplicate"] is True
     assert call("xaqueue browse orders").count("one") == 1
+
+
+def test_a_standby_takes_over_as_the_guide_shows(tmp_path: Path) -> None:
+    """Its commands in their order, at other ports; %1 is the first server."""
+    told, ports = (ROOT / "man" / "guide" / "standby.md").read_text(), free_ports(2)
+    for port, free in zip(("7001", "7002"), ports, strict=True):
+        told = told.replace(f":{port}", f":{free}")
+    servers: list[subprocess.Popen[str]] = []
+    printed = ""
+    try:
+        for line in told.splitlines():
+            words = shlex.split(line) if line.startswith(("    xaqueue ", "    kill ")) else [""]
+            if words[:2] == ["xaqueue", "serve"]:
+                servers.append(subprocess.Popen([*RUN, *words[1:]], cwd=tmp_path, stdout=subprocess.PIPE, text=True))
+                said = servers[-1].stdout
+                assert said is not None
+                assert "standing by" in said.readline()
+                assert len(servers) > 1 or "serving" in said.readline()
+            elif words[0] == "kill":
+                servers[0].send_signal(getattr(signal, f"SIG{words[1][1:]}"))
+            elif words[0]:
+                done = subprocess.run(
+                    [*RUN, *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+                )
+                assert done.returncode == 0, done.stderr
+                printed = done.stdout
+        assert servers[0].wait(60) == 5
+        assert printed.count("\n") == 2
+        assert "".join(f"    {line}\n" for line in printed.splitlines()) in told
+        assert servers[1].poll() is None
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait(60)
+            assert server.stdout is not None
+            server.stdout.close()
 
 
 def test_quickstart_in_a_directory_that_is_kept(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from xaqueue import Connection
 from xaqueue.message import MessageId, Properties
@@ -37,8 +38,8 @@ class FaultyFileSystem(DirectoryFileSystem):
     ``meanwhile``: (call, path prefix) to what happens before the first such call, once.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        super().__init__(root)
+    def __init__(self, root: str | os.PathLike[str], **options: Any) -> None:
+        super().__init__(root, **options)
         self.faults: dict[tuple[str, str], int] = {}
         self.meanwhile: dict[tuple[str, str], Callable[[], object]] = {}
         self.struck: list[tuple[str, str]] = []

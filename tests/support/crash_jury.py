@@ -31,6 +31,7 @@ from support.forgetful import Tree
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout, records
+from xaqueue.storage.pair_fs import OWN
 from xaqueue.xa import Flag
 
 
@@ -163,8 +164,11 @@ class Jury:
         assert look(space, session).contents == wanted
         assert not any(wanted.values())
         space.log.settle()
+        own = space.fs.list(layout.ACTIVE) if self.level.paired else []
+        assert len(own) == self.level.paired
+        assert all(name.startswith(OWN) and space.fs.list(f"{layout.ACTIVE}/{name}") == [] for name in own)
         for directory in (layout.ACTIVE, layout.PREPARED, layout.HEURISTIC, layout.QUARANTINE):
-            assert space.fs.list(directory) == []
+            assert space.fs.list(directory) == (own if directory == layout.ACTIVE else [])
         session.start(xid_of(-1))
         for queue in self.story.queues:
             bodies = sorted(drained(session, queue))

@@ -21,11 +21,14 @@ from xaqueue.space.model.block import Block, encode
 from xaqueue.space.model.block import Kind as BlockKind
 from xaqueue.space.model.change import PUT, Change, Kind, entry_of, is_valid
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
+from xaqueue.space.owner import pair
 from xaqueue.space.recovery.recover import open_space as open_bare
 from xaqueue.storage import journal as journal_of
+from xaqueue.storage import pair_fs
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.storage.journal_format import SECTOR_BYTES, Entry
+from xaqueue.storage.pair_fs import PairFileSystem
 
 NOON_US = 1_700_000_000_000_000
 ANY_QUEUE = Definitions(default=QueueDefinition())
@@ -48,6 +51,8 @@ class Level:
     left_bytes: int | None = None
     flush_after: frozenset[str] = NEVER
     checkpoint_after: frozenset[str] = NEVER
+    paired: bool = False
+    """Its owner is one of a pair."""
 
     def __str__(self) -> str:
         return self.name
@@ -76,6 +81,7 @@ CHECKPOINTS = replace(LAGGING, name="JOURNAL, checkpoints", checkpoint_after=ALW
 FLUSHED_BEFORE = replace(LAGGING, name="JOURNAL, flushed before", flush_after=frozenset({"start", "prepare"}))
 PREPARED_BEFORE = replace(FLUSHED_BEFORE, name="JOURNAL, prepared before", checkpoint_after=frozenset({"prepare"}))
 """The record of a commit moves blocks that stood there at the checkpoint before it."""
+PAIRED = replace(CYCLING, name="JOURNAL, one of a pair", paired=True)
 
 
 def follow(space: Space, level: Level, verb: str) -> None:
@@ -101,12 +107,13 @@ def open_space(
     was not killed.
     """
     definitions = replace(definitions, journal_segment_bytes=level.segment_bytes)
+    port = _paired(fs) if level.paired else fs
     with (
         mock.patch.object(journal_of, "SMALLEST_SEGMENT_BYTES", 1024),
         mock.patch.object(Journal, "start", _go_on) if goes_on else nullcontext(),
     ):
         space = open_bare(
-            fs,
+            port,
             definitions,
             hardening=level.hardening,
             epoch=epoch,
@@ -116,6 +123,14 @@ def open_space(
         )
     assert space.read_only is None, f"a mere crash damages no journal: {space.read_only}"
     return space
+
+
+def _paired(fs: ForgetfulFileSystem | LastingFileSystem) -> PairFileSystem:
+    """As ``Pair.port`` has it."""
+    pair_fs.retire(fs, layout.ACTIVE, lambda: None)
+    if not fs.is_dir(layout.ACTIVE):
+        fs.make_dir(layout.ACTIVE)
+    return PairFileSystem(fs, layout.ACTIVE, f"{fs.calls}", lambda: None, pair.is_in_place)
 
 
 def openings(
@@ -133,7 +148,7 @@ def openings(
 _start = Journal.start
 
 
-def _go_on(journal: Journal, _carried: object) -> list[str]:
+def _go_on(journal: Journal, _carried: object, **_: object) -> list[str]:
     return _start(journal)
 
 

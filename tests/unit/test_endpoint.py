@@ -22,6 +22,11 @@ SECRET = "s3cr3t-and-nobody-elses"
         ("xaq://localhost:7701/", Endpoint(Scheme.TCP, host="localhost", port=7701)),
         ("xaq://[::1]:7701", Endpoint(Scheme.TCP, host="::1", port=7701)),
         ("xaq://[fe80::1%25eth0]:7701", Endpoint(Scheme.TCP, host="fe80::1%eth0", port=7701)),
+        (
+            "xaq://a:7000,[::1]:7001,b:7002?timeout_s=5",
+            Endpoint(Scheme.TCP, host="a", port=7000, others=(("::1", 7001), ("b", 7002)), timeout_s=5.0),
+        ),
+        ("xaqs://a:1,b:2", Endpoint(Scheme.TLS, host="a", port=1, others=(("b", 2),))),
         ("xaq://10.0.0.1:1?timeout_s=2.5", Endpoint(Scheme.TCP, host="10.0.0.1", port=1, timeout_s=2.5)),
         (
             "xaqs://queue.example:7702?ca=/c/ca.pem&cert=/c/me.pem&key=/c/me%26.key&token_file=t&timeout_s=30",
@@ -51,6 +56,10 @@ def test_a_url_is_read(url: str, endpoint: Endpoint) -> None:
         ("http://localhost:1", r"begins with xaq\+unix://, xaq://, xaqs://"),
         ("XAQ://localhost:1", "begins with"),
         ("xaq+unix://", "absolute path"),
+        ("xaq://a:1,", "'' is no host and port"),
+        ("xaq://a:1,b", "'b' is no host and port"),
+        ("xaq://a:1,b:0", "port 0 is refused"),
+        ("xaq://a:1,b-:1", "host 'b-' is refused"),
         ("xaq+unix://run/x", "three slashes"),
         ("xaq+unix:///", "absolute path"),
         ("xaq+unix:///run/", "absolute path"),
@@ -194,3 +203,11 @@ def test_a_place_to_listen_is_read() -> None:
 
 def test_every_scheme_has_its_options() -> None:
     assert set(OPTIONS) == set(Scheme)
+
+
+def test_each_place_of_several() -> None:
+    assert [str(one) for one in parse("xaqs://a:1,[::1]:2?ca=/c").each] == ["xaqs://a:1?ca=/c", "xaqs://[::1]:2?ca=/c"]
+    one = parse("xaq://a:1")
+    assert one.each == (one,)
+    assert parse("xaq://127.0.0.1:1,localhost:2").is_loopback
+    assert not parse("xaq://127.0.0.1:1,b:2").is_loopback

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, direc
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.server.peer import NEVER_S, Limits
+from xaqueue.storage.owner_file import OwnerFile
 from xaqueue.xid import Xid
 
 LOOK_S = 0.2
@@ -63,13 +65,21 @@ def serve(
     idle_exit: Annotated[
         float | None, typer.Option(metavar=_SECONDS, help="End once nobody was connected for so long.")
     ] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait until no other process has the space; one of a pair.")
+    ] = False,
+    takeover_after: Annotated[
+        float | None,
+        typer.Option(metavar=_SECONDS, help="With --standby: take over from one that was silent for so long."),
+    ] = None,
     space: DirectoryOption = None,
 ) -> None:
     """Serve a queue space to other processes, until SIGTERM, SIGINT or SIGHUP.
 
     Owns the space: clients connect with xaq+unix:///path/to/socket, xaqs://host:port or xaq://host:port. On these no
     new work is taken, active branches are rolled back, and prepared ones stay in doubt.
-    Where its disk fails it ends with exit code 5: start it again, which reads the disk anew.
+    Where its disk fails it ends with exit code 5: start it again, which reads the disk anew. With --standby it first
+    waits until the space is free; clients that are given both addresses, xaq://a:7000,b:7000, go on there.
     """
     from xaqueue.rpc.server.listeners import ListenConfig, with_default
     from xaqueue.rpc.server.server import run
@@ -95,6 +105,8 @@ def serve(
         session_idle_s=session_idle,
         idle_exit_s=NEVER_S if idle_exit is None else idle_exit,
     )
+    if takeover_after is not None and not standby:
+        raise InvalidArgument("--takeover-after is for --standby: say that as well")
     try:
         run(
             directory,
@@ -102,12 +114,20 @@ def serve(
             sync=sync,
             limits=limits,
             notify=notify,
+            stand_by=partial(_stand_by, directory, takeover_after, sync) if standby else None,
             give_up_late=lambda: os._exit(ExitCode.FENCED),
             ready=lambda urls: typer.echo(f"serving {directory} at {', '.join(urls)}"),
         )
     except ResourceFailed as fenced:
         complain(str(fenced))
         raise typer.Exit(ExitCode.FENCED) from None
+
+
+def _stand_by(directory: Path, takeover_s: float | None, sync: str | None, look: Callable[[], None]) -> OwnerFile:
+    from xaqueue.space.owner.standby import wait
+
+    typer.echo(f"standing by for {directory}")
+    return wait(directory, takeover_s=takeover_s, sync=sync, look=look)
 
 
 def _mode(text: str) -> int:

@@ -111,12 +111,13 @@ class Journal:
             discard(self._fs, self._path(name))
         self._orphans = []
 
-    def start(self, carried: Sequence[Entry] | None = None) -> list[str]:
+    def start(self, carried: Sequence[Entry] | None = None, *, is_shared: bool = False) -> list[str]:
         """Makes it ready for records, once ``replay`` is done with; returns what is worth a note. Raises OSError.
 
         carried: what was read may be in memory only, whatever a sync says, and nothing is written behind it: it goes on
         in a new segment, of which these are the first records, and all others go. Everything else that ``replay`` had
-        is on disk elsewhere.
+        is on disk elsewhere. is_shared: its last writer may come back and write into the old segments; that there is no
+        room for a new one is an error then.
         """
         fs, notes = self._fs, []
         if not fs.is_dir(self._directory):
@@ -131,7 +132,7 @@ class Journal:
             fs.rename(self._path(name), free_archive(fs, self._path(name)))
         self._abandoned = []
         if carried is not None and self._segments:
-            notes += self._begin_anew(carried)
+            notes += self._begin_anew(carried, is_shared)
         if not self._segments:
             self._name_by(self._begins)
             self._segments = [make_segment(fs, self._directory, self._segment(self.position, self._segment_bytes))]
@@ -147,7 +148,7 @@ class Journal:
             notes.append(f"no room for the journal's next segment ({error.strerror})")
         return notes
 
-    def _begin_anew(self, carried: Sequence[Entry]) -> list[str]:
+    def _begin_anew(self, carried: Sequence[Entry], is_shared: bool) -> list[str]:
         """The header of the new segment covers the others: from the moment of its name on they are strays."""
         fs, old, start = self._fs, self._segments, self._segments[-1].end
         before = self._segment_epoch, self._epoch
@@ -164,13 +165,13 @@ class Journal:
             self._segments = [make_segment(fs, self._directory, segment, records)]
             self._present = None
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in NO_ROOM or is_shared:
                 raise
             self._segment_epoch, self._epoch = before
             return [f"no room for a new journal ({error.strerror}): it goes on in the old one"]
         self.position, self.checkpoint = position, start
         for segment in old:  # the last one last: without it the others would pass for a journal given up
-            fs.unlink(self._path(segment.name))
+            discard(fs, self._path(segment.name))  # a former owner may have recycled it just now
             fs.sync_dir(self._directory)
         return []
 

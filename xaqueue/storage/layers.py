@@ -19,7 +19,7 @@ from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.reserve import FULL, PIECE_BYTES, Reserve
 
 
-class _Layer:
+class Layer:
     """What every layer hands on as it is."""
 
     def __init__(self, fs: FileSystem) -> None:
@@ -35,7 +35,7 @@ class _Layer:
         self.close = fs.close
 
 
-class OwnerFileSystem(_Layer):
+class OwnerFileSystem(Layer):
     """The port of whoever owns the directory."""
 
     def __init__(self, fs: FileSystem, reserve: Reserve | None = None) -> None:
@@ -151,7 +151,7 @@ def _is_long(chunks: Sequence[bytes]) -> bool:
     return sum(map(len, chunks)) > PIECE_BYTES
 
 
-class ReadOnlyFileSystem(_Layer):
+class ReadOnlyFileSystem(Layer):
     """Every call that would change something is refused, as on a disk mounted so."""
 
     @staticmethod

@@ -8,7 +8,8 @@ owner looks at both by their paths again and again (``lost``), and whoever takes
 before anything else. Of two owners one sees the other then at the latest when it is about to answer.
 
 The kernel drops a lock with its process, however that ends. Two processes on machines that share a file system are kept
-apart only if that file system supports ``flock`` across them.
+apart only if that file system supports ``flock`` across them. A process that is stopped keeps its lock: whoever takes
+the directory over all the same puts another file in the lock's place, which it holds already (``take_over``).
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from xaqueue.storage.modes import PRIVATE, give, heir_of
 LOCK = "lock"
 OWNER = "owner"
 NEW_OWNER = ".owner.new"
+NEW_LOCK = ".lock.new"
+HEARTBEAT = "heartbeat"
 OWNER_BYTES = 1 << 16
 """An owner file is never larger."""
 LOCK_TRIES = 5
@@ -104,14 +107,15 @@ class OwnerFile:
         """Raises OSError."""
         self.root = Path(root)
         self._lock = FileLock(self.root / LOCK)
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
+        """Reentrant: a port that looks before each call is what ``owner`` is written by."""
         self._paths = os.path.join(root, LOCK), os.path.join(root, OWNER)  # noqa: PTH118
         self._look = _look_anew if _is_nfs(root) else _look
         self._contents: tuple[bytes, ...] = ()
-        """What may stand in ``owner``: two, once a write has failed."""
+        """What may stand in ``owner``: two, once a write has failed; whatever there is, before the first one."""
         self._seen: tuple[_Seen, _Seen] | None = None
-        self._ended = False
-        """Whoever has the guard releases the lock at its end."""
+        self._ended = self._writing = False
+        """Ended: whoever has the guard releases the lock at its end, and behind what it writes."""
 
     def acquire(self) -> bool:
         """Whether this process has the lock now. Tries for a moment: a look at whether it is owned takes an instant.
@@ -119,13 +123,39 @@ class OwnerFile:
         Raises OSError, SpaceError.
         """
         for _ in range(LOCK_TRIES):
-            if self._lock.acquire():
-                if self._stands():
-                    return True
-                self._lock.release()  # it was replaced meanwhile, and the other one counts
-                self._lock = FileLock(self.root / LOCK)
-            else:
+            held, stands = self._lock.acquire(), False
+            with suppress(FileNotFoundError):
+                stands = self._stands()
+            if held and stands:
+                return True
+            if stands:
                 time.sleep(_PAUSE_S)
+            else:
+                self._lock.release()  # it was replaced meanwhile, or removed, and the other one counts
+                self._lock = FileLock(self.root / LOCK)
+        return False
+
+    @property
+    def locked(self) -> tuple[int, int]:
+        """Names the file that has the lock's name now. Raises OSError."""
+        return self._look(self._paths[0])[:2]
+
+    def take_over(self, instead_of: tuple[int, int]) -> bool:
+        """Whether the lock is another file from now on, which this process holds: that one's owner has lost it.
+
+        False where the lock is another one already, or somebody else is about to do the same. Raises OSError.
+        """
+        new = FileLock(self.root / NEW_LOCK)  # what a crash left of it is used
+        try:
+            held = new.acquire() and self._look(os.fspath(new.path))[:2] == (new.stat().st_dev, new.stat().st_ino)
+            if held and self.locked == instead_of:
+                new.path.rename(self._paths[0])
+                new, self._lock = self._lock, new
+                return True
+        except FileNotFoundError:  # it was renamed by who held it until now
+            pass
+        finally:
+            new.release()
         return False
 
     def read(self) -> bytes | None:
@@ -144,18 +174,23 @@ class OwnerFile:
             if not self._is_held():
                 return
             try:
-                reason = self._lost() if self._seen is not None and self._looks() != self._seen else ""
+                reason = self._lost() if self._seen is None or self._looks() != self._seen else ""
                 if reason:
                     raise ResourceFailed(reason)
-                self._contents = (*self._contents, content)
+                if self._contents:
+                    self._contents = (*self._contents, content)
+                self._writing = True
                 replace_file(fs, OWNER, content, durable=durable)
                 self._contents = (content,)
-                self._seen = self._looks()
+                reason = self._lost()  # a takeover in the middle of this is seen by nobody else
+                if reason:
+                    raise ResourceFailed(reason)
             finally:
+                self._writing = False
                 self._release_late()
 
     def lost(self) -> str:
-        """Why this process is the owner no more; empty as long as it is. After the first ``write``.
+        """Why this process is the owner no more; empty as long as it is. Before the first ``write``: by the lock alone.
 
         One stat of each file, and more only where one is not as it was. A failed look counts as lost.
         """
@@ -190,22 +225,22 @@ class OwnerFile:
 
     def _release_late(self) -> None:
         """For who has the guard, and kept it while another one wanted to release."""
-        if self._ended:
+        if self._ended and not self._writing:
             self._lock.release()
 
     def abandon(self) -> None:
         """In a forked child: closes its copy of the lock, whatever threads of the parent were about to do."""
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self._lock.abandon()
 
     def _lost(self) -> str:
         try:
-            seen = self._looks()
+            seen = self._looks() if self._contents else None
             if not self._stands():
                 return f"{self._paths[0]} is another file than the one that was locked"
             if not self._lock.acquire():
                 return f"another process has locked {self._paths[0]}"
-            if self.read() not in self._contents:
+            if self._contents and self.read() not in self._contents:
                 return f"{self._paths[1]} names another owner"
         except OSError as error:
             return f"{error.filename or self.root} cannot be looked at ({error.strerror})"
@@ -249,6 +284,16 @@ def read_owner_file(root: str | os.PathLike[str]) -> bytes:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
         return os.read(fd, OWNER_BYTES)
+    finally:
+        os.close(fd)
+
+
+def beat(root: Path, content: bytes, mode: int) -> None:
+    """Overwrites ``heartbeat``: no sync, and closed, so that a network file system sends it. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(root / HEARTBEAT, flags, mode)
+    try:
+        os.pwrite(fd, content, 0)
     finally:
         os.close(fd)
 

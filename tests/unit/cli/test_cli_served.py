@@ -31,6 +31,7 @@ from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.space.engine.operator_log import forgotten
 from xaqueue.space.model import layout
+from xaqueue.space.owner.open import create
 from xaqueue.xid import Xid
 
 BRANCHES = 100
@@ -283,3 +284,16 @@ def test_queues_that_are_full(server: ServerThread) -> None:
     assert told["full"] == "max_messages = 1"
     run("define", "small", "max_messages=", *url)
     run("put", "small", "2", *url)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--takeover-after", "5"], "--takeover-after is for --standby"),
+        (["--standby", "--takeover-after", "1"], "a takeover after 1 s is refused"),
+        (["--standby", "--sync", "FSYNC"], "needs sync = JOURNAL, and this space is to have FSYNC"),
+    ],
+)
+def test_what_a_standby_is_not_told(tmp_path: Path, words: list[str], complaint: str) -> None:
+    create(tmp_path / "s")
+    assert complaint in fails("serve", "--space", tmp_path / "s", *words, code=ExitCode.USAGE)

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from xaqueue.errors import InvalidArgument
-from xaqueue.rpc.server.server import ALIVE, READY, Notifier
+from xaqueue.rpc.server.listeners import ListenConfig
+from xaqueue.rpc.server.server import ALIVE, READY, Notifier, run
+from xaqueue.storage.owner_file import OwnerFile
 
 PATIENCE_S = 60.0
 
@@ -97,3 +99,26 @@ def test_without_a_watchdog_nothing_is_said(systemd: tuple[str, socket.socket]) 
     listening.setblocking(False)
     with pytest.raises(BlockingIOError):
         listening.recv(64)
+
+
+@pytest.mark.parametrize("usec", ["", "3000000"])
+def test_one_that_stands_by_is_ready_and_alive(
+    systemd: tuple[str, socket.socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usec: str
+) -> None:
+    """It may stand by for longer than systemd waits for a start."""
+    name, listening = systemd
+    monkeypatch.setenv("NOTIFY_SOCKET", name)
+    monkeypatch.setenv("WATCHDOG_USEC", usec)
+
+    def stand_by(look: Callable[[], None]) -> OwnerFile:
+        look()
+        raise InvalidArgument("told to stop")
+
+    with pytest.raises(InvalidArgument, match="told to stop"):
+        run(tmp_path / "s", ListenConfig(), notify=True, stand_by=stand_by)
+    assert listening.recv(4096).decode() == f"READY=1\nSTATUS=standing by for {tmp_path / 's'}"
+    listening.setblocking(False)
+    if usec:
+        assert listening.recv(4096).decode() == ALIVE
+    with pytest.raises(BlockingIOError):
+        listening.recv(4096)

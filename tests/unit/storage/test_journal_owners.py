@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -176,3 +178,26 @@ def test_no_owner_of_a_space_goes_on_in_the_journal_of_another(tmp_path: Path, s
         assert [len(queue.index) for queue in attached.space.queues.values()] in ([], [0])
     finally:
         attached.close()
+
+
+def test_a_journal_that_its_last_writer_may_write_to_still_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Without room for another one its records would stand where those of the former owner may come yet."""
+    create(tmp_path / "s", any_queue=True)
+    fs = FullFileSystem(tmp_path / "s")
+    first = journal_of(fs)
+    first.start()
+    fs.is_full = True
+    assert "it goes on in the old one" in journal_of(fs).start([])[0]
+    with pytest.raises(OSError, match="No space"):
+        journal_of(fs).start([], is_shared=True)
+
+
+class FullFileSystem(DirectoryFileSystem):
+    """Has no room for another segment."""
+
+    is_full = False
+
+    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        super().create(path, chunks)

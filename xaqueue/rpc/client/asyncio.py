@@ -34,7 +34,7 @@ from xaqueue.endpoint import EXAMPLES, Endpoint, Scheme, is_url, parse
 from xaqueue.errors import ConnectionLost, InterfaceError, InvalidArgument, OutcomeUnknown
 from xaqueue.message import Message
 from xaqueue.rpc.client.link import keep_alive
-from xaqueue.rpc.client.manager import DIAL_S, RemoteManager, dial, hello_of
+from xaqueue.rpc.client.manager import RemoteManager, connect_s_of, dialer, hello_of
 from xaqueue.storage.ids import fresh_id
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -226,16 +226,17 @@ def _lost(_: BaseException) -> Exception:
 
 def _connection(endpoint: Endpoint) -> Connection:
     manager = RemoteManager(
-        partial(dial, endpoint, lambda *wanted: awaited(_connected(*wanted))),
+        dialer(endpoint, lambda *wanted: awaited(_connected(*wanted))),
+        connect_s=connect_s_of(endpoint),
         hello=partial(hello_of, endpoint),
         pause=lambda pause_s: awaited(asyncio.sleep(pause_s)),
     )
     return Connection(manager, fresh_id)
 
 
-async def _connected(endpoint: Endpoint, context: ssl.SSLContext | None) -> AwaitedSocket:
+async def _connected(endpoint: Endpoint, context: ssl.SSLContext | None, limit_s: float) -> AwaitedSocket:
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(DIAL_S):
+    async with asyncio.timeout(limit_s):
         if endpoint.scheme is Scheme.UNIX:
             _, made = await loop.create_unix_connection(AwaitedSocket, endpoint.path)
             return made

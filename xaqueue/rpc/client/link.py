@@ -41,7 +41,7 @@ KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPC
 """A silent TCP peer is asked after so many seconds, then so often, and is gone after so many questions."""
 NO_LIMIT_BYTES = 2**31 - 1
 """Of an answer: the server is trusted with that."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
 """Between two tries to connect."""
 CONNECT_S = 10.0
 """For how long it is tried."""
@@ -112,10 +112,11 @@ LONGEST_S = 1e6
 class ClientSocket:
     """One connected socket; used by one thread."""
 
-    def __init__(self, made: Connected, timeout_s: float | None) -> None:
-        """timeout_s: how long an answer may take, beside what its request itself may wait."""
+    def __init__(self, made: Connected, timeout_s: float | None, hello_s: float | None = None) -> None:
+        """timeout_s: how long an answer may take, beside what its request itself may wait. hello_s: the first one."""
         self._socket = made
-        self._timeout_s = timeout_s
+        self._answer_s = timeout_s
+        self._timeout_s = timeout_s if hello_s is None else hello_s
         self._unpacker = wire.unpacker(NO_LIMIT_BYTES)
         self._pack = msgpack.Packer().pack  # a new one for each frame takes twice as long
         self.unsent = bytearray()
@@ -126,6 +127,10 @@ class ClientSocket:
         self._poll: select.poll | None = None
         self.requests = 0
         """How many it has sent, as far as they are counted: modulo 2**32."""
+
+    def greeted(self) -> None:
+        """The first answer has come."""
+        self._timeout_s = self._answer_s
 
     def pipeline(self, method: str, params: Sequence[Any], *, later: bool = False) -> None:
         """Sends this with the next request; it has no answer. Raises ConnectionLost.
@@ -402,5 +407,6 @@ class Link:
                 raise
             else:
                 self._key = key
+                self._socket.greeted()
                 return
         raise failure

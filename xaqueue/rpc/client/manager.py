@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 from xaqueue.endpoint import Endpoint, Scheme, parse
@@ -33,6 +34,11 @@ ANSWER_S = 120.0
 """How long an answer may take, beside what its request itself may wait: as long as the server may take for a sync."""
 DIAL_S = 10.0
 """How long one try to connect may take."""
+HELLO_S = 1.0
+"""How long each of several servers may take to connect and to answer for the first time: one that is stopped
+never does."""
+PAIR_CONNECT_S, PAIR_LEAST_S = 60.0, 10.0
+"""For how long several are tried, until one has taken over; and at least, whoever asks."""
 
 
 class RemoteManager(BranchCalls, MessageCalls, LeaseCalls, QueryCalls):
@@ -79,13 +85,23 @@ class RemoteManager(BranchCalls, MessageCalls, LeaseCalls, QueryCalls):
         self._ask("close")  # a pipelined call of the branch had failed, which its next call tells
 
 
-def remote_manager(url: str, *, connect_s: float = CONNECT_S) -> RemoteManager:
+def remote_manager(url: str, *, connect_s: float | None = None) -> RemoteManager:
     """A session with the server that the URL names. Raises InvalidArgument, ConnectionLost, AccessDenied.
 
-    connect_s: for how long it is tried again, now and between transactions, while no server answers.
+    connect_s: for how long it is tried again, now and between transactions, while no server answers; several are all
+    tried. None: as long as is right.
     """
     endpoint = parse(url)
-    return RemoteManager(partial(dial, endpoint), connect_s=connect_s, hello=partial(hello_of, endpoint))
+    return RemoteManager(
+        dialer(endpoint), connect_s=connect_s_of(endpoint, connect_s), hello=partial(hello_of, endpoint)
+    )
+
+
+def connect_s_of(endpoint: Endpoint, wanted_s: float | None = None) -> float:
+    """For how long it is tried to connect."""
+    if not endpoint.others:
+        return CONNECT_S if wanted_s is None else wanted_s
+    return PAIR_CONNECT_S if wanted_s is None else max(wanted_s, PAIR_LEAST_S)
 
 
 def hello_of(endpoint: Endpoint) -> dict[str, Any]:
@@ -100,14 +116,14 @@ def context_of(endpoint: Endpoint) -> ssl.SSLContext | None:
     return client_context(endpoint.ca, endpoint.cert, endpoint.key)
 
 
-def _connected(endpoint: Endpoint, context: ssl.SSLContext | None) -> socket.socket:
+def _connected(endpoint: Endpoint, context: ssl.SSLContext | None, limit_s: float = DIAL_S) -> socket.socket:
     with ExitStack() as failed:
         if endpoint.scheme is Scheme.UNIX:
             made = failed.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             made.settimeout(DIAL_S)
             made.connect(endpoint.path)
         else:
-            made = failed.enter_context(socket.create_connection((endpoint.host, endpoint.port), DIAL_S))
+            made = failed.enter_context(socket.create_connection((endpoint.host, endpoint.port), limit_s))
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(made)
         whole = PlainSocket.of(made) if context is None else context.wrap_socket(made, server_hostname=endpoint.host)
@@ -115,16 +131,28 @@ def _connected(endpoint: Endpoint, context: ssl.SSLContext | None) -> socket.soc
     return whole
 
 
-def dial(
-    endpoint: Endpoint, connect: Callable[[Endpoint, ssl.SSLContext | None], Connected] = _connected
-) -> ClientSocket:
-    """Connects. Raises ConnectionLost, AccessDenied, InvalidArgument."""
+Connect = Callable[[Endpoint, ssl.SSLContext | None, float], Connected]
+"""The last is how long it may take."""
+
+
+def dialer(endpoint: Endpoint, connect: Connect = _connected) -> Callable[[], ClientSocket]:
+    """Connects to the next of its places each time, as ``dial`` does."""
+    turns = cycle(endpoint.each)
+    hello_s = HELLO_S if endpoint.others else None
+    return lambda: dial(next(turns), connect, hello_s)
+
+
+def dial(endpoint: Endpoint, connect: Connect = _connected, hello_s: float | None = None) -> ClientSocket:
+    """Connects. hello_s: how long that, and the first answer, may take; None: as long as any.
+
+    Raises ConnectionLost, AccessDenied, InvalidArgument.
+    """
     context = context_of(endpoint)
     try:
-        made = connect(endpoint, context)
+        made = connect(endpoint, context, hello_s or DIAL_S)
     except OSError as error:
         raise _unreached(endpoint, error) from error
-    return ClientSocket(made, ANSWER_S if endpoint.timeout_s is None else endpoint.timeout_s)
+    return ClientSocket(made, ANSWER_S if endpoint.timeout_s is None else endpoint.timeout_s, hello_s)
 
 
 def _unreached(endpoint: Endpoint, error: OSError) -> ConnectionLost | AccessDenied:

@@ -199,6 +199,13 @@ def remove_unix(path: Path, made: os.stat_result) -> None:
             path.unlink()
 
 
+def clear_own(path: Path) -> None:
+    """Removes the socket of a space that was taken over: a server that is stopped listens there still."""
+    with suppress(OSError):
+        if path.is_socket():
+            path.unlink()
+
+
 def listen_tcp(host: str, port: int) -> list[socket.socket]:
     """Listening sockets on every address that the host's name has. Raises OperationalError."""
     try:

@@ -27,14 +27,16 @@ from typing import Any
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceInUse
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods import service
-from xaqueue.rpc.server.listeners import ListenConfig, Listeners
+from xaqueue.rpc.server.listeners import ListenConfig, Listeners, clear_own
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.server.session import ServerSession
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.timeouts import expire, sweep
+from xaqueue.space.model.layout import SOCKET
 from xaqueue.space.owner.open import announce, attach
+from xaqueue.storage.owner_file import OwnerFile
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HANG_S = 5.0
@@ -160,9 +162,13 @@ def _watchdog_s(environment: Mapping[str, str]) -> float | None:
 class Server:
     """Made within its event loop; ``serve`` runs it until ``stop`` or a signal."""
 
-    def __init__(self, root: Path, *, sync: str | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self, root: Path, *, sync: str | None = None, limits: Limits | None = None, lock: OwnerFile | None = None
+    ) -> None:
+        """lock: that a standby has taken; see ``attach``."""
         self.root = root
         self._sync = sync
+        self._lock = lock
         self.limits = limits or Limits()
         self.loop = asyncio.get_running_loop()
         self.scheduler = Scheduler(self.loop)
@@ -225,7 +231,9 @@ class Server:
             self.space = space
             self.loop.call_soon_threadsafe(branches.set)
 
-        opened = partial(attach, self.root, sync=self._sync, waiting=self.scheduler, on_branches=answer)
+        opened = partial(
+            attach, self.root, sync=self._sync, waiting=self.scheduler, on_branches=answer, lock=self._lock
+        )
         self._opening = self.loop.run_in_executor(None, opened)
         self._opening.add_done_callback(lambda _: branches.set())
         await branches.wait()
@@ -240,6 +248,8 @@ class Server:
 
     async def listen(self, config: ListenConfig) -> None:
         """Raises InvalidArgument and OperationalError, and then some may be open already."""
+        if self._lock is not None:
+            clear_own(self.root / SOCKET)
         await self.listeners.listen(config, knows_tokens=self.space.definitions.access.names_any("token"))
 
     async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -321,21 +331,32 @@ def run(
     sync: str | None = None,
     limits: Limits | None = None,
     notify: bool = False,
+    stand_by: Callable[[Callable[[], None]], OwnerFile] | None = None,
     give_up_late: Callable[[], object] = lambda: None,
     ready: Callable[[list[str]], None] = lambda _: None,
 ) -> None:
     """Serves the space there until SIGTERM, SIGINT or SIGHUP. Raises ResourceFailed once it is fenced.
 
-    notify: whether systemd is told how far it is. give_up_late: ends the process of a fenced server that hangs. ready:
+    notify: whether systemd is told how far it is. stand_by: waits until the space is free, and calls what it is given
+    now and then; see ``standby.wait``. give_up_late: ends the process of a fenced server that hangs. ready:
     is given the URLs.
     """
 
+    notifier = Notifier() if notify else Notifier({})
+    lock = None
+    if stand_by is not None:
+        notifier.notify(READY, f"STATUS=standing by for {root}")
+        lock = stand_by(partial(notifier.notify, ALIVE) if notifier.watchdog_s else lambda: None)
+
     async def main() -> None:
-        server = Server(root, sync=sync, limits=limits)
+        server = Server(root, sync=sync, limits=limits, lock=lock)
         server.give_up_late = give_up_late
-        if notify:
-            server.notifier = Notifier()
+        server.notifier = notifier
+        alive = server.loop.create_task(
+            notifier.stay_alive(lambda: lock is not None)
+        )  # systemd waits no more for READY
         await server.recover()
+        alive.cancel()
         try:
             await server.listen(listen)
         except BaseException:

@@ -158,6 +158,7 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
                     if not branch.restored
                     and (branch.base in listed or (branch.base is State.COMMITTING and branch.prepared_at))
                 ]
+            self.space.check_owner()  # another one may have others by now
         if self._scan is None:
             raise InvalidArgument("recover without an open scan: begin with STARTRSCAN")
         page, self._scan = self._scan[:count], self._scan[count:]
@@ -171,6 +172,7 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         with self.space.lock:
             self._settled_locked(xid)  # a step on its way is waited for: what it comes to is the answer
         found = self.space.outcome(xid, begun_by)
+        self.space.check_owner()  # with another one it may have come to something else
         return batches.outcome(self.space, xid) if found is Outcome.UNKNOWN and is_of_a_batch(xid) else found
 
     # The work

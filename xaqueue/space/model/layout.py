@@ -48,6 +48,8 @@ REMOVED = "removed"
 """What a restore has replaced, by the time when it did."""
 RESTORED = "restored"
 """What came back by a restore; see ``xaqueue.space.model.restored``."""
+HEARTBEAT = owner_file.HEARTBEAT
+"""Of an owner that a standby may take over from."""
 SOCKET = "socket"
 """A server's, where it was told of no other place."""
 DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE, BATCHES, STREAMS, CARRIERS)
@@ -55,6 +57,7 @@ DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE, BATCHES, STRE
 OWN_NAMES = frozenset(
     {FORMAT, LOCK, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, SOCKET, ARCHIVE, *DIRECTORIES}
     | {SNAPSHOTS, REMOVED, RESTORED}
+    | {HEARTBEAT, owner_file.NEW_LOCK}
     | {f".{FORMAT}.new", owner_file.NEW_OWNER, f".{QUEUES}.new", f".{COUNTERS}.new"}
 )
 """What a space's directory may hold at its top."""

@@ -32,6 +32,7 @@ from xaqueue.space.model.block import FORMAT_VERSION
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, check_new, checked_name, read_format
 from xaqueue.space.model.records import refusal
+from xaqueue.space.owner.pair import Pair
 from xaqueue.space.owner.record import (
     READ_ONLY,
     READY,
@@ -85,6 +86,7 @@ class _Attached:
     watch: DefinitionsWatch | None
     background: list[Background]
     watchdog: Watchdog | None
+    pair: Pair
     owner: Owner
     users: int = 0
 
@@ -173,12 +175,13 @@ def attach(
     progress: Progress | None = None,
     waiting: Threads = THREADS,
     on_branches: Callable[[Space], object] = lambda _: None,
+    lock: OwnerFile | None = None,
 ) -> Session:
     """A session with the space in this directory, which this process opens if it has not yet.
 
     sync: flags; see ``hardening_of``. name: must be the space's, where given. watch: whether queues.toml is reloaded
-    when it changes. waiting, on_branches: see ``Space``; where it is opened now. Closing the last session closes the
-    space.
+    when it changes. waiting, on_branches: see ``Space``; where it is opened now. lock: that ``standby.wait`` has taken:
+    other standbys may take over from this owner. Closing the last session closes the space.
     Raises SpaceInUse, SpaceError, InvalidArgument.
     """
     root = Path(os.path.realpath(path))  # which raises nothing, whatever stands there
@@ -195,7 +198,7 @@ def attach(
             del _attached[root]
             attached = None
         if attached is None:
-            attached = _attached[root] = _open(root, found, sync, watch, progress, waiting, on_branches)
+            attached = _attached[root] = _open(root, found, sync, watch, progress, waiting, on_branches, lock)
         elif sync is not None and Hardening.parse(sync) != attached.space.hardening:
             raise InvalidArgument(f"the space is open with {attached.space.hardening} in this process, not {sync}")
         attached.users += 1
@@ -210,6 +213,7 @@ def _open(
     progress: Progress | None,
     waiting: Threads,
     on_branches: Callable[[Space], object],
+    taken: OwnerFile | None = None,
 ) -> _Attached:
     if os.path.lexists(root / layout.MANIFEST):
         raise SpaceError(f"{root} is a snapshot: it is not opened, but put in its space's place by `xaqueue restore`")
@@ -218,24 +222,28 @@ def _open(
     hardening = hardening_of(sync, definitions)
     definitions.check_sync(hardening)
     try:
-        lock = OwnerFile(root)
+        lock = taken or OwnerFile(root)
     except OSError as error:
         raise SpaceError(f"{root} cannot be opened for writing: {_reason(error)}") from error
     fs: DirectoryFileSystem | None = None
     try:
-        if not lock.acquire():
+        pair = Pair(root, lock, hardening, beats=taken is not None)
+        if taken is None and not lock.acquire():
             raise in_use(root, read_owner(root))  # noqa: TRY301
         modes = open_to(root, group)
         fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal, modes=modes)
         headers(fs, layout.JOURNAL)  # which refuses those of a newer xaqueue
+        port = pair.port(fs)  # before anything else is read
         content, has_journal = lock.read(), fs.is_dir(layout.JOURNAL)
-        owner, suspect = next_owner(content, found, hardening, has_journal), is_suspect(content, has_journal)
+        owner = next_owner(content, found, hardening, has_journal, beats=pair.beats)
+        suspect = is_suspect(content, has_journal)
         behind, epoch = owner.boot, owner.epoch
         boot = boot_id() if hardening.journal else ""
         reserve = Reserve(DirectoryFileSystem(root, keep_unsynced=False, modes=modes), layout.RESERVE)
-        files = OwnerFileSystem(fs, reserve)
+        files = OwnerFileSystem(port, reserve)
         room = RoomLimit(files, reserve, files.unreserved())
         lock.write(files, format_owner(replace(owner, boot=behind or boot)))
+        pair.begin(epoch, modes)
         space = open_space(
             files,
             definitions,
@@ -244,6 +252,7 @@ def _open(
             progress=progress,
             journalled=owner.journalled,
             suspect=suspect,
+            is_shared=pair.beats,
             room=room,
             waiting=waiting,
             on_branches=on_branches,
@@ -251,6 +260,7 @@ def _open(
             space_id=found.id,
         )
         files.recovering = False
+        pair.recovered(space)
         watchdog = None
         if space.read_only is None:
             lacking = room.restore(definitions)
@@ -270,6 +280,7 @@ def _open(
             watchdog = Watchdog(space, files, lambda why: record_trouble(files, lock, owner, why))
     except BaseException as error:
         if fs is not None:
+            pair.stop()
             fs.close()
         lock.release()
         if isinstance(error, OSError | ResourceFailed | RetryLater):
@@ -283,7 +294,7 @@ def _open(
         log.warning("%s", trouble)
     if space.read_only is None:
         log.info("space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise)
-    return _Attached(space, files, lock, watching, background, watchdog, owner)
+    return _Attached(space, files, lock, watching, background, watchdog, pair, owner)
 
 
 def start_background(space: Space) -> list[Background]:
@@ -326,6 +337,7 @@ def _detach(root: Path, attached: _Attached) -> None:
         finally:
             attached.space.log.end(ResourceFailed("the space is closed"))  # a thread may be at work, if interrupted
             attached.files.close()
+            attached.pair.stop()
             if attached.watchdog is not None:
                 attached.watchdog.stop()
             attached.lock.release()
@@ -403,6 +415,7 @@ def define(
 
 def _redefine(root: Path, space: Space, name: str, settings: Mapping[str, object], is_topic: bool) -> None:
     """Holds at once, also where nobody watches the file."""
+    space.check_owner()
     try:
         with space.defining:
             space.redefine(define(root, name, settings, is_topic, space.hardening))
@@ -418,6 +431,7 @@ def _read(path: str | os.PathLike[str]) -> str:
 def _undefine(root: Path, space: Space, queue: str) -> None:
     """It holds in memory first, so that nobody adds a message while the file is replaced: a crash before that leaves
     an empty queue with its definition."""
+    space.check_owner()
     try:
         with space.defining, _defining:
             changed, before = definition_edits.without_queue(_read(root), queue), space.definitions

@@ -65,6 +65,8 @@ class Owner:
     """The line of FORMAT, should that get lost."""
     unclosed: str = ""
     """The boot in which it was opened, until it is closed well; see ``boot_to_close``."""
+    beats: bool = False
+    """Whether it writes ``heartbeat`` once a second, without which it may be taken over from."""
 
     @classmethod
     def of(cls, given: Any) -> Owner:
@@ -83,7 +85,9 @@ def read_owner(path: str | os.PathLike[str]) -> Owner | None:
         return None
 
 
-def next_owner(content: bytes | None, found: Format, hardening: Hardening, has_journal: bool) -> Owner:
+def next_owner(
+    content: bytes | None, found: Format, hardening: Hardening, has_journal: bool, *, beats: bool = False
+) -> Owner:
     """Who opens the space, after whoever ``content`` names. ``boot``: why the directories may be behind.
 
     Where that cannot be read, the epoch is above any that can have been used, and the journal is believed to count.
@@ -106,6 +110,7 @@ def next_owner(content: bytes | None, found: Format, hardening: Hardening, has_j
         journalled=journalled,
         space=found.line,
         unclosed=boot_to_close(),
+        beats=beats,
     )
 
 

@@ -43,7 +43,13 @@ log = logging.getLogger("xaqueue")
 
 
 def open_journal(
-    fs: FileSystem, definitions: Definitions, hardening: Hardening, epoch: int, used: bool, suspect: bool
+    fs: FileSystem,
+    definitions: Definitions,
+    hardening: Hardening,
+    epoch: int,
+    used: bool,
+    suspect: bool,
+    is_shared: bool = False,
 ) -> tuple[Journal | None, Sequence[Record], list[str]]:
     """Makes the directories what the journal says. The journal, where steps are to be recorded; what it held; and what
     is worth a note. Raises JournalDamaged."""
@@ -60,7 +66,7 @@ def open_journal(
         notes += redo.replay(fs, records, anew=suspect)
         fs.sync_all()
     if journal.position or suspect or hardening.journal:
-        notes += journal.start([])  # whoever had the old one may write there yet
+        notes += journal.start([], is_shared=is_shared)  # whoever had the old one may write there yet
     else:
         journal.tidy()
     if records:

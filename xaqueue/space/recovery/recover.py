@@ -66,6 +66,7 @@ def open_space(
     progress: Progress | None = None,
     journalled: bool = False,
     suspect: bool = False,
+    is_shared: bool = False,
     on_branches: Callable[[Space], object] = lambda _: None,
     **options: Any,
 ) -> Space:
@@ -73,14 +74,15 @@ def open_space(
     damaged.
 
     journalled: whether a journal is known to hold what the directories may lack. suspect: whether what is read may be
-    in memory only, since a sync of it failed in this boot or may have; then it is written anew. on_branches: called in
-    the middle, once the branches are recovered: from then on sessions may use the verbs for those that are prepared or
-    decided, while whoever adds, takes or browses waits for the messages. options: see ``Space``.
+    in memory only, since a sync of it failed in this boot or may have; then it is written anew. is_shared: whoever had
+    it before may come back; see ``Journal.start``. on_branches: called in the middle, once the branches are
+    recovered: from then on sessions may use the verbs for those that are prepared or decided, while whoever adds, takes
+    or browses waits for the messages. options: see ``Space``.
     Raises OSError, SpaceError.
     """
     definitions = definitions or Definitions()
     try:
-        journal, records, notes = open_journal(fs, definitions, hardening, epoch, journalled, suspect)
+        journal, records, notes = open_journal(fs, definitions, hardening, epoch, journalled, suspect, is_shared)
     except JournalDamaged as damage:
         space = Space(fs, definitions, hardening=hardening, epoch=epoch, **options)
         open_for_reading(space, damage, progress)
