@@ -289,10 +289,10 @@ def _open(
             )
             raise SpaceError(f"{root} cannot be opened as a queue space: {reason}") from error
         raise
-    trouble = trouble_of(str(root), is_durable=hardening != NOTHING)
-    if trouble:
-        log.warning("%s", trouble)
     if space.read_only is None:
+        trouble = trouble_of(str(root), is_durable=hardening != NOTHING)
+        if trouble:
+            log.warning("%s", trouble)
         log.info("space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise)
     return _Attached(space, files, lock, watching, background, watchdog, pair, owner)
 
