@@ -105,7 +105,10 @@ def test_it_is_in_all_queues_or_in_none(level: Level, prepared: bool) -> None:
 
 @pytest.mark.crash
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("level", [LAGGING, JOURNAL], ids=str)
-def test_it_is_where_its_blocks_were_files_already(level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_log, "KEPT_BYTES", 1000)
+@pytest.mark.parametrize(("level", "kept_bytes"), [(LAGGING, 1000), (JOURNAL, 1000), (LAGGING, 5000)], ids=str)
+def test_it_is_where_its_blocks_were_files_already(
+    level: Level, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or become such with one of its later queues."""
+    monkeypatch.setattr(journal_log, "KEPT_BYTES", kept_bytes)
     play_all(level, prepared=True)

@@ -1,8 +1,9 @@
-"""Retries, failure queues, groups and moves, in processes that are killed: the model of ``test_sim_retries``, for real.
+"""Retries, groups, leases, keys, limits, topics and moves, in processes that are killed: ``test_sim_mixed``, for real.
 
 A message is in one place: a queue, the failure queue, consumed by a commit, or held by a branch in doubt. What a
 killed process did last has one of a few outcomes, and what the next one finds has to be one of them: a delivery that
-was killed counts once. Of a group nothing is delivered before what is in front of it. ``XAQUEUE_KILL_SEED`` replays it.
+was killed counts once. Of a group nothing is delivered before what is in front of it, and of a key there is one
+message. ``XAQUEUE_KILL_SEED`` replays it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,16 +34,25 @@ FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 CAMPAIGNS, KILLS = (8, 25) if FULL else (1, 6)
 SYNC = ("JOURNAL", "NONE", "FDATASYNC;DSYNC")
 CALLS = ("create", "rename", "unlink", "prepared", "committed", "decide", "consume", "finish", "write_at", "sync")
-TRIES = 3
+TRIES, SMALL = 3, 3
 DEFINED = """
 [queues.work]
 max_tries = 3
 retry_delay_s = 0.01
 failure_queue = "failed"
+dedup_window_s = 36000
 [queues.failed]
 [queues.other]
+[queues.small]
+max_messages = 3
+[topics.news]
+[queues.news1]
+topic = "news"
+[queues.news2]
+topic = "news"
+match = {kind = "h*"}
 """
-Found = tuple[dict[str, list[tuple[str, int, int]]], list[str]]
+Found = tuple[dict[str, list[tuple[str, int, int]]], list[str], list[str]]
 
 
 @dataclass
@@ -61,7 +71,7 @@ class Known:
 class Transaction:
     """What it has said of itself."""
 
-    adds: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    adds: dict[str, tuple[str, str | None, str | None]] = field(default_factory=dict)
     taken: list[str] = field(default_factory=list)
     taking: tuple[str, str | None] | None = None
     """Queue and id, if it is said, of what it was about to lock."""
@@ -74,6 +84,10 @@ class Model:
     known: dict[str, Known] = field(default_factory=dict)
     in_doubt: dict[str, Transaction] = field(default_factory=dict)
     last: Transaction = field(default_factory=Transaction)
+    leased: set[str] = field(default_factory=set)
+    settling: tuple[str, str] | None = None
+    keys: dict[str, str] = field(default_factory=dict)
+    """By dedup_key, the message that was committed."""
     count: int = 0
 
     def hear(self, verb: str, *said: Any) -> None:
@@ -86,7 +100,20 @@ class Model:
                 self._check_turn(*said)
                 last.taken.append(said[1])
         elif verb == "adds":
-            last.adds[said[1]] = said[0], said[2]
+            last.adds[said[1]] = said[0], said[2], said[3]
+        elif verb == "added":
+            self._added(*said)
+        elif verb == "full":
+            del last.adds[said[0]]
+            assert self._small() >= SMALL
+        elif verb == "lent":
+            last.taking = None
+            self._check_turn(said[0], said[1], said[2], ())
+            self.leased.add(said[1])
+        elif verb == "settles":
+            self.settling = said[0], said[1]
+        elif verb == "settled":
+            self.settle()
         elif verb == "asks":
             if len(said) > 1 and said[1] in self.in_doubt:
                 last = self.last = self.in_doubt.pop(said[1])
@@ -102,10 +129,40 @@ class Model:
             self.end(self.last, commits=verb == "commit")
         self.last = Transaction()
 
-    def _check_turn(self, queue: str, message_id: str, tries: int) -> None:
+    def _added(self, message_id: str, found: str) -> None:
+        queue, _, key = self.last.adds[message_id]
+        own = [name for name, (_, _, other) in self.last.adds.items() if key is not None and other == key]
+        assert found == self.keys.get(key or "", own[0] if own else message_id)
+        if found != message_id:
+            del self.last.adds[message_id]
+        assert queue != "small" or self._small() <= SMALL
+
+    def _small(self) -> int:
+        """What is counted of the queue that has a limit."""
+        branches = [self.last, *(branch for branch in self.in_doubt.values() if branch is not self.last)]
+        adds = sum(queue == "small" for branch in branches for queue, _, _ in branch.adds.values())
+        known = [name for name, one in self.known.items() if one.queue == "small"]
+        return len(known) + adds - len({*known} & {*self.last.taken})
+
+    def settle(self) -> None:
+        """As it is being settled. An accept is a dequeue of the transaction."""
+        assert self.settling is not None
+        (how, message_id), self.settling = self.settling, None
+        self.leased.remove(message_id)
+        if how == "ack":
+            del self.known[message_id]
+        elif how == "reject":
+            self.known[message_id].queue, self.known[message_id].tries = "failed", 0
+        elif how == "accept":
+            self.last.taken.append(message_id)
+
+    def _check_turn(self, queue: str, message_id: str, tries: int, taken: Sequence[str] | None = None) -> None:
+        """taken: before, by the same."""
         one = self.known[message_id]
         self.see_moved(one, queue)
+        taken = self.last.taken if taken is None else taken
         held = {name for branch in self.in_doubt.values() for name in branch.taken}
+        held |= self.leased | (set(self.last.taken) - set(taken))
         assert one.queue == queue
         assert message_id not in held
         if tries < 0:  # it is moved, which needs no turn
@@ -115,7 +172,7 @@ class Model:
             assert tries < TRIES
             others = {name: other for name, other in self.known.items() if one.group and other.group == one.group}
             before = [n for n, o in others.items() if o.queue == "work" and not o.leaves and o.order < one.order]
-            assert not set(before) - set(self.last.taken), "of its group it is not the next"
+            assert not set(before) - set(taken), "of its group it is not the next"
             assert not held & {name for name, other in others.items() if other.queue == "work"}, "its group is held"
 
     @staticmethod
@@ -130,12 +187,25 @@ class Model:
                 del self.known[message_id]
             else:
                 self.known[message_id].tries += 1
-        for message_id, (queue, group) in branch.adds.items() if commits else ():
+        for message_id, (queue, group, key) in branch.adds.items() if commits else ():
             self.count += 1
             self.known[message_id] = Known(queue, group, self.count)
+            if key is not None:
+                assert key not in self.keys
+                self.keys[key] = message_id
 
     def outcomes(self) -> Iterator[Model]:
-        """What may have become of it with a kill now."""
+        """What may have become of it with a kill now: all leases end with it."""
+        for settles in (False, True) if self.settling else (False,):
+            model = copy.deepcopy(self)
+            if settles:
+                model.settle()
+            for message_id in model.leased:
+                model.known[message_id].tries += 1
+            model.leased, model.settling = set(), None
+            yield from model._of_transaction()
+
+    def _of_transaction(self) -> Iterator[Model]:
         asked, xid = self.last.asked, self.last.xid
         if xid in self.in_doubt or asked == "prepare":
             in_doubt = copy.deepcopy(self)
@@ -161,7 +231,7 @@ class Model:
 
     def differs(self, found: Found) -> set[object]:
         """What is found, or known, and not both."""
-        content, in_doubt = found
+        content, in_doubt, keys = found
         for message_id, _, _ in content["failed"]:
             if message_id in self.known:
                 self.see_moved(self.known[message_id], "failed")
@@ -170,6 +240,7 @@ class Model:
         known = [name for name, one in self.known.items() if one.queue == "work"]
         wrong: set[object] = seen ^ {(one.queue, name, one.tries) for name, one in self.known.items()}
         wrong |= set(in_doubt) ^ set(self.in_doubt)
+        wrong |= set(keys) ^ set(self.keys.values())
         if not wrong and ordered != sorted(known, key=lambda name: self.known[name].order):
             wrong.add("they are in another order")
         return wrong
@@ -241,7 +312,7 @@ def test_each_message_is_in_one_place_whatever_is_killed(tmp_path: Path, campaig
             try:
                 for verb, *said in life.lines():
                     if verb == "holds":
-                        model = judged(model, (said[0], said[1]))
+                        model = judged(model, (said[0], said[1], said[2]))
                         decisions = {xid: dice.choice(("commit", "rollback")) for xid in said[1] if dice.random() < 0.7}
                         life.answer(decisions)
                     elif verb != "ready":

@@ -176,4 +176,4 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.parametrize("level", [STRICT, LAGGING, JOURNAL], ids=str)
 def test_any_order_of_branches_of_a_key(level: Level) -> None:
     machine = type("OfThisLevel", (Machine,), {"level": level})
-    simulate(machine, sample=100, steps=30)
+    simulate(machine, sample=40, steps=30)

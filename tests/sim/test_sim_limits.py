@@ -153,4 +153,4 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.parametrize("level", [NONE, LAGGING, JOURNAL], ids=str)
 def test_any_order_of_work_and_kills(level: Level, limits: Limits) -> None:
     machine = type("OfThisLevel", (Machine,), {"level": level, "limits": limits})
-    simulate(machine, sample=25, steps=40)
+    simulate(machine, sample=15, steps=40)

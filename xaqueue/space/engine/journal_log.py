@@ -120,6 +120,8 @@ class JournalLog(JournalCommit):
             written.content = head, body
             return
         self._end_earlier(branch)
+        if twin is not None and not twin.path:  # with those that have a place, so that there is one file
+            self._spill(branch, [one for one in branch.blocks if one is twin or one.twin is twin])
         self._write(branch, written, head, body)
 
     def _end_earlier(self, branch: Branch) -> None:
@@ -143,11 +145,11 @@ class JournalLog(JournalCommit):
 
     def spill(self, branch: Branch) -> None:
         self._end_earlier(branch)
-        self._waiting.run(partial(self._spill, branch))
+        self._waiting.run(partial(self._spill, branch, list(branch.blocks)))
 
-    def _spill(self, branch: Branch) -> None:
+    def _spill(self, branch: Branch, blocks: Sequence[Written]) -> None:
         try:
-            for written in list(branch.blocks):
+            for written in blocks:
                 with self._spilling:
                     if written.content is not None and not written.path:
                         self._write(branch, written, *written.content)

@@ -411,6 +411,8 @@ def put_back(space: Space, branch: Branch, taken: Sequence[Written]) -> None:
     """What was taken last and is not given back yet."""
     written = taken[-1] if taken else None
     if written is not None and written.entry is not None and written in branch.blocks:
+        if space.failure is None:
+            space.log.hand_back(written)  # before somebody else takes it: a kill from here on counts no try
         _give_back(space, branch, written, written.entry)
         if written.path:
             space.discard([written.path])

@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 from support.bare_space import DURABLE, BareSpace, bare_space
 from support.crash_level import LAGGING, open_space
 from support.forgetful import Crashed, Tree
-from xaqueue.errors import ResourceFailed, RetryLater
+from xaqueue.errors import QueueFull, ResourceFailed, RetryLater
 from xaqueue.message import MessageId
 from xaqueue.space.engine import register
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
+from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.layout import ACTIVE, TRIES
+from xaqueue.space.model.limits import Limits
 from xaqueue.space.model.retry import Retry
 from xaqueue.space.offline.check import check
 from xaqueue.xa import Flag
@@ -320,3 +322,23 @@ def test_one_that_cannot_be_read_is_set_aside(journalled: BareSpace) -> None:
     assert "cannot be read" in journalled.space.report.quarantined[0]
     journalled.fs.faults.clear()
     assert take_and_be_killed(journalled) == [1, 0]
+
+
+@pytest.mark.parametrize("flags", ["NONE", DURABLE, "JOURNAL"])
+def test_a_move_that_is_refused_is_no_try(tmp_path: Path, flags: str) -> None:
+    """Its message was taken for it, and is back before the process is killed."""
+    full = Definitions({"full": QueueDefinition(limits=Limits(1))}, QueueDefinition())
+    with bare_space(tmp_path, flags, definitions=full) as bare:
+        bare.put("full", b"1")
+        bare.put("q", b"2")
+        for tries in (0, 1):
+            session = Session(bare.space)
+            (message,) = session.browse("q")
+            assert message.tries == tries
+            session.start(Xid(1, b"%d" % tries, b""))
+            with pytest.raises(QueueFull):
+                session.move("q", message.message_id, "full")
+            if tries == 0:
+                assert session.dequeue("q", message_id=message.message_id) is not None
+            bare.reopen()
+        assert [one.tries for one in Session(bare.space).browse("q")] == [1]
