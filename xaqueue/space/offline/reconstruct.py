@@ -27,14 +27,14 @@ from xaqueue.message import MessageId
 from xaqueue.space.engine import quarantine
 from xaqueue.space.engine.messages import message_of
 from xaqueue.space.engine.session import Session
-from xaqueue.space.model import definition_edits, layout
+from xaqueue.space.model import definition_edits, definitions, layout
 from xaqueue.space.model.block import FORMAT_VERSION, split_message
 from xaqueue.space.model.block_files import listed, read_checked
 from xaqueue.space.model.format import checked_name, is_lost, parse, read_format, signs_of
 from xaqueue.space.model.layout import COMMITTED, FORMAT, QUARANTINE, QUEUES
 from xaqueue.space.offline import aside
 from xaqueue.space.offline.check import Repaired, repair
-from xaqueue.space.owner.definitions_file import read_good, usable_definitions
+from xaqueue.space.owner.definitions_file import damage_of, read_good
 from xaqueue.space.owner.open import NEW_QUEUES, attach
 from xaqueue.space.owner.record import in_use, read_owner
 from xaqueue.space.recovery.load import Progress
@@ -114,18 +114,20 @@ def make_format(fs: FileSystem, root: Path) -> list[str]:
 
 def make_definitions(fs: FileSystem, root: Path) -> list[str]:
     """From the last good copy, else with every queue that has a directory, in the order that queues have by default."""
-    try:
-        wrong = usable_definitions(root)[1]
-        text = read_good(root) if wrong else ""
-    except InvalidArgument as error:
-        wrong, text = str(error).partition("; ")[0], ""
-    if not wrong and os.path.lexists(root / QUEUES):
+    wrong = damage_of(root)
+    if not wrong:
         return []
-    if text:
-        _replace(fs, QUEUES, text, wrong)
-        return [f"{QUEUES}: from its last good copy"]
+    try:
+        definitions.parse(good := read_good(root))
+    except (OSError, UnicodeDecodeError, InvalidArgument):
+        return _define_anew(fs, root, wrong)
+    _replace(fs, QUEUES, good, wrong)
+    return [f"{QUEUES}: from its last good copy"]
+
+
+def _define_anew(fs: FileSystem, root: Path, wrong: str) -> list[str]:
     names = [name for one in listed(fs, COMMITTED) if (name := layout.parse_queue_directory(one))]
-    if not wrong and not names:
+    if not names and not os.path.lexists(root / QUEUES):
         return []
     text = NEW_QUEUES
     for name in names:

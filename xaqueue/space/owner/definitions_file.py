@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tomllib
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -32,31 +33,35 @@ def read_definitions(path: str | os.PathLike[str]) -> Definitions:
         raise InvalidArgument(f"queues.toml cannot be read: {error}") from error
 
 
+def damage_of(path: str | os.PathLike[str]) -> str:
+    """Why nobody can say what queues.toml defines; empty where it is TOML, though what it says may be refused."""
+    if not os.path.lexists(Path(path) / QUEUES):
+        return "queues.toml is missing"
+    try:
+        tomllib.loads(definitions.read(path))
+    except (OSError, ValueError) as error:
+        return f"queues.toml is damaged: {error}"
+    return ""
+
+
 def usable_definitions(path: str | os.PathLike[str]) -> tuple[Definitions, str]:
     """Those of queues.toml, or where that is gone or damaged of its last good copy; and what is wrong, or empty.
 
-    Raises InvalidArgument where there is no good copy.
+    Raises InvalidArgument where what it says is refused, and where it is damaged and has no good copy.
     """
-    try:
-        wrong = "" if os.path.lexists(Path(path) / QUEUES) else "queues.toml is missing"
-        found = read_definitions(path)
-    except InvalidArgument as error:
-        wrong, found = str(error), None
-    if not wrong and found is not None:
-        return found, ""
+    wrong = damage_of(path)
+    if not wrong:
+        return read_definitions(path), ""
     try:
         good = definitions.parse(read_good(path))
     except (OSError, UnicodeDecodeError, InvalidArgument):
-        if found is not None:
-            return found, ""  # nobody has ever defined anything
+        if not os.path.lexists(Path(path) / QUEUES):
+            return Definitions(), ""  # nobody has ever defined anything
         raise InvalidArgument(
             f"{wrong}; there is no good copy of it: mend it, or `xaqueue reconstruct -m --space {os.fspath(path)}` "
             "sets it aside and makes it anew from the queues that are there"
         ) from None
-    return (
-        good,
-        f"{wrong}: its last good copy holds. Mend it, or `xaqueue reconstruct -m` puts the copy in its place",
-    )
+    return good, f"{wrong}: its last good copy holds. Mend it, or `xaqueue reconstruct -m` puts the copy in its place"
 
 
 def read_good(path: str | os.PathLike[str]) -> str:
