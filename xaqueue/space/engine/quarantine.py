@@ -8,14 +8,14 @@ full disk does, where the reason is logged instead: the space must start there, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from zlib import crc32
 
 from xaqueue.space.model import layout
 from xaqueue.space.model.block_files import listed
-from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem, discard
 from xaqueue.xid import Xid
 
 _NAME_LIMIT = 240
@@ -93,12 +93,17 @@ def origin(fs: FileSystem, name: str) -> tuple[str, str]:
     return rest.partition("\n")[0], reason
 
 
-def mark(fs: FileSystem, name: str) -> None:
-    """What has this name in quarantine is needed no more; it stays there under another name."""
+def mark(fs: FileSystem, name: str, harden: Callable[[], object] = lambda: None) -> None:
+    """What has this name in quarantine is needed no more; it stays there under another name.
+
+    harden: called when the file has it, and the reason beside it not yet.
+    """
     for suffix in ("", ".reason"):
         source = f"{layout.QUARANTINE}/{name}{suffix}"
         if fs.exists(source):
             fs.rename(source, f"{layout.QUARANTINE}/{_RESOLVED}{name}{suffix}")
+            discard(fs, source)  # which a crash may have left as another name of the same file
+            harden()
 
 
 def resolve(fs: FileSystem, xid: Xid) -> None:

@@ -159,8 +159,7 @@ def bring_back(session: Session, done: Reconstructed, queue: str = "") -> None:
             done.left.append(f"{path}: {error}")
             continue
         done.back[wanted] = done.back.get(wanted, 0) + is_new
-        quarantine.mark(fs, name)
-        fs.sync_dir(QUARANTINE)
+        quarantine.mark(fs, name, partial(fs.sync_dir, QUARANTINE))
 
 
 def _restore(connection: Connection, queue: str, data: bytes) -> bool:
