@@ -39,8 +39,10 @@ def damage_of(path: str | os.PathLike[str]) -> str:
         return "queues.toml is missing"
     try:
         tomllib.loads(definitions.read(path))
-    except (OSError, ValueError) as error:
-        return f"queues.toml is damaged: {error}"
+    except tomllib.TOMLDecodeError as error:
+        return f"queues.toml is no TOML: {error}"
+    except (OSError, UnicodeDecodeError) as error:
+        return f"queues.toml cannot be read: {error}"
     return ""
 
 

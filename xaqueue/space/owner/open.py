@@ -259,11 +259,11 @@ def _open(
             if lacking:
                 log.warning("%s", lacking)
             owner = replace(owner, state=READY, boot=boot, journalled=hardening.journal)
+            keep_good(root, wrong)
         else:
             owner = replace(owner, state=READ_ONLY, boot=behind)
         owner = replace(owner, recovery=str(space.report))
         write_owner(files, lock, owner)
-        keep_good(root, wrong)
         space.define = partial(_redefine, root, space)
         space.undefine = partial(_undefine, root, space)
         space.take_snapshot = partial(snapshots.take_and_keep, space)

@@ -86,7 +86,8 @@ class DefinitionsWatch(FileSystemEventHandler):
                 log.warning("queues.toml is not taken, the old definitions hold: %s", error)
                 return
             self.complaint = ""
-            keep_good(self._path.parent, text=text)
+            if self._space.read_only is None:
+                keep_good(self._path.parent, text=text)
             if parsed == self._space.definitions:
                 return
             self._space.redefine(parsed)
