@@ -20,8 +20,8 @@ import pytest
 
 from support import ROOT
 from support.doubtful import RUN
-from support.pair import free_ports
 from support.doubtful import run as run_here
+from support.pair import free_ports
 from xaqueue.errors import OperationalError
 from xaqueue.space.owner.open import is_owned
 from xaqueue.space.owner.record import read_owner
@@ -156,6 +156,8 @@ def test_a_standby_takes_over_as_the_guide_shows(tmp_path: Path) -> None:
             server.wait(60)
             assert server.stdout is not None
             server.stdout.close()
+
+
 def test_what_helps_where_something_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of repair.md, each after the damage that it is for."""
     space, told = tmp_path / "shop", (ROOT / "man" / "guide" / "repair.md").read_text()

@@ -81,6 +81,7 @@ def scrub_queue(space: Space, name: str, stopped: Stopped = lambda: False) -> Sc
         entries = space.queue(name).index.entries(0)
     count, moved, left = 0, list[str](), list[str]()
     while piece := list(islice(entries, PIECE)):
+        space.check_owner()
         for entry, reason in space.waiting.run(partial(_damaged, space, name, piece)):
             is_moved = _is_set_aside(space, name, entry)
             (moved if is_moved else left).append(f"{_path(name, entry)}: {reason}")
