@@ -85,7 +85,7 @@ class Right(Enum):
     RESOLVE = "resolve"
     """An operator's decisions on branches in doubt."""
     ADMIN = "admin"
-    """What concerns the server: to drain it, and to define its queues."""
+    """What concerns the server: to drain it, and to define and repair its queues."""
 
 
 class Need(NamedTuple):
@@ -152,6 +152,7 @@ NEEDS: dict[str, Need] = {
     "define": Need((Right.ADMIN,)),
     "undefine": Need((Right.ADMIN,)),
     "snapshot": Need((Right.ADMIN,)),
+    "repair": Need((Right.ADMIN,)),
     "drain": Need((Right.ADMIN,)),
 }
 

@@ -20,6 +20,7 @@ import pytest
 
 from support import ROOT
 from support.doubtful import RUN
+from support.doubtful import run as run_here
 from support.pair import free_ports
 from xaqueue.errors import OperationalError
 from xaqueue.space.owner.open import is_owned
@@ -155,6 +156,49 @@ def test_a_standby_takes_over_as_the_guide_shows(tmp_path: Path) -> None:
             server.wait(60)
             assert server.stdout is not None
             server.stdout.close()
+
+
+def test_what_helps_where_something_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of repair.md, each after the damage that it is for."""
+    space, told = tmp_path / "shop", (ROOT / "man" / "guide" / "repair.md").read_text()
+
+    monkeypatch.setenv("XAQUEUE_SPACE", str(space))
+
+    def message(body: bytes) -> Path:
+        return next(path for path in space.glob("committed/*/range=*/*") if body in path.read_bytes())
+
+    def rename() -> None:
+        path = message(b"second")
+        path.rename(path.with_name("photo.jpg"))
+
+    def lose_journal() -> None:
+        for path in (space / "journal").glob("*.log"):
+            path.rename(path.with_name(path.name + ".archive"))
+
+    damage = {
+        "check orders --repair": lambda: message(b"first").write_bytes(b"X"),
+        "reconstruct -m": lambda: [(space / name).write_bytes(b"\xff[") for name in ("FORMAT", "queues.toml")],
+        "reconstruct": rename,
+        "salvage-journal --yes": lose_journal,
+    }
+    run_here("init", str(space))
+    run_here("define", "orders")
+    for body in ("first", "second", "third"):
+        run_here("put", "orders", body)
+    printed = {}
+    for line in told.splitlines():
+        if line.startswith("    xaqueue "):
+            words = line.partition("#")[0].removeprefix("    xaqueue ").strip()
+            damage.pop(words, lambda: None)()
+            printed[words] = run_here(*shlex.split(words))
+    assert damage == {}
+    assert "moved to quarantine: committed/queue=orders" in printed["check orders --repair"]
+    assert "from its last good copy" in printed["reconstruct -m"]
+    assert "queue orders: 1 message back" in printed["reconstruct"]
+    assert "a new journal begins" in printed["salvage-journal --yes"]
+    assert printed["clean --older-than 30d --yes"] == "0 entries, 0 B, removed\n"
+    assert "no damage" in run_here("check")
+    assert [run_here("get", "orders").strip() for _ in range(2)] == ["third", "second"]
 
 
 def test_quickstart_in_a_directory_that_is_kept(tmp_path: Path) -> None:

@@ -13,8 +13,20 @@ import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain, extra_there
-from xaqueue.cli.location import DirectoryOption, JsonOption, directory_of, owned, paths_of
+from xaqueue.cli.location import (
+    DirectoryOption,
+    JsonOption,
+    Location,
+    SpaceOption,
+    directory_of,
+    location_of,
+    owned,
+    paths_of,
+    reached,
+)
 from xaqueue.errors import InvalidArgument, SpaceInUse
+from xaqueue.message import check_queue_name
+from xaqueue.space.engine.session import Session
 from xaqueue.space.model.layout import parse_xid
 from xaqueue.space.offline import check as one_space
 from xaqueue.space.offline import verify as many_spaces
@@ -35,22 +47,31 @@ If a copy of the lost segment can be had, put it back into journal/ instead."""
 
 def check(
     ctx: typer.Context,
+    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="Only this one.")] = None,
     repair_too: Annotated[
         bool, typer.Option("--repair", help="Open the space, and move what is damaged into quarantine/.")
     ] = False,
     json: JsonOption = False,
-    space: DirectoryOption = None,
+    space: SpaceOption = None,
 ) -> None:
-    """Check every file and every invariant of a space.
+    """Check every file and every invariant of a space, or of one queue.
 
     Exit 1 where there is damage. Damage breaks an invariant. A leftover of a crash is finished by the next open. A note
     is neither. Looking changes nothing; of a space in use, what looks wrong is looked at twice. Only --repair writes,
-    and needs a space that no other process owns.
+    and needs a space that no other process owns; that of one QUEUE may be served, and goes on meanwhile.
     """
-    directory = directory_of(ctx, space)
-    with output.progress_bar("checking") as bar:
-        repaired = one_space.repair(directory, bar) if repair_too else None
-        found = list(one_space.check(directory, bar))
+    queue = check_queue_name(queue) if queue is not None else ""
+    if queue and repair_too:
+        repaired: one_space.Repaired | None = _repaired(location_of(ctx, space), queue)
+    elif repair_too:
+        with output.progress_bar("checking") as bar:
+            repaired = one_space.repair(directory_of(ctx, space), bar)
+    else:
+        repaired = None
+    found: list[Finding] = []
+    if not location_of(ctx, space).url or not repaired:
+        with output.progress_bar("checking") as bar:
+            found += one_space.check(directory_of(ctx, space), bar, queue=queue)
     damage = [finding for finding in found if finding.severity is Severity.DAMAGE]
     if json:
         rows = [_fields(finding, "severity", "path", "problem") for finding in found]
@@ -64,6 +85,15 @@ def check(
         typer.echo(f"{output.counted(len(damage), 'finding')} of damage{advice}" if damage else "no damage")
     if damage:
         raise typer.Exit(ExitCode.NOTHING)
+
+
+def _repaired(location: Location, queue: str) -> one_space.Repaired:
+    """Of one queue, by whoever has the space open."""
+    with reached(location) as manager:
+        done = manager.repair(queue)
+        recovery = str(manager.space.report) if isinstance(manager, Session) else "by its server"
+    left = [f"left, for a branch or a stream has it: {text}" for text in done.left]
+    return one_space.Repaired(recovery, done.moved, [f"{output.counted(done.messages, 'message')} read", *left])
 
 
 def verify(

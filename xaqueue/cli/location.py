@@ -82,6 +82,14 @@ def directory_of(ctx: typer.Context, space: str | None) -> str:
     return location.directory
 
 
+def unchecked_directory_of(ctx: typer.Context, space: str | None) -> str:
+    """As ``directory_of``, for a command that takes one which may be no whole space."""
+    given = space or ctx.find_root().params.get("space")
+    if not given or "://" in given:
+        return directory_of(ctx, space)
+    return parse_open_string(given)[0]
+
+
 def paths_of(ctx: typer.Context, space: str | None) -> str:
     """As ``directory_of``, for a command that takes several directories (a,b) and patterns, too."""
     given = space or ctx.find_root().params.get("space")

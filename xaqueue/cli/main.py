@@ -9,11 +9,25 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from xaqueue.cli import checks, copies, indoubt, ingest, messages, moves, serve, snapshots, spaces, tm, tools, work
+from xaqueue.cli import (
+    checks,
+    copies,
+    indoubt,
+    ingest,
+    messages,
+    moves,
+    repairs,
+    serve,
+    snapshots,
+    spaces,
+    tm,
+    tools,
+    work,
+)
 from xaqueue.cli.exit_codes import EXIT_HELP, translated
 from xaqueue.cli.location import SPACE_VARIABLE
 
-DESTRUCTIVE = frozenset({"release", "salvage-journal", "restore"})
+DESTRUCTIVE = frozenset({"release", "salvage-journal", "restore", "clean"})
 """Never suggested to somebody who mistyped another verb."""
 
 
@@ -91,6 +105,7 @@ for verb in (
     *(moves.purge, moves.rm, moves.undefine, copies.show, copies.export),
     *(work.work, work.forward),
     *(serve.serve, serve.drain, checks.check, checks.verify, checks.salvage_journal, snapshots.restore, ingest.ingest),
+    *(repairs.reconstruct, repairs.clean),
     *(tools.demo, tools.bench, tools.iotest, tools.torture),
 ):
     app.command()(verb)

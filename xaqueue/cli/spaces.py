@@ -30,6 +30,7 @@ from xaqueue.space.model import definition_edits, definitions, layout
 from xaqueue.space.model.counters import Counters, Counting
 from xaqueue.space.model.index import Order
 from xaqueue.space.offline import inspect
+from xaqueue.space.offline.aside import Aside
 from xaqueue.space.offline.inspect import JournalStatus, QueueStatus
 from xaqueue.space.owner import open
 from xaqueue.storage.hardening import DEFAULT, GRAMMAR, Hardening
@@ -113,6 +114,8 @@ def _status_rows(found: inspect.Status, *, has_all: bool) -> list[tuple[str, obj
         *(("carrier", carrier(one)) for one in found.carriers if one.state is not CarrierState.CLOSED),
         ("heuristic", output.counted(found.heuristic, "branch", "branches")),
         ("quarantine", output.counted(found.quarantined, "file")),
+        *(("set aside", _aside(one)) for one in found.aside),
+        ("scrubbed", f"{output.moment(found.scrubbed[0])}: {found.scrubbed[1]}" if found.scrubbed else ""),
         ("counted", _counted(found.counting) if found.counting is not None else ""),
         ("disk free", _disk_free(found)),
         ("trouble", found.trouble),
@@ -134,6 +137,12 @@ def _disk_free(found: inspect.Status) -> str:
     inodes = f", {output.counted(found.free_inodes, 'inode')}" if found.free_inodes is not None else ""
     low = f"; enqueues are refused: {found.low}" if found.low else ""
     return f"{output.size(found.free_bytes)}{inodes}{low}"
+
+
+def _aside(one: Aside) -> str:
+    """What `xaqueue clean` removes."""
+    since = f", since {output.moment(one.since)}" if one.since is not None else ""
+    return f"{output.counted(one.count, 'entry', 'entries')} in {one.path}, {output.size(one.size_bytes)}{since}"
 
 
 def _counted(counting: Counting) -> str:

@@ -297,3 +297,28 @@ def test_queues_that_are_full(server: ServerThread) -> None:
 def test_what_a_standby_is_not_told(tmp_path: Path, words: list[str], complaint: str) -> None:
     create(tmp_path / "s")
     assert complaint in fails("serve", "--space", tmp_path / "s", *words, code=ExitCode.USAGE)
+
+
+@pytest.mark.parametrize("by_url", [True, False])
+def test_one_queue_is_repaired_while_it_is_served(tmp_path: Path, *, by_url: bool) -> None:
+    """By the URL nothing is looked at but what the server reads; of a directory the queue is checked as well."""
+    root = leave_in_doubt(tmp_path / "space", sync="JOURNAL")
+    with xaqueue.connect(root) as connection:
+        for body in (b"first", b"second"):
+            connection.enqueue("orders", body)
+    short = Path(tempfile.mkdtemp(prefix="xaq-"))
+    server = ServerThread(root, short / "socket")
+    try:
+        space = ["--space", server.url if by_url else str(root)]
+        paths = (root / layout.queue_path("orders")).glob("range=*/*")
+        held, first = ((path, path.write_bytes(b"X"))[0] for path in sorted(paths)[:2])
+        shown = json.loads(run("check", "orders", "--repair", "--json", *space, code=0 if by_url else ExitCode.NOTHING))
+        (moved,) = shown["repaired"]["moved"]
+        assert moved.startswith(str(first.relative_to(root)))
+        _, left = shown["repaired"]["notes"]
+        assert str(held.relative_to(root)) in left
+        assert [one["path"] for one in shown["findings"]] == ([] if by_url else [str(held.relative_to(root))])
+        assert run("get", "orders", *space) == "second"
+    finally:
+        server.stop()
+        shutil.rmtree(short)

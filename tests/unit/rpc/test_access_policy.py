@@ -87,6 +87,7 @@ ENOUGH: dict[str, frozenset[Right] | None] = {
     "define": frozenset({Right.ADMIN}),
     "undefine": frozenset({Right.ADMIN}),
     "snapshot": frozenset({Right.ADMIN}),
+    "repair": frozenset({Right.ADMIN}),
 }
 """Each of these is enough; None: to be a member of any role is."""
 

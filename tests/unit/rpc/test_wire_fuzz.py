@@ -96,6 +96,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("reserve", ["orders", "query#1", 0, 9]),  # refused, for a branch in doubt holds a message of it
         ("consume", ["orders", "query#1", 9, True]),
         ("release", ["orders"]),
+        ("repair", ["orders"]),
         ("reservations", []),
     ]
 

@@ -10,13 +10,14 @@ certificates may be replaced meanwhile.
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xaqueue.endpoint import Endpoint, Scheme, parse
 from xaqueue.errors import AccessDenied, ConnectionLost, ProtocolError, ResourceFailed, RolledBack, UnknownXid
@@ -27,8 +28,12 @@ from xaqueue.rpc.methods.batches import QueryCalls
 from xaqueue.rpc.methods.branches import BranchCalls
 from xaqueue.rpc.methods.leases import LeaseCalls
 from xaqueue.rpc.methods.messages import MessageCalls
+from xaqueue.rpc.wire import decode
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
+
+if TYPE_CHECKING:
+    from xaqueue.space.engine.scrub import Scrubbed
 
 ANSWER_S = 120.0
 """How long an answer may take, beside what its request itself may wait: as long as the server may take for a sync."""
@@ -48,6 +53,12 @@ class RemoteManager(BranchCalls, MessageCalls, LeaseCalls, QueryCalls):
         """What ``xaqueue status`` shows of a served space."""
         answer: dict[str, Any] = self.call("status")
         return answer
+
+    def repair(self, queue: str) -> Scrubbed:
+        """Reads every message of a queue, and sets aside what is damaged; takes as long as these are many."""
+        from xaqueue.space.engine.scrub import Scrubbed
+
+        return decode(Scrubbed, self.call("repair", queue, waits_s=math.inf))
 
     def flush(self) -> None:
         """Sends what is pipelined and waits until it is done. Raises what it failed with."""

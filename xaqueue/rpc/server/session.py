@@ -56,6 +56,7 @@ VERBS = (
     *(Session.start, Session.end, Session.prepare, Session.commit, Session.rollback, Session.forget, Session.outcome),
     *(Session.harden, Session.reserve, Session.consume, Session.release, Session.reservations),
     *(Session.carriers, Session.release_carrier, Session.define, Session.undefine, Session.remove, Session.snapshot),
+    Session.repair,
     *(Session.settle, Session.extend, Session.accept),
 )
 """Methods that only hand on what they are given."""

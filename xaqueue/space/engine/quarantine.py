@@ -8,19 +8,23 @@ full disk does, where the reason is logged instead: the space must start there, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from zlib import crc32
 
 from xaqueue.space.model import layout
 from xaqueue.space.model.block_files import listed
-from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem, discard
 from xaqueue.xid import Xid
 
 _NAME_LIMIT = 240
 _RESOLVED = "resolved."
 _FOREIGN = "foreign."
+TWICE = "stands in its queue twice"
+"""In the reason of a message that is there under another name: it never comes back."""
+_STOOD = "stood at "
+_REASON_BYTES = 16 * 1024
 
 log = logging.getLogger("xaqueue")
 
@@ -36,7 +40,7 @@ def move(fs: FileSystem, path: str, reason: str, now_us: int, *, foreign: bool =
         copies += 1
         target = f"{layout.QUARANTINE}/{name}~{copies}"
     when = datetime.fromtimestamp(now_us / 1e6, UTC).isoformat(timespec="seconds")
-    text = f"{reason}\nstood at {path}\nmoved here {when}\nThe file is as it was found; nothing reads it any more.\n"
+    text = f"{reason}\n{_STOOD}{path}\nmoved here {when}\nThe file is as it was found; nothing reads it any more.\n"
     try:
         fs.create(target + ".reason", [text.encode()])
         fs.sync_data(target + ".reason")
@@ -77,13 +81,35 @@ def lost_blocks(fs: FileSystem) -> dict[Xid, list[str]]:
     return lost
 
 
+def origin(fs: FileSystem, name: str) -> tuple[str, str]:
+    """Where what has this name in quarantine stood, and why it was moved; empty where nobody knows, or needs it."""
+    if name.startswith((_RESOLVED, _FOREIGN)) or name.endswith(".reason"):
+        return "", ""
+    try:
+        text = fs.read(f"{layout.QUARANTINE}/{name}.reason", _REASON_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return "", ""
+    reason, _, rest = text.rpartition(f"\n{_STOOD}")
+    return rest.partition("\n")[0], reason
+
+
+def mark(fs: FileSystem, name: str, harden: Callable[[], object] = lambda: None) -> None:
+    """What has this name in quarantine is needed no more; it stays there under another name.
+
+    harden: called when the file has it, and the reason beside it not yet.
+    """
+    for suffix in ("", ".reason"):
+        source = f"{layout.QUARANTINE}/{name}{suffix}"
+        if fs.exists(source):
+            fs.rename(source, f"{layout.QUARANTINE}/{_RESOLVED}{name}{suffix}")
+            discard(fs, source)  # which a crash may have left as another name of the same file
+            harden()
+
+
 def resolve(fs: FileSystem, xid: Xid) -> None:
     """A decision was made on a branch that lost blocks: they are evidence now and hold it in doubt no longer."""
     for name in lost_blocks(fs).get(xid, ()):
-        for suffix in ("", ".reason"):
-            source = f"{layout.QUARANTINE}/{name}{suffix}"
-            if fs.exists(source):
-                fs.rename(source, f"{layout.QUARANTINE}/{_RESOLVED}{name}{suffix}")
+        mark(fs, name)
 
 
 def _name_of(path: str) -> str:

@@ -18,11 +18,12 @@ from xaqueue.carried import CarriedChange, checked_carrier
 from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, check_queues, id_of
 from xaqueue.snapshot import SnapshotStatus
-from xaqueue.space.engine import batches, carry, commit, dedup, heuristics, messages, moving, several
+from xaqueue.space.engine import batches, carry, commit, dedup, heuristics, messages, moving, scrub, several
 from xaqueue.space.engine.batches import BatchVerbs
 from xaqueue.space.engine.busy import Busy, leave
 from xaqueue.space.engine.carry import CarryVerbs
 from xaqueue.space.engine.leases import LeaseVerbs
+from xaqueue.space.engine.scrub import Scrubbed
 from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.streams import StreamVerbs
 from xaqueue.space.model import branch as states
@@ -296,6 +297,14 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
     def snapshot(self) -> SnapshotStatus:
         self._check_open()
         return self.space.waiting.run(self.space.take_snapshot)
+
+    def repair(self, queue: str) -> Scrubbed:
+        """Reads every message of a queue, and sets aside what is damaged; see ``scrub``."""
+        self._check_open()
+        self.space.wait_until_loaded()
+        done = scrub.scrub_queue(self.space, check_queue_name(queue))
+        assert done is not None
+        return done
 
     def lose(self, why: str = "its session was lost") -> Xid | None:
         """Whoever used the session is gone: what waits in it is to end, and ``close`` follows.

@@ -133,6 +133,8 @@ class Definitions:
     """What a query has decided is forgotten when it has decided nothing for so long."""
     cleanup_interval_s: int = 1800
     """What has expired is looked for so often."""
+    scrub_days: int = 0
+    """Every message is read once in so many days while the space is open, and what is damaged set aside; 0: never."""
     branch_idle_s: int = 0
     """A branch in which nothing was done for so long is rolled back where no server is to do it; 0: never."""
     access: Policy = NO_TABLE
@@ -267,6 +269,7 @@ _NUMBERS = {
     "forget_after_s": (1, "seconds"),
     "cleanup_interval_s": (1, "seconds"),
     "branch_idle_s": (0, "seconds"),
+    "scrub_days": (0, "days"),
 }
 """Keys of [space] that take a number: from which, and of what."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -13,7 +14,7 @@ from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import FORMAT_VERSION
 from xaqueue.storage.owner_file import boot_id, read_owner_file
-from xaqueue.storage.regular import FOLLOW, read_at_most
+from xaqueue.storage.regular import DAMAGE, FOLLOW, read_at_most
 
 FORMAT_BYTES = 4096
 _SIGNS = (layout.OWNER, layout.LOCK, layout.JOURNAL, layout.RESERVE, layout.TRIES, layout.OPERATORS, layout.ARCHIVE)
@@ -48,27 +49,58 @@ def read_format(path: str | os.PathLike[str], *, is_expected: bool = False) -> F
             raise SpaceError(f"{root} is no queue space: mend the path, or bring back the disk that it is on") from None
         raise SpaceError(f"{root} is no queue space: make it one with `xaqueue init {root}`") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise SpaceError(f"{root / layout.FORMAT} cannot be read: {error}") from error
-    words = text.split()
-    if len(words) != 4 or words[0] != "xaqueue" or not words[1].isdigit():
+        advice = f". {_advice(root)}" if is_lost(root) else ""
+        raise SpaceError(f"{root / layout.FORMAT} cannot be read: {error}{advice}") from error
+    found = parse(text)
+    if found is None:
         raise SpaceError(
             f"{root / layout.FORMAT} is damaged: 'xaqueue <version> <name> <id>' is wanted, not {text!r}; nothing was "
-            f"changed. Put it back from a copy, or write it anew, one line: {_former_line(root)}"
+            f"changed. {_advice(root)}"
         )
-    if int(words[1]) != FORMAT_VERSION:
-        raise SpaceError(f"{root} has format {words[1]}; this xaqueue reads format {FORMAT_VERSION}: use a newer one")
+    if found.version != FORMAT_VERSION:
+        raise SpaceError(
+            f"{root} has format {found.version}; this xaqueue reads format {FORMAT_VERSION}: use a newer one"
+        )
+    return found
+
+
+def parse(text: str) -> Format | None:
+    """What a line says, of whatever version; None where it is damaged."""
+    words = text.split()
+    if len(words) != 4 or words[0] != "xaqueue" or not words[1].isdigit():
+        return None
     return Format(int(words[1]), words[2], words[3])
+
+
+def is_lost(root: Path) -> bool:
+    """Whether nothing can be read there that says what the space is; one of another version, or of others, says it."""
+    try:
+        return parse(read_at_most(str(root / layout.FORMAT), FORMAT_BYTES, FOLLOW).decode("utf-8", "replace")) is None
+    except OSError as error:
+        return error.errno == errno.ENOENT or error.errno in DAMAGE
 
 
 def check_new(root: Path) -> None:
     """SpaceError where a directory without FORMAT was a space, of which a new one would take what is left."""
-    signs = [name for name in _SIGNS if os.path.lexists(root / name)]
-    signs += [name for name in layout.DIRECTORIES if (root / name).is_dir() and any((root / name).iterdir())]
+    signs = signs_of(root)
     if signs:
         raise SpaceError(
             f"{root} was a queue space (it has {signs[0]}), and its {layout.FORMAT} is missing; nothing was changed. "
-            f"Put that back from a copy, or write it anew, one line: {_former_line(root)}"
+            f"{_advice(root)}"
         )
+
+
+def signs_of(root: Path) -> list[str]:
+    """What is there that only an owner makes."""
+    signs = [name for name in _SIGNS if os.path.lexists(root / name)]
+    return signs + [name for name in layout.DIRECTORIES if (root / name).is_dir() and any((root / name).iterdir())]
+
+
+def _advice(root: Path) -> str:
+    if os.path.lexists(root / layout.RESTORE_READY):
+        return f"A restore was cut off: `xaqueue restore --space {root}` finishes it"
+    command = f"`xaqueue reconstruct -m --space {root}`"
+    return f"Put it back from a copy, or {command} writes it anew: {_former_line(root)}"
 
 
 def _former_line(root: Path) -> str:

@@ -21,6 +21,8 @@ FORMAT = "FORMAT"
 LOCK = owner_file.LOCK
 OWNER = owner_file.OWNER
 QUEUES = "queues.toml"
+GOOD_QUEUES = "queues.toml.good"
+"""The last queues.toml that an owner took, for an open that finds it gone or damaged."""
 ACTIVE = "active"
 PREPARED = "prepared"
 COMMITTED = "committed"
@@ -36,6 +38,10 @@ JOURNAL = "journal"
 COUNTERS = "counters"
 """What the queues count; see ``xaqueue.space.engine.counters``."""
 RESERVE = "reserve"
+REMOVED = "removed"
+"""What a restore has replaced, by the time when it did."""
+SCRUBBED = "scrubbed"
+"""What the last scrub found; see ``xaqueue.space.engine.scrub``."""
 TRIES = "tries"
 """The register of tries; see ``xaqueue.space.engine.register``."""
 OPERATORS = "operators.log"
@@ -44,8 +50,8 @@ SNAPSHOTS = "snapshots"
 """Snapshots by their numbers; made with the first."""
 MANIFEST = "MANIFEST"
 """In the directory of a snapshot, and nowhere else."""
-REMOVED = "removed"
-"""What a restore has replaced, by the time when it did."""
+RESTORE_READY = ".restoring/READY"
+"""There while a restore has a part of the space in its hands."""
 RESTORED = "restored"
 """What came back by a restore; see ``xaqueue.space.model.restored``."""
 HEARTBEAT = owner_file.HEARTBEAT
@@ -56,7 +62,7 @@ DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE, BATCHES, STRE
 
 OWN_NAMES = frozenset(
     {FORMAT, LOCK, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, SOCKET, ARCHIVE, *DIRECTORIES}
-    | {SNAPSHOTS, REMOVED, RESTORED}
+    | {SNAPSHOTS, REMOVED, RESTORED, GOOD_QUEUES, f".{GOOD_QUEUES}.new", SCRUBBED, f".{SCRUBBED}.new"}
     | {HEARTBEAT, owner_file.NEW_LOCK}
     | {f".{FORMAT}.new", owner_file.NEW_OWNER, f".{QUEUES}.new", f".{COUNTERS}.new"}
 )

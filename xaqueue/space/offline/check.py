@@ -9,7 +9,7 @@ not damaged in the directories: the next open makes it what it is to be.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 from xaqueue.carried import CarrierState, checked_carrier
 from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
 from xaqueue.space.engine import counters, heuristics, quarantine, redo
+from xaqueue.space.engine.session import Session
 from xaqueue.space.model import change, layout, records
 from xaqueue.space.model.block import Head, Kind
 from xaqueue.space.model.block_files import listed, read_checked
@@ -37,7 +38,8 @@ from xaqueue.space.model.layout import (
 from xaqueue.space.offline.check_committed import CommittedCheck
 from xaqueue.space.offline.findings import Finding, Looks, Severity, broken, damaged, leftover, note
 from xaqueue.space.offline.redo_view import RedoView, read_journal
-from xaqueue.space.owner.open import attach, is_owned, read_definitions
+from xaqueue.space.owner.definitions_file import read_definitions
+from xaqueue.space.owner.open import attach, is_owned
 from xaqueue.space.owner.record import READ_ONLY, read_owner
 from xaqueue.space.recovery import prepared as survey
 from xaqueue.space.recovery.from_journal import check_end
@@ -60,22 +62,28 @@ class Repaired:
 
 
 def check(
-    path: str | os.PathLike[str], progress: Progress | None = None, *, live: bool | None = None
+    path: str | os.PathLike[str], progress: Progress | None = None, *, live: bool | None = None, queue: str = ""
 ) -> Iterator[Finding]:
     """All findings, as they are found. Raises SpaceError where the directory is no space of a known format.
 
     progress: called with range directories read and all there are. live: whether an owner is at work; found out
-    without it.
+    without it. queue: only what concerns this one.
     """
     if not os.path.lexists(Path(path) / layout.FORMAT):
         read_format(path)
-    yield from SpaceCheck(path, is_owned(path) if live is None else live).run(progress)
+    looked = SpaceCheck(path, is_owned(path) if live is None else live)
+    yield from looked.one(queue, progress) if queue else looked.run(progress)
 
 
-def repair(path: str | os.PathLike[str], progress: Progress | None = None) -> Repaired:
+def repair(
+    path: str | os.PathLike[str],
+    progress: Progress | None = None,
+    then: Callable[[Session], object] = lambda _: None,
+) -> Repaired:
     """Opens the space, which recovers it, and moves what is damaged yet into quarantine.
 
-    For a space that nobody uses, in this process neither. Raises SpaceInUse, SpaceError, InvalidArgument.
+    For a space that nobody uses, in this process neither. then: called at the end, with the space open.
+    Raises SpaceInUse, SpaceError, InvalidArgument.
     """
     session = attach(path, watch=False, progress=progress)
     try:
@@ -88,6 +96,7 @@ def repair(path: str | os.PathLike[str], progress: Progress | None = None) -> Re
                 quarantine.move(space.fs, finding.path, finding.problem, space.now_us())
                 space.log.sync_names((QUARANTINE, finding.path.rpartition("/")[0]))
                 moved.append(f"{finding.path}: {finding.problem}")
+        then(session)
         return Repaired(str(space.report), moved, notes)
     finally:
         session.close()
@@ -121,6 +130,14 @@ class SpaceCheck:
         yield from self.journal.run()
         self._show_records()
         yield from map(self.journal.judged, self._directories(progress))
+
+    def one(self, queue: str, progress: Progress | None = None) -> Iterator[Finding]:
+        """Of one queue: its messages, its numbers and what is remembered of them."""
+        self._show_records()
+        list(self.journal.run())  # which finds what the next open makes again
+        self.committed.only = queue
+        yield from map(self.journal.judged, self.committed.run(progress))
+        yield from self._looks.at(partial(self._records, queue))
 
     def _show_records(self) -> None:
         try:

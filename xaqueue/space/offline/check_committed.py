@@ -10,6 +10,7 @@ from functools import partial
 
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import MessageId
+from xaqueue.space.engine.quarantine import TWICE
 from xaqueue.space.model import layout, message_name, records
 from xaqueue.space.model.block import check_message
 from xaqueue.space.model.block_files import listed
@@ -31,6 +32,8 @@ class CommittedCheck:
         """messages: whether ``run`` checks them; else only directories, and what is there is looked up where asked."""
         self.fs = fs
         self.looks = looks
+        self.only = ""
+        """The queue that is checked; all where it is empty."""
         self.queues: list[str] = []
         self.highest: dict[str, int] = {}
         self._messages = messages
@@ -73,6 +76,8 @@ class CommittedCheck:
         for name in listed(self.fs, COMMITTED):
             queue = layout.parse_queue_directory(name)
             path = f"{COMMITTED}/{name}"
+            if self.only not in ("", queue):
+                continue
             if queue is None or not self.fs.is_dir(path):
                 yield damaged(path, "is no queue directory")
             else:
@@ -138,7 +143,7 @@ class CommittedCheck:
         if first is None:
             return
         if other == queue:
-            yield damaged(path, f"message {message_id.hex()} stands in its queue twice: first as {first}")
+            yield damaged(path, f"message {message_id.hex()} {TWICE}: first as {first}")
         else:
             yield note(path, f"has the message id of {first}: ids are meant to be unique")
 

@@ -17,7 +17,7 @@ from typing import Any
 from xaqueue.carried import CarrierState, CarrierStatus
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.message import Message, MessageId
-from xaqueue.space.engine import counters, disk_space
+from xaqueue.space.engine import counters, disk_space, scrub
 from xaqueue.space.engine.messages import message_of
 from xaqueue.space.model import layout, message_name, records, restored
 from xaqueue.space.model.block_files import listed, read_checked
@@ -27,10 +27,13 @@ from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, read_format
 from xaqueue.space.model.index import Order
 from xaqueue.space.model.layout import JOURNAL
+from xaqueue.space.offline import aside
+from xaqueue.space.offline.aside import Aside
 from xaqueue.space.offline.inspect_branches import in_doubt_in
 from xaqueue.space.offline.reader import watermark_in
 from xaqueue.space.offline.redo_view import Seen, look_into
-from xaqueue.space.owner.open import hardening_of, read_definitions
+from xaqueue.space.owner.definitions_file import read_definitions, usable_definitions
+from xaqueue.space.owner.open import hardening_of
 from xaqueue.space.owner.record import Owner
 from xaqueue.space.recovery import prepared
 from xaqueue.space.recovery.prepared import Verdict
@@ -130,6 +133,10 @@ class Status:
     """Databases that carry changes of it, or did."""
     cache: tuple[int, int] | None = None
     """Reads that an owner with a journal answered from memory, and those from files, as it has told last."""
+    aside: list[Aside] = field(default_factory=list)
+    """What was set aside: of quarantine/, of segments of the journal, and of what a restore has replaced."""
+    scrubbed: tuple[int, str] | None = None
+    """When the last scrub came to its end, and what it found."""
     state: str = ""
     """Of an owner at work: "recovering", "ready" or "read-only"; "alive" where it does not say; else empty."""
     counting: Counting | None = None
@@ -189,6 +196,8 @@ def fields_of_files(
         "free_inodes": left.free_inodes if left.total_inodes else None,
         "low": disk_space.refusal(definitions, left),
         "complaint": _definitions(path)[1],
+        "aside": aside.totals(fs),
+        "scrubbed": scrub.last_scrub(fs),
         "journal": journal_status(fs, seen),
     }
 
@@ -248,7 +257,7 @@ def check_known(path: str | os.PathLike[str], queue: str) -> str:
 
 def _definitions(path: str | os.PathLike[str]) -> tuple[Definitions, str]:
     try:
-        return read_definitions(path), ""
+        return usable_definitions(path)
     except InvalidArgument as error:
         return Definitions(), str(error)
 

@@ -32,6 +32,8 @@ from xaqueue.space.model.block import FORMAT_VERSION
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, check_new, checked_name, read_format
 from xaqueue.space.model.records import refusal
+from xaqueue.space.owner.definitions_file import keep_good, read_good, usable_definitions
+from xaqueue.space.owner.definitions_file import read_definitions as read_definitions
 from xaqueue.space.owner.pair import Pair
 from xaqueue.space.owner.record import (
     READ_ONLY,
@@ -47,7 +49,7 @@ from xaqueue.space.owner.record import (
     record_trouble,
     write_owner,
 )
-from xaqueue.space.owner.threads import Checkpointer, Follower, Snapshotter, Timekeeper, Watchdog
+from xaqueue.space.owner.threads import Checkpointer, Follower, Scrubber, Snapshotter, Timekeeper, Watchdog
 from xaqueue.space.recovery.load import Progress
 from xaqueue.space.recovery.recover import open_space
 from xaqueue.space.snapshot import take as snapshots
@@ -75,7 +77,7 @@ order = "fifo"       # fifo, lifo or priority
 """
 
 log = logging.getLogger("xaqueue")
-Background = Clearer | Follower | Checkpointer | Timekeeper | Snapshotter
+Background = Clearer | Follower | Checkpointer | Timekeeper | Snapshotter | Scrubber
 
 
 @dataclass(slots=True)
@@ -149,16 +151,6 @@ def _define(root: Path, sync: str | None, any_queue: bool) -> None:
     _write_durably(root, layout.QUEUES, text)
 
 
-def read_definitions(path: str | os.PathLike[str]) -> Definitions:
-    """The definitions in the directory's queues.toml. Raises InvalidArgument; a missing file defines nothing."""
-    try:
-        return definitions_of.parse(definitions_of.read(path))
-    except FileNotFoundError:
-        return Definitions()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"queues.toml cannot be read: {error}") from error
-
-
 def hardening_of(flags: str | None, definitions: Definitions) -> Hardening:
     """By these flags; without any XAQUEUE_FLAGS, then queues.toml, then the default hold. Raises InvalidArgument."""
     asked = flags if flags is not None else os.environ.get(FLAGS_VARIABLE)
@@ -217,7 +209,7 @@ def _open(
 ) -> _Attached:
     if os.path.lexists(root / layout.MANIFEST):
         raise SpaceError(f"{root} is a snapshot: it is not opened, but put in its space's place by `xaqueue restore`")
-    definitions = read_definitions(root)
+    definitions, wrong = usable_definitions(root)
     group = find_group(definitions.group)
     hardening = hardening_of(sync, definitions)
     definitions.check_sync(hardening)
@@ -267,6 +259,7 @@ def _open(
             if lacking:
                 log.warning("%s", lacking)
             owner = replace(owner, state=READY, boot=boot, journalled=hardening.journal)
+            keep_good(root, wrong)
         else:
             owner = replace(owner, state=READ_ONLY, boot=behind)
         owner = replace(owner, recovery=str(space.report))
@@ -307,6 +300,8 @@ def start_background(space: Space) -> list[Background]:
         found.append(Timekeeper(space))
     if space.definitions.snapshots.interval_min:
         found.append(Snapshotter(space))
+    if space.definitions.scrub_days:
+        found.append(Scrubber(space))
     return found if log is None else [*found, Follower(log, space.fence), Checkpointer(space, log)]
 
 
@@ -425,7 +420,10 @@ def _redefine(root: Path, space: Space, name: str, settings: Mapping[str, object
 
 
 def _read(path: str | os.PathLike[str]) -> str:
-    return definitions_of.read(path) if (Path(path) / layout.QUEUES).exists() else ""
+    """Of queues.toml, or where that is gone of its last good copy, so that an edit loses nothing."""
+    if (Path(path) / layout.QUEUES).exists():
+        return definitions_of.read(path)
+    return read_good(path) if (Path(path) / layout.GOOD_QUEUES).exists() else ""
 
 
 def _undefine(root: Path, space: Space, queue: str) -> None:

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from xaqueue.errors import JournalDamaged, SpaceError, SpaceInUse
-from xaqueue.space.engine import redo
+from xaqueue.space.engine import quarantine, redo
 from xaqueue.space.model import change, layout
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import JOURNAL
-from xaqueue.space.owner.open import read_definitions
+from xaqueue.space.owner.definitions_file import usable_definitions
 from xaqueue.space.owner.record import find_group, open_to, read_owner
 from xaqueue.space.recovery.from_journal import check_end
 from xaqueue.storage.directory_fs import DirectoryFileSystem
@@ -84,7 +85,7 @@ def find_loss(path: str | os.PathLike[str]) -> Loss | None:
 def salvage(path: str | os.PathLike[str]) -> Salvaged:
     """Goes on without what is lost. Raises SpaceInUse, SpaceError where the journal is sound, OSError."""
     read_format(path)
-    definitions = read_definitions(path)
+    definitions, _ = usable_definitions(path)
     group = find_group(definitions.group)
     lock = OwnerFile(path)
     try:
@@ -105,6 +106,8 @@ def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
     readable = read_readable(fs, JOURNAL, change.is_valid)
     for name in (*layout.DIRECTORIES, JOURNAL):
         if not fs.is_dir(name):
+            if fs.exists(name):
+                quarantine.move(fs, name, "a file where a directory should be", time.time_ns() // 1000)
             fs.make_dir(name)
     notes = redo.replay(fs, readable.records, anew=True, without_lost=True)
     fs.sync_all()

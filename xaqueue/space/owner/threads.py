@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from xaqueue.errors import Error, ResourceFailed
-from xaqueue.space.engine import timeouts
+from xaqueue.errors import Error, ResourceFailed, RetryLater
+from xaqueue.space.engine import scrub, timeouts
 from xaqueue.space.engine.journal_log import LAG_S, RETRY_S, JournalLog
 from xaqueue.space.engine.state import Space
 from xaqueue.space.snapshot import store
@@ -32,6 +32,11 @@ SWEEP_S = 60.0
 """Between two looks of one thread for what dead queries left."""
 RETRY_SNAPSHOT_S = 600.0
 """After a snapshot that could not be taken."""
+SCRUB_LOOK_S = 60.0
+"""A scrub looks at least so often whether it is due."""
+SCRUB_PAUSE = 9
+"""It waits so many times as long as it worked."""
+DAY_S = 86_400
 LOCK_S = 1.0
 """Who holds the space's lock for longer is the one that hangs."""
 
@@ -146,6 +151,44 @@ class Snapshotter(_BackgroundThread):
             return threading.TIMEOUT_MAX
         last_us = max((one.taken_at for one in store.listed(self._space.fs)), default=0)
         return max(last_us / 1e6 + interval_s - self._space.now_us() / 1e6, 0.0)
+
+
+class Scrubber(_BackgroundThread):
+    """Reads every message once in ``scrub_days``, for a tenth of its time; status and the log have what it found."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        self._space = space
+        self._paused_at = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="xaqueue-scrub", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._wait_s()):
+            if self._wait_s():
+                continue
+            self._paused_at = time.monotonic()
+            try:
+                scrub.scrub(self._space, self._is_over)
+            except ResourceFailed:
+                return  # the space says so itself
+            except (RetryLater, OSError) as error:
+                log.warning("the scrub was broken off, and begins anew: %s", error)
+                self._stopped.wait(SCRUB_LOOK_S)
+
+    def _wait_s(self) -> float:
+        """Until the next one, but not longer than what may be changed meanwhile is to wait."""
+        days, last = self._space.definitions.scrub_days, scrub.last_scrub(self._space.fs)
+        if not days:
+            return SCRUB_LOOK_S
+        left_s = (last[0] - self._space.now_us()) / 1e6 + days * DAY_S if last is not None else 0
+        return min(max(left_s, 0), SCRUB_LOOK_S)
+
+    def _is_over(self) -> bool:
+        """Waits, so that others have the disk and the processor meanwhile."""
+        is_stopped = self._stopped.wait((time.monotonic() - self._paused_at) * SCRUB_PAUSE)
+        self._paused_at = time.monotonic()
+        return is_stopped or self._space.closed
 
 
 class Timekeeper:

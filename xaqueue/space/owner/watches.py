@@ -23,6 +23,7 @@ from watchdog.observers import Observer
 from xaqueue.errors import InvalidArgument
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import definitions, layout
+from xaqueue.space.owner.definitions_file import keep_good
 
 _CHANGES = frozenset({"modified", "created", "moved", "closed"})
 """Reading a file makes events too; following those would be following oneself."""
@@ -78,12 +79,15 @@ class DefinitionsWatch(FileSystemEventHandler):
         """Reads queues.toml now."""
         with self._space.defining:
             try:
-                parsed = definitions.parse(definitions.read(self._path.parent)).check_sync(self._space.hardening)
+                text = definitions.read(self._path.parent)
+                parsed = definitions.parse(text).check_sync(self._space.hardening)
             except (OSError, InvalidArgument, UnicodeDecodeError) as error:
                 self.complaint = str(error)
                 log.warning("queues.toml is not taken, the old definitions hold: %s", error)
                 return
             self.complaint = ""
+            if self._space.read_only is None:
+                keep_good(self._path.parent, text=text)
             if parsed == self._space.definitions:
                 return
             self._space.redefine(parsed)

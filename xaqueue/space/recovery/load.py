@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from xaqueue.carried import CarrierState, checked_carrier
 from xaqueue.errors import DamagedBlock, InvalidArgument
 from xaqueue.message import MessageId
+from xaqueue.space.engine.quarantine import TWICE
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout, records
 from xaqueue.space.model.block import (
@@ -231,7 +232,7 @@ class _Loading:
     def _add(self, number: int, seq: int, message_id: MessageId, tags: str) -> str:
         """Returns what is wrong with it."""
         if message_id in self._placed or message_id in self._queue.index:
-            return f"message {message_id.hex()} stands in its queue twice; the earlier one is kept"
+            return f"message {message_id.hex()} {TWICE}; the earlier one is kept"
         if seq == self._last or seq in self._taken:
             return f"another message of its queue has its number, {seq:,}, and is kept"
         entry = Entry(seq, message_id, tags, self._retries.pop((seq, message_id), None))

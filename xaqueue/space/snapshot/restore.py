@@ -32,8 +32,8 @@ from xaqueue.space.snapshot.manifest import Manifest
 from xaqueue.storage.fs import NO_LINK, FileSystem
 from xaqueue.storage.regular import NO_DIRECTORY
 
-PLACE = ".restoring"
-READY = f"{PLACE}/READY"
+READY = layout.RESTORE_READY
+PLACE = READY.partition("/")[0]
 JUMP = 1 << 32
 """So many numbers are passed over: more than a lost tail can have used."""
 NEVER_BUILT = (JOURNAL, TRIES)

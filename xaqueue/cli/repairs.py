@@ -1,0 +1,100 @@
+"""Bringing a space up from what files are left, and removing for good what was set aside."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from xaqueue.cli import output, parameters
+from xaqueue.cli.exit_codes import ExitCode, complain
+from xaqueue.cli.location import DirectoryOption, JsonOption, directory_of, unchecked_directory_of
+from xaqueue.cli.moves import DryRunOption
+from xaqueue.errors import InvalidArgument
+from xaqueue.message import check_queue_name
+from xaqueue.space.offline import aside
+from xaqueue.space.offline import reconstruct as rebuild
+
+
+def reconstruct(
+    ctx: typer.Context,
+    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="Only this one's messages.")] = None,
+    metadata: Annotated[
+        bool, typer.Option("--metadata", "-m", help="Only FORMAT and queues.toml; messages are not looked at.")
+    ] = False,
+    json: JsonOption = False,
+    space: DirectoryOption = None,
+) -> None:
+    """Bring a space up from what files are left, and say what was done.
+
+    FORMAT and queues.toml are made again where they are gone or damaged, the space is opened, which recovers it, what
+    is damaged is set aside, and whole messages that stand in quarantine/ come back into their queues. For a space that
+    nobody has open; it may be run again. Of a damaged journal nothing is given up: that is `salvage-journal`.
+    """
+    if queue and metadata:
+        raise InvalidArgument("reconstruct takes a QUEUE, or --metadata")
+    with output.progress_bar("reading") as bar:
+        done = rebuild.reconstruct(
+            unchecked_directory_of(ctx, space),
+            check_queue_name(queue) if queue is not None else "",
+            only_metadata=metadata,
+            progress=bar,
+        )
+    if json:
+        output.as_json(asdict(done))
+        return
+    lines = [f"made again: {text}" for text in done.made]
+    if done.repaired is not None:
+        lines += [f"opened: {done.repaired.recovery}", *(f"set aside: {text}" for text in done.repaired.moved)]
+        lines += done.repaired.notes
+    lines += [f"queue {name}: {output.counted(many, 'message')} back" for name, many in done.back.items()]
+    lines += [f"left: {text}" for text in done.left]
+    typer.echo("\n".join(lines or ["FORMAT and queues.toml are as they should be"]))
+
+
+def clean(
+    ctx: typer.Context,
+    older_than: Annotated[
+        str, typer.Option(metavar="AGE", help=f"What was set aside so long ago, {parameters.SPAN_HELP}.")
+    ],
+    dry_run: DryRunOption = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
+    json: JsonOption = False,
+    space: DirectoryOption = None,
+) -> None:
+    """Remove for good what was set aside.
+
+    That is what stands in quarantine/ and removed/, and segments of the journal that end in .archive; nothing else
+    removes them. What a branch in doubt may need stays. A space in use may be cleaned, of what is older than an hour.
+    """
+    span = parameters.span(older_than)
+    assert span is not None
+    directory, age_s = directory_of(ctx, space), span / timedelta(seconds=1)
+    given_up, kept = aside.look(directory, age_s)
+    if not dry_run and given_up:
+        if not (yes or (not json and sys.stdin.isatty() and _is_agreed(given_up))):
+            complain("nothing was removed: with --yes it is done without a question, and --dry-run shows what")
+            raise typer.Exit(ExitCode.NOTHING)
+        given_up, kept = aside.clean(directory, age_s)
+    if json:
+        output.as_json({"removed": [asdict(one) for one in given_up], "kept": [asdict(one) for one in kept]})
+        return
+    _print(given_up)
+    for one in kept:
+        typer.echo(f"kept: {one.path}: {one.kept}")
+    size = output.size(sum(one.size_bytes for one in given_up))
+    typer.echo(f"{output.counted(len(given_up), 'entry', 'entries')}, {size}, {'to remove' if dry_run else 'removed'}")
+
+
+def _is_agreed(given_up: list[aside.Aside]) -> bool:
+    _print(given_up)
+    return typer.confirm("remove these for good?", err=True)
+
+
+def _print(given_up: list[aside.Aside]) -> None:
+    if given_up:
+        rows = [(one.path, output.size(one.size_bytes), output.moment(one.since)) for one in given_up]
+        output.table(("path", "size", "since"), rows)
