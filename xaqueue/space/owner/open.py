@@ -52,6 +52,7 @@ from xaqueue.space.owner.record import (
 from xaqueue.space.owner.threads import Checkpointer, Follower, Scrubber, Snapshotter, Timekeeper, Watchdog
 from xaqueue.space.recovery.load import Progress
 from xaqueue.space.recovery.recover import open_space
+from xaqueue.space.snapshot import store
 from xaqueue.space.snapshot import take as snapshots
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.hardening import DEFAULT, NOTHING, Hardening
@@ -228,6 +229,8 @@ def _open(
         port = pair.port(fs)  # before anything else is read
         content, has_journal = lock.read(), fs.is_dir(layout.JOURNAL)
         owner = next_owner(content, found, hardening, has_journal, beats=pair.beats)
+        if definitions.snapshots.point_in_time:  # a journal that is kept is known by its epoch, also without the owner
+            owner = replace(owner, epoch=max(owner.epoch, store.journal_epoch(fs) + 1))
         suspect = is_suspect(content, has_journal)
         behind, epoch = owner.boot, owner.epoch
         boot = boot_id() if hardening.journal else ""
