@@ -229,8 +229,7 @@ def _open(
         port = pair.port(fs)  # before anything else is read
         content, has_journal = lock.read(), fs.is_dir(layout.JOURNAL)
         owner = next_owner(content, found, hardening, has_journal, beats=pair.beats)
-        if definitions.snapshots.point_in_time:  # a journal that is kept is known by its epoch, also without the owner
-            owner = replace(owner, epoch=max(owner.epoch, store.journal_epoch(fs) + 1))
+        owner = replace(owner, epoch=max(owner.epoch, store.journal_epoch(fs) + 1))  # also without the file owner
         suspect = is_suspect(content, has_journal)
         behind, epoch = owner.boot, owner.epoch
         boot = boot_id() if hardening.journal else ""

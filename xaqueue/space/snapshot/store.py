@@ -131,7 +131,9 @@ def prune_journal(fs: FileSystem) -> None:
 
 
 def journal_epoch(fs: FileSystem) -> int:
-    """The highest of a journal that snapshots tell of, or that is kept; 0 for none. Raises OSError."""
+    """The highest of a journal that snapshots tell of, or that is kept; 0 for none. No later one may be taken for it.
+    Raises OSError.
+    """
     names = fs.list(KEPT_JOURNAL) if fs.is_dir(KEPT_JOURNAL) else []
     return max([said.epoch for name in names if (said := parse_name(name))] + [one.journal for one in listed(fs)] + [0])
 
