@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import runpy
 import shlex
 import shutil
@@ -12,7 +13,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,12 +117,24 @@ def test_the_commands_of_the_guide_to_backups_work(tmp_path: Path) -> None:
     for line in ("init data/shop", "define orders", "put orders one", "put orders two"):
         call(f"xaqueue {line}")
     commands = [line for line in told.splitlines() if line.startswith(("    xaqueue ", "    cp "))]
-    assert len(commands) == 8
+    assert len(commands) == 9
+    (to_a_moment,) = [line for line in commands if "--at" in line]
     for line in commands:
-        call(line)
+        if line is not to_a_moment:
+            call(line)
     shown = json.loads(call("xaqueue browse orders --json").splitlines()[0])
     assert shown["possible_duplicate"] is True
     assert call("xaqueue browse orders").count("one") == 1
+    (table,) = re.findall(r"^    \[snapshots\]\n(?:    .*\n)+", told, re.MULTILINE)
+    with (tmp_path / "data" / "shop" / "queues.toml").open("a") as definitions:
+        definitions.write(f"\n{textwrap.dedent(table)}")
+    call("xaqueue snapshot take")
+    call("xaqueue put orders three")
+    moment = datetime.now(UTC).isoformat()
+    call("xaqueue put orders four")
+    call(to_a_moment.replace("2026-03-01T14:30", moment))
+    kept = call("xaqueue browse orders")
+    assert ("one" in kept, "three" in kept, "four" in kept) == (True, True, False)
 
 
 def test_a_standby_takes_over_as_the_guide_shows(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from contextlib import closing
 from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +14,15 @@ import typer
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, reached
+from xaqueue.cli.parameters import instant
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.space.model.layout import SNAPSHOTS
 from xaqueue.space.owner.restoring import restore as restore_space
 from xaqueue.space.snapshot import store
 from xaqueue.storage.directory_fs import DirectoryFileSystem
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 app = typer.Typer(no_args_is_help=True, help="Take, list, check and remove snapshots.")
 
@@ -127,12 +131,16 @@ def rm(
     """Remove snapshots. Messages that only they have are gone with them."""
     with closing(DirectoryFileSystem(directory_of(ctx, space), keep_unsynced=False)) as fs:
         store.remove(fs, numbers)
+        store.prune_journal(fs)
     typer.echo(f"{output.counted(len(numbers), 'snapshot')} removed")
 
 
 def restore(
     ctx: typer.Context,
     snapshot: Annotated[int | None, typer.Option(metavar="N", help="Which one; the newest that is clean.")] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="As it was then: ISO 8601, local where it has no offset.")
+    ] = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="As it was then: leave out what was added after the snapshot.")
     ] = False,
@@ -144,20 +152,28 @@ def restore(
 
     What it replaces goes to removed/ in the space's directory, and stays there. Messages that were added after the
     snapshot and can be read are brought over. Those of the snapshot may have been delivered since: they are marked as
-    possible duplicates. A restore that was cut off is finished by the same command.
+    possible duplicates. With --at it is as it was at that moment: the newest snapshot before it, and what the journal
+    tells since; that takes [snapshots] in queues.toml, and level JOURNAL. A restore that
+    was cut off is finished by the same command.
     """
     given = space or ctx.find_root().params.get("space")
     if not given or "://" in str(given):
         raise InvalidArgument("restore works on the directory of a space that nobody has open: --space DIR")
+    moment = instant(at)
+    if isinstance(moment, timedelta):
+        raise InvalidArgument("--at is in the future: name a moment that has been")
+    at_us = 0 if moment is None else (moment - EPOCH) // timedelta(microseconds=1)
     if not yes and not typer.confirm(f"replace what is in {given} by a snapshot?", err=True):
         raise typer.Exit(ExitCode.NOTHING)
-    done = restore_space(str(given), snapshot, exact=exact)
+    done = restore_space(str(given), snapshot, at_us=at_us, exact=exact)
     if json:
         output.as_json(asdict(done))
         return
     typer.echo(f"snapshot {done.snapshot} of {output.moment(done.taken_at)} is in place again")
+    if done.at:
+        typer.echo(f"and what the journal tells from there to {output.moment(done.at)}")
     typer.echo(f"{output.counted(done.messages, 'message')} came back, each a possible duplicate")
-    if done.newer or not exact:
+    if done.newer or not (exact or done.at):
         typer.echo(f"{output.counted(done.newer, 'message')} added after it kept")
     if done.lost:
         typer.echo(f"{output.counted(done.lost, 'message')} added after it cannot be read: they are in {done.removed}")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from zlib import crc32
 
-from xaqueue.storage.fs import NO_ROOM, FileSystem, discard, lasting, synced
+from xaqueue.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard, lasting, synced
 from xaqueue.storage.journal_format import (
     CHECKPOINT,
     END,
@@ -23,6 +24,7 @@ from xaqueue.storage.journal_format import (
     PREFIX_BYTES,
     SECTOR_BYTES,
     SWITCH,
+    TIME,
     Entry,
     Record,
     Segment,
@@ -30,6 +32,7 @@ from xaqueue.storage.journal_format import (
     header_of,
     pack_crc,
     pack_prefix,
+    parse_name,
     record_of,
 )
 from xaqueue.storage.journal_reader import look
@@ -43,6 +46,16 @@ HardenBy = Callable[[Callable[[str], None], str], None]
 """Calls the first with the second."""
 
 
+@contextmanager
+def suppress_room() -> Iterator[None]:
+    """What finds no room is not done."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+
+
 def whole_sectors(segment_bytes: int) -> int:
     """The size of a segment for which this was asked."""
     return max(segment_bytes // SECTOR_BYTES * SECTOR_BYTES, SMALLEST_SEGMENT_BYTES)
@@ -51,6 +64,11 @@ def whole_sectors(segment_bytes: int) -> int:
 def checkpoint_entry(lsn: int) -> Entry:
     """What records that everything below ``lsn`` is in the directories."""
     return Entry(CHECKPOINT, LSN.pack(lsn))
+
+
+def time_entry(now_us: int) -> Entry:
+    """What records when a round was written."""
+    return Entry(TIME, LSN.pack(now_us))
 
 
 class Journal:
@@ -99,6 +117,10 @@ class Journal:
         """Called by the writer when a segment is full."""
         self.harden_by: HardenBy | None = None
         """Makes the call that syncs what ``write`` has written; else ``write`` does."""
+        self.clock: Callable[[], int] | None = None
+        """Microseconds UTC. Where there is one, every round begins with its time."""
+        self.kept = ""
+        """The directory into which segments go that nothing needs any more; empty where they are used again."""
 
     def harden(self) -> None:
         """What was read is on disk: after a kill it may be in memory only, and nobody acts on that. Raises OSError."""
@@ -108,7 +130,7 @@ class Journal:
     def tidy(self) -> None:
         """Removes what a crash has left of segments that were being made or used again. Raises OSError."""
         for name in self._orphans:
-            discard(self._fs, self._path(name))
+            self._release(name)
         self._orphans = []
 
     def start(self, carried: Sequence[Entry] | None = None, *, is_shared: bool = False) -> list[str]:
@@ -171,7 +193,7 @@ class Journal:
             return [f"no room for a new journal ({error.strerror}): it goes on in the old one"]
         self.position, self.checkpoint = position, start
         for segment in old:  # the last one last: without it the others would pass for a journal given up
-            discard(fs, self._path(segment.name))  # a former owner may have recycled it just now
+            self._release(segment.name)
             fs.sync_dir(self._directory)
         return []
 
@@ -222,6 +244,9 @@ class Journal:
         """
         segment = self._segments[-1]
         limit = segment.start + segment.allocated - OWN_BYTES
+        asked, timed = entries, 0
+        if self.clock is not None and (len(entries) > 1 or entries[0].kind != CHECKPOINT):
+            entries, timed = [time_entry(self.clock()), *entries], 1
         chunks: list[bytes] = []
         lsn = first = self.position
         done = 0
@@ -244,14 +269,14 @@ class Journal:
                 PADDINGS[-(len(meta) + body_bytes) & 7],
             )
             lsn, done = end, done + 1
-        if done:
+        if done > timed:
             self._overwrite(chunks, lsn - first, syncing, self.harden_by)
-            return done
-        if entries[0].kind == CHECKPOINT and self._has_reserve():
-            self._write_own(CHECKPOINT, LSN.unpack(entries[0].meta)[0])
+            return done - timed
+        if asked[0].kind == CHECKPOINT and self._has_reserve():
+            self._write_own(CHECKPOINT, LSN.unpack(asked[0].meta)[0])
             return 1
-        self._make_room(entries[0].size_bytes)
-        return self.write(entries, syncing)
+        self._make_room(sum(entry.size_bytes for entry in entries[: timed + 1]))
+        return self.write(asked, syncing)
 
     def write_checkpoint(self, lsn: int) -> None:
         """Records, durably, that everything below ``lsn`` is in the directories; ``recycle`` may follow.
@@ -328,6 +353,11 @@ class Journal:
     # Segments
 
     @property
+    def segment_epoch(self) -> int:
+        """In the names of its segments."""
+        return self._segment_epoch
+
+    @property
     def full_segments(self) -> int:
         """How many segments wait for a checkpoint to release them."""
         return len(self._segments) - 1
@@ -338,17 +368,42 @@ class Journal:
             following = self._following
             return sum(segment.allocated for segment in self._segments) + (following.allocated if following else 0)
 
-    def recycle(self) -> None:
-        """Releases the segments that the last checkpoint covers: one of them is the following one, the others go."""
+    def recycle(self, *, may_keep: bool = True) -> None:
+        """Releases the segments that the last checkpoint covers: one of them is the following one, the others go.
+
+        may_keep: whether they are ``kept`` instead, where that is asked for.
+        """
         with self._guard:
             released = [segment for segment in self._segments[:-1] if segment.end <= self.checkpoint]
             self._segments = [segment for segment in self._segments if segment not in released]
         for segment in released:
             with self._making:
-                if self._following is None and segment.size == self._segment_bytes:
+                if self.kept and may_keep:
+                    self._release(segment.name)
+                elif self._following is None and segment.size == self._segment_bytes:
                     self._following = self._recycled(segment, self._segments[-1].end)
                 else:
                     self._fs.unlink(self._path(segment.name))
+        if released and self.kept and may_keep:
+            with self._making, suppress_room():  # here, and not while a round waits for it
+                self._ensure_following()
+
+    def _release(self, name: str) -> None:
+        """Nothing needs it any more. It has its name among those that are kept, on disk, before it loses the other."""
+        path, kept = self._path(name), f"{self.kept}/{name}"
+        if self.kept and parse_name(name) is not None and self._fs.exists(path):
+            try:
+                discard(self._fs, kept)  # of a restore that was given up
+                self._fs.link(path, kept)
+                synced(self._fs.sync_dir, self.kept)
+            except FileNotFoundError:  # a former owner may have recycled it just now
+                return
+            except OSError as error:
+                if error.errno not in NO_LINK:
+                    raise
+                self._fs.rename(path, kept)
+                return
+        discard(self._fs, path)
 
     def _ensure_following(self, size: int = 0) -> None:
         """Makes the segment that takes over when the present one is full, large enough for a record of this size."""

@@ -39,8 +39,9 @@ EPOCH_BITS = 32
 """Of the epoch in a record, those below the epoch in the name of its segment."""
 _NAME = re.compile(r"([0-9a-f]{16})\.([0-9a-f]{16})\.log")
 
-CHECKPOINT, SWITCH = 254, 255
-"""Kinds of the journal's own records; meta is an LSN: from which to replay, or where the next segment begins."""
+TIME, CHECKPOINT, SWITCH = 253, 254, 255
+"""Kinds of the journal's own records, which are these and none below. Meta is a number: when the round that it begins
+was written, microseconds UTC; the LSN from which to replay; that where the next segment begins."""
 
 
 class Entry(NamedTuple):

@@ -23,6 +23,7 @@ from xaqueue.storage.journal_format import (
     PREFIX_BYTES,
     SECTOR_BYTES,
     SWITCH,
+    TIME,
     VERSION,
     BadHeader,
     Name,
@@ -153,7 +154,7 @@ def good_records(
         [
             good
             for good in placed
-            if good.record.lsn >= checkpoint and (good.record.kind >= CHECKPOINT or is_valid(good.record))
+            if good.record.lsn >= checkpoint and (good.record.kind >= TIME or is_valid(good.record))
         ]
         for placed in goods
     ]
@@ -215,7 +216,7 @@ class _Look:
             for good in placed:
                 if good.record.lsn == found.position:
                     found.position = good.end
-                    if good.record.kind < CHECKPOINT:
+                    if good.record.kind < TIME:
                         found.records.append(good.record)
             if not placed or placed[-1].end != found.position or placed[-1].record.kind != SWITCH:
                 break
@@ -319,7 +320,7 @@ def read_readable(fs: FileSystem, directory: str, is_valid: Validity) -> Readabl
     checkpoint, goods = good_records(fs, directory, segments, is_valid)
     highest = max((_highest(fs, directory, name) for name in names), default=0)
     return ReadableRecords(
-        records=[good.record for placed in goods for good in placed if good.record.kind < CHECKPOINT],
+        records=[good.record for placed in goods for good in placed if good.record.kind < TIME],
         gaps=[gap for gap in _gaps(segments, goods, checkpoint) if gap.end is None or gap.end > checkpoint],
         checkpoint=checkpoint,
         files=[name for name in names if parse_name(name) is not None],

@@ -42,7 +42,7 @@ def fs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileSystem]:
 
 def test_records_come_back_as_they_were_written(fs: FileSystem) -> None:
     journal = started(fs)
-    entries = [entry(1), entry(2, 1), entry(3, 7), entry(4, 5000, kind=253), entry(5, 513)]
+    entries = [entry(1), entry(2, 1), entry(3, 7), entry(4, 5000, kind=252), entry(5, 513)]
     write(journal, *entries[:2])
     write(journal, *entries[2:])
     records = journal_of(fs).replay

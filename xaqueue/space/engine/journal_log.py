@@ -15,6 +15,7 @@ limit is refused.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,15 +28,16 @@ from xaqueue.space.engine import redo
 from xaqueue.space.engine.behind import Behind, Turn
 from xaqueue.space.engine.register import Register
 from xaqueue.space.model import layout
-from xaqueue.space.model.block import Kind
+from xaqueue.space.model.block import Kind, split_block
 from xaqueue.space.model.block_files import make_twin, read_block
 from xaqueue.space.model.branch import Branch, Written
-from xaqueue.space.model.change import Change, Moved, Op, entry_of, final_states
+from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
 from xaqueue.space.model.layout import ACTIVE, Watermark, block_path
 from xaqueue.space.model.queue import Queue
 from xaqueue.storage.fs import NO_ROOM, FileSystem, synced
 from xaqueue.storage.group_commit import JournalCommit, Publish, Step, nothing
 from xaqueue.storage.journal import Journal, checkpoint_entry
+from xaqueue.storage.journal_format import Entry
 from xaqueue.storage.scheduling import THREADS, Threads
 
 KEPT_BYTES = 1024 * 1024
@@ -51,6 +53,8 @@ RIDING = 1024
 """Steps that wait for the next round, at most: the next one makes a round."""
 RETRY_S = 1.0
 """After there was no room. The journal has what waits."""
+
+log = logging.getLogger("xaqueue")
 
 
 class JournalLog(JournalCommit):
@@ -86,6 +90,8 @@ class JournalLog(JournalCommit):
         self._show_arrivals = shown
         self._kept_bytes = min(KEPT_BYTES, journal.largest_bytes)
         self.behind = Behind(lock, cache_bytes)
+        if journal.kept:
+            self._entry_of = self._whole_entry
         self._upto = journal.position
         """The LSN behind the last change that was published."""
         self.followed = journal.position
@@ -165,6 +171,21 @@ class JournalLog(JournalCommit):
         if self.register is not None and written.entry is not None:
             with self._fencing():
                 self.register.add(written.queue, written.entry, handed_back=True)
+
+    def _whole_entry(self, change: Change | Entry) -> Entry:
+        """Of a journal that is kept: what stands in active/ by now is in it as well, since no snapshot has that."""
+        if type(change) is Entry:
+            return change
+        assert type(change) is Change
+        ops: list[Op] = []
+        for op in chain(change.point, change.ops, change.rest):
+            if op[0] == MOVE and op[1].startswith(ACTIVE):
+                with suppress(OSError):  # then it only moves, as in any journal
+                    head, body = split_block(read_block(self.fs, op[1]))
+                    ops += [(PUT, op[2], head, body, op[3]), (DROP, op[1])]
+                    continue
+            ops.append(op)
+        return entry_of(change._replace(point=(), ops=ops, rest=()))
 
     def harden(self, branch: Branch) -> None:
         paths = [path for path in branch.contents if path.startswith(ACTIVE)]
@@ -422,7 +443,9 @@ class JournalLog(JournalCommit):
         below = self.followed
         synced(self.fs.sync_all)
         self.journal.write_checkpoint(below)
-        self.journal.recycle()
+        if self.journal.kept:
+            log.warning("no room: what the journal releases is not kept, and no restore to a moment since comes by it")
+        self.journal.recycle(may_keep=False)
 
 
 def _give_up(error: OSError, call: Callable[[], object]) -> None:

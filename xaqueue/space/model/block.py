@@ -259,6 +259,12 @@ def has_valid_checksum(head: bytes, body: bytes | memoryview = b"") -> bool:
     return len(head) + len(body) == PREFIX_BYTES + properties_bytes + body_bytes and bool(found == checksum)
 
 
+def split_block(data: bytes) -> tuple[bytes, bytes]:
+    """The bytes of its head, and those of its body."""
+    end = PREFIX_BYTES + _HEAD.unpack_from(data)[4] if len(data) >= PREFIX_BYTES else len(data)
+    return data[:end], data[end:]
+
+
 def unpack_properties(packed: bytes) -> Properties:
     """The inverse of ``pack_properties``. Raises DamagedBlock."""
     try:

@@ -103,6 +103,8 @@ class Snapshots:
 
     interval_min: int = 0
     keep: int = 0
+    point_in_time: bool = False
+    """Whether the journal is kept since the oldest, at the level that has one."""
 
 
 UNDEFINED = QueueDefinition(description="has messages, and no definition")
@@ -244,14 +246,17 @@ def _snapshots(document: Mapping[str, Any]) -> Snapshots:
     if "snapshots" not in document:
         return Snapshots()
     table, found = _table(document, "snapshots"), {}
-    _only(table, "[snapshots]", tuple(SNAPSHOT_KEYS))
+    _only(table, "[snapshots]", (*SNAPSHOT_KEYS, "point_in_time"))
+    keeps = table.get("point_in_time", True)
+    if not isinstance(keeps, bool):
+        raise InvalidArgument(f"queues.toml: [snapshots] point_in_time = {keeps!r}: true or false is wanted")
     for key, (least, most, default) in SNAPSHOT_KEYS.items():
         number = found[key] = table.get(key, default)
         if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
             raise InvalidArgument(
                 f"queues.toml: [snapshots] {key} = {number!r}: a number from {least} to {most} is wanted"
             )
-    return Snapshots(**found)
+    return Snapshots(**found, point_in_time=keeps)
 
 
 SNAPSHOT_KEYS = {"interval_min": (1, 46_080, 1_440), "keep": (2, 367, 3)}

@@ -52,6 +52,7 @@ from xaqueue.space.owner.record import (
 from xaqueue.space.owner.threads import Checkpointer, Follower, Scrubber, Snapshotter, Timekeeper, Watchdog
 from xaqueue.space.recovery.load import Progress
 from xaqueue.space.recovery.recover import open_space
+from xaqueue.space.snapshot import store
 from xaqueue.space.snapshot import take as snapshots
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.hardening import DEFAULT, NOTHING, Hardening
@@ -228,6 +229,7 @@ def _open(
         port = pair.port(fs)  # before anything else is read
         content, has_journal = lock.read(), fs.is_dir(layout.JOURNAL)
         owner = next_owner(content, found, hardening, has_journal, beats=pair.beats)
+        owner = replace(owner, epoch=max(owner.epoch, store.journal_epoch(fs) + 1))  # also without the file owner
         suspect = is_suspect(content, has_journal)
         behind, epoch = owner.boot, owner.epoch
         boot = boot_id() if hardening.journal else ""

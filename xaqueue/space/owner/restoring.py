@@ -19,8 +19,9 @@ from xaqueue.storage.modes import PRIVATE
 from xaqueue.storage.owner_file import OwnerFile
 
 
-def restore(path: str | os.PathLike[str], number: int | None = None, *, exact: bool = False) -> Done:
-    """Puts a snapshot back, the newest that is clean without a number; see ``xaqueue.space.snapshot.restore``.
+def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: int = 0, exact: bool = False) -> Done:
+    """Puts a snapshot back, the newest that is clean without a number, or what was there at a moment (int
+    microseconds UTC); see ``xaqueue.space.snapshot.restore``.
 
     A space that can be opened is opened first, so that the newest messages are in its directories. Raises SpaceInUse,
     SpaceError.
@@ -28,12 +29,16 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, exact: b
     root = Path(path)
     if not (root / layout.SNAPSHOTS).is_dir():
         raise SpaceError(f"{root} has no snapshots: `xaqueue snapshot take` makes one")
+    if at_us > time.time_ns() // 1000:
+        raise InvalidArgument("--at is in the future: name a moment that has been")
+    if at_us and number is not None:
+        raise InvalidArgument("--at takes the newest snapshot before that moment: leave --snapshot out")
     group, keeps_queues = None, not exact
     try:
         group = find_group(read_definitions(root).group)
     except InvalidArgument:
         keeps_queues = False
-    if not exact and not (root / restoring.READY).exists():
+    if not exact and not at_us and not (root / restoring.READY).exists():
         with suppress(OperationalError, InvalidArgument):  # what is wrong with it, the restore mends
             attach(root, watch=False).close()
     try:
@@ -54,7 +59,9 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, exact: b
                         lock.write(fs, format_owner(closed))
 
                 now_us = time.time_ns() // 1000
-                return restoring.restore(fs, number, now_us, exact=exact, keeps_queues=keeps_queues, close=close)
+                return restoring.restore(
+                    fs, number, now_us, at_us=at_us, exact=exact, keeps_queues=keeps_queues, close=close
+                )
         finally:
             lock.release()
     except OSError as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from xaqueue.errors import DamagedBlock, JournalDamaged, ResourceFailed
@@ -33,7 +33,7 @@ from xaqueue.space.recovery.load import Load, Progress
 from xaqueue.space.recovery.prepared import Verdict
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 from xaqueue.storage.hardening import Hardening
-from xaqueue.storage.journal import Journal
+from xaqueue.storage.journal import Journal, checkpoint_entry, time_entry
 from xaqueue.storage.journal_format import Record
 from xaqueue.storage.journal_reader import damage_of
 from xaqueue.storage.layers import ReadOnlyFileSystem
@@ -50,6 +50,8 @@ def open_journal(
     used: bool,
     suspect: bool,
     is_shared: bool = False,
+    *,
+    clock: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> tuple[Journal | None, Sequence[Record], list[str]]:
     """Makes the directories what the journal says. The journal, where steps are to be recorded; what it held; and what
     is worth a note. Raises JournalDamaged."""
@@ -57,18 +59,29 @@ def open_journal(
         return None, (), []
     fs.hold_dir("")
     size = segment_bytes(definitions, fs.room())
+    keeps = hardening.journal and definitions.snapshots.point_in_time
     journal = Journal(fs, layout.JOURNAL, segment_bytes=size, is_valid=change.is_valid, used=used, epoch=epoch)
     records = journal.replay
     check_end(fs, records, journal.position)
     journal.harden()
+    begun = journal.position  # 0 where there is none
+    if keeps:
+        redo.make_dirs(fs, layout.KEPT_JOURNAL)
+        fs.sync_dir(layout.SNAPSHOTS)
+        fs.sync_dir("")
+        clock = _rising(clock)
+        journal.kept, journal.clock = layout.KEPT_JOURNAL, clock
     notes: list[str] = []
     if records:
         notes += redo.replay(fs, records, anew=suspect)
         fs.sync_all()
     if journal.position or suspect or hardening.journal:
-        notes += journal.start([], is_shared=is_shared)  # whoever had the old one may write there yet
+        carried = [checkpoint_entry(begun), time_entry(clock())] if keeps else []
+        notes += journal.start(carried, is_shared=is_shared)  # whoever had the old one may write there yet
     else:
         journal.tidy()
+    if keeps and not begun:
+        journal.write([time_entry(clock())])
     if records:
         journal.write_checkpoint(journal.position)
         journal.recycle()
@@ -76,6 +89,18 @@ def open_journal(
     for note in notes:
         log.warning("%s", note)
     return journal if hardening.journal else None, records, notes
+
+
+def _rising(clock: Callable[[], int]) -> Callable[[], int]:
+    """No two rounds have one time, and none an earlier one than the round before it, however the clock is set."""
+    last = 0
+
+    def rising() -> int:
+        nonlocal last
+        last = max(last + 1, clock())
+        return last
+
+    return rising
 
 
 def check_end(fs: FileSystem, records: Sequence[Record], end: int) -> None:

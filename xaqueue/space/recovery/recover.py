@@ -82,7 +82,10 @@ def open_space(
     """
     definitions = definitions or Definitions()
     try:
-        journal, records, notes = open_journal(fs, definitions, hardening, epoch, journalled, suspect, is_shared)
+        now_ns = options.get("now_ns", time.time_ns)
+        journal, records, notes = open_journal(
+            fs, definitions, hardening, epoch, journalled, suspect, is_shared, clock=lambda: now_ns() // 1000
+        )
     except JournalDamaged as damage:
         space = Space(fs, definitions, hardening=hardening, epoch=epoch, **options)
         open_for_reading(space, damage, progress)

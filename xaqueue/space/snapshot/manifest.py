@@ -1,7 +1,7 @@
 """The manifest of a snapshot: what it is of, as of when, and what must be in it. JSON, with a CRC-32 over itself.
 
     {"snapshot": {"number": 7, "space": "xaqueue 1 orders <id>", "taken_at": microseconds UTC, "sync": "JOURNAL",
-                  "epoch": 3, "lsn": 4711, "queues": {"orders": [messages, published, reserved]},
+                  "epoch": 3, "lsn": 4711, "journal": 3, "queues": {"orders": [messages, published, reserved]},
                   "files": count, "names": CRC-32 of the sorted paths, "copies": {path: CRC-32 of its content}},
      "crc": CRC-32}
 
@@ -41,6 +41,8 @@ class Manifest:
     files: int
     names: int
     copies: dict[str, int]
+    journal: int = 0
+    """The epoch of the journal whose LSN that is."""
 
     @property
     def messages(self) -> int:

@@ -21,15 +21,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from xaqueue.errors import DamagedBlock, SpaceError
+from xaqueue.errors import DamagedBlock, JournalDamaged, SpaceError
 from xaqueue.space.engine import redo
 from xaqueue.space.model import layout, restored
 from xaqueue.space.model.block import decode
+from xaqueue.space.model.change import highest_numbers
 from xaqueue.space.model.layout import JOURNAL, QUEUES, REMOVED, RESTORED, SNAPSHOTS, TRIES, Watermark
 from xaqueue.space.model.restored import Restored
 from xaqueue.space.snapshot import manifest, store
+from xaqueue.space.snapshot.history import History
 from xaqueue.space.snapshot.manifest import Manifest
-from xaqueue.storage.fs import NO_LINK, FileSystem
+from xaqueue.storage.fs import NO_LINK, FileSystem, discard
+from xaqueue.storage.journal_reader import headers
+from xaqueue.storage.layers import Below
 from xaqueue.storage.regular import NO_DIRECTORY
 
 READY = layout.RESTORE_READY
@@ -56,6 +60,8 @@ class Done:
     """Newer ones that cannot be read: they stay in what was replaced."""
     branches: list[str]
     """In doubt in the snapshot: an operator decides them."""
+    at: int = 0
+    """The moment up to which the journal was done again behind the snapshot, microseconds UTC; 0 for none."""
 
 
 def choose(fs: FileSystem, number: int | None) -> Manifest:
@@ -72,25 +78,41 @@ def choose(fs: FileSystem, number: int | None) -> Manifest:
     raise SpaceError("there is no snapshot that is whole: nothing was changed")
 
 
+def choose_before(fs: FileSystem, at_us: int) -> Manifest:
+    """The newest snapshot of before that moment that is clean. Raises SpaceError, OSError."""
+    for found in reversed(store.listed(fs)):
+        if found.taken_at <= at_us and store.is_clean(fs, found.number):
+            if not found.lsn:
+                raise SpaceError(
+                    f"snapshot {found.number}, the newest before that, was taken at level {found.sync}, and only at "
+                    "JOURNAL a space can go back to a moment in between: restore it with --snapshot"
+                )
+            return found
+    raise SpaceError("there is no snapshot of before that which is whole: nothing was changed")
+
+
 def restore(
     fs: FileSystem,
     number: int | None,
     now_us: int,
     *,
+    at_us: int = 0,
     exact: bool = False,
     keeps_queues: bool = True,
     close: Callable[[], None] = lambda: None,
 ) -> Done:
     """Puts it back; finishes a restore that was cut off instead, whatever is asked for. The caller owns the space.
 
-    exact: what was added after the snapshot stays behind. keeps_queues: queues.toml stays as it is. close: called when
-    all but FORMAT is in its place: nothing that was there has to be believed any more. Raises SpaceError, OSError.
+    at_us: as of this moment, by the newest snapshot before it and the journal since; 0 for as of the snapshot.
+    exact: what was added after the snapshot stays behind, as it does with a moment. keeps_queues: queues.toml stays as
+    it is. close: called when all but FORMAT is in its place: nothing that was there has to be believed any more.
+    Raises SpaceError, OSError.
     """
     if not fs.exists(READY):
         if fs.is_dir(PLACE):
             store.remove_tree(fs, PLACE)
-        found = choose(fs, number)
-        done = _Build(fs, found, now_us, exact=exact, keeps_queues=keeps_queues).build()
+        found = choose_before(fs, at_us) if at_us else choose(fs, number)
+        done = _Build(fs, found, now_us, at_us, exact=exact, keeps_queues=keeps_queues).build()
         fs.sync_all()
         fs.create(READY, [json.dumps({name: getattr(done, name) for name in Done.__slots__}).encode()])
         fs.sync_file(READY)
@@ -107,12 +129,15 @@ def is_cut_off(fs: FileSystem) -> bool:
 class _Build:
     """Makes what is to stand in the place of the space."""
 
-    def __init__(self, fs: FileSystem, found: Manifest, now_us: int, *, exact: bool, keeps_queues: bool) -> None:
+    def __init__(
+        self, fs: FileSystem, found: Manifest, now_us: int, at_us: int, *, exact: bool, keeps_queues: bool
+    ) -> None:
         self.fs = fs
         self.found = found
         self.source = f"{SNAPSHOTS}/{found.number}"
         self.now_us = now_us
-        self.exact = exact
+        self.at_us = at_us
+        self.exact = exact or bool(at_us)
         self.keeps_queues = keeps_queues
         self.newer = self.lost = 0
 
@@ -129,11 +154,44 @@ class _Build:
         if self.keeps_queues and fs.exists(QUEUES):
             fs.unlink(f"{PLACE}/{QUEUES}")
             self._put(QUEUES, fs.read(QUEUES))
-        self._bring_over()
-        branches = sorted({str(block[0]) for path in names if (block := _block_of(path)) is not None})
         through = {queue: published for queue, (_, published, _) in found.queues.items()}
+        messages = found.messages
+        if self.at_us:
+            through |= self._done_again(through)
+            names = manifest.files_below(fs, PLACE)
+            messages = sum(1 for path in names if layout.parse_message_path(path))
+        self._bring_over(through)
+        self._keep_journal()
+        branches = sorted({str(block[0]) for path in names if (block := _block_of(path)) is not None})
         self._put(RESTORED, restored.encode(Restored(found.number, found.taken_at, self.now_us, through, branches)))
-        return Done(found.number, found.taken_at, self._free_place(), found.messages, self.newer, self.lost, branches)
+        place = self._free_place()
+        return Done(found.number, found.taken_at, place, messages, self.newer, self.lost, branches, self.at_us)
+
+    def _done_again(self, through: dict[str, int]) -> dict[str, int]:
+        """What the journal tells from the snapshot on; returns by queue how far its messages go now."""
+        highest: dict[str, int] = {}
+        for records in History(self.fs, self.found, self.at_us).records():
+            try:
+                redo.replay(Below(self.fs, PLACE), records)
+            except JournalDamaged as damage:
+                raise SpaceError(
+                    f"snapshot {self.found.number} and the journal since do not come to what was there at that time: "
+                    f"{damage.lost_files[0]}. Restore to an earlier time, or without --at"
+                ) from damage
+            for queue, seq in highest_numbers(records).items():
+                highest[queue] = max(highest.get(queue, through.get(queue, 0)), seq)
+        for queue, seq in highest.items():
+            path = layout.watermark_path(queue)
+            discard(self.fs, f"{PLACE}/{path}")
+            self._put(path, layout.format_watermark(Watermark(seq, max(seq + JUMP, self._beyond(queue)))))
+        return highest
+
+    def _keep_journal(self) -> None:
+        """Who has chosen the wrong moment may choose another one: its segments stay with those that are kept."""
+        if self.fs.is_dir(layout.KEPT_JOURNAL):
+            for segment in headers(self.fs, JOURNAL)[0]:
+                if not self.fs.exists(f"{layout.KEPT_JOURNAL}/{segment.name}"):
+                    link_or_copy(self.fs, f"{JOURNAL}/{segment.name}", f"{layout.KEPT_JOURNAL}/{segment.name}")
 
     def _free_place(self) -> str:
         when = datetime.fromtimestamp(self.now_us / 1e6, UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -165,7 +223,7 @@ class _Build:
     def _numbers(self, queue: str) -> list[int]:
         return [(number + 1) << layout.RANGE_BITS for number in _ranges(self.fs, queue)]
 
-    def _bring_over(self) -> None:
+    def _bring_over(self, through: dict[str, int]) -> None:
         """What was added since, as far as it can be read; and the numbers of queues that came since."""
         for name in _listed(self.fs, layout.COMMITTED):
             queue = layout.parse_queue_directory(name)
@@ -173,7 +231,7 @@ class _Build:
                 continue
             if not self.exact:
                 self._bring_messages(queue, self.found.queues.get(queue, (0, 0, 0))[1])
-            if queue not in self.found.queues:
+            if queue not in through:
                 self._put(layout.watermark_path(queue), layout.format_watermark(Watermark(0, self._beyond(queue))))
 
     def _bring_messages(self, queue: str, through: int) -> None:
@@ -200,16 +258,20 @@ class _Build:
     def _link(self, source: str, path: str) -> None:
         target = f"{PLACE}/{path}"
         try:
-            try:
-                self.fs.link(source, target)
-            except FileNotFoundError:  # the first of its directory
-                redo.make_dirs(self.fs, target.rpartition("/")[0])
-                self.fs.link(source, target)
-        except OSError as error:
-            if error.errno not in NO_LINK:
-                raise
-            self.fs.create(target, [self.fs.read(source)])
-            self.fs.set_modified_ns(target, self.fs.modified_ns(source))
+            link_or_copy(self.fs, source, target)
+        except FileNotFoundError:  # the first of its directory
+            redo.make_dirs(self.fs, target.rpartition("/")[0])
+            link_or_copy(self.fs, source, target)
+
+
+def link_or_copy(fs: FileSystem, source: str, target: str) -> None:
+    try:
+        fs.link(source, target)
+    except OSError as error:
+        if error.errno not in NO_LINK:
+            raise
+        fs.create(target, [fs.read(source)])
+        fs.set_modified_ns(target, fs.modified_ns(source))
 
 
 def _swap(fs: FileSystem, removed: str, close: Callable[[], None]) -> None:

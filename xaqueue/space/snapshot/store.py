@@ -14,10 +14,12 @@ from zlib import crc32
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import decode
-from xaqueue.space.model.layout import SNAPSHOTS
+from xaqueue.space.model.layout import KEPT_JOURNAL, SNAPSHOTS
 from xaqueue.space.snapshot import manifest
 from xaqueue.space.snapshot.manifest import Manifest
 from xaqueue.storage.fs import FileSystem, discard
+from xaqueue.storage.journal_format import parse_name
+from xaqueue.storage.journal_reader import headers
 from xaqueue.storage.regular import NO_DIRECTORY
 
 
@@ -118,6 +120,22 @@ def keep(fs: FileSystem, count: int) -> list[int]:
     old = [one.number for one in listed(fs)][:-count]
     remove(fs, old)
     return old
+
+
+def prune_journal(fs: FileSystem) -> None:
+    """Of the journal that is kept what lies before the oldest snapshot goes. Raises OSError."""
+    oldest = min(((one.journal, one.lsn) for one in listed(fs) if one.lsn), default=None)
+    for segment in headers(fs, KEPT_JOURNAL)[0]:
+        if oldest is None or (segment.epoch, segment.end) <= oldest:
+            discard(fs, f"{KEPT_JOURNAL}/{segment.name}")
+
+
+def journal_epoch(fs: FileSystem) -> int:
+    """The highest of a journal that snapshots tell of, or that is kept; 0 for none. No later one may be taken for it.
+    Raises OSError.
+    """
+    names = fs.list(KEPT_JOURNAL) if fs.is_dir(KEPT_JOURNAL) else []
+    return max([said.epoch for name in names if (said := parse_name(name))] + [one.journal for one in listed(fs)] + [0])
 
 
 def remove_unfinished(fs: FileSystem) -> None:

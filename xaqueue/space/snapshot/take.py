@@ -60,6 +60,7 @@ def take_and_keep(space: Space) -> SnapshotStatus:
     taken = take(space)
     if space.definitions.snapshots.keep:
         store.keep(space.fs, space.definitions.snapshots.keep)
+    store.prune_journal(space.fs)
     return taken.status
 
 
@@ -229,4 +230,5 @@ def _manifest(space: Space, links: _Links, number: int, lsn: int) -> Manifest:
         files=len(names),
         names=manifest.crc_of(names),
         copies=links.copies,
+        journal=0 if space.journal_log is None else space.journal_log.journal.segment_epoch,
     )
