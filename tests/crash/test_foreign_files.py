@@ -283,12 +283,27 @@ def test_an_error_names_what_must_be_read_first(
 ) -> None:
     root = fresh()
     path = plant(root, place, kind)
+    (root / layout.GOOD_QUEUES).unlink()
     with within_bounds(place):
         look(root)
         with pytest.raises((xaqueue.SpaceError, xaqueue.InvalidArgument), match=place):
             xaqueue.connect(root)
         assert [found.path for found in check.check(root) if found.severity is Severity.DAMAGE] == [place]
         assert os.path.lexists(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_stands_for_queues_toml_gives_way_to_its_good_copy(
+    fresh: Callable[[], Path], kind: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    root = fresh()
+    path = plant(root, layout.QUEUES, kind)
+    with within_bounds(layout.QUEUES):
+        use(root)
+        assert "its last good copy holds" in caplog.text
+        assert inspect.status(root).complaint.startswith("queues.toml cannot be read")
+        assert [found.path for found in check.check(root) if found.severity is Severity.DAMAGE] == [layout.QUEUES]
+    assert os.path.lexists(path)
 
 
 @pytest.mark.parametrize("place", FIXED)

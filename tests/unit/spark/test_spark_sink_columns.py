@@ -140,7 +140,7 @@ COPIED: dict[str, Any] = {
     "headers": {"k": "v", "ü": ""},
     "traceparent": "t",
 }
-MADE_ANEW = {"enqueued_at", "tries", "origin", "unknown"}
+MADE_ANEW = {"enqueued_at", "tries", "origin", "possible_duplicate", "unknown"}
 """Of a copy, as of any message that is enqueued; nobody can say what is in the last."""
 
 

@@ -18,6 +18,7 @@ from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.layout import GOOD_QUEUES, QUEUES
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.fs import replace_file
+from xaqueue.storage.modes import PRIVATE, for_group
 from xaqueue.storage.regular import READ, read_at_most
 
 log = logging.getLogger("xaqueue")
@@ -84,7 +85,8 @@ def keep_good(path: str | os.PathLike[str], wrong: str = "", text: str | None = 
         with suppress(OSError, UnicodeDecodeError):
             if read_good(path) == text:
                 return
-        with closing(DirectoryFileSystem(path)) as fs:
+        modes = for_group() if definitions.parse(text).group else PRIVATE
+        with closing(DirectoryFileSystem(path, modes=modes)) as fs:
             replace_file(fs, GOOD_QUEUES, text.encode())
     except FileNotFoundError:
         return  # nothing is defined

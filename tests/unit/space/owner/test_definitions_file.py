@@ -81,7 +81,7 @@ def test_a_copy_that_cannot_be_written_is_told(
     open.write_definitions(root, "[queues.new]\n")
     fs = Tree({layout.GOOD_QUEUES: TEXT.encode()}).open()
     fs.fail_after = 0
-    monkeypatch.setattr(definitions_file, "DirectoryFileSystem", lambda _: fs)
+    monkeypatch.setattr(definitions_file, "DirectoryFileSystem", lambda *_, **_modes: fs)
     keep_good(root)
     assert "no good copy of queues.toml is kept" in caplog.text
 
@@ -91,7 +91,7 @@ def test_a_crash_leaves_one_copy_or_the_other(root: Path, monkeypatch: pytest.Mo
     seen = set()
     for crash_after in itertools.count():
         fs = Tree({layout.GOOD_QUEUES: TEXT.encode()}).open(crash_after)
-        monkeypatch.setattr(definitions_file, "DirectoryFileSystem", lambda _, fs=fs: fs)
+        monkeypatch.setattr(definitions_file, "DirectoryFileSystem", lambda *_, fs=fs, **_modes: fs)
         try:
             keep_good(root)
         except Crashed:
