@@ -155,8 +155,8 @@ class ResourceManager(Carrying, Leasing, Protocol):
     def undefine(self, queue: str) -> None:
         """Takes the definition of an empty queue away, at once and durably; see ``Connection.undefine``."""
 
-    def snapshot(self) -> SnapshotStatus:
-        """Takes a snapshot, while others work; see ``Connection.snapshot``."""
+    def snapshot(self, prunes: bool = True) -> SnapshotStatus:
+        """Takes a snapshot, while others work; see ``Connection.snapshot``. prunes: removes those that are too many."""
 
     def close(self, left: Xid | None = None) -> None:
         """Ends the session: what it has active is rolled back, what is prepared stays.

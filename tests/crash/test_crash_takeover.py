@@ -270,7 +270,7 @@ def play(root: Path, at: int, *, opens: bool = False) -> str:
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owning, "DirectoryFileSystem", WatchedFileSystem)
-    monkeypatch.setattr(owning, "start_background", lambda space: [])
+    monkeypatch.setattr(owning, "start_background", lambda space, **_: [])
     monkeypatch.setattr(cleanup, "_making", threading.RLock())  # which two processes have one each of
 
 

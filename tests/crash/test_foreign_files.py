@@ -53,7 +53,8 @@ STATE = (
     *("streams/.queue=q", "archive/foreign", "archive/queue=q", "quarantine/foreign", "quarantine/foreign.reason"),
     *("journal/foreign", "journal/00000000000000ff.log", f"{SEGMENT}.new", f"{SEGMENT}.archive"),
     *("reserve/foreign", "reserve/1", "reserve/01", "foreign", "counters", "tries", "operators.log", ".FORMAT.new"),
-    ".queues.toml.new",
+    *(".queues.toml.new", "snapshots", "snapshots/1", "snapshots/.1", "snapshots/journal", "snapshots/foreign"),
+    *("removed", "removed/foreign", ".restoring", "queues.toml.good", "scrubbed", "heartbeat", ".lock.new"),
 )
 """Where anything may stand: the space is opened, and everything in it is there."""
 SEGMENTS = (SEGMENT,)
@@ -304,6 +305,27 @@ def test_what_stands_for_queues_toml_gives_way_to_its_good_copy(
         assert inspect.status(root).complaint.startswith("queues.toml cannot be read")
         assert [found.path for found in check.check(root) if found.severity is Severity.DAMAGE] == [layout.QUEUES]
     assert os.path.lexists(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_nobody_can_tell_what_came_back_no_past_is_taken_for_the_present(
+    fresh: Callable[[], Path], kind: Callable[[Path], None]
+) -> None:
+    root = fresh()
+    plant(root, layout.RESTORED, kind)
+    with within_bounds(layout.RESTORED):
+        look(root)
+        with xaqueue.connect(root) as connection:
+            assert {message.possible_duplicate for message in connection.browse("q")} == {True}
+            assert connection.tpc_recover() == []
+            with pytest.raises(Error, match="the file restored is damaged"):
+                connection.tpc_rollback(IN_DOUBT)
+    kept = (root / layout.RESTORED).rename(root.parent / "kept")
+    use(root)
+    if kept.is_dir():
+        shutil.rmtree(kept)
+    else:
+        kept.unlink()
 
 
 @pytest.mark.parametrize("place", FIXED)

@@ -48,7 +48,7 @@ def take(
     if to is not None and to.exists():
         raise InvalidArgument(f"{to} is there already: name a directory that is not")
     with reached(location) as manager:
-        taken = manager.snapshot()
+        taken = manager.snapshot(prunes=to is None)
     if to is not None:
         _copy(Path(location.directory), taken.number, to)
     if json:
@@ -153,8 +153,8 @@ def restore(
     What it replaces goes to removed/ in the space's directory, and stays there. Messages that were added after the
     snapshot and can be read are brought over. Those of the snapshot may have been delivered since: they are marked as
     possible duplicates. With --at it is as it was at that moment: the newest snapshot before it, and what the journal
-    tells since; that takes [snapshots] in queues.toml, and level JOURNAL. A restore that
-    was cut off is finished by the same command.
+    tells since; that takes [snapshots] in queues.toml, and level JOURNAL. A restore that was cut off is finished by
+    the same command.
     """
     given = space or ctx.find_root().params.get("space")
     if not given or "://" in str(given):

@@ -160,7 +160,7 @@ class DirectoryFileSystem:
     def is_dir(self, path: str) -> bool:
         try:
             return stat.S_ISDIR(os.lstat(self._prefix + path).st_mode)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     def exists(self, path: str) -> bool:

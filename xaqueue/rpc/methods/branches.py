@@ -128,8 +128,8 @@ class BranchCalls(Link):
     def undefine(self, queue: str) -> None:
         self.call("undefine", queue)
 
-    def snapshot(self) -> SnapshotStatus:
-        return wire.decode(SnapshotStatus, self.call("snapshot", waits_s=SNAPSHOT_S))
+    def snapshot(self, prunes: bool = True) -> SnapshotStatus:
+        return wire.decode(SnapshotStatus, self.call("snapshot", *([] if prunes else [False]), waits_s=SNAPSHOT_S))
 
     def recover(self, count: int, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
         return [xid_of(value) for value in self.call("recover", count, flags)]

@@ -264,7 +264,7 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
 
 
 def _mark_restored(space: Space, message: Message) -> None:
-    if message.seq <= space.restored.queues.get(message.queue, 0):
+    if space.restored.came_back(message.queue, message.seq):
         message.properties.possible_duplicate = True
 
 

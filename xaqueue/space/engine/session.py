@@ -28,6 +28,7 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.streams import StreamVerbs
 from xaqueue.space.model import branch as states
 from xaqueue.space.model.branch import ALLOWED_NEXT, Branch, Call, State, call_of, check_flags
+from xaqueue.space.model.layout import RESTORED
 from xaqueue.times import check_seconds
 from xaqueue.xa import Code, Flag, Outcome, Vote
 from xaqueue.xid import Xid
@@ -294,9 +295,9 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         self.space.check()
         self.space.waiting.run(partial(self.space.undefine, check_queue_name(queue)))
 
-    def snapshot(self) -> SnapshotStatus:
+    def snapshot(self, prunes: bool = True) -> SnapshotStatus:
         self._check_open()
-        return self.space.waiting.run(self.space.take_snapshot)
+        return self.space.waiting.run(partial(self.space.take_snapshot, bool(prunes)))
 
     def repair(self, queue: str) -> Scrubbed:
         """Reads every message of a queue, and sets aside what is damaged; see ``scrub``."""
@@ -424,7 +425,10 @@ _UNFINISHED = (State.ACTIVE, State.ROLLBACK_ONLY)
 
 def _came_back(branch: Branch) -> RetryLater:
     """With a snapshot: its transaction manager may have decided it since, and forgotten."""
+    how = f"came back with snapshot {branch.restored}, as it was then"
+    if branch.restored < 0:
+        how = f"may have come back with a snapshot, for the file {RESTORED} is damaged"
     return RetryLater(
-        f"branch {branch.xid} came back with snapshot {branch.restored}, as it was then: whether it was committed "
-        f"since is not known here. An operator decides with `xaqueue indoubt show {branch.xid}`"
+        f"branch {branch.xid} {how}: whether it was committed since is not known here. "
+        f"An operator decides with `xaqueue indoubt show {branch.xid}`"
     )

@@ -57,7 +57,7 @@ def _no_definitions(name: str, _: object, is_topic: bool = False) -> None:
     )
 
 
-def _no_snapshots() -> SnapshotStatus:
+def _no_snapshots(_: bool = True) -> SnapshotStatus:
     raise NotSupportedError("snapshots are taken of a space in a directory: this one has none")
 
 
@@ -99,8 +99,8 @@ class Space(Memory):
         """Files of what a stream has consumed, or of what has expired, are to be cleared."""
         self.define: Callable[[str, Mapping[str, Any], bool], None] = _no_definitions
         """Changes the definition of a queue, or of a topic, durably."""
-        self.take_snapshot: Callable[[], SnapshotStatus] = _no_snapshots
-        """Takes one; see ``xaqueue.space.snapshot``."""
+        self.take_snapshot: Callable[[bool], SnapshotStatus] = _no_snapshots
+        """Takes one; see ``xaqueue.space.snapshot.take``."""
         self.undefine: Callable[[str], None] = partial(_no_definitions, _=None)
         """Takes the definition of a queue that has no message away, durably."""
         self.has_expiring: Callable[[], None] = lambda: None
@@ -111,6 +111,8 @@ class Space(Memory):
         """Who waits for ``settled``."""
         self.snapshotting = threading.Lock()
         """Held by who takes a snapshot."""
+        self.ends_snapshots = False
+        """One that is being taken is given up: who closes the space does not wait for it."""
         self.closed = False
         self.draining = False
         """Branches that are there are finished, and no new one is begun."""

@@ -5,25 +5,27 @@
 
 A message at or below its queue's number may have been delivered after the snapshot: it is a possible duplicate. A
 branch that is listed was in doubt then; whether it was decided since, its transaction manager may have forgotten, so
-only an operator decides it.
+only an operator decides it. Where the file is damaged that is so of every message, and of every branch that an open
+finds in doubt: nobody takes the past for the present.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 
 from xaqueue.space.model.layout import RESTORED, parse_xid
-from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import FileSystem, is_damage
 from xaqueue.xid import Xid
 
 MOST_BYTES = 64 * 1024 * 1024
+DAMAGED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
     snapshot: int = 0
-    """0 for none."""
+    """0 for none, DAMAGED where nobody knows."""
     taken_at: int = 0
     restored_at: int = 0
     queues: dict[str, int] = field(default_factory=dict)
@@ -32,16 +34,29 @@ class Restored:
     def xids(self) -> set[Xid]:
         return {xid for text in self.branches if (xid := parse_xid(text)) is not None}
 
+    def came_back(self, queue: str, seq: int) -> bool:
+        return seq <= self.queues.get(queue, 0) or self.snapshot == DAMAGED
+
+    def of_branch(self, xid: Xid) -> int:
+        """The snapshot with which this branch came back; 0 for none."""
+        return self.snapshot if str(xid) in self.branches or self.snapshot == DAMAGED else 0
+
 
 def encode(restored: Restored) -> bytes:
     return json.dumps(asdict(restored)).encode() + b"\n"
 
 
 def read(fs: FileSystem) -> Restored:
-    """Where nothing came back, or nobody can read of it, an empty one. Raises OSError."""
+    """Where nothing came back an empty one. Raises OSError where that cannot be told now."""
     if not fs.exists(RESTORED):
         return Restored()
     try:
-        return Restored(**json.loads(fs.read(RESTORED, MOST_BYTES)))
+        found = Restored(**json.loads(fs.read(RESTORED, MOST_BYTES)))
+        if all(map(isinstance, astuple(found), (int, int, int, dict, list))):
+            return found
     except (ValueError, TypeError):
-        return Restored()
+        pass
+    except OSError as error:
+        if not is_damage(fs, RESTORED, error):
+            raise
+    return Restored(DAMAGED)

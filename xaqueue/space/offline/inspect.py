@@ -330,7 +330,7 @@ def browse(
     upto = _watermark(fs, queue) if looked.owned else None  # what is above is not acknowledged, or the next open's
     if upto is not None:
         places = [place for place in places if place[0] <= upto]
-    retries, came_back = records.read_retries(fs, queue), restored.read(fs).queues.get(queue, 0)
+    retries, past = records.read_retries(fs, queue), restored.read(fs)
     for seq, message_id, tags in _ordered(places, _order(path, queue)):
         where, retry = layout.message_path(queue, seq, message_id, tags), retries.get((seq, message_id))
         try:
@@ -340,7 +340,7 @@ def browse(
         except DamagedBlock as damage:
             damaged(seq, str(damage))
             continue
-        message.properties.possible_duplicate |= seq <= came_back
+        message.properties.possible_duplicate |= past.came_back(queue, seq)
         if message.properties.expires_at is None or message.properties.expires_at > time.time_ns() // 1000:
             yield message
 

@@ -270,7 +270,7 @@ def _open(
         space.undefine = partial(_undefine, root, space)
         space.take_snapshot = partial(snapshots.take_and_keep, space)
         watching = _watch(root, space) if watch else None
-        background = start_background(space)
+        background = start_background(space, lasting=watch)
         if space.read_only is None:
             watchdog = Watchdog(space, files, lambda why: record_trouble(files, lock, owner, why))
     except BaseException as error:
@@ -292,17 +292,18 @@ def _open(
     return _Attached(space, files, lock, watching, background, watchdog, pair, owner)
 
 
-def start_background(space: Space) -> list[Background]:
+def start_background(space: Space, *, lasting: bool = False) -> list[Background]:
     """The threads by which the directories follow: the journal, and what streams have consumed; what ends late branches
-    where no server does."""
+    where no server does. lasting: it is to be open for long, so snapshots and scrubs are made when they are due.
+    """
     if space.read_only is not None:
         return []
     log, found = space.journal_log, list[Background]([Clearer(space)])
     if space.waiting is THREADS:
         found.append(Timekeeper(space))
-    if space.definitions.snapshots.interval_min:
+    if lasting and space.definitions.snapshots.interval_min:
         found.append(Snapshotter(space))
-    if space.definitions.scrub_days:
+    if lasting and space.definitions.scrub_days:
         found.append(Scrubber(space))
     return found if log is None else [*found, Follower(log, space.fence), Checkpointer(space, log)]
 
@@ -324,6 +325,7 @@ def _detach(root: Path, attached: _Attached) -> None:
         try:
             if attached.watch is not None:
                 attached.watch.stop()
+            attached.space.ends_snapshots = True
             for thread in attached.background:
                 thread.stop()
             space = attached.space

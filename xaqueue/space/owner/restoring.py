@@ -33,14 +33,16 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: i
         raise InvalidArgument("--at is in the future: name a moment that has been")
     if at_us and number is not None:
         raise InvalidArgument("--at takes the newest snapshot before that moment: leave --snapshot out")
-    group, keeps_queues = None, not exact
+    group, keeps_queues, is_whole = None, not exact, False
     try:
         group = find_group(read_definitions(root).group)
     except InvalidArgument:
         keeps_queues = False
     if not exact and not at_us and not (root / restoring.READY).exists():
         with suppress(OperationalError, InvalidArgument):  # what is wrong with it, the restore mends
-            attach(root, watch=False).close()
+            session = attach(root, watch=False)
+            is_whole = session.space.read_only is None
+            session.close()
     try:
         lock = OwnerFile(root)
         try:
@@ -60,7 +62,14 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: i
 
                 now_us = time.time_ns() // 1000
                 return restoring.restore(
-                    fs, number, now_us, at_us=at_us, exact=exact, keeps_queues=keeps_queues, close=close
+                    fs,
+                    number,
+                    now_us,
+                    at_us=at_us,
+                    exact=exact,
+                    keeps_queues=keeps_queues,
+                    is_whole=is_whole,
+                    close=close,
                 )
         finally:
             lock.release()

@@ -136,7 +136,7 @@ class Snapshotter(_BackgroundThread):
     def _run(self) -> None:
         while not self._stopped.wait(self._left_s()):
             try:
-                self._space.take_snapshot()
+                self._space.take_snapshot(True)
             except ResourceFailed:
                 return  # which is logged
             except (Error, OSError) as error:

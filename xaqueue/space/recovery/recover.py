@@ -129,6 +129,11 @@ class _Recovery:
                 self.fs.make_dir(name)
         self.space.begin_counting(self._note)
         self.space.restored = restored.read(self.fs)
+        if self.space.restored.snapshot == restored.DAMAGED:
+            self._note(
+                f"the file {layout.RESTORED} is damaged: every message passes for a possible duplicate, and what is in "
+                "doubt now is an operator's: put it back from a copy, or remove it once nothing of then is left"
+            )
         messages = Load(self.space, self._set_aside, self._note)
         self._branches(messages)
         self.space.log.settle()
@@ -224,7 +229,7 @@ class _Recovery:
             self._set_aside(path, reason)
             branch.damage.append(path)
         branch.damage += found.lost
-        branch.restored = self.space.restored.snapshot if str(found.xid) in self.space.restored.branches else 0
+        branch.restored = self.space.restored.of_branch(found.xid)
         self._add_each(branch, found, found.blocks)
         if found.list_path:
             branch.branch_block = _branch_block(found.list_path)

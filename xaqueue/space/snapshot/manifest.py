@@ -19,7 +19,7 @@ from zlib import crc32
 from xaqueue.errors import SpaceError
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.space.model import layout
-from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem
 
 MOST_BYTES = 64 * 1024 * 1024
 """What is longer is none of ours."""
@@ -61,7 +61,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def read(fs: FileSystem, directory: str) -> Manifest:
-    """Of the snapshot in this directory. Raises SpaceError where it is missing or damaged, OSError."""
+    """Of the snapshot in this directory. Raises SpaceError where it is missing, damaged or cannot be read, OSError."""
     path = f"{directory}/{layout.MANIFEST}".lstrip("/")
     try:
         document: Any = json.loads(fs.read(path, MOST_BYTES))
@@ -73,6 +73,10 @@ def read(fs: FileSystem, directory: str) -> Manifest:
         raise SpaceError(f"{directory or '.'} is no snapshot: it has no {layout.MANIFEST}") from None
     except (ValueError, TypeError, KeyError) as error:
         raise SpaceError(f"{path} is damaged ({error}): use another snapshot") from error
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
+        raise SpaceError(f"{path} cannot be read ({error.strerror}): use another snapshot") from error
     if not is_whole:
         raise SpaceError(f"{path} is damaged (its checksum is wrong): use another snapshot")
     return found

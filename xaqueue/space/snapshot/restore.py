@@ -7,9 +7,9 @@ Crash safety: before READY nothing of the space was touched, and what was built 
 it the space has no FORMAT, so nobody opens it until the same command has finished: it goes on where it was. Nothing is
 deleted or overwritten: what is replaced stays in ``removed/``.
 
-What was added after the snapshot and can be read is brought over, so that it is not lost as well; the snapshot's own
-messages are possible duplicates (``model.restored``). Numbers go on far above all that a lost tail can have used, and
-the new id tells readers that remember the old one that this is another life of the space.
+What came after the snapshot and can be read is brought over (``newer``), so that it is not lost as well; the snapshot's
+own messages are possible duplicates (``model.restored``). Numbers go on far above all that a lost tail can have used,
+and the new id tells readers that remember the old one that this is another life of the space.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from xaqueue.errors import DamagedBlock, JournalDamaged, SpaceError
+from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.space.engine import redo
 from xaqueue.space.model import layout, restored
-from xaqueue.space.model.block import decode
 from xaqueue.space.model.change import highest_numbers
 from xaqueue.space.model.layout import JOURNAL, QUEUES, REMOVED, RESTORED, SNAPSHOTS, TRIES, Watermark
 from xaqueue.space.model.restored import Restored
 from xaqueue.space.snapshot import manifest, store
 from xaqueue.space.snapshot.history import History
 from xaqueue.space.snapshot.manifest import Manifest
-from xaqueue.storage.fs import NO_LINK, FileSystem, discard
+from xaqueue.space.snapshot.newer import Newer, branches_in, link_into, link_or_copy
+from xaqueue.storage.fs import FileSystem, discard
 from xaqueue.storage.journal_reader import headers
 from xaqueue.storage.layers import Below
 from xaqueue.storage.regular import NO_DIRECTORY
+from xaqueue.xid import Xid
 
 READY = layout.RESTORE_READY
 PLACE = READY.partition("/")[0]
@@ -59,7 +60,7 @@ class Done:
     lost: int
     """Newer ones that cannot be read: they stay in what was replaced."""
     branches: list[str]
-    """In doubt in the snapshot: an operator decides them."""
+    """In doubt then; nobody here can tell whether they were decided since: an operator decides."""
     at: int = 0
     """The moment up to which the journal was done again behind the snapshot, microseconds UTC; 0 for none."""
 
@@ -99,20 +100,21 @@ def restore(
     at_us: int = 0,
     exact: bool = False,
     keeps_queues: bool = True,
+    is_whole: bool = False,
     close: Callable[[], None] = lambda: None,
 ) -> Done:
     """Puts it back; finishes a restore that was cut off instead, whatever is asked for. The caller owns the space.
 
     at_us: as of this moment, by the newest snapshot before it and the journal since; 0 for as of the snapshot.
-    exact: what was added after the snapshot stays behind, as it does with a moment. keeps_queues: queues.toml stays as
-    it is. close: called when all but FORMAT is in its place: nothing that was there has to be believed any more.
-    Raises SpaceError, OSError.
+    exact: what came after the snapshot stays behind, as it does with a moment. keeps_queues: queues.toml stays as it
+    is. is_whole: the space was opened and closed just now, so that it has all that it is to have. close: called when
+    all but FORMAT is in its place: nothing that was there has to be believed any more. Raises SpaceError, OSError.
     """
     if not fs.exists(READY):
         if fs.is_dir(PLACE):
             store.remove_tree(fs, PLACE)
         found = choose_before(fs, at_us) if at_us else choose(fs, number)
-        done = _Build(fs, found, now_us, at_us, exact=exact, keeps_queues=keeps_queues).build()
+        done = _Build(fs, found, now_us, at_us, exact=exact, keeps_queues=keeps_queues, is_whole=is_whole).build()
         fs.sync_all()
         fs.create(READY, [json.dumps({name: getattr(done, name) for name in Done.__slots__}).encode()])
         fs.sync_file(READY)
@@ -130,7 +132,15 @@ class _Build:
     """Makes what is to stand in the place of the space."""
 
     def __init__(
-        self, fs: FileSystem, found: Manifest, now_us: int, at_us: int, *, exact: bool, keeps_queues: bool
+        self,
+        fs: FileSystem,
+        found: Manifest,
+        now_us: int,
+        at_us: int,
+        *,
+        exact: bool,
+        keeps_queues: bool,
+        is_whole: bool,
     ) -> None:
         self.fs = fs
         self.found = found
@@ -139,7 +149,8 @@ class _Build:
         self.at_us = at_us
         self.exact = exact or bool(at_us)
         self.keeps_queues = keeps_queues
-        self.newer = self.lost = 0
+        self.is_whole = is_whole
+        self.newer = Newer(fs, PLACE)
 
     def build(self) -> Done:
         fs, found = self.fs, self.found
@@ -160,12 +171,13 @@ class _Build:
             through |= self._done_again(through)
             names = manifest.files_below(fs, PLACE)
             messages = sum(1 for path in names if layout.parse_message_path(path))
-        self._bring_over(through)
+        unknown = self._bring_over(names, through)
         self._keep_journal()
-        branches = sorted({str(block[0]) for path in names if (block := _block_of(path)) is not None})
+        branches = sorted(map(str, unknown))
         self._put(RESTORED, restored.encode(Restored(found.number, found.taken_at, self.now_us, through, branches)))
         place = self._free_place()
-        return Done(found.number, found.taken_at, place, messages, self.newer, self.lost, branches, self.at_us)
+        newer = self.newer
+        return Done(found.number, found.taken_at, place, messages, newer.messages, newer.lost, branches, self.at_us)
 
     def _done_again(self, through: dict[str, int]) -> dict[str, int]:
         """What the journal tells from the snapshot on; returns by queue how far its messages go now."""
@@ -223,55 +235,26 @@ class _Build:
     def _numbers(self, queue: str) -> list[int]:
         return [(number + 1) << layout.RANGE_BITS for number in _ranges(self.fs, queue)]
 
-    def _bring_over(self, through: dict[str, int]) -> None:
-        """What was added since, as far as it can be read; and the numbers of queues that came since."""
+    def _bring_over(self, names: list[str], through: dict[str, int]) -> set[Xid]:
+        """What came since, and the numbers of queues that came since. Returns the branches of which nobody can tell
+        whether they were decided since."""
+        then = set(branches_in(self.fs, f"{PLACE}/{layout.PREPARED}"))
         for name in _listed(self.fs, layout.COMMITTED):
             queue = layout.parse_queue_directory(name)
-            if queue is None:
-                continue
-            if not self.exact:
-                self._bring_messages(queue, self.found.queues.get(queue, (0, 0, 0))[1])
-            if queue not in through:
+            if queue is not None and queue not in through:
                 self._put(layout.watermark_path(queue), layout.format_watermark(Watermark(0, self._beyond(queue))))
-
-    def _bring_messages(self, queue: str, through: int) -> None:
-        for number in _ranges(self.fs, queue):
-            if (number + 1) << layout.RANGE_BITS <= through:
-                continue
-            directory = layout.range_path(queue, number << layout.RANGE_BITS)
-            for name in _listed(self.fs, directory):
-                message = layout.parse_message_path(f"{directory}/{name}")
-                if message is None or message[1] <= through:
-                    continue
-                try:
-                    decode(self.fs.read(f"{directory}/{name}"))
-                except (OSError, DamagedBlock):
-                    self.lost += 1
-                    continue
-                self._link(f"{directory}/{name}", f"{directory}/{name}")
-                self.newer += 1
+        if self.exact:
+            return then
+        self.newer.bring(names)
+        earlier = restored.read(self.fs).xids() & then  # nobody could tell of these before
+        return self.newer.bring_branches(then, is_whole=self.is_whole) | earlier
 
     def _put(self, path: str, data: bytes) -> None:
         redo.make_dirs(self.fs, f"{PLACE}/{path}".rpartition("/")[0])
         self.fs.create(f"{PLACE}/{path}", [data])
 
     def _link(self, source: str, path: str) -> None:
-        target = f"{PLACE}/{path}"
-        try:
-            link_or_copy(self.fs, source, target)
-        except FileNotFoundError:  # the first of its directory
-            redo.make_dirs(self.fs, target.rpartition("/")[0])
-            link_or_copy(self.fs, source, target)
-
-
-def link_or_copy(fs: FileSystem, source: str, target: str) -> None:
-    try:
-        fs.link(source, target)
-    except OSError as error:
-        if error.errno not in NO_LINK:
-            raise
-        fs.create(target, [fs.read(source)])
-        fs.set_modified_ns(target, fs.modified_ns(source))
+        link_into(self.fs, source, f"{PLACE}/{path}")
 
 
 def _swap(fs: FileSystem, removed: str, close: Callable[[], None]) -> None:
@@ -321,8 +304,3 @@ def _queue_of(path: str) -> str | None:
     """Of the path of a watermark."""
     parts = path.split("/")
     return layout.parse_queue_directory(parts[1]) if len(parts) == 3 and parts[2] == ".watermark" else None
-
-
-def _block_of(path: str) -> tuple[object, str] | None:
-    above, _, name = path.rpartition("/")
-    return layout.parse_block(name) if above == layout.PREPARED else None

@@ -12,7 +12,7 @@ from dataclasses import replace
 from zlib import crc32
 
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
-from xaqueue.space.model import layout
+from xaqueue.space.model import block_files, layout
 from xaqueue.space.model.block import decode
 from xaqueue.space.model.layout import KEPT_JOURNAL, SNAPSHOTS
 from xaqueue.space.snapshot import manifest
@@ -20,7 +20,6 @@ from xaqueue.space.snapshot.manifest import Manifest
 from xaqueue.storage.fs import FileSystem, discard
 from xaqueue.storage.journal_format import parse_name
 from xaqueue.storage.journal_reader import headers
-from xaqueue.storage.regular import NO_DIRECTORY
 
 
 def listed(fs: FileSystem) -> list[Manifest]:
@@ -49,13 +48,7 @@ def suspects(fs: FileSystem) -> list[tuple[int, str]]:
 
 
 def _numbers(fs: FileSystem) -> list[int]:
-    try:
-        names = fs.list(SNAPSHOTS)
-    except OSError as error:
-        if error.errno not in NO_DIRECTORY:
-            raise
-        return []
-    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+    return sorted(int(name) for name in block_files.listed(fs, SNAPSHOTS) if name.isascii() and name.isdigit())
 
 
 def find(fs: FileSystem, number: int | None) -> Manifest:
@@ -107,12 +100,18 @@ def remove(fs: FileSystem, numbers: Sequence[int]) -> None:
             f"there is no snapshot {missing[0]}, and none was removed: `xaqueue snapshot list` names those there are"
         )
     for number in numbers:
-        going = f"{SNAPSHOTS}/.{number}"
+        going = f"{SNAPSHOTS}/.removing.{number}"
         if fs.exists(going):
             remove_tree(fs, going)
-        fs.rename(f"{SNAPSHOTS}/{number}", going)
-        fs.sync_dir(SNAPSHOTS)
-        remove_tree(fs, going)
+        with suppress(FileNotFoundError):  # somebody was faster
+            fs.rename(f"{SNAPSHOTS}/{number}", going)
+            fs.sync_dir(SNAPSHOTS)
+            remove_tree(fs, going)
+
+
+def next_number(fs: FileSystem) -> int:
+    """Above all that are there, suspect ones too. Raises OSError."""
+    return max(_numbers(fs), default=0) + 1
 
 
 def keep(fs: FileSystem, count: int) -> list[int]:
@@ -134,24 +133,25 @@ def journal_epoch(fs: FileSystem) -> int:
     """The highest of a journal that snapshots tell of, or that is kept; 0 for none. No later one may be taken for it.
     Raises OSError.
     """
-    names = fs.list(KEPT_JOURNAL) if fs.is_dir(KEPT_JOURNAL) else []
+    names = block_files.listed(fs, KEPT_JOURNAL)
     return max([said.epoch for name in names if (said := parse_name(name))] + [one.journal for one in listed(fs)] + [0])
 
 
 def remove_unfinished(fs: FileSystem) -> None:
     """What was cut off while it was made or removed. Raises OSError."""
     for name in fs.list(SNAPSHOTS):
-        if name.startswith(".") and name[1:].isdigit():
+        if name.startswith("."):
             remove_tree(fs, f"{SNAPSHOTS}/{name}")
 
 
 def remove_tree(fs: FileSystem, directory: str) -> None:
-    """Raises OSError."""
+    """Somebody else may be at it, too. Raises OSError."""
     is_range = "/range=" in directory
-    for name in fs.list(directory):
-        path = f"{directory}/{name}"
-        if not is_range and fs.is_dir(path):
-            remove_tree(fs, path)
-        else:
-            discard(fs, path)
-    fs.remove_dir(directory)
+    with suppress(FileNotFoundError):
+        for name in fs.list(directory):
+            path = f"{directory}/{name}"
+            if not is_range and fs.is_dir(path):
+                remove_tree(fs, path)
+            else:
+                discard(fs, path)
+        fs.remove_dir(directory)

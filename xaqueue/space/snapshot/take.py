@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from zlib import crc32
 
-from xaqueue.errors import RetryLater
+from xaqueue.errors import OperationalError, RetryLater
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.space.engine import redo
 from xaqueue.space.engine.journal_log import JournalLog
@@ -39,8 +39,8 @@ ROUNDS = 20
 
 
 def take(space: Space) -> Manifest:
-    """Takes one, in ``snapshots/``. Raises RetryLater where there is no room, or another is being taken;
-    ResourceFailed."""
+    """Takes one, in ``snapshots/``. Raises RetryLater where there is no room, another is being taken, or the space is
+    being closed; ResourceFailed, and OperationalError where the directory cannot be written."""
     if not space.snapshotting.acquire(blocking=False):
         raise RetryLater("a snapshot is being taken just now: try again when it is there")
     try:
@@ -50,17 +50,19 @@ def take(space: Space) -> Manifest:
     except OSError as error:
         if error.errno in NO_ROOM:
             raise RetryLater(f"no room for a snapshot ({error.strerror}): free some, or remove an older one") from error
-        raise
+        raise OperationalError(f"no snapshot was taken: {error.filename or SNAPSHOTS}: {error.strerror}") from error
     finally:
         space.snapshotting.release()
 
 
-def take_and_keep(space: Space) -> SnapshotStatus:
-    """As ``take``; those go that are more than ``[snapshots] keep`` says."""
+def take_and_keep(space: Space, prunes: bool = True) -> SnapshotStatus:
+    """As ``take``. prunes: those go that are more than ``[snapshots] keep`` says, and what is kept of the journal for
+    them; not where this one goes again itself."""
     taken = take(space)
-    if space.definitions.snapshots.keep:
-        store.keep(space.fs, space.definitions.snapshots.keep)
-    store.prune_journal(space.fs)
+    if prunes:
+        if space.definitions.snapshots.keep:
+            store.keep(space.fs, space.definitions.snapshots.keep)
+        store.prune_journal(space.fs)
     return taken.status
 
 
@@ -70,9 +72,9 @@ def _take(space: Space) -> Manifest:
         fs.make_dir(SNAPSHOTS)
         fs.sync_dir("")
     store.remove_unfinished(fs)
-    number = max([one.number for one in store.listed(fs)], default=0) + 1
+    number = store.next_number(fs)
     place = f"{SNAPSHOTS}/.{number}"
-    links = _Links(fs, place)
+    links = _Links(fs, place, partial(_check, space))
     try:
         lsn = _link(space, links)
         made = _manifest(space, links, number, lsn)
@@ -86,6 +88,12 @@ def _take(space: Space) -> Manifest:
             store.remove_tree(fs, place)
         raise
     return made
+
+
+def _check(space: Space) -> None:
+    space.check()
+    if space.ends_snapshots:
+        raise RetryLater("the snapshot is given up: the space is being closed")
 
 
 def _link(space: Space, links: _Links) -> int:
@@ -122,9 +130,11 @@ def _finish(log: JournalLog, links: _Links, found: Callable[[int], None]) -> Non
 class _Links:
     """The names of a snapshot that is being made."""
 
-    def __init__(self, fs: FileSystem, place: str) -> None:
+    def __init__(self, fs: FileSystem, place: str, check: Callable[[], object]) -> None:
+        """check: called now and then; raises where it is given up."""
         self.fs = fs
         self.place = place
+        self._check = check
         self.copies: dict[str, int] = {}
         self._made: set[str] = set()
         self._make_dir("")
@@ -140,6 +150,7 @@ class _Links:
             for name in self._names(above):
                 directory = f"{above}/{name}"
                 if (name.startswith(("range=", ".retries", ".dedup"))) and self.fs.is_dir(directory):
+                    self._check()
                     self._make_dir(directory)
                     for file in self._names(directory):
                         self._link(f"{directory}/{file}")
@@ -208,17 +219,21 @@ class _Links:
 def _manifest(space: Space, links: _Links, number: int, lsn: int) -> Manifest:
     fs, names = space.fs, manifest.files_below(space.fs, links.place)
     counts: dict[str, int] = {}
+    highest: dict[str, int] = {}
     for path in names:
         message = layout.parse_message_path(path)
         if message is not None:
-            counts[message[0]] = counts.get(message[0], 0) + 1
+            queue, seq = message
+            counts[queue], highest[queue] = counts.get(queue, 0) + 1, max(highest.get(queue, 0), seq)
     queues: dict[str, tuple[int, int, int]] = {}
     for directory in fs.list(f"{links.place}/{layout.COMMITTED}"):
         name = layout.parse_queue_directory(directory)
         if name is not None:
             path = layout.watermark_path(name)
             mark = layout.parse_watermark(fs.read(f"{links.place}/{path}")) if path in links.copies else None
-            queues[name] = (counts.get(name, 0), *(mark or (0, 0)))
+            published, reserved = mark or (0, 0)
+            last = max(published, highest.get(name, 0))  # the watermark may be behind, or lost
+            queues[name] = counts.get(name, 0), last, max(reserved, last)
     return Manifest(
         number=number,
         space=fs.read(layout.FORMAT).decode().strip(),

@@ -15,13 +15,15 @@ from typer.testing import CliRunner
 import xaqueue
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
-from xaqueue.errors import InvalidArgument, ResourceError, RetryLater, SpaceError, SpaceInUse
+from xaqueue.errors import InvalidArgument, OperationalError, ResourceError, RetryLater, SpaceError, SpaceInUse
 from xaqueue.space.model.format import read_format
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 from xaqueue.space.owner.open import attach
 from xaqueue.space.owner.restoring import restore
 from xaqueue.space.owner.threads import Snapshotter
+from xaqueue.space.snapshot import take as taking
+from xaqueue.xid import Xid
 
 DEFINED = '[queues.orders]\norder = "fifo"\n[default]\n'
 
@@ -112,7 +114,9 @@ def test_a_garbled_queues_toml_is_replaced_and_one_that_can_be_read_stays(root: 
     assert (root / "queues.toml").read_text().startswith(DEFINED)
 
 
-def test_a_branch_in_doubt_that_came_back_is_an_operators(tmp_path: Path) -> None:
+@pytest.fixture
+def doubtful(tmp_path: Path) -> tuple[Path, Xid]:
+    """A branch that takes one message and adds another is in doubt in the snapshot."""
     root = tmp_path / "space"
     with xaqueue.connect(root, create=True) as connection:
         connection.enqueue("orders", b"held")
@@ -123,8 +127,21 @@ def test_a_branch_in_doubt_that_came_back_is_an_operators(tmp_path: Path) -> Non
         connection.enqueue("orders", b"added")
         connection.tpc_prepare()
         connection.snapshot()
-        connection.tpc_commit()
-    restore(root)
+    return root, xid
+
+
+def decide(root: Path, xid: Xid, *, consumes: bool = False) -> None:
+    with xaqueue.connect(root) as connection:
+        connection.tpc_commit(xid)
+        if consumes:
+            assert connection.dequeue("orders") is not None
+            connection.commit()
+
+
+def test_a_branch_of_the_past_is_an_operators(doubtful: tuple[Path, Xid]) -> None:
+    root, xid = doubtful
+    decide(root, xid)
+    assert restore(root, exact=True).branches == [str(xid)]
     with xaqueue.connect(root) as connection:
         assert connection.tpc_recover() == []
         for verb in (connection.tpc_commit, connection.tpc_rollback):
@@ -134,7 +151,150 @@ def test_a_branch_in_doubt_that_came_back_is_an_operators(tmp_path: Path) -> Non
     assert str(xid) in told.stdout
     decided = CliRunner().invoke(app, ["indoubt", "commit", str(xid), "--space", str(root), "--yes"])
     assert decided.exit_code == ExitCode.OK, decided.output
-    assert b"held" not in [body for body, _ in contents(root)]
+    assert [body for body, _ in contents(root)] == [b"added"]
+
+
+def test_a_branch_that_was_decided_since_stays_decided(doubtful: tuple[Path, Xid]) -> None:
+    root, xid = doubtful
+    decide(root, xid)
+    done = restore(root)
+    assert (done.branches, done.newer) == ([], 1)
+    with xaqueue.connect(root) as connection:
+        assert connection.tpc_recover() == []
+    assert contents(root) == [(b"held", True), (b"added", False)], "what was consumed since comes back, once"
+
+
+def test_a_branch_that_is_in_doubt_yet_is_its_managers(doubtful: tuple[Path, Xid]) -> None:
+    root, xid = doubtful
+    assert restore(root).branches == []
+    with xaqueue.connect(root) as connection:
+        assert connection.tpc_recover() == [xid]
+        connection.tpc_commit(xid)
+    assert [body for body, _ in contents(root)] == [b"added"]
+
+
+@pytest.mark.parametrize("consumes", [False, True])
+def test_where_the_space_cannot_be_opened_what_is_there_is_the_proof(
+    doubtful: tuple[Path, Xid], consumes: bool
+) -> None:
+    root, xid = doubtful
+    decide(root, xid, consumes=consumes)
+    (root / "FORMAT").unlink()
+    assert restore(root).branches == ([str(xid)] if consumes else [])
+    with xaqueue.connect(root) as connection:
+        assert connection.tpc_recover() == []
+    assert [body for body, _ in contents(root)] == ([b"held"] if consumes else [b"held", b"added"])
+
+
+def test_nobody_can_tell_of_a_branch_of_the_past_later_either(doubtful: tuple[Path, Xid]) -> None:
+    root, xid = doubtful
+    decide(root, xid)
+    restore(root, exact=True)
+    assert restore(root, 1).branches == [str(xid)]
+
+
+def test_a_branch_that_was_prepared_since_is_in_doubt(root: Path) -> None:
+    with xaqueue.connect(root) as connection:
+        xid = connection.xid(7, "newer", "b")
+        connection.tpc_begin(xid)
+        taken = connection.dequeue("orders")
+        assert taken is not None
+        connection.enqueue("later", b"of a branch")
+        connection.tpc_prepare()
+    restore(root)
+    with xaqueue.connect(root) as connection:
+        assert connection.tpc_recover() == [xid]
+        connection.tpc_commit(xid)
+        assert taken.body not in [message.body for message in connection.browse("orders")]
+        assert [message.body for message in connection.browse("later")] == [b"4", b"of a branch"]
+
+
+@pytest.mark.parametrize("requeued", [False, True])
+def test_what_was_moved_since_is_there_once(tmp_path: Path, requeued: bool) -> None:
+    root = tmp_path / "space"
+    with xaqueue.connect(root, create=True) as connection:
+        ids = [connection.enqueue("orders", b"%d" % number) for number in range(3)]
+        connection.commit()
+        if requeued:
+            connection.move("orders", ids[0], "failed")
+            connection.commit()
+        connection.snapshot()
+        if requeued:
+            connection.requeue("failed", ids[0])
+        else:
+            connection.move("orders", ids[0], "failed")
+            connection.move("orders", ids[1], "other")
+            connection.commit()
+            connection.requeue("other", ids[1])  # it has another number now
+        connection.commit()
+    restore(root)
+    assert sorted(body for body, _ in contents(root)) == ([b"0", b"1", b"2"] if requeued else [b"1", b"2"])
+    assert [body for body, _ in contents(root, "failed")] == ([] if requeued else [b"0"])
+    assert contents(root, "other") == []
+
+
+def test_a_copy_of_several_that_was_moved_takes_none_of_the_others_along(tmp_path: Path) -> None:
+    root = tmp_path / "space"
+    with xaqueue.connect(root, create=True) as connection:
+        message_id = connection.enqueue_to(["a", "b"], b"news")
+        connection.commit()
+        connection.snapshot()
+        connection.move("a", message_id, "failed")
+        assert connection.dequeue("b") is not None
+        connection.commit()
+    restore(root)
+    assert contents(root, "a") == []
+    assert contents(root, "failed") == [(b"news", False)]
+    assert contents(root, "b") == [(b"news", True)], "it was consumed since"
+
+
+def test_a_newer_message_under_a_low_number_is_kept(tmp_path: Path) -> None:
+    """As of a commit that was shown, and hardened only behind the snapshot."""
+    root = tmp_path / "space"
+    with xaqueue.connect(root, create=True, sync="NONE") as connection:
+        for body in (b"1", b"2"):
+            connection.enqueue("orders", body)
+        connection.commit()
+        connection.dequeue("orders")
+        connection.commit()
+        connection.snapshot()
+        connection.enqueue("orders", b"3")
+        connection.commit()
+    (newer,) = root.glob("committed/queue=orders/range=*/0000000000000003.*")
+    newer.rename(newer.with_name(newer.name.replace("3", "1", 1)))
+    assert restore(root).newer == 1
+    assert [body for body, _ in contents(root)] == [b"3", b"2"]
+
+
+def test_a_snapshot_without_a_watermark_is_good_as_well(tmp_path: Path) -> None:
+    root = tmp_path / "space"
+    with xaqueue.connect(root, create=True, sync="NONE") as connection:
+        connection.enqueue("orders", b"1")
+        connection.commit()
+        (root / "committed/queue=orders/.watermark").unlink()
+        connection.snapshot()
+    restore(root)
+    assert contents(root) == [(b"1", True)]
+    with xaqueue.connect(root) as connection:
+        connection.enqueue("orders", b"2")
+        connection.commit()
+        assert [message.possible_duplicate for message in connection.browse("orders")] == [True, False]
+
+
+def test_what_is_remembered_of_a_message_that_fails_is_the_newer(tmp_path: Path) -> None:
+    root = tmp_path / "space"
+    with xaqueue.connect(root, create=True) as connection:
+        connection.define("failed")
+        connection.define("orders", max_tries=9, failure_queue="failed")
+        connection.enqueue("orders", b"1")
+        connection.commit()
+        connection.snapshot()
+        for _ in range(3):
+            connection.dequeue("orders")
+            connection.rollback()
+    restore(root)
+    with xaqueue.connect(root) as connection:
+        assert [message.tries for message in connection.browse("orders")] == [3]
 
 
 def test_a_suspect_snapshot_is_never_used(root: Path) -> None:
@@ -211,6 +371,71 @@ def test_a_table_that_is_wrong_is_refused_whole(root: Path, table: str, said: st
     (root / "queues.toml").write_text(f"[default]\n[snapshots]\n{table}\n")
     with pytest.raises(InvalidArgument, match=said):
         xaqueue.connect(root)
+
+
+def scheduled(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is due at once, and two stay."""
+    text = (root / "queues.toml").read_text()
+    (root / "queues.toml").write_text(text + "[snapshots]\ninterval_min = 1\nkeep = 2\npoint_in_time = false\n")
+    monkeypatch.setattr(Snapshotter, "_left_s", lambda _: 0.0)
+
+
+def numbers(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "snapshots").iterdir())
+
+
+def test_who_has_it_open_for_a_moment_takes_none(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call("snapshot", "take", "--space", str(root))
+    scheduled(root, monkeypatch)
+    call("put", "orders", "x", "--space", str(root))
+    assert restore(root, 1).snapshot == 1
+    assert numbers(root) == ["1", "2"]
+
+
+@pytest.mark.parametrize("root", ["JOURNAL"], indirect=True)
+def test_who_closes_does_not_wait_for_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a journal: without one, whoever does anything waits until the names are linked."""
+    scheduled(root, monkeypatch)
+    begun = threading.Event()
+
+    def linger(links: object) -> None:
+        begun.set()
+        for _ in range(6000):
+            links._check()  # type: ignore[attr-defined]
+            time.sleep(0.01)
+
+    monkeypatch.setattr(taking._Links, "messages", linger)
+    session = attach(root)
+    assert begun.wait(30)
+    session.close()
+    assert numbers(root) == ["1"]
+
+
+def test_a_suspect_one_of_the_highest_number_is_in_nobodys_way(root: Path) -> None:
+    with xaqueue.connect(root) as connection:
+        connection.snapshot()
+        (root / "snapshots/2/MANIFEST").write_text("garbled")
+        assert connection.snapshot().number == 3
+    assert numbers(root) == ["1", "2", "3"]
+
+
+def test_a_place_that_is_no_directory_is_named(root: Path) -> None:
+    shutil.rmtree(root / "snapshots")
+    (root / "snapshots").write_text("")
+    with (
+        xaqueue.connect(root) as connection,
+        pytest.raises(OperationalError, match=r"no snapshot was taken: .*snapshots"),
+    ):
+        connection.snapshot()
+
+
+def test_a_copy_costs_none_of_those_that_are_kept(root: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        call("snapshot", "take", "--space", str(root))
+    text = (root / "queues.toml").read_text()
+    (root / "queues.toml").write_text(text + "[snapshots]\nkeep = 3\npoint_in_time = false\n")
+    call("snapshot", "take", "--to", str(tmp_path / "copy"), "--space", str(root))
+    assert numbers(root) == ["1", "2", "3"]
 
 
 # The verbs
