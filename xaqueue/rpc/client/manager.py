@@ -10,7 +10,6 @@ certificates may be replaced meanwhile.
 
 from __future__ import annotations
 
-import math
 import socket
 import ssl
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from xaqueue.rpc.client.branch import BranchProgress
 from xaqueue.rpc.client.link import CONNECT_S, ClientSocket, Connected, PlainSocket, keep_alive
 from xaqueue.rpc.credentials import client_context, explain, is_refusal, read_token
 from xaqueue.rpc.methods.batches import QueryCalls
-from xaqueue.rpc.methods.branches import BranchCalls
+from xaqueue.rpc.methods.branches import LONG_S, BranchCalls
 from xaqueue.rpc.methods.leases import LeaseCalls
 from xaqueue.rpc.methods.messages import MessageCalls
 from xaqueue.rpc.wire import decode
@@ -58,7 +57,7 @@ class RemoteManager(BranchCalls, MessageCalls, LeaseCalls, QueryCalls):
         """Reads every message of a queue, and sets aside what is damaged; takes as long as these are many."""
         from xaqueue.space.engine.scrub import Scrubbed
 
-        return decode(Scrubbed, self.call("repair", queue, waits_s=math.inf))
+        return decode(Scrubbed, self.call("repair", queue, waits_s=LONG_S))
 
     def flush(self) -> None:
         """Sends what is pipelined and waits until it is done. Raises what it failed with."""

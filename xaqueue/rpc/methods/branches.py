@@ -33,8 +33,8 @@ from xaqueue.xid import Xid
 if TYPE_CHECKING:
     from xaqueue.rpc.server.peer import Caller
 
-SNAPSHOT_S = 3600.0
-"""For how long a client waits for one."""
+LONG_S = 3600.0
+"""For how long a client waits for what looks at every message."""
 
 # On the server: what is more than the same call of a session
 
@@ -129,7 +129,7 @@ class BranchCalls(Link):
         self.call("undefine", queue)
 
     def snapshot(self, prunes: bool = True) -> SnapshotStatus:
-        return wire.decode(SnapshotStatus, self.call("snapshot", *([] if prunes else [False]), waits_s=SNAPSHOT_S))
+        return wire.decode(SnapshotStatus, self.call("snapshot", *([] if prunes else [False]), waits_s=LONG_S))
 
     def recover(self, count: int, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
         return [xid_of(value) for value in self.call("recover", count, flags)]

@@ -306,6 +306,7 @@ class Server:
 
     async def _close(self, owner: Session) -> None:
         await self.listeners.close()
+        self.space.ends_snapshots = True
         self._empty.clear()
         for session in list(self.sessions):
             session.stop()
