@@ -111,7 +111,7 @@ def _link(space: Space, links: _Links) -> int:
         for _ in range(ROUNDS):
             space.settle()
             touched, log.touched = log.touched, set()
-            links.again(touched)
+            links.relink(touched)
             if len(touched) <= FEW:
                 break
         found: list[int] = []
@@ -122,7 +122,7 @@ def _link(space: Space, links: _Links) -> int:
 
 
 def _finish(log: JournalLog, links: _Links, found: Callable[[int], None]) -> None:
-    links.again(log.touched or ())
+    links.relink(log.touched or ())
     links.rest()
     found(log.followed)
 
@@ -155,7 +155,7 @@ class _Links:
                     for file in self._names(directory):
                         self._link(f"{directory}/{file}")
 
-    def again(self, paths: Iterable[str]) -> None:
+    def relink(self, paths: Iterable[str]) -> None:
         """What stands at these is what is there now."""
         for path in paths:
             if path.startswith(layout.COMMITTED):
