@@ -263,7 +263,7 @@ def test_a_space_whose_connections_are_collected_is_free_again(root: Path) -> No
             xaqueue.connect(root)
         gc.collect()
     deadline = time.monotonic() + PATIENCE_S
-    while open.is_attached(root):
+    while open.is_owned(root):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
