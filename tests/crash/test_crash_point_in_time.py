@@ -16,7 +16,7 @@ from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
-from xaqueue.space.model.definitions import Snapshots
+from xaqueue.space.model.copying import Snapshots
 from xaqueue.space.snapshot import restore
 from xaqueue.space.snapshot.take import take_and_keep
 from xaqueue.xa import Flag

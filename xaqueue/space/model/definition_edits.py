@@ -9,7 +9,8 @@ from typing import Any
 
 from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.message import check_queue_name
-from xaqueue.space.model.definitions import TARGETS, parse, suggestion
+from xaqueue.space.model.definitions import TARGETS, parse
+from xaqueue.space.model.tables import suggestion
 
 
 def with_queue(text: str, name: str, options: Mapping[str, object]) -> str:

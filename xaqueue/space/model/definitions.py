@@ -42,7 +42,6 @@ transact = true
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -53,10 +52,12 @@ from xaqueue.access import AS_A_WHOLE, NO_TABLE, ON_QUEUES, Policy, Role
 from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.message import check_queue_name
 from xaqueue.space.model.block import BODY_LIMIT_BYTES
+from xaqueue.space.model.copying import NO_SNAPSHOTS, Snapshots, snapshots_of
 from xaqueue.space.model.index import Order
 from xaqueue.space.model.layout import QUEUES
 from xaqueue.space.model.limits import Limits
 from xaqueue.space.model.retry import AT_ONCE, RetryPolicy
+from xaqueue.space.model.tables import only, suggestion, table_of
 from xaqueue.storage.hardening import NOTHING, Hardening
 from xaqueue.storage.journal import SEGMENT_BYTES, SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.regular import FOLLOW, read_at_most
@@ -97,16 +98,6 @@ def _fits(found: str | None, wanted: str) -> bool:
     return found.startswith(wanted[:-1]) if wanted.endswith("*") else found == wanted
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshots:
-    """When snapshots are taken by themselves, and how many stay. 0: never, and all."""
-
-    interval_min: int = 0
-    keep: int = 0
-    point_in_time: bool = False
-    """Whether the journal is kept since the oldest, at the level that has one."""
-
-
 UNDEFINED = QueueDefinition(description="has messages, and no definition")
 
 
@@ -143,7 +134,7 @@ class Definitions:
     group: str = ""
     """By name or number: who may read the files of the space, besides their owner."""
 
-    snapshots: Snapshots = Snapshots()
+    snapshots: Snapshots = NO_SNAPSHOTS
     topics: Mapping[str, str] = field(default_factory=dict)
     """By name, what each is for."""
     known: set[str] = field(default_factory=set, compare=False, repr=False)
@@ -196,12 +187,6 @@ class Definitions:
         return definition
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """``: did you mean 'orders'?`` for a near miss, else an empty string."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f": did you mean {near[0]!r}?" if near else ""
-
-
 def read(space: str | os.PathLike[str]) -> str:
     """The text of a space's queues.toml, which may be a link to one. Raises OSError, UnicodeDecodeError."""
     return read_at_most(os.path.join(space, QUEUES), TEXT_LIMIT_BYTES, FOLLOW).decode()  # noqa: PTH118
@@ -213,18 +198,18 @@ def parse(text: str) -> Definitions:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidArgument(f"queues.toml is no TOML: {error}") from None
-    _only(document, "queues.toml", ("space", "default", "queues", "topics", "access", "snapshots"))
-    space = _table(document, "space")
-    _only(space, "[space]", (*_NUMBERS, "sync"))
+    only(document, "queues.toml", ("space", "default", "queues", "topics", "access", "snapshots"))
+    space = table_of(document, "space")
+    only(space, "[space]", (*_NUMBERS, "sync"))
     numbers = {key: _number(space, key, least, unit) for key, (least, unit) in _NUMBERS.items() if key in space}
     queues = {}
-    for name, table in _table(document, "queues").items():
+    for name, table in table_of(document, "queues").items():
         check_queue_name(name)
         queues[name] = _definition(f"[queues.{name}]", table)
     default = _definition("[default]", document["default"]) if "default" in document else None
     if default is not None and default.topic:
         raise InvalidArgument("queues.toml: [default] does not take 'topic': only a queue that is listed subscribes")
-    topics = {name: _topic(name, table, queues) for name, table in _table(document, "topics").items()}
+    topics = {name: _topic(name, table, queues) for name, table in table_of(document, "topics").items()}
     _check_topics(queues, topics)
     if default is None:
         _check_targets(queues)
@@ -235,32 +220,11 @@ def parse(text: str) -> Definitions:
         access=_access(document),
         group=_group(document),
         topics=topics,
-        snapshots=_snapshots(document),
+        snapshots=snapshots_of(document),
         known=set(),
         **numbers,
     )
 
-
-def _snapshots(document: Mapping[str, Any]) -> Snapshots:
-    """A table that stands there has defaults of its own."""
-    if "snapshots" not in document:
-        return Snapshots()
-    table, found = _table(document, "snapshots"), {}
-    _only(table, "[snapshots]", (*SNAPSHOT_KEYS, "point_in_time"))
-    keeps = table.get("point_in_time", True)
-    if not isinstance(keeps, bool):
-        raise InvalidArgument(f"queues.toml: [snapshots] point_in_time = {keeps!r}: true or false is wanted")
-    for key, (least, most, default) in SNAPSHOT_KEYS.items():
-        number = found[key] = table.get(key, default)
-        if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
-            raise InvalidArgument(
-                f"queues.toml: [snapshots] {key} = {number!r}: a number from {least} to {most} is wanted"
-            )
-    return Snapshots(**found, point_in_time=keeps)
-
-
-SNAPSHOT_KEYS = {"interval_min": (1, 46_080, 1_440), "keep": (2, 367, 3)}
-"""From, to, and where it is not given."""
 
 _NUMBERS = {
     "max_body_bytes": (1, "bytes"),
@@ -290,7 +254,7 @@ def _topic(name: str, table: Any, queues: Mapping[str, QueueDefinition]) -> str:
     check_queue_name(name)
     if not isinstance(table, Mapping):
         raise InvalidArgument(f"queues.toml: [topics.{name}] is {table!r}: a table is wanted")
-    _only(table, f"[topics.{name}]", TOPIC_KEYS)
+    only(table, f"[topics.{name}]", TOPIC_KEYS)
     if name in queues:
         raise InvalidArgument(f"queues.toml: [topics.{name}] is a queue as well: give one of them another name")
     return str(table.get("description", ""))
@@ -333,17 +297,10 @@ def options_of(words: Iterable[str]) -> dict[str, object]:
     return found
 
 
-def _table(document: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
-    table = document.get(name, {})
-    if not isinstance(table, Mapping):
-        raise InvalidArgument(f"queues.toml: {name} = {table!r}: a table {where or f'[{name}]'} is wanted")
-    return table
-
-
 def _definition(where: str, table: Any) -> QueueDefinition:
     if not isinstance(table, Mapping):
         raise InvalidArgument(f"queues.toml: {where} is {table!r}: a table is wanted")
-    _only(table, where, QUEUE_KEYS)
+    only(table, where, QUEUE_KEYS)
     order = table.get("order", Order.FIFO.value)
     if order not in [known.value for known in Order]:
         raise InvalidArgument(f"queues.toml: {where} order = {order!r}: fifo, lifo or priority is wanted")
@@ -450,15 +407,15 @@ def _target(where: str, key: str, value: Any) -> str:
 def _access(document: Mapping[str, Any]) -> Policy:
     if "access" not in document:
         return NO_TABLE
-    access = _table(document, "access")
-    _only(access, "[access]", ("group", "roles"))
+    access = table_of(document, "access")
+    only(access, "[access]", ("group", "roles"))
     if tuple(access) == ("group",):  # which says nothing of a server
         return NO_TABLE
-    return Policy(tuple(_role(name, table) for name, table in _table(access, "roles", "[access.roles]").items()))
+    return Policy(tuple(_role(name, table) for name, table in table_of(access, "roles", "[access.roles]").items()))
 
 
 def _group(document: Mapping[str, Any]) -> str:
-    group = _table(document, "access").get("group", "")
+    group = table_of(document, "access").get("group", "")
     if not isinstance(group, str) or (not group and "group" in document.get("access", {})):
         raise InvalidArgument(f"queues.toml: [access] group = {group!r}: the name of a group of this host is wanted")
     return group
@@ -473,7 +430,7 @@ def _role(name: str, table: Any) -> Role:
     where = f"[access.roles.{name}]"
     if not isinstance(table, Mapping):
         raise InvalidArgument(f"queues.toml: {where} is no table: members and what they may do are wanted")
-    _only(table, where, (*_LISTS, *_SWITCHES))
+    only(table, where, (*_LISTS, *_SWITCHES))
     for key in _LISTS:
         value = table.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -486,11 +443,3 @@ def _role(name: str, table: Any) -> Role:
         return Role(name, **given)
     except InvalidArgument as error:
         raise InvalidArgument(f"queues.toml: {error}") from None
-
-
-def _only(table: Mapping[str, Any], where: str, known: tuple[str, ...]) -> None:
-    for key in table:
-        if key not in known:
-            raise InvalidArgument(
-                f"queues.toml: {where} does not take {key!r}{suggestion(key, known)}; it takes {', '.join(known)}"
-            )

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from xaqueue.errors import DamagedBlock, InvalidArgument, OperationalError, SpaceError, UnknownQueue
 from xaqueue.space.model import records
-from xaqueue.space.model.definitions import suggestion
 from xaqueue.space.model.format import check_recovered, read_format, why_behind
 from xaqueue.space.model.layout import FORMAT, stream_path
 from xaqueue.space.model.records import StreamRecord
+from xaqueue.space.model.tables import suggestion
 from xaqueue.space.offline.reader import QueueReader, queues
 from xaqueue.space.owner.open import read_definitions
 from xaqueue.spark.source.options import SourceOptions, is_pattern

@@ -15,11 +15,11 @@ from xaqueue.space.model.definitions import (
     QueueDefinition,
     options_of,
     parse,
-    suggestion,
 )
 from xaqueue.space.model.index import Order
 from xaqueue.space.model.limits import Limits
 from xaqueue.space.model.retry import AT_ONCE, RetryPolicy
+from xaqueue.space.model.tables import suggestion
 from xaqueue.storage.hardening import Hardening
 
 WHOLE = """\
