@@ -153,6 +153,11 @@ NEEDS: dict[str, Need] = {
     "undefine": Need((Right.ADMIN,)),
     "snapshot": Need((Right.ADMIN,)),
     "repair": Need((Right.ADMIN,)),
+    "replicate": Need((Right.ADMIN,)),
+    "replica_begin": Need((Right.ADMIN,)),
+    "replica_next": Need((Right.ADMIN,)),
+    "replica_end": Need((Right.ADMIN,)),
+    "replaced": Need((Right.ADMIN,)),
     "drain": Need((Right.ADMIN,)),
 }
 

@@ -43,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("xaqueue.tm",),
     ("xaqueue.rpc",),
     ("xaqueue.work",),
+    ("xaqueue.replication",),
     ("xaqueue",),
     ("xaqueue.contrib",),
     ("xaqueue.spark",),

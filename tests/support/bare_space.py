@@ -57,9 +57,9 @@ class FaultyFileSystem(DirectoryFileSystem):
         self.strike("create", path)
         super().create(path, chunks)
 
-    def read(self, path: str, size: int | None = None) -> bytes:
+    def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
         self.strike("read", path)
-        return super().read(path, size)
+        return super().read(path, size, offset)
 
     def rename(self, source: str, target: str) -> None:
         self.strike("rename", target)

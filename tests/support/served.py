@@ -39,7 +39,9 @@ class ServerThread:
         sync: str | None = None,
         limits: Limits | None = None,
         listen: ListenConfig | None = None,
+        opens: bool = True,
     ) -> None:
+        """opens: returns once the space is open; else as soon as it listens."""
         self.root = root
         self.path = path
         self._made: Server | None = None
@@ -55,6 +57,8 @@ class ServerThread:
                 await server.give_up()
                 raise
             self._made = server
+            if not opens:
+                ready.set()
             await server.serve(ready.set)
 
         def run() -> None:

@@ -17,6 +17,7 @@ from xaqueue.cli import (
     messages,
     moves,
     repairs,
+    replicas,
     serve,
     snapshots,
     spaces,
@@ -27,7 +28,7 @@ from xaqueue.cli import (
 from xaqueue.cli.exit_codes import EXIT_HELP, translated
 from xaqueue.cli.location import SPACE_VARIABLE
 
-DESTRUCTIVE = frozenset({"release", "salvage-journal", "restore", "clean"})
+DESTRUCTIVE = frozenset({"release", "salvage-journal", "restore", "clean", "promote"})
 """Never suggested to somebody who mistyped another verb."""
 
 
@@ -105,7 +106,7 @@ for verb in (
     *(moves.purge, moves.rm, moves.undefine, copies.show, copies.export),
     *(work.work, work.forward),
     *(serve.serve, serve.drain, checks.check, checks.verify, checks.salvage_journal, snapshots.restore, ingest.ingest),
-    *(repairs.reconstruct, repairs.clean),
+    *(repairs.reconstruct, repairs.clean, replicas.replica, replicas.promote),
     *(tools.demo, tools.bench, tools.iotest, tools.torture),
 ):
     app.command()(verb)

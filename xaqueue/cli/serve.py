@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,6 +18,7 @@ from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, direc
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.server.peer import NEVER_S, Limits
+from xaqueue.space.model.layout import REPLICATION
 from xaqueue.storage.owner_file import OwnerFile
 from xaqueue.xid import Xid
 
@@ -116,11 +118,20 @@ def serve(
             notify=notify,
             stand_by=partial(_stand_by, directory, takeover_after, sync) if standby else None,
             give_up_late=lambda: os._exit(ExitCode.FENCED),
-            ready=lambda urls: typer.echo(f"serving {directory} at {', '.join(urls)}"),
+            ready=partial(_serving, directory),
         )
     except ResourceFailed as fenced:
         complain(str(fenced))
         raise typer.Exit(ExitCode.FENCED) from None
+
+
+def _serving(directory: Path, urls: list[str]) -> None:
+    typer.echo(f"serving {directory} at {', '.join(urls)}")
+    if (directory / REPLICATION).exists():
+        from xaqueue.replication.promote import tell_former
+
+        telling = partial(tell_former, directory, urls[0], threading.Event())
+        threading.Thread(target=telling, name="xaqueue-tell", daemon=True).start()
 
 
 def _stand_by(directory: Path, takeover_s: float | None, sync: str | None, look: Callable[[], None]) -> OwnerFile:

@@ -18,6 +18,7 @@ from xaqueue.cli.parameters import instant
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.space.model.layout import SNAPSHOTS
+from xaqueue.space.owner.definitions_file import usable_definitions
 from xaqueue.space.owner.restoring import restore as restore_space
 from xaqueue.space.snapshot import store
 from xaqueue.storage.directory_fs import DirectoryFileSystem
@@ -129,9 +130,10 @@ def rm(
     space: DirectoryOption = None,
 ) -> None:
     """Remove snapshots. Messages that only they have are gone with them."""
-    with closing(DirectoryFileSystem(directory_of(ctx, space), keep_unsynced=False)) as fs:
+    directory = directory_of(ctx, space)
+    with closing(DirectoryFileSystem(directory, keep_unsynced=False)) as fs:
         store.remove(fs, numbers)
-        store.prune_journal(fs)
+        store.prune_for(fs, usable_definitions(directory)[0])
     typer.echo(f"{output.counted(len(numbers), 'snapshot')} removed")
 
 

@@ -311,7 +311,7 @@ def error_to(error: Error, pipelined: str | None = None) -> dict[str, Any]:
     made = {
         "code": int(error.code),
         "name": error.code.name,
-        "error": type(error).__name__,
+        "error": "OutcomeUnknown" if isinstance(error, errors.OutcomeUnknown) else type(error).__name__,
         "message": str(error)[:LONGEST_MESSAGE],
     }
     if pipelined is not None:

@@ -102,13 +102,15 @@ class DirectoryFileSystem:
             else:
                 self._places[path] = fd
 
-    def read(self, path: str, size: int | None = None) -> bytes:
+    def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
         try:
             fd, found = open_regular(self._prefix + path)
         except OSError as error:
             self._free_descriptor(error)
             fd, found = self._opened(open_regular, self._prefix + path)
         try:
+            if offset:
+                os.lseek(fd, offset, os.SEEK_SET)
             return read_up_to(fd, min(size, found.st_size) if size is not None else found.st_size)
         finally:
             os.close(fd)

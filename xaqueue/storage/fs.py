@@ -40,8 +40,8 @@ class FileSystem(Protocol):
     def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
         """Overwrites part of a file in place with the chunks, creating it where it is missing."""
 
-    def read(self, path: str, size: int | None = None) -> bytes:
-        """The whole file, or its first ``size`` bytes. Raises one of ``NO_FILE`` for what is no regular file."""
+    def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
+        """The file from an offset on, all of it or ``size`` bytes. Raises one of ``NO_FILE`` for no regular file."""
 
     def size(self, path: str) -> int: ...
 

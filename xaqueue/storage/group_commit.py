@@ -19,10 +19,10 @@ from functools import partial
 from threading import get_ident
 from typing import Any, NoReturn
 
-from xaqueue.errors import Error, ResourceFailed, RetryLater
+from xaqueue.errors import Error, OutcomeUnknown, ResourceFailed, RetryLater
 from xaqueue.storage.fs import NO_ROOM
 from xaqueue.storage.journal import Journal
-from xaqueue.storage.journal_format import Entry
+from xaqueue.storage.journal_format import TIME, Entry
 from xaqueue.storage.scheduling import THREADS, Threads, Waiter
 
 ROUNDS_A_LEADER = 8
@@ -38,6 +38,10 @@ Publish = Callable[[], None]
 
 def nothing() -> None:
     """The publish of a step that shows nothing."""
+
+
+class Unacknowledged(OutcomeUnknown, ResourceFailed):
+    """A round is hardened here, and not where it is to be as well."""
 
 
 class Step:
@@ -147,6 +151,8 @@ class GroupCommit:
         if step.lead:
             for waiting in (*self._in_hand, *self._finished):
                 waiting.wake()
+        if isinstance(step.error, Unacknowledged) and isinstance(error, ResourceFailed):
+            return  # it says more
         if not step.done or not isinstance(error, ResourceFailed):  # a later round may fail: this one did not
             raise error
 
@@ -308,6 +314,9 @@ class JournalCommit(GroupCommit):
         if waiting is not THREADS:
             journal.harden_by = waiting.harden
         self._relieve = relieve
+        self.shipped: Callable[[int, bool], None] | None = None
+        """Called behind the sync of a round, with the LSN behind it and whether it shows anything: somebody follows the
+        journal. It may wait, and raise Unacknowledged."""
         self.riding: list[Step] = []
         """Published, and not hardened: their records go before all others of the next round, or of this one."""
 
@@ -354,6 +363,8 @@ class JournalCommit(GroupCommit):
                         recorded.append(step)
         if recorded:
             self._record(recorded, records)
+            if self.shipped is not None:
+                self._ship(recorded, any(record.kind < TIME for record in records))
         if self.failure is not None:
             raise self._failed()  # it may have hung until somebody fenced the space, and those who waited were told
         if self._lost():
@@ -362,6 +373,15 @@ class JournalCommit(GroupCommit):
             if riding:
                 group = [*self._recorded(riding), *group]
             self._publish(group)
+
+    def _ship(self, steps: Sequence[Step], shows: bool) -> None:
+        assert self.shipped is not None
+        try:
+            self.shipped(self.journal.position, shows)
+        except Unacknowledged as unknown:
+            for step in steps:
+                step.error = step.error or Unacknowledged(str(unknown))
+            raise
 
     def _recorded(self, riding: list[Step]) -> list[Step]:
         """Those of them for which there was room; the others ride on. Called with the lock held."""

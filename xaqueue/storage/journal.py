@@ -368,6 +368,17 @@ class Journal:
             following = self._following
             return sum(segment.allocated for segment in self._segments) + (following.allocated if following else 0)
 
+    def segment_at(self, lsn: int) -> tuple[Segment, int] | None:
+        """The segment in which a record of this LSN stands, or is going to, and the size of the one behind it, 0 where
+        nothing is written there; None where it is none of those that are written to.
+        """
+        with self._guard:
+            for number, segment in enumerate(self._segments):
+                if segment.start <= lsn < segment.end:
+                    behind = self._segments[number + 1 :] or ([self._following] if self._following else [])
+                    return segment, behind[0].size if behind else 0
+        return None
+
     def recycle(self, *, may_keep: bool = True) -> None:
         """Releases the segments that the last checkpoint covers: one of them is the following one, the others go.
 

@@ -309,7 +309,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     class Unreadable(DirectoryFileSystem):
-        def read(self, path: str, size: int | None = None) -> bytes:
+        def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
     with pytest.raises(DecisionLogError, match=r"Permission denied.*Nothing is rolled back"):

@@ -68,7 +68,10 @@ def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
     protocol = given.get("protocol", wire.PROTOCOL)
     if type(protocol) is not int or protocol < 1:
         raise InvalidArgument(f"protocol {protocol!r} is refused: this server speaks 1 to {wire.PROTOCOL}")
-    caller.session.space.check_owner()  # who asks one that was taken over is to ask the other one
+    space = caller.session.space
+    space.check_owner()  # who asks one that was taken over is to ask the other one
+    if space.shipping is not None and given.get("replica") is not True:
+        space.shipping.check_shown()
     key, lost = _key(given, "session"), _key(given, "instead_of")
     caller.key = caller.session.key = key or caller.key
     if lost is not None:

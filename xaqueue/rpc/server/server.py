@@ -36,6 +36,7 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.timeouts import expire, sweep
 from xaqueue.space.model.layout import SOCKET
 from xaqueue.space.owner.open import announce, attach
+from xaqueue.storage.group_commit import Unacknowledged
 from xaqueue.storage.owner_file import OwnerFile
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -349,7 +350,8 @@ def run(
         notifier.notify(READY, f"STATUS=standing by for {root}")
         lock = stand_by(partial(notifier.notify, ALIVE) if notifier.watchdog_s else lambda: None)
 
-    async def main() -> None:
+    async def main() -> bool:
+        """Whether to open the space anew: its replica did not answer, and it waits for that one then."""
         server = Server(root, sync=sync, limits=limits, lock=lock)
         server.give_up_late = give_up_late
         server.notifier = notifier
@@ -364,11 +366,20 @@ def run(
             await server.give_up()
             raise
         gc.freeze()  # what is there now stays: no collection of a transaction's garbage looks through it
-        await server.serve(lambda: ready(server.listeners.urls))
+        try:
+            await server.serve(lambda: ready(server.listeners.urls))
+        except ResourceFailed:
+            if lock is None and isinstance(server.space.failure, Unacknowledged):
+                log.warning("the space is opened anew, and shows what was not acknowledged once its replica has that")
+                return True
+            raise
+        return False
 
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        asyncio.run(main())
-    else:
-        uvloop.run(main())
+    is_anew = True
+    while is_anew:
+        try:
+            import uvloop
+        except ModuleNotFoundError:
+            is_anew = asyncio.run(main())
+        else:
+            is_anew = uvloop.run(main())

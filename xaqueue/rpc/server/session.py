@@ -23,6 +23,7 @@ from xaqueue.rpc.methods.batches import QUERY_METHODS
 from xaqueue.rpc.methods.branches import BRANCH_METHODS
 from xaqueue.rpc.methods.leases import LEASE_METHODS
 from xaqueue.rpc.methods.messages import MESSAGE_METHODS
+from xaqueue.rpc.methods.replication import REPLICATION_METHODS
 from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
 from xaqueue.rpc.server.listeners import Listeners
 from xaqueue.rpc.server.peer import UNAUTHENTICATED_BYTES, Caller, Limits, PeerTimeouts
@@ -76,7 +77,15 @@ def _method(call: Callable[..., Any]) -> Method:
 
 METHODS = {
     call.__name__: _method(call)
-    for call in (*VERBS, *BRANCH_METHODS, *MESSAGE_METHODS, *LEASE_METHODS, *QUERY_METHODS, *SERVICE_METHODS)
+    for call in (
+        *VERBS,
+        *BRANCH_METHODS,
+        *MESSAGE_METHODS,
+        *LEASE_METHODS,
+        *QUERY_METHODS,
+        *SERVICE_METHODS,
+        *REPLICATION_METHODS,
+    )
 }
 
 

@@ -26,6 +26,7 @@ from xaqueue.space.engine.directory_log import DirectoryLog
 from xaqueue.space.engine.disk_space import RoomLimit
 from xaqueue.space.engine.journal_log import JournalLog
 from xaqueue.space.engine.memory import Memory, RecoveryReport
+from xaqueue.space.engine.shipping import Shipping
 from xaqueue.space.model import layout
 from xaqueue.space.model.block_files import damage_of
 from xaqueue.space.model.branch import Branch, State
@@ -123,6 +124,10 @@ class Space(Memory):
         self.read_only: JournalDamaged | None = None
         """Why nothing can be changed."""
         self.report = RecoveryReport()
+        self.shipping: Shipping | None = None
+        """Where replicas follow its journal."""
+        self.is_whole = threading.Event()
+        """All messages are in their places; recovery may wait for a replica yet."""
         self.log: JournalLog | DirectoryLog
         if journal is not None:
             self.log = JournalLog(
@@ -164,6 +169,8 @@ class Space(Memory):
 
     def redefine(self, definitions: Definitions, check: Callable[[], None] = nothing) -> None:
         super().redefine(definitions, check)
+        if self.shipping is not None:
+            self.shipping.changed()
         self.measure()
 
     def measure(self) -> None:
@@ -271,6 +278,8 @@ class Space(Memory):
             with self.lock:
                 while not self.loaded:
                     self.wait_settled()
+                    if self.shipping is not None:
+                        self.shipping.check_shown()
 
     # Checkpoints
 

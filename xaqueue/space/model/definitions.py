@@ -52,7 +52,14 @@ from xaqueue.access import AS_A_WHOLE, NO_TABLE, ON_QUEUES, Policy, Role
 from xaqueue.errors import InvalidArgument, UnknownQueue
 from xaqueue.message import check_queue_name
 from xaqueue.space.model.block import BODY_LIMIT_BYTES
-from xaqueue.space.model.copying import NO_SNAPSHOTS, Snapshots, snapshots_of
+from xaqueue.space.model.copying import (
+    NO_REPLICATION,
+    NO_SNAPSHOTS,
+    Replication,
+    Snapshots,
+    replication_of,
+    snapshots_of,
+)
 from xaqueue.space.model.index import Order
 from xaqueue.space.model.layout import QUEUES
 from xaqueue.space.model.limits import Limits
@@ -135,6 +142,7 @@ class Definitions:
     """By name or number: who may read the files of the space, besides their owner."""
 
     snapshots: Snapshots = NO_SNAPSHOTS
+    replication: Replication = NO_REPLICATION
     topics: Mapping[str, str] = field(default_factory=dict)
     """By name, what each is for."""
     known: set[str] = field(default_factory=set, compare=False, repr=False)
@@ -198,7 +206,7 @@ def parse(text: str) -> Definitions:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidArgument(f"queues.toml is no TOML: {error}") from None
-    only(document, "queues.toml", ("space", "default", "queues", "topics", "access", "snapshots"))
+    only(document, "queues.toml", ("space", "default", "queues", "topics", "access", "snapshots", "replication"))
     space = table_of(document, "space")
     only(space, "[space]", (*_NUMBERS, "sync"))
     numbers = {key: _number(space, key, least, unit) for key, (least, unit) in _NUMBERS.items() if key in space}
@@ -221,6 +229,7 @@ def parse(text: str) -> Definitions:
         group=_group(document),
         topics=topics,
         snapshots=snapshots_of(document),
+        replication=replication_of(document),
         known=set(),
         **numbers,
     )

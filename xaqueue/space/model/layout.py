@@ -56,6 +56,12 @@ RESTORE_READY = ".restoring/READY"
 """There while a restore has a part of the space in its hands."""
 RESTORED = "restored"
 """What came back by a restore; see ``xaqueue.space.model.restored``."""
+REPLICATION = "replication"
+"""What the directory is to another one; see ``xaqueue.space.model.replicated``."""
+LAG = "lag"
+"""How far a replica is behind, as it said last."""
+UNSHIPPED = "unshipped.jsonl"
+"""What a space that its replica has replaced had not shipped: a line a step."""
 HEARTBEAT = owner_file.HEARTBEAT
 """Of an owner that a standby may take over from."""
 SOCKET = "socket"
@@ -65,7 +71,7 @@ DIRECTORIES = (ACTIVE, PREPARED, COMMITTED, HEURISTIC, QUARANTINE, BATCHES, STRE
 OWN_NAMES = frozenset(
     {FORMAT, LOCK, OWNER, QUEUES, JOURNAL, RESERVE, TRIES, COUNTERS, OPERATORS, SOCKET, ARCHIVE, *DIRECTORIES}
     | {SNAPSHOTS, REMOVED, RESTORED, GOOD_QUEUES, f".{GOOD_QUEUES}.new", SCRUBBED, f".{SCRUBBED}.new"}
-    | {HEARTBEAT, owner_file.NEW_LOCK}
+    | {HEARTBEAT, owner_file.NEW_LOCK, REPLICATION, f".{REPLICATION}.new", LAG, f".{LAG}.new", UNSHIPPED}
     | {f".{FORMAT}.new", owner_file.NEW_OWNER, f".{QUEUES}.new", f".{COUNTERS}.new"}
 )
 """What a space's directory may hold at its top."""

@@ -110,17 +110,17 @@ class RedoView(ReadOnlyFileSystem):
             children[name] = path
             path = directory
 
-    def _read(self, path: str, size: int | None = None) -> bytes:
+    def _read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
         if path in self._marked:
-            return self._watermark(path, self._marked[path])[:size]
+            return self._watermark(path, self._marked[path])[offset:][:size]
         if path not in self._last:
-            return self._fs.read(path, size)
+            return self._fs.read(path, size, offset)
         last = self._last[path]
         if isinstance(last, Content) and not self._files_first:
-            return b"".join(last.chunks)[:size]
+            return b"".join(last.chunks)[offset:][:size]
         for place in self._places(path, last):
             try:
-                return self._fs.read(place, size)
+                return self._fs.read(place, size, offset)
             except FileNotFoundError:
                 continue
         if isinstance(last, Content):

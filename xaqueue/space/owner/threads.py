@@ -104,22 +104,26 @@ class Checkpointer(_BackgroundThread):
         self._thread.start()
 
     def _run(self) -> None:
-        log, journal = self._log, self._log.journal
-        covered, made, last = journal.position, log.made, time.monotonic()
+        journal_log, journal = self._log, self._log.journal
+        covered, made, last = journal.position, journal_log.made, time.monotonic()
         while True:
             due = self._due.wait(LOOK_S)
             self._due.clear()
             if self._stopped.is_set():
                 return
             started = time.monotonic()
-            due = due or started > last + self._space.definitions.checkpoint_s or log.made > made + NEW_FILES
+            due = due or started > last + self._space.definitions.checkpoint_s or journal_log.made > made + NEW_FILES
             if not due or journal.position == covered:
                 continue
             try:
                 self._space.checkpoint()
+                if self._space.shipping is not None and not self._space.shipping.copying:
+                    store.prune_for(self._space.fs, self._space.definitions)
             except ResourceFailed:
                 return  # which is logged
-            covered, made, last = journal.position, log.made, time.monotonic()
+            except OSError as error:
+                log.warning("the journal that is kept for replicas is not looked through: %s", error)
+            covered, made, last = journal.position, journal_log.made, time.monotonic()
             self.checkpoints += 1
             self.seconds = last - started
 

@@ -59,7 +59,7 @@ def open_journal(
         return None, (), []
     fs.hold_dir("")
     size = segment_bytes(definitions, fs.room())
-    keeps = hardening.journal and definitions.snapshots.point_in_time
+    keeps = hardening.journal and (definitions.snapshots.point_in_time or definitions.replication.is_on)
     journal = Journal(fs, layout.JOURNAL, segment_bytes=size, is_valid=change.is_valid, used=used, epoch=epoch)
     records = journal.replay
     check_end(fs, records, journal.position)

@@ -28,12 +28,14 @@ from xaqueue.space.engine.cleanup import filled_archives
 from xaqueue.space.engine.directory_log import STAGED
 from xaqueue.space.engine.memory import RecoveryReport
 from xaqueue.space.engine.register import Register
+from xaqueue.space.engine.shipping import Shipping
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import change, layout, restored
 from xaqueue.space.model.block import NO_MESSAGE, Head, Kind
 from xaqueue.space.model.block_files import listed
 from xaqueue.space.model.branch import Branch, State, Written
 from xaqueue.space.model.change import Kind as Step
+from xaqueue.space.model.copying import Replication
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.layout import ACTIVE, COMMIT, COMMITTED, DIRECTORIES, FIRST, PREPARED
@@ -44,6 +46,7 @@ from xaqueue.space.recovery.load import Load, Progress, read_head
 from xaqueue.space.recovery.prepared import PreparedBranch, Verdict, named
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.hardening import DEFAULT, Hardening
+from xaqueue.storage.journal import Journal
 from xaqueue.storage.regular import DAMAGE, NO_FILE
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -68,6 +71,7 @@ def open_space(
     suspect: bool = False,
     is_shared: bool = False,
     on_branches: Callable[[Space], object] = lambda _: None,
+    replication: Callable[[], Replication] | None = None,
     **options: Any,
 ) -> Space:
     """Opens the directories behind ``fs``, which must exist, and recovers; for reading only where the journal is
@@ -77,7 +81,8 @@ def open_space(
     in memory only, since a sync of it failed in this boot or may have; then it is written anew. is_shared: whoever had
     it before may come back; see ``Journal.start``. on_branches: called in the middle, once the branches are
     recovered: from then on sessions may use the verbs for those that are prepared or decided, while whoever adds, takes
-    or browses waits for the messages. options: see ``Space``.
+    or browses waits for the messages. replication: what queues.toml says of it now; see ``Shipping``. options: see
+    ``Space``.
     Raises OSError, SpaceError.
     """
     definitions = definitions or Definitions()
@@ -91,6 +96,8 @@ def open_space(
         open_for_reading(space, damage, progress)
         return space
     space = Space(fs, definitions, hardening=hardening, journal=journal, epoch=epoch, **options)
+    if journal is not None and definitions.replication.is_on:
+        _ship(space, journal, replication or (lambda: space.definitions.replication))
     for record in records:  # whoever was not told what became of a branch may ask
         outcome, xid = _RECORDED.get(record.kind), layout.parse_xid(change.name_of(record))
         if outcome is not None and xid is not None and not xid.is_local:
@@ -109,6 +116,15 @@ def open_space(
             space.settled.notify_all()
         raise
     return space
+
+
+def _ship(space: Space, journal: Journal, policy: Callable[[], Replication]) -> None:
+    """Replicas may follow the journal from here on."""
+    log = space.journal_log
+    assert log is not None
+    space.shipping = Shipping(space.fs, journal, space.waiting, policy)
+    log.shipped = space.shipping.hardened
+    log.when_fenced(space.shipping.stop)
 
 
 class _Recovery:
@@ -147,6 +163,9 @@ class _Recovery:
         tries.count_killed(self.space, self._set_aside)
         if len(self.report.quarantined) > aside:
             self._sync_directories()
+        if self.space.shipping is not None:
+            self.space.is_whole.set()
+            self.space.shipping.await_replica()
         self._publish(messages.highest)
         with self.space.lock:
             self.report.messages = sum(len(queue.index) for queue in self.space.queues.values())

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from itertools import islice
-from typing import NamedTuple
 
 from xaqueue.errors import SpaceError
 from xaqueue.space.model.change import is_valid
@@ -19,7 +17,6 @@ from xaqueue.space.model.layout import JOURNAL, KEPT_JOURNAL
 from xaqueue.space.snapshot.manifest import Manifest
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.journal_format import (
-    CHECKPOINT,
     EPOCH_BITS,
     SECTOR_BYTES,
     SWITCH,
@@ -30,12 +27,8 @@ from xaqueue.storage.journal_format import (
     lsn_in,
     records_in,
 )
-from xaqueue.storage.journal_reader import content, headers
-
-
-class _Place(NamedTuple):
-    directory: str
-    segment: Segment
+from xaqueue.storage.journal_places import Place, begin_of, places
+from xaqueue.storage.journal_reader import content
 
 
 class History:
@@ -45,7 +38,7 @@ class History:
         self._fs = fs
         self._found = found
         self._at_us = at_us
-        self._places = _places(fs)
+        self._places = places(fs, (KEPT_JOURNAL, JOURNAL))
         self._position = found.lsn
         """The LSN of what is read next."""
         self._epoch = 0
@@ -57,7 +50,7 @@ class History:
     def records(self) -> Iterator[list[Record]]:
         """In their order, a segment's at a time. Raises SpaceError where some are missing, OSError."""
         found = self._found
-        place: _Place | None = self._at(lambda one: one.epoch == found.journal and one.start <= found.lsn < one.end)
+        place: Place | None = self._at(lambda one: one.epoch == found.journal and one.start <= found.lsn < one.end)
         while place is not None:
             records, last = self._read(place)
             yield records
@@ -67,7 +60,7 @@ class History:
                 raise self._gap(self._wrong)
             place = self._behind(place.segment, last)
 
-    def _read(self, place: _Place) -> tuple[list[Record], Placed | None]:
+    def _read(self, place: Place) -> tuple[list[Record], Placed | None]:
         """Those of a segment; and the record that leads on, or that ends it all."""
         segment, found = place.segment, list[Record]()
         begun, before, count = -1, 0, 0  # of the present round the LSN; the time of the one before it, and its records
@@ -101,7 +94,7 @@ class History:
     def _belongs(self, good: Placed, segment: Segment) -> bool:
         return good.epoch >= self._epoch and good.epoch >> EPOCH_BITS == segment.epoch
 
-    def _behind(self, segment: Segment, last: Placed | None) -> _Place | None:
+    def _behind(self, segment: Segment, last: Placed | None) -> Place | None:
         """The segment in which it goes on; None where that was all."""
         if last is not None:
             start = lsn_in(last.record)
@@ -113,7 +106,7 @@ class History:
                 raise self._gap(f"{JOURNAL}/ is lost, or replaced")
             return None
         first = later[0]
-        covered, time_us = self._begin_of(first)
+        covered, time_us = begin_of(self._fs, first)
         if first.segment.start not in (segment.end, 0):  # 0: of the life behind a restore
             raise self._gap("a segment is missing")
         if time_us is None or (first.segment.start == 0 and time_us <= self._at_us):
@@ -125,13 +118,7 @@ class History:
         self._position = first.segment.start + SECTOR_BYTES
         return first
 
-    def _begin_of(self, place: _Place) -> tuple[int | None, int | None]:
-        """Where the journal before it had ended, and when; as its first records tell."""
-        goods = islice(records_in(content(self._fs, place.directory, place.segment), place.segment.start), 2)
-        own = {good.record.kind: lsn_in(good.record) for good in goods if good.record.kind >= TIME}
-        return own.get(CHECKPOINT), own.get(TIME)
-
-    def _at(self, is_that: Callable[[Segment], bool]) -> _Place:
+    def _at(self, is_that: Callable[[Segment], bool]) -> Place:
         for place in self._places:
             if is_that(place.segment):
                 return place
@@ -145,16 +132,6 @@ class History:
             f"what was there at {_text(self._at_us)} cannot be told ({why}), and nothing was changed. It is known "
             f"{known}"
         )
-
-
-def _places(fs: FileSystem) -> list[_Place]:
-    """All segments, by epoch and LSN. One that has a name in both directories is one file."""
-    places = {
-        segment.name: _Place(directory, segment)
-        for directory in (KEPT_JOURNAL, JOURNAL)
-        for segment in headers(fs, directory)[0]
-    }
-    return sorted(places.values(), key=lambda place: (place.segment.epoch, place.segment.start))
 
 
 def _text(time_us: int) -> str:

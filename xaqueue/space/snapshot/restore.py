@@ -41,8 +41,8 @@ READY = layout.RESTORE_READY
 PLACE = READY.partition("/")[0]
 JUMP = 1 << 32
 """So many numbers are passed over: more than a lost tail can have used."""
-NEVER_BUILT = (JOURNAL, TRIES)
-REPLACED = (QUEUES, JOURNAL, TRIES, layout.COUNTERS, RESTORED, *layout.DIRECTORIES)
+NEVER_BUILT = (JOURNAL, TRIES, layout.UNSHIPPED)
+REPLACED = (QUEUES, *NEVER_BUILT, layout.COUNTERS, RESTORED, layout.REPLICATION, *layout.DIRECTORIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +115,34 @@ def restore(
             store.remove_tree(fs, PLACE)
         found = choose_before(fs, at_us) if at_us else choose(fs, number)
         done = _Build(fs, found, now_us, at_us, exact=exact, keeps_queues=keeps_queues, is_whole=is_whole).build()
-        fs.sync_all()
-        fs.create(READY, [json.dumps({name: getattr(done, name) for name in Done.__slots__}).encode()])
-        fs.sync_file(READY)
-        fs.sync_dir(PLACE)
+        return put_in_place(fs, done, close)
+    return finish(fs, close)
+
+
+def put_in_place(fs: FileSystem, done: Done, close: Callable[[], None] = lambda: None) -> Done:
+    """What was built in PLACE takes the place of what is there, which goes to ``done.removed``. Raises OSError."""
+    fs.sync_all()
+    fs.create(READY, [json.dumps({name: getattr(done, name) for name in Done.__slots__}).encode()])
+    fs.sync_file(READY)
+    fs.sync_dir(PLACE)
+    return finish(fs, close)
+
+
+def finish(fs: FileSystem, close: Callable[[], None] = lambda: None) -> Done:
+    """From where it was cut off. Raises OSError."""
     done = Done(**json.loads(fs.read(READY)))
     _swap(fs, done.removed, close)
     return done
+
+
+def free_place(fs: FileSystem, now_us: int) -> str:
+    """A directory that is not there, for what is replaced at that time."""
+    when = datetime.fromtimestamp(now_us / 1e6, UTC).strftime("%Y%m%dT%H%M%SZ")
+    place, copies = f"{REMOVED}/{when}", 1
+    while fs.exists(place):
+        copies += 1
+        place = f"{REMOVED}/{when}~{copies}"
+    return place
 
 
 def is_cut_off(fs: FileSystem) -> bool:
@@ -175,7 +196,7 @@ class _Build:
         self._keep_journal()
         branches = sorted(map(str, unknown))
         self._put(RESTORED, restored.encode(Restored(found.number, found.taken_at, self.now_us, through, branches)))
-        place = self._free_place()
+        place = free_place(fs, self.now_us)
         newer = self.newer
         return Done(found.number, found.taken_at, place, messages, newer.messages, newer.lost, branches, self.at_us)
 
@@ -204,14 +225,6 @@ class _Build:
             for segment in headers(self.fs, JOURNAL)[0]:
                 if not self.fs.exists(f"{layout.KEPT_JOURNAL}/{segment.name}"):
                     link_or_copy(self.fs, f"{JOURNAL}/{segment.name}", f"{layout.KEPT_JOURNAL}/{segment.name}")
-
-    def _free_place(self) -> str:
-        when = datetime.fromtimestamp(self.now_us / 1e6, UTC).strftime("%Y%m%dT%H%M%SZ")
-        place, copies = f"{REMOVED}/{when}", 1
-        while self.fs.exists(place):
-            copies += 1
-            place = f"{REMOVED}/{when}~{copies}"
-        return place
 
     def _changed(self, path: str, data: bytes) -> bytes:
         """Of what is copied the parts that tell of another life."""

@@ -14,6 +14,7 @@ from zlib import crc32
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.space.model import block_files, layout
 from xaqueue.space.model.block import decode
+from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.layout import KEPT_JOURNAL, SNAPSHOTS
 from xaqueue.space.snapshot import manifest
 from xaqueue.space.snapshot.manifest import Manifest
@@ -121,12 +122,23 @@ def keep(fs: FileSystem, count: int) -> list[int]:
     return old
 
 
-def prune_journal(fs: FileSystem) -> None:
-    """Of the journal that is kept what lies before the oldest snapshot goes. Raises OSError."""
-    oldest = min(((one.journal, one.lsn) for one in listed(fs) if one.lsn), default=None)
-    for segment in headers(fs, KEPT_JOURNAL)[0]:
-        if oldest is None or (segment.epoch, segment.end) <= oldest:
+def prune_journal(fs: FileSystem, keep_bytes: int = 0, *, for_snapshots: bool = True) -> None:
+    """Of the journal that is kept what lies before the oldest snapshot goes. Raises OSError.
+
+    keep_bytes: so much of the newest stays all the same, for replicas. for_snapshots: whether it is kept for these.
+    """
+    oldest = min(((one.journal, one.lsn) for one in listed(fs) if one.lsn and for_snapshots), default=None)
+    kept = 0
+    for segment in reversed(headers(fs, KEPT_JOURNAL)[0]):
+        kept += segment.size
+        if kept > keep_bytes and (oldest is None or (segment.epoch, segment.end) <= oldest):
             discard(fs, f"{KEPT_JOURNAL}/{segment.name}")
+
+
+def prune_for(fs: FileSystem, definitions: Definitions) -> None:
+    """As queues.toml has it. Raises OSError."""
+    is_kept = definitions.snapshots.point_in_time or not definitions.replication.is_on
+    prune_journal(fs, definitions.replication.keep_bytes, for_snapshots=is_kept)
 
 
 def journal_epoch(fs: FileSystem) -> int:

@@ -21,7 +21,7 @@ from xaqueue.errors import OperationalError, RetryLater
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.space.engine import redo
 from xaqueue.space.engine.journal_log import JournalLog
-from xaqueue.space.engine.state import Space
+from xaqueue.space.engine.state import LOOK_S, Space
 from xaqueue.space.model import layout
 from xaqueue.space.model.layout import SNAPSHOTS
 from xaqueue.space.snapshot import manifest, store
@@ -44,7 +44,11 @@ def take(space: Space) -> Manifest:
     if not space.snapshotting.acquire(blocking=False):
         raise RetryLater("a snapshot is being taken just now: try again when it is there")
     try:
-        space.wait_until_loaded()
+        if space.shipping is None:
+            space.wait_until_loaded()
+        else:  # which may wait for the replica that begins with this snapshot
+            while not space.is_whole.wait(LOOK_S):
+                space.check()
         space.check()
         return _take(space)
     except OSError as error:
@@ -62,7 +66,7 @@ def take_and_keep(space: Space, prunes: bool = True) -> SnapshotStatus:
     if prunes:
         if space.definitions.snapshots.keep:
             store.keep(space.fs, space.definitions.snapshots.keep)
-        store.prune_journal(space.fs)
+        store.prune_for(space.fs, space.definitions)
     return taken.status
 
 

@@ -153,11 +153,11 @@ class ForgetfulFileSystem:
 
     # The port: what only looks
 
-    def read(self, path: str, size: int | None = None) -> bytes:
+    def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
         content = self._node(path).now
         if content is None:
             raise IsADirectoryError(errno.EISDIR, "is a directory", path)
-        return content[:size]
+        return content[offset:][:size]
 
     def size(self, path: str) -> int:
         return len(self.read(path))

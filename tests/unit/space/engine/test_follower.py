@@ -251,9 +251,9 @@ def test_a_read_that_the_follower_overtakes_finds_the_new_name(moves: int) -> No
     """It looks for the file before it has moved, and for what is pending when nothing is."""
 
     class Overtaken(ForgetfulFileSystem):
-        def read(self, path: str, size: int | None = None) -> bytes:
+        def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
             try:
-                return super().read(path, size)
+                return super().read(path, size, offset)
             except FileNotFoundError:
                 log.follow()
                 raise

@@ -244,8 +244,8 @@ class Flicker(DirectoryFileSystem):
 
     bad = 1
 
-    def read(self, path: str, size: int | None = None) -> bytes:
-        data = super().read(path, size)
+    def read(self, path: str, size: int | None = None, offset: int = 0) -> bytes:
+        data = super().read(path, size, offset)
         if self.bad and size != SECTOR_BYTES and path.endswith(name_of(0)):
             self.bad -= 1
             data = data[:SECTOR_BYTES] + b"old" + data[SECTOR_BYTES + 3 :]

@@ -1,0 +1,282 @@
+"""A replica has what its source has, catches up after any absence, and takes its place."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xaqueue
+from support.replicas import ReplicaThread, made, text, until
+from support.served import ServerThread
+from xaqueue.connection import Connection
+from xaqueue.errors import OutcomeUnknown, ResourceFailed, SpaceError, SpaceInUse
+from xaqueue.message import Message
+from xaqueue.replication.promote import promote, tell_former
+from xaqueue.space.model import layout, replicated
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.findings import Severity
+from xaqueue.space.offline.inspect import browse as browse_directory
+from xaqueue.space.owner.open import write_definitions
+from xaqueue.space.snapshot import store
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+
+Serve = Callable[..., ServerThread]
+Follow = Callable[[Path, ServerThread], ReplicaThread]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    servers: list[ServerThread] = []
+
+    def begin(root: Path, *, opens: bool = True) -> ServerThread:
+        servers.append(ServerThread(root, tmp_path / f"{root.name}.socket", opens=opens))
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def follow() -> Iterator[Follow]:
+    replicas: list[ReplicaThread] = []
+
+    def begin(root: Path, server: ServerThread) -> ReplicaThread:
+        replicas.append(ReplicaThread(root, server.url))
+        return replicas[-1]
+
+    yield begin
+    for replica in replicas:
+        replica.failure = None
+        replica.stop()
+
+
+def bodies(connection: Connection, queue: str = "orders") -> list[bytes]:
+    return [message.body for message in connection.browse(queue)]
+
+
+def browse(root: Path, queue: str) -> list[Message]:
+    return list(browse_directory(root, queue, print))
+
+
+def put(url: str, *new: bytes, queue: str = "orders") -> None:
+    with xaqueue.connect(url) as connection:
+        for body in new:
+            connection.enqueue(queue, body)
+        connection.commit()
+
+
+def undamaged(root: Path) -> bool:
+    return [str(one) for one in check(root) if one.severity is Severity.DAMAGE] == []
+
+
+def test_it_has_what_its_source_has(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    """Messages of before and behind its beginning; it is read while it follows, and opened by nobody."""
+    source = serve(made(tmp_path / "source"))
+    put(source.url, b"a", b"b", b"c" * 3_000_000)
+    replica = follow(tmp_path / "replica", source)
+    put(source.url, b"d", b"e" * 300_000)
+    with xaqueue.connect(source.url) as connection:
+        message = connection.dequeue("orders")
+        assert message is not None
+        connection.commit()
+        connection.tpc_begin(connection.xid(1, "doubt", ""))
+        connection.enqueue("orders", b"in doubt")
+        connection.tpc_prepare()
+        replica.wait_for(source)
+        wanted = bodies(connection)
+    assert [one.body for one in browse(tmp_path / "replica", "orders")] == wanted
+    assert undamaged(tmp_path / "replica")
+    with pytest.raises(SpaceInUse):
+        follow(tmp_path / "replica", source)
+    with pytest.raises(SpaceError, match=r"is a replica of .* `xaqueue promote"):
+        xaqueue.connect(tmp_path / "replica")
+    replica.stop()
+    source.kill()
+    done = promote(tmp_path / "replica", 1)
+    assert len(done.branches) == 1
+    with xaqueue.connect(tmp_path / "replica") as connection:
+        assert bodies(connection) == wanted
+        assert connection.tpc_recover() == [], "whether it was decided since only an operator can tell"
+    assert undamaged(tmp_path / "replica")
+
+
+def test_it_goes_on_where_it_was(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    """Either of them is stopped or killed again and again, over many segments."""
+    root, there = made(tmp_path / "source", space="journal_segment_bytes = 65536"), tmp_path / "replica"
+    source = serve(root)
+    replica = follow(there, source)
+    replica.wait_for(source)
+    began = replica.follower._found
+    for turn in range(6):
+        put(source.url, *(b"%d.%d " % (turn, number) + b"x" * 9000 for number in range(20)))
+        if turn == 3:
+            source.space.checkpoint()
+        if turn % 3 == 0:
+            replica.wait_for(source)
+        if turn % 3 == 1:
+            replica.stop()
+            put(source.url, b"meanwhile")
+            replica = follow(there, source)
+        if turn % 3 == 2:
+            source.kill()
+            source = serve(root)
+    replica.wait_for(source)
+    found = replica.follower._found
+    assert found is not None
+    assert began is not None
+    assert found.at == began.at, "it was copied anew"
+    assert [one.body for one in browse(there, "orders")] == [one.body for one in browse(root, "orders")]
+    assert len(list((there / "journal").iterdir())) < 6
+
+
+def test_it_is_copied_anew_where_too_much_is_missing(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    root = made(tmp_path / "source", space="journal_segment_bytes = 65536")
+    write_definitions(root, text("local", space="journal_segment_bytes = 65536") + "keep_mib = 0\n")
+    source = serve(root)
+    replica = follow(tmp_path / "replica", source)
+    replica.wait_for(source)
+    began = replica.follower._found
+    replica.stop()
+    put(source.url, *(b"%d " % number + b"x" * 9000 for number in range(40)))
+    source.space.checkpoint()
+    store.prune_for(source.space.fs, source.space.definitions)
+    replica = follow(tmp_path / "replica", source)
+    replica.wait_for(source)
+    assert replica.follower._found != began
+    assert len(browse(tmp_path / "replica", "orders")) == 40
+    assert not list((root / layout.SNAPSHOTS).glob("[0-9]*")), "the snapshot that it has copied is there still"
+    assert not list((tmp_path / "replica" / layout.REMOVED).iterdir())
+
+
+def test_it_follows_streams_topics_and_definitions(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    root = made(tmp_path / "source", more='[topics.t]\n[queues.one]\ntopic = "t"\n[queues.two]\ntopic = "t"\n')
+    source = serve(root)
+    replica = follow(tmp_path / "replica", source)
+    with xaqueue.connect(source.url) as connection:
+        connection.publish("t", b"both")
+        for number in range(5):
+            connection.enqueue("read", b"%d" % number)
+        connection.commit()
+        connection.define("later", max_messages=7)
+        manager: Any = connection._manager
+        manager.reserve("read", "stream", 0, 5)
+        manager.consume("read", "stream", 3)
+    replica.wait_for(source)
+    there = tmp_path / "replica"
+    until(lambda: "later" in (there / layout.QUEUES).read_text())
+    assert [[one.body for one in browse(there, queue)] for queue in ("one", "two")] == [[b"both"], [b"both"]]
+    assert [one.body for one in browse(there, "read")] == [b"3", b"4"]
+    assert len(list((there / "committed/queue=read").glob("range=*/*"))) == 2
+
+
+# Where steps wait for it
+
+
+def test_a_commit_waits_for_the_replica(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    """What is acknowledged is on its disk: nothing is lost with the source, and nothing is a possible duplicate."""
+    source = serve(made(tmp_path / "source", "replica"), opens=False)
+    replica = follow(tmp_path / "replica", source)
+    for number in range(20):
+        put(source.url, b"%d" % number)
+    source.kill()
+    replica.stop()
+    done = promote(tmp_path / "replica", 1)
+    assert done.complete
+    taken = serve(tmp_path / "replica", opens=False)
+    with pytest.raises(ResourceFailed, match="waits for its replica"):
+        xaqueue.connect(f"{taken.url}?timeout_s=1")
+    write_definitions(tmp_path / "replica", text("local"))
+    until(lambda: taken.space.loaded)
+    with xaqueue.connect(taken.url) as connection:
+        messages = list(connection.browse("orders"))
+    assert [message.body for message in messages] == [b"%d" % number for number in range(20)]
+    assert not any(message.possible_duplicate for message in messages)
+
+
+def test_without_a_replica_the_outcome_is_unknown(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    """And nothing is shown before the replica has it."""
+    root, there = made(tmp_path / "source", "replica", timeout_s=0.5), tmp_path / "replica"
+    source = serve(root, opens=False)
+    replica = follow(there, source)
+    put(source.url, b"before")
+    replica.stop()
+    with suppress(ResourceFailed), xaqueue.connect(source.url) as connection:
+        connection.enqueue("orders", b"unknown")
+        with pytest.raises(OutcomeUnknown, match=r"no replica has acknowledged this for 0\.5 s"):
+            connection.commit()
+        with pytest.raises(ResourceFailed):
+            connection.dequeue("orders")
+    source._thread.join(60)
+    source = serve(root, opens=False)
+    with pytest.raises(ResourceFailed, match="waits for its replica"):
+        xaqueue.connect(f"{source.url}?timeout_s=1")
+    assert not source.space.loaded
+    replica = follow(there, source)
+    until(lambda: source.space.loaded)
+    with xaqueue.connect(source.url) as connection:
+        assert bodies(connection) == [b"before", b"unknown"]
+
+
+def test_an_operator_may_go_on_without_it(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    """While a commit waits, too."""
+    root = made(tmp_path / "source", "replica", timeout_s=50)
+    source = serve(root, opens=False)
+    replica = follow(tmp_path / "replica", source)
+    until(lambda: source.space.loaded)
+    replica.stop()
+    waiting = threading.Thread(target=put, args=(source.url, b"waits"))
+    waiting.start()
+    time.sleep(0.2)
+    assert waiting.is_alive()
+    write_definitions(root, text("local"))
+    waiting.join(20)
+    assert not waiting.is_alive()
+    put(source.url, b"goes on")
+    with xaqueue.connect(source.url) as connection:
+        assert bodies(connection) == [b"waits", b"goes on"]
+
+
+# A promoted one
+
+
+def test_the_former_space_is_fenced_and_lists_what_it_had_not_shipped(
+    tmp_path: Path, serve: Serve, follow: Follow
+) -> None:
+    root, there = made(tmp_path / "source"), tmp_path / "replica"
+    source = serve(root)
+    replica = follow(there, source)
+    put(source.url, b"shipped")
+    replica.wait_for(source)
+    replica.stop()
+    put(source.url, b"not shipped", queue="late")
+    done = promote(there, 1)
+    assert not done.complete
+    with xaqueue.connect(there) as connection:
+        assert [(one.body, one.possible_duplicate) for one in connection.browse("orders")] == [(b"shipped", True)]
+        connection.enqueue("orders", b"new")
+        connection.commit()
+        new = list(connection.browse("orders"))[-1]
+    assert new.seq > 2**32
+    taken = serve(there)
+    tell_former(there, taken.url, threading.Event())
+    source._thread.join(60)
+    lines = [json.loads(line) for line in (root / layout.UNSHIPPED).read_text().splitlines()]
+    assert [line["queues"] for line in lines] == [["late"]]
+    with pytest.raises(SpaceError, match=r"was replaced by its replica.*unshipped\.jsonl"):
+        xaqueue.connect(root)
+    found = replicated.read(DirectoryFileSystem(there, keep_unsynced=False))
+    assert found is not None
+    assert found.is_done
+    other = follow(root, taken)
+    other.wait_for(taken)
+    assert [one.body for one in browse(root, "orders")] == [b"shipped", b"new"]
+    kept = list((root / layout.REMOVED).glob("*/unshipped.jsonl"))
+    assert len(kept) == 1

@@ -1,0 +1,290 @@
+"""A replica follows a space that is served elsewhere: it copies a snapshot once, and then what the journal says.
+
+    DIR is empty, or a replica, or a space that its replica has replaced
+    -> .restoring/ gets the snapshot's files, and is put in place as a restore does it
+    -> pieces of the journal: written, synced, acknowledged by asking for the next one; the directories follow
+
+Where the source has not kept what the replica lacks, it copies a snapshot again; until that is whole the older copy
+stands, and may be promoted. What a replaced space had is kept in removed/.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from xaqueue.endpoint import Endpoint, parse
+from xaqueue.errors import ConnectionLost, InvalidArgument, JournalDamaged, ResourceFailed, RetryLater, SpaceError
+from xaqueue.replication.journal_copy import Diverged, JournalCopy
+from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
+from xaqueue.space.engine import redo
+from xaqueue.space.engine.shipping import Piece
+from xaqueue.space.model import definitions, layout, replicated
+from xaqueue.space.model.format import read_format
+from xaqueue.space.model.replicated import REPLICA, Replicated
+from xaqueue.space.owner.record import in_use, read_owner
+from xaqueue.space.snapshot import restore, store
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem, discard
+from xaqueue.storage.modes import PRIVATE
+from xaqueue.storage.owner_file import OwnerFile
+
+WAIT_S = 1.0
+"""The source waits so long for something to ship, so that a replica that is up to date is heard of."""
+PAUSE_S = 0.05
+"""Between two questions where nobody waits for the answer; and between two turns of the directories."""
+RETRY_S = 1.0
+LONG_S = 3600.0
+"""For a snapshot."""
+LAG_S = 1.0
+"""How often a replica says how far it is behind."""
+
+log = logging.getLogger("xaqueue")
+
+
+@contextmanager
+def owned(root: Path) -> Iterator[tuple[FileSystem, OwnerFile]]:
+    """The directory of a replica, which this process has until the end. Raises SpaceInUse, SpaceError."""
+    try:
+        root.mkdir(PRIVATE.directory, parents=True, exist_ok=True)
+        lock = OwnerFile(root)
+    except OSError as error:
+        raise SpaceError(f"{root} cannot be opened for writing: {error.strerror}") from error
+    try:
+        if not lock.acquire():
+            raise in_use(root, read_owner(root))
+        fs = DirectoryFileSystem(root, keep_unsynced=False)
+        try:
+            yield fs, lock
+        finally:
+            fs.close()
+    finally:
+        lock.release()
+
+
+class Follower:
+    """Of one replica, which this process has."""
+
+    def __init__(self, root: Path, fs: FileSystem, url: str, stopped: threading.Event) -> None:
+        """Raises SpaceError where the directory is something else, InvalidArgument for a URL that is none."""
+        self.root = root
+        self.url = url
+        self._endpoint = parse(url)
+        self._fs = fs
+        self._stopped = stopped
+        self._copy: JournalCopy | None = None
+        self._following: _Directories | None = None
+        self._definitions = b""
+        self._said_at = 0.0
+        self._behind = (0, 0.0)
+        found = replicated.read(fs)
+        if restore.is_cut_off(fs):
+            restore.finish(fs)
+            found = replicated.read(fs)
+        if found is None and [name for name in fs.list("") if name not in (layout.LOCK, restore.PLACE)]:
+            raise SpaceError(f"{root} holds something else: name a directory that is empty, or a replica")
+        if found is not None and found.role == replicated.PROMOTED:
+            raise SpaceError(f"{root} was promoted, and is a space of its own: name another directory")
+        self._found = found if found is not None and found.role == REPLICA else None
+
+    def run(self, *, once: bool = False) -> None:
+        """Until it is stopped; once: until it is up to date. Raises SpaceError, and what the source refuses with."""
+        complaint = ""
+        try:
+            while not self._stopped.is_set():
+                try:
+                    if self._follow(once):
+                        return
+                except (ConnectionLost, ResourceFailed, RetryLater) as error:
+                    if once:
+                        raise
+                    if str(error) != complaint:
+                        log.warning("the replica waits for %s: %s", self.url, error)
+                    complaint = str(error)
+                    self._say(is_connected=False)
+                    self._stopped.wait(RETRY_S)
+                except (Diverged, JournalDamaged) as error:
+                    log.warning("the replica is copied anew: %s", error)
+                    self._begin_anew()
+        finally:
+            self._leave()
+
+    def _follow(self, once: bool) -> bool:
+        """Over one connection. Whether it is to end."""
+        hello = partial(_hello, self._endpoint)
+        with_source = RemoteManager(dialer(self._endpoint), connect_s=0.0, hello=hello)
+        try:
+            if self._found is None:
+                self._copy_snapshot(with_source)
+            while not self._stopped.is_set():
+                is_up_to_date = self._next(with_source)
+                if once and is_up_to_date:
+                    return True
+        finally:
+            with_source.drop()
+        return True
+
+    def _next(self, source: RemoteManager) -> bool:
+        """Takes the next piece. Whether there was none."""
+        copy = self._opened()
+        asked = ("replicate", copy.epoch, copy.lsn, WAIT_S, crc32(self._definitions))
+        answer = source.call(*asked, waits_s=WAIT_S)
+        if answer is None:
+            log.warning("the source has not kept what this replica lacks: a snapshot is copied")
+            self._begin_anew()
+            self._copy_snapshot(source)
+            return False
+        *fields, end, now_us, text = answer
+        piece = Piece._make([*fields, tuple(end)])
+        if text is not None:
+            self._define(text)
+        copy.take(piece)
+        assert self._following is not None
+        self._following.check()
+        is_up_to_date = (copy.epoch, copy.lsn) >= piece.end
+        lacking = piece.end[1] - copy.lsn if piece.end[0] == copy.epoch else piece.end[1]
+        self._behind = lacking, 0.0 if is_up_to_date else max(now_us - copy.time_us, 0) / 1e6
+        self._say(is_connected=True)
+        if is_up_to_date and not self._is_waited_for:
+            self._stopped.wait(PAUSE_S)
+        return is_up_to_date
+
+    def _opened(self) -> JournalCopy:
+        if self._copy is None:
+            assert self._found is not None
+            self._copy = JournalCopy(self._fs, self._found.journal, self._found.lsn)
+            self._following = _Directories(self._copy)
+            with suppress(OSError):
+                self._definitions = self._fs.read(layout.QUEUES)
+        return self._copy
+
+    def _begin_anew(self) -> None:
+        self._leave()
+        self._found = None
+
+    def _leave(self) -> None:
+        if self._following is not None:
+            self._following.stop()
+        self._copy = self._following = None
+
+    @property
+    def _is_waited_for(self) -> bool:
+        try:
+            return definitions.parse(self._definitions.decode()).replication.waits
+        except (InvalidArgument, UnicodeDecodeError):
+            return True
+
+    def _define(self, text: bytes) -> None:
+        new = f".{layout.QUEUES}.new"
+        discard(self._fs, new)
+        self._fs.create(new, [text])
+        self._fs.sync_file(new)
+        self._fs.rename(new, layout.QUEUES)
+        self._definitions = text
+
+    def _say(self, *, is_connected: bool) -> None:
+        """How far it is behind, for those who look; without a sync."""
+        now = time.monotonic()
+        if now - self._said_at < LAG_S and is_connected:
+            return
+        self._said_at = now
+        said = {
+            **{"host": socket.gethostname(), "pid": os.getpid(), "at": time.time_ns() // 1000},
+            **{"connected": is_connected, "lag_bytes": self._behind[0], "lag_s": self._behind[1]},
+        }
+        new = f".{layout.LAG}.new"
+        discard(self._fs, new)
+        self._fs.create(new, [json.dumps(said).encode() + b"\n"])
+        self._fs.rename(new, layout.LAG)
+
+    # The first copy
+
+    def _copy_snapshot(self, source: RemoteManager) -> None:
+        """The copy that stands is replaced once the new one is whole."""
+        begun: dict[str, Any] = source.call("replica_begin", waits_s=LONG_S)
+        self._check_space(begun["space"])
+        fs = self._fs
+        if fs.is_dir(restore.PLACE):
+            store.remove_tree(fs, restore.PLACE)
+        for directory in layout.DIRECTORIES:
+            redo.make_dirs(fs, f"{restore.PLACE}/{directory}")
+        count = 0
+        while page := source.call("replica_next"):
+            count += len(page)
+            for path, when_ns, offset, data in page:
+                self._put(path, when_ns, offset, data)
+        if begun["restored"] is not None:
+            fs.create(f"{restore.PLACE}/{layout.RESTORED}", [begun["restored"]])
+        space = begun["space"].split()[-1]
+        where = begun["epoch"], begun["journal"], begun["lsn"]
+        found = Replicated(REPLICA, self.url, space, *where, at=time.time_ns() // 1000)
+        fs.create(f"{restore.PLACE}/{layout.REPLICATION}", [replicated.encode(found)])
+        source.call("replica_end", begun["number"])
+        before = replicated.read(fs)
+        removed = restore.free_place(fs, found.at)
+        restore.put_in_place(fs, restore.Done(begun["number"], found.at, removed, count, 0, 0, []))
+        if before is None or before.role == REPLICA:
+            store.remove_tree(fs, removed)  # only an older copy, or nothing
+        self._found = found
+        log.info("snapshot %d of %s is copied: %d files", begun["number"], self.url, count)
+
+    def _check_space(self, line: str) -> None:
+        if self._fs.exists(layout.FORMAT) and read_format(self.root).id != line.split()[-1]:
+            raise SpaceError(
+                f"{self.root} is a copy of another space than the one at {self.url}: name another directory"
+            )
+
+    def _put(self, path: str, when_ns: int, offset: int, data: bytes) -> None:
+        """A part of a file; the last one says when it was changed."""
+        if not all(part and part not in (".", "..") for part in path.split("/")):
+            raise SpaceError(f"the source has sent the path {path!r}, which is none of a space")
+        target = f"{restore.PLACE}/{path}"
+        if offset == 0:
+            redo.make_dirs(self._fs, target.rpartition("/")[0])
+            self._fs.create(target, [data])
+        else:
+            self._fs.write_at(target, offset, [data])
+        if when_ns:
+            self._fs.set_modified_ns(target, when_ns)
+
+
+class _Directories:
+    """Has them follow in a thread of its own, so that no acknowledgement waits for them."""
+
+    def __init__(self, copy: JournalCopy) -> None:
+        self._copy = copy
+        self._error: BaseException | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="xaqueue-replica", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises what has ended it."""
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(PAUSE_S):
+            try:
+                self._copy.follow()
+            except BaseException as error:
+                self._error = error
+                return
+
+
+def _hello(endpoint: Endpoint) -> dict[str, Any]:
+    return {**hello_of(endpoint), "replica": True}

@@ -1,0 +1,285 @@
+"""The journal of a replica is that of its source, byte for byte, and its directories follow it.
+
+So the replica is at any time what the source would be after a crash, and is opened like that when it is promoted. What
+was written is synced before it is acknowledged. A record that says how far the directories are speaks of those of the
+source: it is written once the directories here are as far, on disk.
+
+Crash safety: where a piece holds several rounds, a crash could leave a later one and not an earlier one, which would
+look like damage. So such a piece stands in ``incoming`` before it is written where it belongs, and is written again.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from contextlib import suppress
+from zlib import crc32
+
+from xaqueue.errors import DamagedBlock, OperationalError
+from xaqueue.space.engine import redo
+from xaqueue.space.engine.shipping import Piece
+from xaqueue.space.model import layout
+from xaqueue.space.model.block_files import ranges_in
+from xaqueue.space.model.change import highest_numbers, is_valid, targets_of
+from xaqueue.space.model.layout import JOURNAL, Watermark
+from xaqueue.space.model.message_name import parse_seq
+from xaqueue.space.model.records import StreamRecord, decode_stream
+from xaqueue.storage.fs import FileSystem, discard
+from xaqueue.storage.journal_format import (
+    CHECKPOINT,
+    EPOCH_BITS,
+    LSN,
+    SECTOR_BYTES,
+    SWITCH,
+    TIME,
+    Placed,
+    Record,
+    Segment,
+    lsn_in,
+    parse_record,
+)
+from xaqueue.storage.journal_reader import headers, look
+from xaqueue.storage.journal_segment import OWN_BYTES, make_segment
+
+INCOMING = f"{JOURNAL}/incoming"
+_INCOMING = struct.Struct("<QQI")
+"""Of what stands there: LSN of the segment, LSN of the bytes, and their CRC-32."""
+PENDING_BYTES = 16 * 1024 * 1024
+"""Of records that the directories do not follow yet, at most."""
+
+
+class Diverged(OperationalError):
+    """What has come is not what follows here: the copy is to begin anew."""
+
+
+class JournalCopy:
+    """Of one replica; used by one thread, and one that follows."""
+
+    def __init__(self, fs: FileSystem, journal: int, lsn: int) -> None:
+        """What is there, else a copy that begins at this LSN of a journal. Raises JournalDamaged, OSError."""
+        self._fs = fs
+        self.time_us = 0
+        """When the last round was written that was taken."""
+        if not fs.is_dir(JOURNAL):
+            fs.make_dir(JOURNAL)
+            fs.sync_dir("")
+        self._finish_incoming()
+        found = look(fs, JOURNAL, is_valid)
+        for name in (*found.orphans, *found.abandoned):
+            discard(fs, f"{JOURNAL}/{name}")
+        self._segments = found.segments
+        self._following = found.following
+        self._pending: list[Record] = found.records
+        self._pending_bytes = 0
+        self._covered = found.checkpoint
+        self.epoch, self.lsn = (found.segment_epoch, found.position) if found.segments else (journal, lsn)
+        self._record_epoch = found.epoch
+        self._behind = threading.Lock()
+        """Held while the directories follow."""
+
+    def take(self, piece: Piece) -> None:
+        """Writes what is whole of it, durably, and goes on behind that. Raises Diverged, OSError."""
+        if piece.epoch != self.epoch:
+            self._begin_anew(piece)
+        if piece.epoch != self.epoch or piece.lsn != self.lsn:
+            raise Diverged(f"LSN {piece.lsn:#x} of journal {piece.epoch:#x} has come, and {self.lsn:#x} was asked for")
+        placed = self._whole(piece)
+        if not placed:
+            return
+        segment = self._segment_of(piece)
+        first, last = placed[0].record, placed[-1]
+        if first.kind == CHECKPOINT:
+            self.follow()
+            self._fs.sync_all()
+        if last.record.kind == SWITCH:
+            self._make_following(piece)
+        data = piece.data[: last.end - piece.lsn]
+        self._write(segment, data, is_one=len({good.first for good in placed}) == 1)
+        self._note(placed)
+        if first.kind == CHECKPOINT:
+            self._release(lsn_in(first))
+
+    def follow(self) -> None:
+        """The directories become what was taken. Raises JournalDamaged where they are not what they were, OSError."""
+        with self._behind:
+            records, self._pending, self._pending_bytes = self._pending, [], 0
+            if records:
+                self._follow(records)
+
+    def _follow(self, records: list[Record]) -> None:
+        redo.replay(self._fs, records)
+        for queue, seq in highest_numbers(records).items():
+            reserved = max(seq, self._watermark(queue).reserved)
+            mark = layout.format_watermark(Watermark(seq, reserved))
+            self._fs.write_at(layout.watermark_path(queue), 0, [mark])
+        for path in {path for record in records for path in targets_of(record) if path.startswith(layout.STREAMS)}:
+            self._remove_consumed(layout.parse_queue_directory(path.rpartition("/")[2]))
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything has come behind the snapshot."""
+        return bool(self._segments)
+
+    # The journal
+
+    def _whole(self, piece: Piece) -> list[Placed]:
+        """The records of a piece; one that says how far the directories are comes first, or in the next piece."""
+        found: list[Placed] = []
+        offset = 0
+        while (good := parse_record(piece.data, piece.lsn, offset)) is not None:
+            record = good.record
+            if good.epoch >> EPOCH_BITS != self.epoch or good.epoch < self._record_epoch:
+                break
+            if record.kind < TIME and not is_valid(record):
+                raise Diverged(f"the record at LSN {record.lsn:#x} has come damaged")
+            if record.kind == CHECKPOINT and found:
+                break
+            found.append(good)
+            self._record_epoch = good.epoch
+            offset = good.end - piece.lsn
+            if record.kind == SWITCH:
+                break
+        if piece.data and not found:
+            raise Diverged(f"what has come for LSN {piece.lsn:#x} is no record")
+        return found
+
+    def _note(self, placed: list[Placed]) -> None:
+        """They are on disk."""
+        for good in placed:
+            record = good.record
+            if record.kind < TIME:
+                self._pending.append(record)
+                self._pending_bytes += good.end - record.lsn
+            elif record.kind == TIME:
+                self.time_us = lsn_in(record)
+        self.lsn = placed[-1].end
+        if placed[-1].record.kind == SWITCH:
+            assert self._following is not None
+            self._segments.append(self._following)
+            self.lsn, self._following = self._following.start + SECTOR_BYTES, None
+        if self._pending_bytes > PENDING_BYTES:
+            self.follow()
+
+    def _segment_of(self, piece: Piece) -> Segment:
+        if not self._segments:  # the first of the copy, of which only the rest counts
+            segment = Segment(piece.start, piece.size, checkpoint=self.lsn, epoch=self.epoch)
+            segment.allocated = 0
+            self._segments = [self._made(segment, self.lsn)]
+            self._covered = self.lsn
+        segment = self._segments[-1]
+        if (segment.start, segment.size) != (piece.start, piece.size):
+            raise Diverged(f"the segment at LSN {piece.start:#x} is not the one that is written here")
+        return segment
+
+    def _made(self, segment: Segment, upto: int) -> Segment:
+        made = make_segment(self._fs, JOURNAL, segment)
+        self._allocate(made, upto)
+        return made
+
+    def _make_following(self, piece: Piece) -> None:
+        """It is there before the record that leads to it."""
+        if self._following is None:
+            if not piece.next_size:
+                raise Diverged("the segment behind has no size")
+            segment = Segment(piece.start + piece.size, piece.next_size, checkpoint=self._covered, epoch=self.epoch)
+            self._following = self._made(segment, segment.start)
+
+    def _begin_anew(self, piece: Piece) -> None:
+        """The source was opened anew: what it had until then is in the directories, and its journal goes on in a new
+        segment, which tells where the one before it had ended."""
+        first = parse_record(piece.data, piece.lsn, 0)
+        if piece.epoch < self.epoch or piece.lsn != piece.start + SECTOR_BYTES or first is None:
+            raise Diverged(f"journal {piece.epoch:#x} does not begin where {self.epoch:#x} has ended")
+        if first.record.kind != CHECKPOINT or lsn_in(first.record) != self.lsn:
+            raise Diverged(f"journal {piece.epoch:#x} goes on elsewhere than at LSN {self.lsn:#x}")
+        self.follow()
+        self._fs.sync_all()
+        old = self._segments + ([self._following] if self._following else [])
+        self.epoch = piece.epoch
+        segment = Segment(piece.start, piece.size, checkpoint=piece.start, epoch=piece.epoch)
+        self._segments, self._following = [self._made(segment, segment.start)], None
+        self.lsn = self._covered = piece.lsn
+        self._discard(old)
+
+    def _allocate(self, segment: Segment, upto: int) -> None:
+        """As far as its writer would have it, whose file grows by steps."""
+        path = f"{JOURNAL}/{segment.name}"
+        while upto - segment.start + OWN_BYTES > segment.allocated and segment.growth:
+            step = segment.growth
+            self._fs.write_at(path, segment.allocated, [bytes(step)])
+            self._fs.sync_data(path)
+            segment.allocated += step
+
+    def _write(self, segment: Segment, data: bytes, *, is_one: bool) -> None:
+        """is_one: it is of one round."""
+        self._allocate(segment, self.lsn + len(data))
+        if not is_one:
+            said = _INCOMING.pack(segment.start, self.lsn, crc32(data))
+            discard(self._fs, INCOMING)
+            self._fs.create(INCOMING, [LSN.pack(segment.epoch), said, data])
+            self._fs.sync_file(INCOMING)
+            self._fs.sync_dir(JOURNAL)
+        self._fs.write_at(f"{JOURNAL}/{segment.name}", self.lsn - segment.start, [data])
+        self._fs.sync_data(f"{JOURNAL}/{segment.name}")
+        if not is_one:
+            discard(self._fs, INCOMING)
+
+    def _finish_incoming(self) -> None:
+        """A crash may have cut off that it was written where it belongs."""
+        if not self._fs.exists(INCOMING):
+            return
+        whole, at = self._fs.read(INCOMING), LSN.size + _INCOMING.size
+        if len(whole) > at:
+            (epoch,), (start, lsn, crc) = LSN.unpack_from(whole), _INCOMING.unpack_from(whole, LSN.size)
+            name = Segment(start, 0, epoch=epoch).name
+            if crc32(whole[at:]) == crc and name in [segment.name for segment in headers(self._fs, JOURNAL)[0]]:
+                self._fs.write_at(f"{JOURNAL}/{name}", lsn - start, [whole[at:]])
+                self._fs.sync_data(f"{JOURNAL}/{name}")
+        discard(self._fs, INCOMING)
+
+    def _release(self, below: int) -> None:
+        """The directories have all below that LSN, on disk."""
+        self._covered = max(self._covered, below)
+        old = [segment for segment in self._segments[:-1] if segment.end <= self._covered]
+        self._segments = [segment for segment in self._segments if segment not in old]
+        self._discard(old)
+
+    def _discard(self, segments: list[Segment]) -> None:
+        for segment in segments:
+            discard(self._fs, f"{JOURNAL}/{segment.name}")
+
+    # The directories
+
+    def _watermark(self, queue: str) -> Watermark:
+        with suppress(OSError):
+            found = layout.parse_watermark(self._fs.read(layout.watermark_path(queue), layout.WATERMARK_BYTES))
+            if found is not None:
+                return found
+        return Watermark(0, 0)
+
+    def _remove_consumed(self, queue: str | None) -> None:
+        """What a stream has consumed leaves the directories here, too."""
+        record = self._stream(queue) if queue is not None else None
+        if queue is None or record is None:
+            return
+        for number in ranges_in(self._fs, queue):
+            directory = layout.range_path(queue, number << layout.RANGE_BITS)
+            if number > record.consumed >> layout.RANGE_BITS:
+                continue
+            for name in self._fs.list(directory):
+                seq = parse_seq(name)
+                if seq is None or seq > record.consumed:
+                    continue
+                path = f"{directory}/{name}"
+                if record.archives(seq):
+                    archived = layout.archived_path(path)
+                    redo.make_dirs(self._fs, archived.rpartition("/")[0])
+                    self._fs.rename(path, archived)
+                else:
+                    discard(self._fs, path)
+
+    def _stream(self, queue: str) -> StreamRecord | None:
+        try:
+            return decode_stream(self._fs.read(layout.stream_path(queue)), queue)
+        except (OSError, DamagedBlock):
+            return None

@@ -1,0 +1,178 @@
+"""A replica becomes the space: a new epoch, numbers that the former one cannot have used, and a word to that one.
+
+    the directories follow all of the journal, on disk -> watermarks -> ``restored``, where the former one acknowledged
+    what this one may lack -> the epoch, in ``owner`` -> ``replication`` says that it is promoted: from here on it opens
+
+Crash safety: before the last step it is a replica as before, and the same command begins again.
+
+Where steps waited for the replica, nothing that was acknowledged is missing. Else what was not shipped is: messages may
+come twice, and whether a prepared branch was decided since only an operator can tell, as behind a restore.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from xaqueue.endpoint import parse
+from xaqueue.errors import Error, InvalidArgument, SpaceError
+from xaqueue.replication.follower import owned
+from xaqueue.replication.journal_copy import JournalCopy
+from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
+from xaqueue.space.model import layout, replicated, restored
+from xaqueue.space.model.block_files import listed, ranges_in
+from xaqueue.space.model.format import read_format
+from xaqueue.space.model.layout import LAST_SEQ, Watermark
+from xaqueue.space.model.replicated import PROMOTED, REPLICA, Replicated
+from xaqueue.space.model.restored import Restored
+from xaqueue.space.owner.definitions_file import usable_definitions
+from xaqueue.space.owner.record import Owner, format_owner, read_owner
+from xaqueue.space.snapshot.newer import branches_in
+from xaqueue.space.snapshot.restore import JUMP
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import FileSystem, discard
+from xaqueue.storage.owner_file import is_owned
+
+EPOCHS = 1 << 16
+"""So many epochs are passed over: more than the former one is opened before it hears of it."""
+STOP_S = 10.0
+"""A replica that still follows is stopped, and ends within this."""
+TELL_S = 1.0
+"""Between two tries to reach the former one."""
+
+log = logging.getLogger("xaqueue")
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """What a promotion did."""
+
+    epoch: int
+    lsn: int
+    complete: bool
+    """Whether all that the former one acknowledged is there: it waited for this replica."""
+    branches: list[str]
+    """In doubt, which an operator decides."""
+    url: str
+    """Of the former one, which is not to be served any more."""
+
+
+def promote(root: Path, now_us: int) -> Promoted:
+    """Raises SpaceError where the directory is no replica, SpaceInUse where another process has it, OSError."""
+    with closing(DirectoryFileSystem(root, keep_unsynced=False)) as fs:
+        _check(root, fs)
+        _stop(root, fs)
+    with owned(root) as (fs, lock):
+        found = _check(root, fs)
+        copy = JournalCopy(fs, found.journal, found.lsn)
+        copy.follow()
+        through = _jump(fs)
+        is_complete, branches = usable_definitions(root)[0].replication.waits, list[str]()
+        if not is_complete:
+            branches = sorted(map(str, branches_in(fs, layout.PREPARED)))
+            names = sorted({*branches, *map(str, restored.read(fs).xids())})
+            _put(fs, layout.RESTORED, restored.encode(Restored(1, now_us, now_us, through, names)))
+        owner = read_owner(root)
+        epoch = max(found.epoch, owner.epoch if owner is not None else 0) + EPOCHS
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        line = read_format(root).line
+        here = Owner(epoch, socket.gethostname(), os.getpid(), since, "JOURNAL", journalled=copy.is_begun, space=line)
+        lock.write(fs, format_owner(here))
+        fs.sync_all()
+        made = Replicated(PROMOTED, found.url, found.space, epoch + 1, copy.epoch, copy.lsn, now_us)
+        replicated.write(fs, made)
+        discard(fs, layout.LAG)
+    return Promoted(epoch + 1, copy.lsn, is_complete, branches, found.url)
+
+
+def _check(root: Path, fs: FileSystem) -> Replicated:
+    found = replicated.read(fs)
+    if found is None or found.role != REPLICA:
+        what = "a space already" if found is None or found.role == PROMOTED else "a space that was replaced"
+        raise SpaceError(f"{root} is no replica, it is {what}: only what `xaqueue replica` has copied is promoted")
+    return found
+
+
+def _stop(root: Path, fs: FileSystem) -> None:
+    """Who follows there ends first, where it is on this host."""
+    deadline = time.monotonic() + STOP_S
+    with suppress(OSError, ValueError, KeyError):
+        said = json.loads(fs.read(layout.LAG))
+        if is_owned(root) and said["host"] == socket.gethostname():
+            os.kill(said["pid"], signal.SIGTERM)
+            while is_owned(root) and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+
+def _jump(fs: FileSystem) -> dict[str, int]:
+    """No number is given out here that the former one can have used; returns how far each queue goes."""
+    through: dict[str, int] = {}
+    for name in listed(fs, layout.COMMITTED):
+        queue = layout.parse_queue_directory(name)
+        if queue is not None:
+            path = layout.watermark_path(queue)
+            data = fs.read(path, layout.WATERMARK_BYTES) if fs.exists(path) else b""
+            published, reserved = layout.parse_watermark(data) or (0, 0)
+            last = max([published, reserved, *(((number + 1) << layout.RANGE_BITS) for number in ranges_in(fs, queue))])
+            mark = layout.format_watermark(Watermark(published, min(last + JUMP, LAST_SEQ - JUMP)))
+            fs.write_at(path, 0, [mark])
+            through[queue] = published
+    return through
+
+
+def _put(fs: FileSystem, path: str, data: bytes) -> None:
+    """In the place of what is there; synced by the caller."""
+    new = f".{path}.new"
+    discard(fs, new)
+    fs.create(new, [data])
+    fs.sync_file(new)
+    fs.rename(new, path)
+
+
+# The former one
+
+
+def tell_former(root: Path, url: str, stopped: threading.Event) -> None:
+    """Has the space that this one has replaced fenced, as soon as it answers. Runs in a thread of its own.
+
+    url: where this one is served.
+    """
+    fs = DirectoryFileSystem(root, keep_unsynced=False)
+    with closing(fs):
+        found = replicated.read(fs)
+        if found is None or found.role != PROMOTED or found.is_done:
+            return
+        wait_s = 0.0
+        while not stopped.wait(wait_s):
+            wait_s = TELL_S
+            if _tell(found, url):
+                replicated.write(fs, replace(found, is_done=True))
+                return
+
+
+def _tell(found: Replicated, url: str) -> bool:
+    """Whether it need not be told any more."""
+    endpoint = parse(found.url)
+    try:
+        former = RemoteManager(dialer(endpoint), connect_s=0.0, hello=lambda: {**hello_of(endpoint), "replica": True})
+        try:
+            former.call("replaced", found.space, found.epoch, found.journal, found.lsn, url)
+        finally:
+            former.drop()
+    except InvalidArgument as error:
+        log.warning("who answers at %s is not the space that this one has replaced: %s", found.url, error)
+        return True
+    except Error as error:
+        log.debug("the former space does not answer yet: %s", error)
+        return False
+    log.warning("the space at %s is fenced: this one has replaced it", found.url)
+    return True

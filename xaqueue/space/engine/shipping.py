@@ -1,0 +1,206 @@
+"""The journal is shipped: a replica asks for what follows an LSN, and so says that it has all below it on disk.
+
+Where [replication] acknowledge = "replica", a round shows nothing before a replica has it: whoever leads it waits.
+Without one for acknowledge_timeout_s the space is fenced, and what was being done is unknown: its records are on this
+disk, so an open shows it, once a replica has it or an operator says "local". It is never given up by itself.
+
+A replica reads what is in the files of the journal, up to the last LSN that was hardened here: so it never has more
+than this space. Segments that a checkpoint has released are read where they are kept.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from xaqueue.errors import ProtocolError, ResourceFailed
+from xaqueue.space.model.copying import Replication
+from xaqueue.space.model.layout import JOURNAL, KEPT_JOURNAL
+from xaqueue.storage.fs import FileSystem
+from xaqueue.storage.group_commit import Unacknowledged
+from xaqueue.storage.journal import Journal
+from xaqueue.storage.journal_format import PREFIX_BYTES, SECTOR_BYTES, claimed_end
+from xaqueue.storage.journal_places import Place, begin_of, places
+from xaqueue.storage.scheduling import Threads
+
+PIECE_BYTES = 1024 * 1024
+"""Of one answer, unless a record is larger."""
+LOOK_S = 1.0
+"""Between two looks at what queues.toml says."""
+SILENT_S = 5.0
+"""A replica that has asked for nothing for longer is taken for gone; while it waits, it asks more often."""
+
+
+class Piece(NamedTuple):
+    """Bytes of a segment, from an LSN on; there may be none yet."""
+
+    epoch: int
+    """Of the journal that it is of."""
+    start: int
+    size: int
+    """Of the segment."""
+    next_size: int
+    """Of the segment behind it; 0 for none yet."""
+    lsn: int
+    data: bytes
+    end: tuple[int, int]
+    """Epoch and LSN of the next record of all."""
+
+
+class Shipping:
+    """Of one space. Safe for threads and tasks."""
+
+    def __init__(self, fs: FileSystem, journal: Journal, waiting: Threads, policy: Callable[[], Replication]) -> None:
+        self.policy = policy
+        self._fs = fs
+        self._journal = journal
+        self._waiting = waiting
+        self._lock = threading.Lock()
+        self._changed = waiting.condition(self._lock)
+        self._has = (0, 0)
+        """Epoch and LSN below which a replica has all."""
+        self._heard = float("-inf")
+        self._stopped = False
+        self.copying = False
+        """A replica copies a snapshot: nothing is removed of what is kept of the journal."""
+        self.refusal = ""
+        """Why nothing is shown now; empty as long as it is."""
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """Epoch and LSN of the next record."""
+        return self._journal.segment_epoch, self._journal.position
+
+    @property
+    def lag(self) -> tuple[float, int]:
+        """For how many seconds no replica was heard of, and how many bytes it lacks of this journal."""
+        (epoch, end), (has_epoch, has) = self.end, self._has
+        lacking = end - has if has_epoch == epoch else end
+        return time.monotonic() - self._heard, lacking
+
+    @property
+    def is_followed(self) -> bool:
+        return time.monotonic() - self._heard <= SILENT_S
+
+    def changed(self) -> None:
+        """Who waits looks again."""
+        with self._lock:
+            self._changed.notify_all()
+
+    def check_shown(self) -> None:
+        """ResourceFailed where nothing is shown before a replica is there."""
+        if self.refusal:
+            raise ResourceFailed(self.refusal)
+
+    def stop(self) -> None:
+        """Nobody waits any more."""
+        self._stopped = True
+        self.changed()
+
+    # Whoever leads a round
+
+    def hardened(self, lsn: int, shows: bool) -> None:
+        """Raises Unacknowledged. shows: whether anything is shown behind it."""
+        with self._lock:
+            self._changed.notify_all()
+        policy = self.policy()
+        if shows and policy.waits and not self._await(lsn, policy.timeout_s):
+            raise Unacknowledged(
+                f"no replica has acknowledged this for {policy.timeout_s:g} s, so whether it holds is unknown: it is "
+                "on this disk, and is shown once a replica has it. Start the replica again (`xaqueue replica`), or set "
+                '[replication] acknowledge = "local" in queues.toml'
+            )
+
+    def await_replica(self) -> None:
+        """Returns once a replica has all that was recorded before this open, or nobody waits for one."""
+        if self.policy().waits and not self._stopped:
+            self.refusal = (
+                "this space waits for its replica, which is to have what was recorded before it shows anything: start "
+                'the replica (`xaqueue replica`), or set [replication] acknowledge = "local" in queues.toml'
+            )
+            self._await(self._journal.position, float("inf"))
+            self.refusal = ""
+
+    def _await(self, lsn: int, limit_s: float) -> bool:
+        wanted, deadline = (self._journal.segment_epoch, lsn), time.monotonic() + limit_s
+        with self._lock:
+            while self._has < wanted and not self._stopped:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return False
+                self._changed.wait(min(left_s, LOOK_S))
+                if not self.policy().waits:
+                    return True
+        return True
+
+    # What a replica asks
+
+    def next(self, epoch: int, lsn: int, wait_s: float) -> Piece | None:
+        """What follows; where there is nothing, it is waited for so long. None where it is here no more, and the
+        replica is to begin anew. Raises ProtocolError where it has more than this space, OSError.
+        """
+        with self._lock:
+            if (epoch, lsn) > self.end:
+                raise ProtocolError(
+                    f"the replica has LSN {lsn:#x} of journal {epoch:#x}, and this space ends at {self.end[1]:#x} of "
+                    f"{self.end[0]:#x}: it has lost what the replica has. Stop this server and `xaqueue promote` the "
+                    "replica; or remove the replica's directory, if it is the one to lose"
+                )
+            self._heard = time.monotonic()
+            if (epoch, lsn) > self._has:
+                self._has = epoch, lsn
+                self._changed.notify_all()
+            deadline = time.monotonic() + wait_s
+            while (epoch, lsn) == self.end and not self._stopped and (left_s := deadline - time.monotonic()) > 0:
+                self._changed.wait(left_s)
+            self._heard = time.monotonic()
+            end = self.end
+        if epoch == end[0]:
+            found = self._journal.segment_at(lsn)
+            if found is not None:
+                segment, next_size = found
+                limit = min(segment.end, end[1])
+                data = self._read(Place(JOURNAL, segment), lsn, limit)
+                if data is not None:
+                    return Piece(epoch, segment.start, segment.size, next_size, lsn, data, end)
+        return self._waiting.run(lambda: self._earlier(epoch, lsn))
+
+    def _earlier(self, epoch: int, lsn: int) -> Piece | None:
+        """Of what is not written to any more."""
+        found = places(self._fs, (KEPT_JOURNAL, JOURNAL))
+        later = next((place for place in found if place.segment.epoch > epoch), None)
+        covered = begin_of(self._fs, later)[0] if later is not None else None
+        if later is not None and covered == lsn:
+            segment = later.segment
+            epoch, lsn, covered = segment.epoch, segment.start + SECTOR_BYTES, None
+        elif later is not None and (covered is None or covered < lsn):
+            return None
+        here = [place for place in found if place.segment.epoch == epoch]
+        for number, place in enumerate(here):
+            segment = place.segment
+            if segment.start <= lsn < segment.end:
+                next_size = here[number + 1].segment.size if number + 1 < len(here) else 0
+                limit = min(segment.end, covered or segment.end)
+                if (epoch, limit) > self.end:
+                    limit = self.end[1]
+                data = self._read(place, lsn, limit)
+                if data is None:
+                    return None
+                return Piece(epoch, segment.start, segment.size, next_size, lsn, data, self.end)
+        return None
+
+    def _read(self, place: Place, lsn: int, limit: int) -> bytes | None:
+        """From this LSN on, at least one record; None where it is not there any more."""
+        if lsn == limit:
+            return b""
+        path, offset = f"{place.directory}/{place.segment.name}", lsn - place.segment.start
+        try:
+            data = self._fs.read(path, min(limit - lsn, PIECE_BYTES), offset)
+            claimed = claimed_end(data, lsn, 0)
+            if claimed is not None and claimed - lsn + 7 > len(data):
+                data = self._fs.read(path, min(limit - lsn, claimed - lsn + 7), offset)
+        except FileNotFoundError:
+            return None
+        return data if len(data) >= PREFIX_BYTES and claimed_end(data, lsn, 0) is not None else None

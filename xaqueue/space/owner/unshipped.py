@@ -1,0 +1,50 @@
+"""What a space had recorded that its replica never had, when that was promoted: listed, kept, and merged by nobody."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from xaqueue.space.model import layout
+from xaqueue.space.model.change import Kind, is_valid, name_of, paths_of, queues_of, targets_of
+from xaqueue.space.model.layout import JOURNAL, KEPT_JOURNAL, UNSHIPPED
+from xaqueue.space.model.replicated import Replicated
+from xaqueue.storage.fs import FileSystem, discard
+from xaqueue.storage.journal_format import TIME, Record, records_in
+from xaqueue.storage.journal_places import places
+from xaqueue.storage.journal_reader import content
+
+
+def list_unshipped(fs: FileSystem, made: Replicated) -> int:
+    """Writes the list, durably, a line of JSON a step; returns how many there are. Raises OSError."""
+    lines = [json.dumps(_line(record)) for record in _records(fs, made)]
+    discard(fs, UNSHIPPED)
+    fs.create(UNSHIPPED, ["".join(f"{line}\n" for line in lines).encode()])
+    fs.sync_file(UNSHIPPED)
+    return len(lines)
+
+
+def _records(fs: FileSystem, made: Replicated) -> Iterator[Record]:
+    """From where the promoted one has nothing any more."""
+    for place in places(fs, (KEPT_JOURNAL, JOURNAL)):
+        segment = place.segment
+        if (segment.epoch, segment.end) <= (made.journal, made.lsn):
+            continue
+        for good in records_in(content(fs, place.directory, segment), segment.start):
+            is_new = (segment.epoch, good.record.lsn) >= (made.journal, made.lsn)
+            if is_new and good.record.kind < TIME and is_valid(good.record):
+                yield good.record
+
+
+def _line(record: Record) -> dict[str, object]:
+    """Messages by queue and number."""
+    added = [found for path in targets_of(record) if (found := layout.parse_message_path(path)) is not None]
+    gone = [layout.parse_message_path(path) for path in paths_of(record) if path not in targets_of(record)]
+    return {
+        "lsn": record.lsn,
+        "step": Kind(record.kind).name.lower() if record.kind in set(Kind) else str(record.kind),
+        "branch": name_of(record),
+        "queues": queues_of(record),
+        "added": added,
+        "taken": [found for found in gone if found is not None],
+    }
