@@ -19,6 +19,7 @@ from xaqueue.connection import Connection
 from xaqueue.errors import OutcomeUnknown, ResourceFailed, SpaceError, SpaceInUse
 from xaqueue.message import Message
 from xaqueue.replication.promote import promote, tell_former
+from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.space.model import layout, replicated
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
@@ -192,7 +193,7 @@ def test_a_commit_waits_for_the_replica(tmp_path: Path, serve: Serve, follow: Fo
     assert done.complete
     taken = serve(tmp_path / "replica", opens=False)
     with pytest.raises(ResourceFailed, match="waits for its replica"):
-        xaqueue.connect(f"{taken.url}?timeout_s=1")
+        remote_manager(taken.url, connect_s=0.1)
     write_definitions(tmp_path / "replica", text("local"))
     until(lambda: taken.space.loaded)
     with xaqueue.connect(taken.url) as connection:
@@ -217,7 +218,7 @@ def test_without_a_replica_the_outcome_is_unknown(tmp_path: Path, serve: Serve, 
     source._thread.join(60)
     source = serve(root, opens=False)
     with pytest.raises(ResourceFailed, match="waits for its replica"):
-        xaqueue.connect(f"{source.url}?timeout_s=1")
+        remote_manager(source.url, connect_s=0.1)
     assert not source.space.loaded
     replica = follow(there, source)
     until(lambda: source.space.loaded)

@@ -85,6 +85,7 @@ class Follower:
         self._copy: JournalCopy | None = None
         self._following: _Directories | None = None
         self._definitions = b""
+        self._is_waited_for = True
         self._said_at = 0.0
         self._behind = (0, 0.0)
         found = replicated.read(fs)
@@ -137,7 +138,7 @@ class Follower:
     def _next(self, source: RemoteManager) -> bool:
         """Takes the next piece. Whether there was none."""
         copy = self._opened()
-        asked = ("replicate", copy.epoch, copy.lsn, WAIT_S, crc32(self._definitions))
+        asked = ("replicate", copy.epoch, copy.lsn, copy.hardened, WAIT_S, crc32(self._definitions))
         answer = source.call(*asked, waits_s=WAIT_S)
         if answer is None:
             log.warning("the source has not kept what this replica lacks: a snapshot is copied")
@@ -165,7 +166,7 @@ class Follower:
             self._copy = JournalCopy(self._fs, self._found.journal, self._found.lsn)
             self._following = _Directories(self._copy)
             with suppress(OSError):
-                self._definitions = self._fs.read(layout.QUEUES)
+                self._know(self._fs.read(layout.QUEUES))
         return self._copy
 
     def _begin_anew(self) -> None:
@@ -177,12 +178,10 @@ class Follower:
             self._following.stop()
         self._copy = self._following = None
 
-    @property
-    def _is_waited_for(self) -> bool:
-        try:
-            return definitions.parse(self._definitions.decode()).replication.waits
-        except (InvalidArgument, UnicodeDecodeError):
-            return True
+    def _know(self, text: bytes) -> None:
+        self._definitions, self._is_waited_for = text, True
+        with suppress(InvalidArgument, UnicodeDecodeError):
+            self._is_waited_for = definitions.parse(text.decode()).replication.waits
 
     def _define(self, text: bytes) -> None:
         new = f".{layout.QUEUES}.new"
@@ -190,7 +189,7 @@ class Follower:
         self._fs.create(new, [text])
         self._fs.sync_file(new)
         self._fs.rename(new, layout.QUEUES)
-        self._definitions = text
+        self._know(text)
 
     def _say(self, *, is_connected: bool) -> None:
         """How far it is behind, for those who look; without a sync."""

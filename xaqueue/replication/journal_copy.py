@@ -44,8 +44,8 @@ from xaqueue.storage.journal_segment import OWN_BYTES, make_segment
 INCOMING = f"{JOURNAL}/incoming"
 _INCOMING = struct.Struct("<QQI")
 """Of what stands there: LSN of the segment, LSN of the bytes, and their CRC-32."""
-PENDING_BYTES = 16 * 1024 * 1024
-"""Of records that the directories do not follow yet, at most."""
+PENDING, PENDING_BYTES = 10_000, 16 * 1024 * 1024
+"""Records that the directories do not follow yet, at most, and of these the bytes of their bodies."""
 
 
 class Diverged(OperationalError):
@@ -70,12 +70,13 @@ class JournalCopy:
         self._segments = found.segments
         self._following = found.following
         self._pending: list[Record] = found.records
-        self._pending_bytes = 0
         self._covered = found.checkpoint
         self.epoch, self.lsn = (found.segment_epoch, found.position) if found.segments else (journal, lsn)
+        self.hardened = self.lsn
+        """Below this LSN the source has all on its disk, and the directories may follow."""
         self._record_epoch = found.epoch
-        self._behind = threading.Lock()
-        """Held while the directories follow."""
+        self._behind, self._guard = threading.Lock(), threading.Lock()
+        """Held while the directories follow; and while what they are to follow is changed."""
 
     def take(self, piece: Piece) -> None:
         """Writes what is whole of it, durably, and goes on behind that. Raises Diverged, OSError."""
@@ -83,6 +84,7 @@ class JournalCopy:
             self._begin_anew(piece)
         if piece.epoch != self.epoch or piece.lsn != self.lsn:
             raise Diverged(f"LSN {piece.lsn:#x} of journal {piece.epoch:#x} has come, and {self.lsn:#x} was asked for")
+        self.hardened = piece.hardened
         placed = self._whole(piece)
         if not placed:
             return
@@ -99,10 +101,14 @@ class JournalCopy:
         if first.kind == CHECKPOINT:
             self._release(lsn_in(first))
 
-    def follow(self) -> None:
-        """The directories become what was taken. Raises JournalDamaged where they are not what they were, OSError."""
+    def follow(self, *, everything: bool = False) -> None:
+        """The directories become what was taken, and is hardened at the source. everything: the rest as well, which
+        nobody takes back any more. Raises JournalDamaged where they are not what they were, OSError."""
         with self._behind:
-            records, self._pending, self._pending_bytes = self._pending, [], 0
+            limit = self.lsn if everything else self.hardened
+            with self._guard:
+                records = [record for record in self._pending if record.lsn < limit]
+                del self._pending[: len(records)]
             if records:
                 self._follow(records)
 
@@ -148,8 +154,8 @@ class JournalCopy:
         for good in placed:
             record = good.record
             if record.kind < TIME:
-                self._pending.append(record)
-                self._pending_bytes += good.end - record.lsn
+                with self._guard:
+                    self._pending.append(record)
             elif record.kind == TIME:
                 self.time_us = lsn_in(record)
         self.lsn = placed[-1].end
@@ -157,7 +163,7 @@ class JournalCopy:
             assert self._following is not None
             self._segments.append(self._following)
             self.lsn, self._following = self._following.start + SECTOR_BYTES, None
-        if self._pending_bytes > PENDING_BYTES:
+        if sum(len(record.body) for record in self._pending[-PENDING:]) > PENDING_BYTES or len(self._pending) > PENDING:
             self.follow()
 
     def _segment_of(self, piece: Piece) -> Segment:
@@ -190,9 +196,13 @@ class JournalCopy:
         first = parse_record(piece.data, piece.lsn, 0)
         if piece.epoch < self.epoch or piece.lsn != piece.start + SECTOR_BYTES or first is None:
             raise Diverged(f"journal {piece.epoch:#x} does not begin where {self.epoch:#x} has ended")
-        if first.record.kind != CHECKPOINT or lsn_in(first.record) != self.lsn:
-            raise Diverged(f"journal {piece.epoch:#x} goes on elsewhere than at LSN {self.lsn:#x}")
+        ended = lsn_in(first.record) if first.record.kind == CHECKPOINT else -1
+        if not self.hardened <= ended <= self.lsn:
+            raise Diverged(f"journal {piece.epoch:#x} goes on at LSN {ended:#x}, and not at {self.lsn:#x}")
+        self.hardened = ended
         self.follow()
+        with self._guard:
+            self._pending.clear()  # of what was lost there, which nobody was promised
         self._fs.sync_all()
         old = self._segments + ([self._following] if self._following else [])
         self.epoch = piece.epoch

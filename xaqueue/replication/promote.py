@@ -74,7 +74,7 @@ def promote(root: Path, now_us: int) -> Promoted:
     with owned(root) as (fs, lock):
         found = _check(root, fs)
         copy = JournalCopy(fs, found.journal, found.lsn)
-        copy.follow()
+        copy.follow(everything=True)
         through = _jump(fs)
         is_complete, branches = usable_definitions(root)[0].replication.waits, list[str]()
         if not is_complete:

@@ -317,6 +317,8 @@ class JournalCommit(GroupCommit):
         self.shipped: Callable[[int, bool], None] | None = None
         """Called behind the sync of a round, with the LSN behind it and whether it shows anything: somebody follows the
         journal. It may wait, and raise Unacknowledged."""
+        self.ship_early: Callable[[], None] = nothing
+        """Called when a round is written, before its sync."""
         self.riding: list[Step] = []
         """Published, and not hardened: their records go before all others of the next round, or of this one."""
 
@@ -374,6 +376,11 @@ class JournalCommit(GroupCommit):
                 group = [*self._recorded(riding), *group]
             self._publish(group)
 
+    def _written(self) -> None:
+        if self._finished:
+            self.wake_finished()
+        self.ship_early()
+
     def _ship(self, steps: Sequence[Step], shows: bool) -> None:
         assert self.shipped is not None
         try:
@@ -400,9 +407,11 @@ class JournalCommit(GroupCommit):
     def _record(self, steps: Sequence[Step], records: Sequence[Entry]) -> None:
         """Hardens the records; those for which there is no room fail alone."""
         relieved, begin = False, self.journal.position
+        written = None if self.shipped is None else self._written
         while records:
             try:
-                records = records[self.journal.write(records, self.wake_finished if self._finished else None) :]
+                syncing = written or (self.wake_finished if self._finished else None)
+                records = records[self.journal.write(records, syncing) :]
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise

@@ -110,6 +110,8 @@ class Journal:
         self.replay: list[Record] = found.records
         self.position = found.position
         """The LSN of the next record."""
+        self.written = 0
+        """The LSN behind what was written last, before its sync was waited for."""
         self.checkpoint = found.checkpoint
         """Every record below it is in the directories, durably."""
         self.syncs = 0
@@ -336,6 +338,7 @@ class Journal:
             self._epoch += 1  # what was written of it all the same is not to stand behind what is written next
             raise
         if syncing is not None:
+            self.written = self.position + size
             syncing()
         try:
             if harden_by is None:

@@ -47,6 +47,9 @@ class Threads:
     def yield_once(self) -> None:
         """Before rounds are run: others who are about to come may come first. Threads come while the round syncs."""
 
+    def let_others(self) -> None:
+        """Those that were woken just now do what they were woken for first, where they share a thread."""
+
     def run_rounds(self, rounds: Callable[[], None]) -> None:
         """Runs rounds of group commit, each as slow as the disk is."""
         rounds()

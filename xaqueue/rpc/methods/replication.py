@@ -1,8 +1,9 @@
 """The methods that a replica calls: a copy of a snapshot, and then what follows in the journal.
 
-    piece   [epoch, start, size, size of the next segment, LSN, bytes, [epoch, LSN of the end], time, definitions]:
-            bytes of a segment from that LSN on; time: int microseconds UTC here; definitions: queues.toml, or nil where
-            it is what the replica has by its CRC-32
+    piece   [epoch, start, size, size of the next segment, LSN, bytes, hardened, [epoch, LSN of the end], time,
+            definitions]: bytes of a segment from that LSN on; hardened: the LSN below which they are on disk here;
+            time: int microseconds UTC here; definitions: queues.toml, or nil where it is what the replica has by its
+            CRC-32
     begun   {"number", "journal", "lsn", "space": the line of FORMAT, "epoch", "restored": bytes or nil}
     page    [path, modified, offset, bytes] of files of the snapshot, in turn; modified: int nanoseconds UTC, 0 until
             the last bytes of the file
@@ -15,13 +16,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater
-from xaqueue.space.engine.shipping import Shipping
+from xaqueue.space.engine.shipping import LOOK_S, Shipping
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import replicated
 from xaqueue.space.model.layout import GOOD_QUEUES, RESTORED, SNAPSHOTS
@@ -40,21 +40,32 @@ LONGEST_WAIT_S = 60.0
 Page = list[list[Any]]
 
 
-def replicate(caller: Caller, epoch: Any, lsn: Any, wait_s: Any = 0, definitions: Any = 0) -> list[Any] | None:
+def replicate(
+    caller: Caller, epoch: Any, lsn: Any, hardened: Any = 0, wait_s: Any = 0, definitions: Any = 0
+) -> list[Any] | None:
     """The piece that follows, for which it waits so long; nil where the replica is to begin anew."""
-    for number in (epoch, lsn, wait_s, definitions):
+    for number in (epoch, lsn, hardened, wait_s, definitions):
         if not isinstance(number, int | float) or isinstance(number, bool) or not 0 <= number < 2**63:
-            raise InvalidArgument(f"replicate takes an epoch, an LSN, seconds and a CRC-32, not {number!r}")
+            raise InvalidArgument(f"replicate takes an epoch, two LSNs, seconds and a CRC-32, not {number!r}")
     space, shipping = _shipping_of(caller)
-    piece = shipping.next(int(epoch), int(lsn), min(float(wait_s), LONGEST_WAIT_S))
+    piece = shipping.next(int(epoch), int(lsn), int(hardened), min(float(wait_s), LONGEST_WAIT_S))
     if piece is None:
         return None
     space.check_readable()
-    text: bytes | None = None
-    with suppress(OSError):
+    return [*piece, space.now_us(), _definitions(space, shipping, definitions)]
+
+
+def _definitions(space: Space, shipping: Shipping, known: Any) -> bytes | None:
+    """Looked at once a second; None where they are known."""
+    now = time.monotonic()
+    if now - shipping.looked_at < LOOK_S:
+        return None
+    shipping.looked_at = now
+    try:
         text = space.fs.read(GOOD_QUEUES)
-    is_known = text is None or crc32(text) == definitions
-    return [*piece, space.now_us(), None if is_known else text]
+    except OSError:
+        return None
+    return None if crc32(text) == known else text
 
 
 def replica_begin(caller: Caller) -> dict[str, Any]:

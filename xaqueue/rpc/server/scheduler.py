@@ -98,8 +98,13 @@ class Scheduler(Threads):
             self._alone = task is self._leader and not self._waited
             self._leader, self._waited = task, False
             if not self._alone:
-                self.loop.call_soon(task.switch)
-                self.greenlet.switch()
+                self.let_others()
+
+    def let_others(self) -> None:
+        task = getcurrent()
+        if isinstance(task, ScheduledTask):
+            self.loop.call_soon(task.switch)
+            self.greenlet.switch()
 
     def harden(self, sync: Callable[[str], None], path: str) -> None:
         """Who is alone syncs in the loop: to hand that to a thread and back costs more than it takes. While others are

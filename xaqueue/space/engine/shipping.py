@@ -4,8 +4,10 @@ Where [replication] acknowledge = "replica", a round shows nothing before a repl
 Without one for acknowledge_timeout_s the space is fenced, and what was being done is unknown: its records are on this
 disk, so an open shows it, once a replica has it or an operator says "local". It is never given up by itself.
 
-A replica reads what is in the files of the journal, up to the last LSN that was hardened here: so it never has more
-than this space. Segments that a checkpoint has released are read where they are kept.
+A replica reads what is in the files of the journal. Where a round waits for it, that is sent before the round is synced
+here, so that both disks work at once; a replica is told what is hardened here, and its directories follow that alone: a
+power loss may take the rest here, which nobody was promised, and the replica lets go of it. Segments that a checkpoint
+has released are read where they are kept.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from xaqueue.storage.scheduling import Threads
 
 PIECE_BYTES = 1024 * 1024
 """Of one answer, unless a record is larger."""
+TOLD_S = 0.05
+"""A replica that lacks nothing is told what was hardened after so long."""
 LOOK_S = 1.0
 """Between two looks at what queues.toml says."""
 SILENT_S = 5.0
@@ -45,6 +49,8 @@ class Piece(NamedTuple):
     """Of the segment behind it; 0 for none yet."""
     lsn: int
     data: bytes
+    hardened: int
+    """The LSN below which the source has all of this journal on disk."""
     end: tuple[int, int]
     """Epoch and LSN of the next record of all."""
 
@@ -59,10 +65,13 @@ class Shipping:
         self._waiting = waiting
         self._lock = threading.Lock()
         self._changed = waiting.condition(self._lock)
+        self._written = 0
         self._has = (0, 0)
         """Epoch and LSN below which a replica has all."""
         self._heard = float("-inf")
         self._stopped = False
+        self.looked_at = float("-inf")
+        """When a replica was last told what queues.toml says."""
         self.copying = False
         """A replica copies a snapshot: nothing is removed of what is kept of the journal."""
         self.refusal = ""
@@ -70,8 +79,8 @@ class Shipping:
 
     @property
     def end(self) -> tuple[int, int]:
-        """Epoch and LSN of the next record."""
-        return self._journal.segment_epoch, self._journal.position
+        """Epoch and LSN of the next record; one that is on its way to disk is sent, too."""
+        return self._journal.segment_epoch, max(self._journal.position, self._written)
 
     @property
     def lag(self) -> tuple[float, int]:
@@ -100,6 +109,14 @@ class Shipping:
         self.changed()
 
     # Whoever leads a round
+
+    def written(self) -> None:
+        """A round is written, and about to be synced."""
+        if self.policy().waits:
+            with self._lock:
+                self._written = self._journal.written
+                self._changed.notify_all()
+            self._waiting.let_others()
 
     def hardened(self, lsn: int, shows: bool) -> None:
         """Raises Unacknowledged. shows: whether anything is shown behind it."""
@@ -137,9 +154,10 @@ class Shipping:
 
     # What a replica asks
 
-    def next(self, epoch: int, lsn: int, wait_s: float) -> Piece | None:
+    def next(self, epoch: int, lsn: int, hardened: int, wait_s: float) -> Piece | None:
         """What follows; where there is nothing, it is waited for so long. None where it is here no more, and the
-        replica is to begin anew. Raises ProtocolError where it has more than this space, OSError.
+        replica is to begin anew. hardened: the LSN that it was told. Raises ProtocolError where it has more than this
+        space, OSError.
         """
         with self._lock:
             if (epoch, lsn) > self.end:
@@ -152,8 +170,12 @@ class Shipping:
             if (epoch, lsn) > self._has:
                 self._has = epoch, lsn
                 self._changed.notify_all()
-            deadline = time.monotonic() + wait_s
-            while (epoch, lsn) == self.end and not self._stopped and (left_s := deadline - time.monotonic()) > 0:
+            began = time.monotonic()
+            while (epoch, lsn) == self.end and not self._stopped:
+                limit_s = min(wait_s, TOLD_S) if self._journal.position > hardened else wait_s
+                left_s = began + limit_s - time.monotonic()
+                if left_s <= 0:
+                    break
                 self._changed.wait(left_s)
             self._heard = time.monotonic()
             end = self.end
@@ -164,7 +186,8 @@ class Shipping:
                 limit = min(segment.end, end[1])
                 data = self._read(Place(JOURNAL, segment), lsn, limit)
                 if data is not None:
-                    return Piece(epoch, segment.start, segment.size, next_size, lsn, data, end)
+                    hardened = self._journal.position
+                    return Piece(epoch, segment.start, segment.size, next_size, lsn, data, hardened, end)
         return self._waiting.run(lambda: self._earlier(epoch, lsn))
 
     def _earlier(self, epoch: int, lsn: int) -> Piece | None:
@@ -172,10 +195,10 @@ class Shipping:
         found = places(self._fs, (KEPT_JOURNAL, JOURNAL))
         later = next((place for place in found if place.segment.epoch > epoch), None)
         covered = begin_of(self._fs, later)[0] if later is not None else None
-        if later is not None and covered == lsn:
+        if later is not None and covered is not None and covered <= lsn:  # less: it had more than was hardened here
             segment = later.segment
             epoch, lsn, covered = segment.epoch, segment.start + SECTOR_BYTES, None
-        elif later is not None and (covered is None or covered < lsn):
+        elif later is not None and covered is None:
             return None
         here = [place for place in found if place.segment.epoch == epoch]
         for number, place in enumerate(here):
@@ -188,7 +211,8 @@ class Shipping:
                 data = self._read(place, lsn, limit)
                 if data is None:
                     return None
-                return Piece(epoch, segment.start, segment.size, next_size, lsn, data, self.end)
+                hardened = lsn + len(data)
+                return Piece(epoch, segment.start, segment.size, next_size, lsn, data, hardened, self.end)
         return None
 
     def _read(self, place: Place, lsn: int, limit: int) -> bytes | None:

@@ -123,7 +123,7 @@ def _ship(space: Space, journal: Journal, policy: Callable[[], Replication]) -> 
     log = space.journal_log
     assert log is not None
     space.shipping = Shipping(space.fs, journal, space.waiting, policy)
-    log.shipped = space.shipping.hardened
+    log.shipped, log.ship_early = space.shipping.hardened, space.shipping.written
     log.when_fenced(space.shipping.stop)
 
 
