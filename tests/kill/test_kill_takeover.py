@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import xaqueue
-from support.pair import FENCED, Client, Networks, Pair, judge
+from support.pair import FENCED, Client, Networks, Pair, judge, wait_for_work
 from support.served import PATIENCE_S
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
@@ -101,12 +101,3 @@ def stock(root: Path) -> None:
     with xaqueue.connect(root) as connection:
         for number in range(STOCKED):
             connection.enqueue("in", b"%d" % number)
-
-
-def wait_for_work(clients: list[Client]) -> None:
-    """Each of them ends a transaction that it began after now, or fails."""
-    before, deadline = [len(client.added) + 2 for client in clients], time.monotonic() + PATIENCE_S
-    while any(len(client.added) < wanted for client, wanted in zip(clients, before, strict=True)):
-        assert [client.failure for client in clients if client.failure is not None] == []
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -25,21 +25,19 @@ FENCED = 5
 """The exit code of a server that lost the space."""
 
 
-class Server:
-    """One of the two, which stands by where the other one has the space."""
+class Program:
+    """A command of ours in a process of its own."""
 
-    def __init__(self, root: Path, place: str, within: Sequence[str] = ()) -> None:
+    def __init__(self, *words: str, within: Sequence[str] = ()) -> None:
         """within: words before its command."""
-        self.place, self.within = place, within
-        words = [*within, *RUN, "serve", "--space", str(root), "--standby", "--takeover-after", str(TAKEOVER_S)]
-        words += ["--tcp", place, "--insecure"]
-        self._process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._name = " ".join(words)
+        command = [*within, *RUN, *words]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self._lines: Queue[str] = Queue()
         self.said = ""
         """On its standard error."""
         for read in (self._read, self._listen):
             threading.Thread(target=read, daemon=True).start()
-        self.wait_for("standing by")
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -59,7 +57,7 @@ class Server:
         try:
             return self._lines.get(timeout=PATIENCE_S)
         except Empty:
-            raise AssertionError(f"the server at {self.place} says no more: {self.said}") from None
+            raise AssertionError(f"{self._name} says no more: {self.said}") from None
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -75,6 +73,16 @@ class Server:
         for stream in (self._process.stdout, self._process.stderr):
             assert stream is not None
             stream.close()
+
+
+class Server(Program):
+    """One of the two, which stands by where the other one has the space."""
+
+    def __init__(self, root: Path, place: str, within: Sequence[str] = ()) -> None:
+        self.place, self.within = place, within
+        waits = ("--standby", "--takeover-after", str(TAKEOVER_S))
+        super().__init__("serve", "--space", str(root), *waits, "--tcp", place, "--insecure", within=within)
+        self.wait_for("standing by")
 
 
 class Pair:
@@ -234,3 +242,12 @@ def judge(root: Path, clients: list[Client], stocked: int) -> list[str]:
         for body in {*wanted, *found[queue]}
         if found[queue][body] != wanted[body]
     ]
+
+
+def wait_for_work(clients: list[Client]) -> None:
+    """Each of them ends a transaction that it began after now, or fails."""
+    before, deadline = [len(client.added) + 2 for client in clients], time.monotonic() + PATIENCE_S
+    while any(len(client.added) < wanted for client, wanted in zip(clients, before, strict=True)):
+        assert [client.failure for client in clients if client.failure is not None] == []
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -41,11 +41,16 @@ def replica(
     sys.setswitchinterval(TURN_S)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, _end)
     with owned(directory) as (fs, _):
         follower = Follower(directory, fs, source, stopped)
         typer.echo(f"{directory} follows {source}")
         follower.run(once=once)
+
+
+def _end(number: int, _: object) -> None:
+    """Wherever it is: it may be killed at any call."""
+    raise SystemExit(0)
 
 
 def promote(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,9 @@ from xaqueue.rpc.server.peer import NEVER_S, Limits
 from xaqueue.space.model.layout import REPLICATION
 from xaqueue.storage.owner_file import OwnerFile
 from xaqueue.xid import Xid
+
+if TYPE_CHECKING:
+    from xaqueue.rpc.server.listeners import ListenConfig
 
 LOOK_S = 0.2
 SAY_S = 10.0
@@ -109,29 +112,34 @@ def serve(
     )
     if takeover_after is not None and not standby:
         raise InvalidArgument("--takeover-after is for --standby: say that as well")
+    listen = with_default(listen, directory)
+    _tell_former(directory, listen)
     try:
         run(
             directory,
-            with_default(listen, directory),
+            listen,
             sync=sync,
             limits=limits,
             notify=notify,
             stand_by=partial(_stand_by, directory, takeover_after, sync) if standby else None,
             give_up_late=lambda: os._exit(ExitCode.FENCED),
-            ready=partial(_serving, directory),
+            ready=lambda urls: typer.echo(f"serving {directory} at {', '.join(urls)}"),
         )
     except ResourceFailed as fenced:
         complain(str(fenced))
         raise typer.Exit(ExitCode.FENCED) from None
 
 
-def _serving(directory: Path, urls: list[str]) -> None:
-    typer.echo(f"serving {directory} at {', '.join(urls)}")
-    if (directory / REPLICATION).exists():
-        from xaqueue.replication.promote import tell_former
+def _tell_former(directory: Path, listen: ListenConfig) -> None:
+    """Where this was a replica, the space that it has replaced is told so: it may be what is waited for next."""
+    if not (directory / REPLICATION).exists():
+        return
+    from xaqueue.replication.promote import tell_former
 
-        telling = partial(tell_former, directory, urls[0], threading.Event())
-        threading.Thread(target=telling, name="xaqueue-tell", daemon=True).start()
+    places = [f"xaqs://{place}" for place in listen.tls] + [f"xaq://{place}" for place in listen.tcp]
+    url = (places or [f"xaq+unix://{path}" for path in listen.unix])[0]
+    telling = partial(tell_former, directory, url, threading.Event())
+    threading.Thread(target=telling, name="xaqueue-tell", daemon=True).start()
 
 
 def _stand_by(directory: Path, takeover_s: float | None, sync: str | None, look: Callable[[], None]) -> OwnerFile:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ WAIT_S = 1.0
 """The source waits so long for something to ship, so that a replica that is up to date is heard of."""
 PAUSE_S = 0.05
 """Between two questions where nobody waits for the answer; and between two turns of the directories."""
+ANSWER_S = 10.0
+"""A source that takes longer for an answer, beside what it was asked to wait, is asked again."""
 RETRY_S = 1.0
 LONG_S = 3600.0
 """For a snapshot."""
@@ -79,7 +82,8 @@ class Follower:
         """Raises SpaceError where the directory is something else, InvalidArgument for a URL that is none."""
         self.root = root
         self.url = url
-        self._endpoint = parse(url)
+        endpoint = parse(url)
+        self._endpoint = endpoint if endpoint.timeout_s is not None else replace(endpoint, timeout_s=ANSWER_S)
         self._fs = fs
         self._stopped = stopped
         self._copy: JournalCopy | None = None

@@ -44,8 +44,10 @@ from xaqueue.storage.owner_file import is_owned
 
 EPOCHS = 1 << 16
 """So many epochs are passed over: more than the former one is opened before it hears of it."""
-STOP_S = 10.0
-"""A replica that still follows is stopped, and ends within this."""
+STOP_S = 5.0
+"""A replica that still follows is stopped, and killed where it has not ended by then."""
+FRESH_US = 30_000_000
+"""What a replica said of itself longer ago may be of a process that is no more."""
 TELL_S = 1.0
 """Between two tries to reach the former one."""
 
@@ -104,11 +106,13 @@ def _check(root: Path, fs: FileSystem) -> Replicated:
 
 def _stop(root: Path, fs: FileSystem) -> None:
     """Who follows there ends first, where it is on this host."""
-    deadline = time.monotonic() + STOP_S
     with suppress(OSError, ValueError, KeyError):
         said = json.loads(fs.read(layout.LAG))
-        if is_owned(root) and said["host"] == socket.gethostname():
-            os.kill(said["pid"], signal.SIGTERM)
+        is_here = said["host"] == socket.gethostname() and time.time_ns() // 1000 - said["at"] < FRESH_US
+        for number in (signal.SIGTERM, signal.SIGKILL) if is_here else ():
+            deadline = time.monotonic() + STOP_S
+            if is_owned(root):
+                os.kill(said["pid"], number)
             while is_owned(root) and time.monotonic() < deadline:
                 time.sleep(0.02)
 

@@ -122,12 +122,8 @@ def replaced(caller: Caller, space_id: Any, epoch: Any, journal: Any, lsn: Any, 
         raise InvalidArgument("replaced takes a space, its epoch, a journal, an LSN and a URL")
     made = Replicated(replicated.REPLACED, url, space_id, epoch, journal, lsn, time.time_ns() // 1000)
     space.log.fail(ResourceFailed("the space is fenced: its replica was promoted, and is the space now"))
-    space.waiting.run(partial(_replace, space.fs, made))
-
-
-def _replace(fs: FileSystem, made: Replicated) -> None:
-    list_unshipped(fs, made)
-    replicated.write(fs, made)
+    list_unshipped(space.fs, made)  # here, since the server ends as soon as the loop goes on
+    replicated.write(space.fs, made)
 
 
 REPLICATION_METHODS = (replicate, replica_begin, replica_next, replica_end, replaced)

@@ -103,6 +103,9 @@ def perform(caller: Caller, name: str, params: list[Any]) -> Any:
         caller.show(params[0]["token"])
     if not caller.identity.owner:  # who may do everything, whatever the policy
         caller.check(name, params)
+    shipping = caller.session.space.shipping
+    if shipping is not None and shipping.refusal and verb not in REPLICATION_METHODS and verb is not hello:
+        shipping.check_shown()
     for at, value_of in forms:
         if at < len(params):
             params[at] = value_of(params[at])

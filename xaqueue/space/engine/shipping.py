@@ -33,6 +33,10 @@ TOLD_S = 0.05
 """A replica that lacks nothing is told what was hardened after so long."""
 LOOK_S = 1.0
 """Between two looks at what queues.toml says."""
+WAITS = (
+    "this space waits for its replica, which is to have what was recorded before anything is shown: start the replica "
+    '(`xaqueue replica`), or set [replication] acknowledge = "local" in queues.toml'
+)
 SILENT_S = 5.0
 """A replica that has asked for nothing for longer is taken for gone; while it waits, it asks more often."""
 
@@ -74,7 +78,7 @@ class Shipping:
         """When a replica was last told what queues.toml says."""
         self.copying = False
         """A replica copies a snapshot: nothing is removed of what is kept of the journal."""
-        self.refusal = ""
+        self.refusal = WAITS if policy().waits else ""
         """Why nothing is shown now; empty as long as it is."""
 
     @property
@@ -133,12 +137,8 @@ class Shipping:
     def await_replica(self) -> None:
         """Returns once a replica has all that was recorded before this open, or nobody waits for one."""
         if self.policy().waits and not self._stopped:
-            self.refusal = (
-                "this space waits for its replica, which is to have what was recorded before it shows anything: start "
-                'the replica (`xaqueue replica`), or set [replication] acknowledge = "local" in queues.toml'
-            )
             self._await(self._journal.position, float("inf"))
-            self.refusal = ""
+        self.refusal = ""
 
     def _await(self, lsn: int, limit_s: float) -> bool:
         wanted, deadline = (self._journal.segment_epoch, lsn), time.monotonic() + limit_s

@@ -1,0 +1,79 @@
+"""Failovers to a replica for which steps wait, amid two-phase transactions: nothing is lost, doubled or half done.
+
+The owner is killed, or stopped until its replica has the space: then it is fenced. Its directory becomes the replica of
+the other one, and so on. ``XAQUEUE_FAILOVERS`` is how many of each there are; with ``XAQUEUE_CRASH_FULL=1`` 100.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import xaqueue
+from support.pair import Client, judge, wait_for_work
+from support.replica_pair import ReplicatedPair
+from support.replicas import made, text
+from support.served import PATIENCE_S
+from xaqueue.space.offline.check import check
+from xaqueue.space.offline.findings import Severity
+from xaqueue.space.owner.open import write_definitions
+
+FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
+FAILOVERS = int(os.environ.get("XAQUEUE_FAILOVERS", "100" if FULL else "2"))
+CLIENTS = 8
+STOCKED = 5_000 if FULL else 300
+QUEUES = "[queues.in]\n[queues.out]\n"
+
+
+@contextmanager
+def at_work(tmp_path: Path) -> Iterator[tuple[ReplicatedPair, list[Client]]]:
+    root = made(tmp_path / "a", "local", more=QUEUES)
+    with xaqueue.connect(root) as connection:
+        for number in range(STOCKED):
+            connection.enqueue("in", b"%d" % number)
+        connection.commit()
+    write_definitions(root, text("replica", 30, QUEUES))
+    pair = ReplicatedPair([root, tmp_path / "b"])
+    clients = [Client(pair.url, f"c{name}") for name in range(CLIENTS)]
+    try:
+        for client in clients:
+            client.start()
+        yield pair, clients
+        for client in clients:
+            client.stopped = True
+        for client in clients:
+            client.join(PATIENCE_S)
+            assert client.failure is None
+        pair.owner.signal(signal.SIGTERM)
+        assert pair.owner.code() == 0, pair.owner.said
+    finally:
+        for client in clients:
+            client.stopped = True
+        pair.close()
+    write_definitions(pair.root, text("local", more=QUEUES))
+    assert judge(pair.root, clients, STOCKED) == []
+    assert [str(one) for one in check(pair.root) if one.severity is Severity.DAMAGE] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_failovers(tmp_path: Path, number: signal.Signals) -> None:
+    with at_work(tmp_path) as (pair, clients):
+        for _ in range(FAILOVERS):
+            wait_for_work(clients)
+            pair.fail_over(number)
+            wait_for_work(clients)
+    assert sum(sum(client.errors.values()) for client in clients) >= FAILOVERS, "nobody noticed"
+
+
+def test_a_replica_is_killed_and_comes_back(tmp_path: Path) -> None:
+    with at_work(tmp_path) as (pair, clients):
+        for _ in range(FAILOVERS):
+            wait_for_work(clients)
+            pair.kill_replica()
+            wait_for_work(clients)
+        pair.fail_over(signal.SIGKILL)
