@@ -107,6 +107,7 @@ def _status_rows(found: inspect.Status, *, has_all: bool) -> list[tuple[str, obj
         ("sync" if found.owned else "next sync", f"{found.sync}: a commit {found.promise}"),
         ("journal", _journal(found.journal) if found.journal is not None else ""),
         ("cache", _cache(*found.cache) if found.cache is not None else ""),
+        ("replication", str(found.replication) if found.replication is not None else ""),
         ("last recovery", found.recovery),
         ("active", output.counted(found.active, "branch", "branches") + (" with files" if unseen else "")),
         ("in doubt", output.counted(found.in_doubt, "branch", "branches") + damaged),

@@ -229,6 +229,7 @@ def _connection(endpoint: Endpoint) -> Connection:
         dialer(endpoint, lambda *wanted: awaited(_connected(*wanted))),
         connect_s=connect_s_of(endpoint),
         hello=partial(hello_of, endpoint),
+        is_one_of_several=bool(endpoint.others),
         pause=lambda pause_s: awaited(asyncio.sleep(pause_s)),
     )
     return Connection(manager, fresh_id)

@@ -256,8 +256,10 @@ class Link:
         connect_s: float = CONNECT_S,
         hello: Callable[[], dict[str, Any]] = dict,
         pause: Callable[[float], object] = time.sleep,
+        is_one_of_several: bool = False,
     ) -> None:
         """Connects. hello: what it says of itself there. pause: waits so many seconds before it is tried again.
+        is_one_of_several: ``dial`` may reach one that another one has replaced.
 
         Raises ConnectionLost, as ``dial`` does, and what the server refuses with.
         """
@@ -265,6 +267,7 @@ class Link:
         self._pause = pause
         self._connect_s = connect_s
         self._hello = hello
+        self._is_one_of_several = is_one_of_several
         self._socket: ClientSocket | None = None
         self._key: bytes | None = None
         """Names the session of now, or the one before, to the server."""
@@ -386,6 +389,14 @@ class Link:
             self._pause(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
+    def _check_epoch(self, said: dict[str, Any]) -> None:
+        """Of several, one that was replaced does not know so yet."""
+        if self._is_one_of_several and said["epoch"] < self.space.get("epoch", 0):
+            raise ResourceFailed(
+                f"epoch {said['epoch']} of the space answers, and {self.space['epoch']} was there before: it was "
+                "replaced by another one of its addresses"
+            )
+
     def _connect(self) -> None:
         """Tries for a while. Raises ConnectionLost, and what the server refuses with.
 
@@ -396,7 +407,9 @@ class Link:
             try:
                 self._socket, key = self._dial(), fresh_id()
                 known = {"protocol": wire.PROTOCOL, "session": key, "instead_of": self._key}
-                self.space = self._ask("hello", {**known, **self._hello()})
+                said = self._ask("hello", {**known, **self._hello()})
+                self._check_epoch(said)
+                self.space = said
             except (ConnectionLost, ResourceFailed) as error:  # not there, or it takes no sessions now
                 self._lose(error)
                 if is_refusal(error.__cause__):

@@ -103,7 +103,10 @@ def remote_manager(url: str, *, connect_s: float | None = None) -> RemoteManager
     """
     endpoint = parse(url)
     return RemoteManager(
-        dialer(endpoint), connect_s=connect_s_of(endpoint, connect_s), hello=partial(hello_of, endpoint)
+        dialer(endpoint),
+        connect_s=connect_s_of(endpoint, connect_s),
+        hello=partial(hello_of, endpoint),
+        is_one_of_several=bool(endpoint.others),
     )
 
 

@@ -26,7 +26,7 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.model import replicated
 from xaqueue.space.model.layout import GOOD_QUEUES, RESTORED, SNAPSHOTS
 from xaqueue.space.model.replicated import Replicated
-from xaqueue.space.owner.unshipped import list_unshipped
+from xaqueue.space.owner.replicas import list_unshipped
 from xaqueue.space.snapshot import manifest, store
 from xaqueue.storage.fs import FileSystem
 

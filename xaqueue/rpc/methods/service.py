@@ -150,6 +150,8 @@ def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
     """Waits until recovery is done. Raises SpaceError, ResourceFailed."""
     space.wait_until_loaded()
     files = space.waiting.run(partial(_status_of_files, space, root))
+    if space.shipping is not None:
+        files["replication"] = space.shipping.status
     active, unfinished = _left(space)
     decided = [branch for branch in space.branches.values() if branch.base in HEURISTICS or branch.decided]
     in_doubt = [branch for branch in unfinished if branch.base is not State.COMMITTING]

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from xaqueue.errors import ProtocolError, ResourceFailed
 from xaqueue.space.model.copying import Replication
 from xaqueue.space.model.layout import JOURNAL, KEPT_JOURNAL
+from xaqueue.space.model.replicated import SOURCE, ReplicationStatus
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.group_commit import Unacknowledged
 from xaqueue.storage.journal import Journal
@@ -72,6 +73,7 @@ class Shipping:
         self._written = 0
         self._has = (0, 0)
         """Epoch and LSN below which a replica has all."""
+        self._began = time.monotonic()
         self._heard = float("-inf")
         self._stopped = False
         self.looked_at = float("-inf")
@@ -87,15 +89,12 @@ class Shipping:
         return self._journal.segment_epoch, max(self._journal.position, self._written)
 
     @property
-    def lag(self) -> tuple[float, int]:
-        """For how many seconds no replica was heard of, and how many bytes it lacks of this journal."""
+    def status(self) -> ReplicationStatus:
         (epoch, end), (has_epoch, has) = self.end, self._has
+        silent_s = time.monotonic() - max(self._heard, self._began)
         lacking = end - has if has_epoch == epoch else end
-        return time.monotonic() - self._heard, lacking
-
-    @property
-    def is_followed(self) -> bool:
-        return time.monotonic() - self._heard <= SILENT_S
+        is_heard = self._heard > self._began and silent_s <= SILENT_S
+        return ReplicationStatus(SOURCE, "", self.policy().waits, is_heard, lacking, silent_s)
 
     def changed(self) -> None:
         """Who waits looks again."""

@@ -13,10 +13,12 @@ import json
 from dataclasses import asdict, dataclass
 
 from xaqueue.errors import SpaceError
-from xaqueue.space.model.layout import REPLICATION
+from xaqueue.space.model.layout import LAG, REPLICATION
 from xaqueue.storage.fs import FileSystem, discard
 
-REPLICA, PROMOTED, REPLACED = "replica", "promoted", "replaced"
+SOURCE, REPLICA, PROMOTED, REPLACED = "source", "replica", "promoted", "replaced"
+FRESH_US = 10_000_000
+"""What a replica has said of itself longer ago is not so any more."""
 MOST_BYTES = 64 * 1024
 
 
@@ -36,6 +38,50 @@ class Replicated:
     """When, microseconds UTC."""
     is_done: bool = False
     """The space that it has replaced is fenced."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationStatus:
+    """What a space, or a replica, is to the other one, and how far apart they are."""
+
+    role: str
+    """"source", "replica", "promoted" or "replaced"."""
+    url: str = ""
+    waits: bool = False
+    """A source's steps wait for the replica."""
+    connected: bool = False
+    """They were in touch just now."""
+    lag_bytes: int = 0
+    """Of the journal, which the replica has not acknowledged, or does not have."""
+    lag_s: float = 0.0
+    """How old what it has is, as a replica says of itself; of a source, since when no replica was heard of."""
+
+    def __str__(self) -> str:
+        behind = f"{self.lag_bytes:,} bytes behind" if self.lag_bytes else "up to date"
+        if self.role == SOURCE:
+            heard = behind if self.connected else f"{behind}, not heard of now"
+            return f"ships its journal: the replica is {heard}" + (", and steps wait for it" if self.waits else "")
+        if self.role == REPLICA:
+            late = f" ({self.lag_s:.1f} s)" if self.lag_bytes else ""
+            return f"a replica of {self.url}: {behind}{late}" + ("" if self.connected else ", and not connected")
+        if self.role == PROMOTED:
+            return f"was promoted in the place of {self.url}" + ("" if self.connected else ", which is not fenced yet")
+        return "was replaced by its replica" + (f", at {self.url}" if self.url else "")
+
+
+def status(fs: FileSystem, now_us: int) -> ReplicationStatus | None:
+    """As the directory tells it. Raises SpaceError, OSError."""
+    found = read(fs)
+    if found is None:
+        return None
+    if found.role != REPLICA:
+        return ReplicationStatus(found.role, found.url, connected=found.is_done)
+    try:
+        said = json.loads(fs.read(LAG, MOST_BYTES))
+        is_fresh = said["connected"] and now_us - said["at"] < FRESH_US
+        return ReplicationStatus(REPLICA, found.url, False, is_fresh, said["lag_bytes"], said["lag_s"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ReplicationStatus(REPLICA, found.url)
 
 
 def read(fs: FileSystem) -> Replicated | None:

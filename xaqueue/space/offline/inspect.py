@@ -19,7 +19,7 @@ from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.message import Message, MessageId
 from xaqueue.space.engine import counters, disk_space, scrub
 from xaqueue.space.engine.messages import message_of
-from xaqueue.space.model import layout, message_name, records, restored
+from xaqueue.space.model import layout, message_name, records, replicated, restored
 from xaqueue.space.model.block_files import listed, read_checked
 from xaqueue.space.model.carrier_note import decode_note
 from xaqueue.space.model.counters import Counters, Counting
@@ -27,6 +27,7 @@ from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, read_format
 from xaqueue.space.model.index import Order
 from xaqueue.space.model.layout import JOURNAL
+from xaqueue.space.model.replicated import ReplicationStatus
 from xaqueue.space.offline import aside
 from xaqueue.space.offline.aside import Aside
 from xaqueue.space.offline.inspect_branches import in_doubt_in
@@ -137,6 +138,8 @@ class Status:
     """What was set aside: of quarantine/, of segments of the journal, and of what a restore has replaced."""
     scrubbed: tuple[int, str] | None = None
     """When the last scrub came to its end, and what it found."""
+    replication: ReplicationStatus | None = None
+    """What it is to a replica, or as one."""
     state: str = ""
     """Of an owner at work: "recovering", "ready" or "read-only"; "alive" where it does not say; else empty."""
     counting: Counting | None = None
@@ -199,6 +202,7 @@ def fields_of_files(
         "aside": aside.totals(fs),
         "scrubbed": scrub.last_scrub(fs),
         "journal": journal_status(fs, seen),
+        "replication": replicated.status(fs, time.time_ns() // 1000),
     }
 
 

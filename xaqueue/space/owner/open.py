@@ -13,7 +13,7 @@ import stat
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,10 +26,9 @@ from xaqueue.space.engine.cleanup import Clearer
 from xaqueue.space.engine.disk_space import RoomLimit
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model import definition_edits, layout, replicated
+from xaqueue.space.model import definition_edits, layout
 from xaqueue.space.model import definitions as definitions_of
 from xaqueue.space.model.block import FORMAT_VERSION
-from xaqueue.space.model.copying import Replication
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, check_new, checked_name, read_format
 from xaqueue.space.model.records import refusal
@@ -50,6 +49,7 @@ from xaqueue.space.owner.record import (
     record_trouble,
     write_owner,
 )
+from xaqueue.space.owner.replicas import check_replication, replication_now
 from xaqueue.space.owner.threads import Checkpointer, Follower, Scrubber, Snapshotter, Timekeeper, Watchdog
 from xaqueue.space.recovery.load import Progress
 from xaqueue.space.recovery.recover import open_space
@@ -215,7 +215,7 @@ def _open(
     group = find_group(definitions.group)
     hardening = hardening_of(sync, definitions)
     definitions.check_sync(hardening)
-    _check_replication(root, definitions, hardening, waiting)
+    check_replication(root, definitions, hardening, waiting)
     try:
         lock = taken or OwnerFile(root)
     except OSError as error:
@@ -255,7 +255,7 @@ def _open(
             on_branches=partial(_begun, on_branches),
             lost=lock.lost,
             space_id=found.id,
-            replication=partial(_replication, root, opened),
+            replication=partial(replication_now, root, opened),
         )
         opened.append(space)
         files.recovering = False
@@ -296,33 +296,10 @@ def _open(
     return _Attached(space, files, lock, watching, background, watchdog, pair, owner)
 
 
-def _check_replication(root: Path, definitions: Definitions, hardening: Hardening, waiting: Threads) -> None:
-    """Raises SpaceError and InvalidArgument where the directory is not opened, or not in this way."""
-    with closing(DirectoryFileSystem(root, keep_unsynced=False)) as fs:
-        refused = replicated.refusal(replicated.read(fs), str(root))
-    if refused:
-        raise SpaceError(refused)
-    if definitions.replication.is_on and not hardening.journal:
-        raise InvalidArgument(
-            "queues.toml: [replication] needs sync = JOURNAL, which is what replicas follow, and this space is to have "
-            f"{hardening}"
-        )
-    if definitions.replication.waits and waiting is THREADS:
-        raise SpaceError(
-            f'{root} has [replication] acknowledge = "replica" in queues.toml, and only a server ships to a replica: '
-            f"start `xaqueue serve --space {root}`, and work through it"
-        )
-
-
 def _begun(then: Callable[[Space], object], space: Space) -> None:
     """Its branches are recovered, and a replica may begin."""
     space.take_snapshot = partial(snapshots.take_and_keep, space)
     then(space)
-
-
-def _replication(root: Path, opened: list[Space]) -> Replication:
-    """What holds now. Until it is open nobody watches queues.toml."""
-    return (opened[0].definitions if opened else usable_definitions(root)[0]).replication
 
 
 def start_background(space: Space, *, lasting: bool = False) -> list[Background]:

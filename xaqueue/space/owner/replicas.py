@@ -1,18 +1,31 @@
-"""What a space had recorded that its replica never had, when that was promoted: listed, kept, and merged by nobody."""
+"""What an owner has to do with replicas: whether it may open a directory, and what it had not shipped.
+
+What a space had recorded that its replica never had, when that was promoted, is listed, kept, and merged by nobody.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
-from xaqueue.space.model import layout
+from xaqueue.errors import InvalidArgument, SpaceError
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout, replicated
 from xaqueue.space.model.change import Kind, is_valid, name_of, paths_of, queues_of, targets_of
+from xaqueue.space.model.copying import Replication
+from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.layout import JOURNAL, KEPT_JOURNAL, UNSHIPPED
 from xaqueue.space.model.replicated import Replicated
+from xaqueue.space.owner.definitions_file import usable_definitions
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.fs import FileSystem, discard
+from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.journal_format import TIME, Record, records_in
 from xaqueue.storage.journal_places import places
 from xaqueue.storage.journal_reader import content
+from xaqueue.storage.scheduling import THREADS, Threads
 
 
 def list_unshipped(fs: FileSystem, made: Replicated) -> int:
@@ -48,3 +61,26 @@ def _line(record: Record) -> dict[str, object]:
         "added": added,
         "taken": [found for found in gone if found is not None],
     }
+
+
+def check_replication(root: Path, definitions: Definitions, hardening: Hardening, waiting: Threads) -> None:
+    """Raises SpaceError and InvalidArgument where the directory is not opened, or not in this way."""
+    with closing(DirectoryFileSystem(root, keep_unsynced=False)) as fs:
+        refused = replicated.refusal(replicated.read(fs), str(root))
+    if refused:
+        raise SpaceError(refused)
+    if definitions.replication.is_on and not hardening.journal:
+        raise InvalidArgument(
+            "queues.toml: [replication] needs sync = JOURNAL, which is what replicas follow, and this space is to have "
+            f"{hardening}"
+        )
+    if definitions.replication.waits and waiting is THREADS:
+        raise SpaceError(
+            f'{root} has [replication] acknowledge = "replica" in queues.toml, and only a server ships to a replica: '
+            f"start `xaqueue serve --space {root}`, and work through it"
+        )
+
+
+def replication_now(root: Path, opened: list[Space]) -> Replication:
+    """What holds now. Until it is open nobody watches queues.toml."""
+    return (opened[0].definitions if opened else usable_definitions(root)[0]).replication
