@@ -70,7 +70,8 @@ def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
         raise InvalidArgument(f"protocol {protocol!r} is refused: this server speaks 1 to {wire.PROTOCOL}")
     space = caller.session.space
     space.check_owner()  # who asks one that was taken over is to ask the other one
-    if space.shipping is not None and given.get("replica") is not True:
+    caller.is_replica = given.get("replica") is True
+    if space.shipping is not None and not caller.is_replica:
         space.shipping.check_shown()
     key, lost = _key(given, "session"), _key(given, "instead_of")
     caller.key = caller.session.key = key or caller.key

@@ -66,6 +66,8 @@ class Caller:
         self.browses: dict[int, Iterator[Message]] = {}
         """By their cursors."""
         self.last_cursor = 0
+        self.is_replica = False
+        """It follows the journal, by what it says."""
         self.copying: Iterator[list[list[Any]]] | None = None
         """What is left of the snapshot that it copies."""
         self.listing: Iterator[list[InDoubt]] | None = None

@@ -37,6 +37,12 @@ SILENT_S = 5.0
 """A replica that has asked for nothing for longer is taken for gone; while it waits, it asks more often."""
 
 
+WAITS = (
+    "this space waits for its replica, which is to have what was recorded before it shows anything: start "
+    'the replica (`xaqueue replica`), or set [replication] acknowledge = "local" in queues.toml'
+)
+
+
 class Piece(NamedTuple):
     """Bytes of a segment, from an LSN on; there may be none yet."""
 
@@ -74,8 +80,8 @@ class Shipping:
         """When a replica was last told what queues.toml says."""
         self.copying = False
         """A replica copies a snapshot: nothing is removed of what is kept of the journal."""
-        self.refusal = ""
-        """Why nothing is shown now; empty as long as it is."""
+        self.refusal = WAITS if policy().waits else ""
+        """Why nothing is shown now; empty as long as it is. Until then nobody is told of a step, and none waits."""
 
     @property
     def end(self) -> tuple[int, int]:
@@ -104,9 +110,13 @@ class Shipping:
             raise ResourceFailed(self.refusal)
 
     def stop(self) -> None:
-        """Nobody waits any more."""
+        """Nobody waits any more: what no replica has by now is unknown."""
         self._stopped = True
         self.changed()
+
+    def close(self) -> None:
+        """Of what is recorded from here on nobody is told."""
+        self.refusal = "the space is being closed"
 
     # Whoever leads a round
 
@@ -123,29 +133,29 @@ class Shipping:
         with self._lock:
             self._changed.notify_all()
         policy = self.policy()
-        if shows and policy.waits and not self._await(lsn, policy.timeout_s):
+        if shows and policy.waits and not self.refusal and not self._await(lsn, policy.timeout_s):
+            how_long = "until it was stopped" if self._stopped else f"for {policy.timeout_s:g} s"
             raise Unacknowledged(
-                f"no replica has acknowledged this for {policy.timeout_s:g} s, so whether it holds is unknown: it is "
+                f"no replica has acknowledged this {how_long}, so whether it holds is unknown: it is "
                 "on this disk, and is shown once a replica has it. Start the replica again (`xaqueue replica`), or set "
                 '[replication] acknowledge = "local" in queues.toml'
             )
 
     def await_replica(self) -> None:
-        """Returns once a replica has all that was recorded before this open, or nobody waits for one."""
-        if self.policy().waits and not self._stopped:
-            self.refusal = (
-                "this space waits for its replica, which is to have what was recorded before it shows anything: start "
-                'the replica (`xaqueue replica`), or set [replication] acknowledge = "local" in queues.toml'
-            )
-            self._await(self._journal.position, float("inf"))
-            self.refusal = ""
+        """Returns once a replica has all that was recorded before this open, or nobody waits for one. Raises
+        ResourceFailed where it is stopped before that."""
+        if self.policy().waits:
+            self.refusal = WAITS
+            if not self._await(self._journal.position, float("inf")):
+                raise ResourceFailed("the space was stopped while it waited for its replica")
+        self.refusal = ""
 
     def _await(self, lsn: int, limit_s: float) -> bool:
         wanted, deadline = (self._journal.segment_epoch, lsn), time.monotonic() + limit_s
         with self._lock:
-            while self._has < wanted and not self._stopped:
+            while self._has < wanted:
                 left_s = deadline - time.monotonic()
-                if left_s <= 0:
+                if left_s <= 0 or self._stopped:
                     return False
                 self._changed.wait(min(left_s, LOOK_S))
                 if not self.policy().waits:
