@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +15,19 @@ import xaqueue
 from support.replicas import ReplicaThread, made, text, until
 from support.served import ServerThread
 from xaqueue.connection import Connection
-from xaqueue.errors import Error, OutcomeUnknown
+from xaqueue.errors import Error, OutcomeUnknown, SpaceError
+from xaqueue.replication.follower import Follower, owned
+from xaqueue.replication.journal_copy import JournalCopy
+from xaqueue.replication.promote import promote
 from xaqueue.rpc.server import server as server_room
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.space.engine.shipping import Shipping
+from xaqueue.space.model import layout
 from xaqueue.space.owner.open import write_definitions
-from xaqueue.space.recovery import recover
+from xaqueue.space.recovery.load import Load, Progress
+from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.journal_format import SECTOR_BYTES
+from xaqueue.storage.journal_places import Place
 
 Serve = Callable[..., ServerThread]
 Follow = Callable[..., ReplicaThread]
@@ -91,7 +99,7 @@ def test_it_stops_while_a_commit_waits(tmp_path: Path, serve: Serve, follow: Fol
     until(lambda: source.space.loaded)
     replica.stop()
     waiting = begin_put(source.url)
-    until(lambda: source.space.log._in_hand)
+    until(lambda: bool(source.space.log._in_hand))
     source.stop()
     waiting.join(60)
     assert not waiting.is_alive()
@@ -159,17 +167,111 @@ def test_nobody_is_told_an_outcome_before_the_replica_has_it(
 ) -> None:
     """Not while the messages are loaded either, when those in doubt may be finished already."""
     refused: list[str] = []
-    rest = recover.Load.rest
+    rest = Load.rest
 
-    def look(load: recover.Load, progress: object) -> None:
+    def look(load: Load, progress: Progress | None) -> None:
         shipping = load._space.shipping
         refused.append(shipping.refusal if isinstance(shipping, Shipping) else "")
-        rest(load, progress)  # type: ignore[arg-type]
+        rest(load, progress)
 
-    monkeypatch.setattr(recover.Load, "rest", look)
+    monkeypatch.setattr(Load, "rest", look)
     root = made(tmp_path / "source", "replica")
     source = serve(root, opens=False)
     until(lambda: bool(refused))
     assert "waits for its replica" in refused[0]
     write_definitions(root, text("local"))
     until(lambda: source.space.loaded)
+
+
+# What a replica has, and what it takes
+
+
+def killed(replica: ReplicaThread) -> BaseException:
+    """What has ended it."""
+    replica._thread.join(60)
+    assert replica.failure is not None
+    return replica.failure
+
+
+def opened(root: Path) -> DirectoryFileSystem:
+    return DirectoryFileSystem(root, keep_unsynced=False)
+
+
+def test_what_follows_is_counted_once_it_is_done(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    """Who fails has it to do still, so no checkpoint is recorded behind that."""
+    source = serve(made(tmp_path / "source"))
+    replica = follow(tmp_path / "replica", source.url)
+    replica.wait_for(source)
+    put(source.url, b"first")
+    replica.wait_for(source)
+    replica.stop()
+    put(source.url, b"late")
+    shipping = source.space.shipping
+    assert shipping is not None
+    with closing(opened(tmp_path / "replica")) as fs:
+        copy = JournalCopy(fs, 0, 0)
+        piece = shipping.next(copy.epoch, copy.lsn, copy.lsn, 0)
+        assert piece is not None
+        copy.take(piece)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(copy, "_follow", _fail)
+            with pytest.raises(OSError, match="No space"):
+                copy.follow()
+        copy.follow()
+    assert len(list((tmp_path / "replica/committed/queue=orders").glob("range=*/*"))) == 2
+
+
+def _fail(_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_what_it_reads_again_is_on_disk_before_it_says_so(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    """A kill between a write and its sync leaves it in memory only."""
+    source = serve(made(tmp_path / "source"))
+    replica = follow(tmp_path / "replica", source.url)
+    replica.wait_for(source)
+    put(source.url, b"a")
+    replica.wait_for(source)
+    replica.stop()
+    with closing(opened(tmp_path / "replica")) as fs, pytest.MonkeyPatch.context() as patch:
+        synced: list[str] = []
+        patch.setattr(fs, "sync_data", synced.append)
+        JournalCopy(fs, 0, 0)
+    assert synced == [f"journal/{path.name}" for path in sorted((tmp_path / "replica/journal").glob("*.log"))][:1]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_source_that_has_lost_its_end_is_not_followed(
+    tmp_path: Path, serve: Serve, follow: Follow, is_restarted: bool
+) -> None:
+    """Its disk did not keep what it had acknowledged. The replica has it, and does not let go of that."""
+    root = made(tmp_path / "source")
+    source = serve(root)
+    replica = follow(tmp_path / "replica", source.url)
+    put(source.url, b"kept")
+    shipping = source.space.shipping
+    assert shipping is not None
+    _, end = shipping.end
+    put(source.url, b"lost")
+    put(source.url, b"lost, too")
+    replica.wait_for(source)
+    if is_restarted:
+        replica.stop()
+    segment, _ = shipping._journal.segment_at(end) or (None, 0)
+    assert segment is not None
+    source.kill()
+    with (root / "journal" / segment.name).open("r+b") as file:
+        file.seek(end - segment.start)
+        file.write(bytes(4096))
+    for path in (root / "committed/queue=orders").glob("range=*/*"):
+        if b"lost" in path.read_bytes():
+            path.unlink()
+    (root / "committed/queue=orders/.watermark").unlink()
+    source = serve(root)
+    if is_restarted:
+        replica = follow(tmp_path / "replica", source.url)
+    assert "has lost its journal" in str(killed(replica))
+    source.stop()
+    promote(tmp_path / "replica", 1)
+    with xaqueue.connect(tmp_path / "replica") as connection:
+        assert bodies(connection) == [b"kept", b"lost", b"lost, too"]
