@@ -240,6 +240,18 @@ def test_what_it_reads_again_is_on_disk_before_it_says_so(tmp_path: Path, serve:
     assert synced == [f"journal/{path.name}" for path in sorted((tmp_path / "replica/journal").glob("*.log"))][:1]
 
 
+def test_another_space_at_its_url_is_refused(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    """Whose LSNs may be the same: what it has would pass for acknowledged there."""
+    source = serve(made(tmp_path / "source"), socket="same")
+    replica = follow(tmp_path / "replica", source.url)
+    replica.wait_for(source)
+    replica.stop()
+    source.stop()
+    other = serve(made(tmp_path / "other"), socket="same")
+    put(other.url, b"of another one")
+    assert "the replica is a copy of" in str(killed(follow(tmp_path / "replica", other.url)))
+
+
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_source_that_has_lost_its_end_is_not_followed(
     tmp_path: Path, serve: Serve, follow: Follow, is_restarted: bool
@@ -275,3 +287,21 @@ def test_a_source_that_has_lost_its_end_is_not_followed(
     promote(tmp_path / "replica", 1)
     with xaqueue.connect(tmp_path / "replica") as connection:
         assert bodies(connection) == [b"kept", b"lost", b"lost, too"]
+
+
+def test_it_begins_again_where_it_found_no_source(tmp_path: Path, follow: Follow) -> None:
+    there = tmp_path / "replica"
+    for _ in range(2):
+        replica = follow(there, f"xaq+unix://{tmp_path}/nobody")
+        until((there / layout.LAG).exists)
+        replica.stop()
+
+
+@pytest.mark.parametrize("path", ["READY", "replication", "owner", "committed/../../x", "/x", "committed//x", ""])
+def test_a_source_chooses_no_other_place(tmp_path: Path, path: str) -> None:
+    """READY would have a restore move what stands there to wherever it says."""
+    with owned(tmp_path / "replica") as (fs, _):
+        follower = Follower(tmp_path / "replica", fs, "xaq://localhost:1", threading.Event())
+        with pytest.raises(SpaceError, match="which is none of a space"):
+            follower._put(path, 0, 0, b"{}")
+    assert [child.name for child in tmp_path.iterdir()] == ["replica"]

@@ -34,6 +34,7 @@ from xaqueue.space.model.format import read_format
 from xaqueue.space.model.replicated import REPLICA, Replicated
 from xaqueue.space.owner.record import in_use, read_owner
 from xaqueue.space.snapshot import restore, store
+from xaqueue.space.snapshot.take import COPIED
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.fs import FileSystem, discard
 from xaqueue.storage.modes import PRIVATE
@@ -46,6 +47,8 @@ PAUSE_S = 0.05
 RETRY_S = 1.0
 LONG_S = 3600.0
 """For a snapshot."""
+_OWN = {layout.LOCK, restore.PLACE, layout.LAG, f".{layout.LAG}.new"}
+"""What there is before anything was copied."""
 LAG_S = 1.0
 """How often a replica says how far it is behind."""
 
@@ -92,7 +95,7 @@ class Follower:
         if restore.is_cut_off(fs):
             restore.finish(fs)
             found = replicated.read(fs)
-        if found is None and [name for name in fs.list("") if name not in (layout.LOCK, restore.PLACE)]:
+        if found is None and set(fs.list("")) - _OWN:
             raise SpaceError(f"{root} holds something else: name a directory that is empty, or a replica")
         if found is not None and found.role == replicated.PROMOTED:
             raise SpaceError(f"{root} was promoted, and is a space of its own: name another directory")
@@ -122,7 +125,7 @@ class Follower:
 
     def _follow(self, once: bool) -> bool:
         """Over one connection. Whether it is to end."""
-        hello = partial(_hello, self._endpoint)
+        hello = partial(_hello, self._endpoint, self._found.space if self._found is not None else "")
         with_source = RemoteManager(dialer(self._endpoint), connect_s=0.0, hello=hello)
         try:
             if self._found is None:
@@ -245,7 +248,8 @@ class Follower:
 
     def _put(self, path: str, when_ns: int, offset: int, data: bytes) -> None:
         """A part of a file; the last one says when it was changed."""
-        if not all(part and part not in (".", "..") for part in path.split("/")):
+        top, *others = path.split("/")
+        if top not in (*COPIED, *layout.DIRECTORIES) or not all(part and part not in (".", "..") for part in others):
             raise SpaceError(f"the source has sent the path {path!r}, which is none of a space")
         target = f"{restore.PLACE}/{path}"
         if offset == 0:
@@ -285,5 +289,6 @@ class _Directories:
                 return
 
 
-def _hello(endpoint: Endpoint) -> dict[str, Any]:
-    return {**hello_of(endpoint), "replica": True}
+def _hello(endpoint: Endpoint, space: str) -> dict[str, Any]:
+    """space: the id of the one that it is a copy of, as far as it is."""
+    return {**hello_of(endpoint), "replica": space or True}
