@@ -305,3 +305,16 @@ def test_a_source_chooses_no_other_place(tmp_path: Path, path: str) -> None:
         with pytest.raises(SpaceError, match="which is none of a space"):
             follower._put(path, 0, 0, b"{}")
     assert [child.name for child in tmp_path.iterdir()] == ["replica"]
+
+
+def test_a_segment_is_found_on_its_way_to_those_that_are_kept(tmp_path: Path, serve: Serve) -> None:
+    source = serve(made(tmp_path / "source", space="journal_segment_bytes = 65536"))
+    shipping = source.space.shipping
+    assert shipping is not None
+    found = shipping._journal.segment_at(shipping.end[1])
+    assert found is not None
+    place = Place(layout.JOURNAL, found[0])
+    put(source.url, *(b"x" * 9000 for _ in range(10)))
+    source.space.checkpoint()
+    assert not (source.root / layout.JOURNAL / place.segment.name).exists()
+    assert shipping._read(place, place.segment.start + SECTOR_BYTES, place.segment.end)

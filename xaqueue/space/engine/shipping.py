@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from xaqueue.errors import ProtocolError, ResourceFailed
@@ -202,7 +203,7 @@ class Shipping:
 
     def _earlier(self, epoch: int, lsn: int) -> Piece | None:
         """Of what is not written to any more."""
-        found = places(self._fs, (KEPT_JOURNAL, JOURNAL))
+        found = places(self._fs, (JOURNAL, KEPT_JOURNAL))  # the way that segments go
         later = next((place for place in found if place.segment.epoch > epoch), None)
         covered = begin_of(self._fs, later)[0] if later is not None else None
         if later is not None and covered is not None and covered <= lsn:  # less: it had more than was hardened here
@@ -229,12 +230,13 @@ class Shipping:
         """From this LSN on, at least one record; None where it is not there any more."""
         if lsn == limit:
             return b""
-        path, offset = f"{place.directory}/{place.segment.name}", lsn - place.segment.start
-        try:
-            data = self._fs.read(path, min(limit - lsn, PIECE_BYTES), offset)
-            claimed = claimed_end(data, lsn, 0)
-            if claimed is not None and claimed - lsn + 7 > len(data):
-                data = self._fs.read(path, min(limit - lsn, claimed - lsn + 7), offset)
-        except FileNotFoundError:
-            return None
-        return data if len(data) >= PREFIX_BYTES and claimed_end(data, lsn, 0) is not None else None
+        offset = lsn - place.segment.start
+        for directory in (place.directory, KEPT_JOURNAL):  # to which it may be on its way
+            path = f"{directory}/{place.segment.name}"
+            with suppress(FileNotFoundError):
+                data = self._fs.read(path, min(limit - lsn, PIECE_BYTES), offset)
+                claimed = claimed_end(data, lsn, 0)
+                if claimed is not None and claimed - lsn + 7 > len(data):
+                    data = self._fs.read(path, min(limit - lsn, claimed - lsn + 7), offset)
+                return data if len(data) >= PREFIX_BYTES and claimed_end(data, lsn, 0) is not None else None
+        return None
