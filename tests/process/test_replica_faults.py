@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 
 import pytest
 
 import xaqueue
 from support.replicas import ReplicaThread, made, text, until
-from support.served import ServerThread
+from support.served import RUN, Process, ServerThread
 from xaqueue.connection import Connection
+from xaqueue.endpoint import parse
 from xaqueue.errors import Error, OutcomeUnknown, SpaceError
 from xaqueue.replication.follower import Follower, owned
 from xaqueue.replication.journal_copy import JournalCopy
-from xaqueue.replication.promote import promote
+from xaqueue.replication.promote import _tell, promote
+from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
+from xaqueue.rpc.methods import replication
 from xaqueue.rpc.server import server as server_room
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.space.engine.shipping import Shipping
-from xaqueue.space.model import layout
+from xaqueue.space.model import layout, replicated
+from xaqueue.space.model.replicated import Replicated
 from xaqueue.space.owner.open import write_definitions
 from xaqueue.space.recovery.load import Load, Progress
+from xaqueue.space.snapshot import restore
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.journal_format import SECTOR_BYTES
 from xaqueue.storage.journal_places import Place
@@ -318,3 +326,57 @@ def test_a_segment_is_found_on_its_way_to_those_that_are_kept(tmp_path: Path, se
     source.space.checkpoint()
     assert not (source.root / layout.JOURNAL / place.segment.name).exists()
     assert shipping._read(place, place.segment.start + SECTOR_BYTES, place.segment.end)
+
+
+def test_a_copy_that_is_given_up_leaves_nothing(tmp_path: Path, serve: Serve) -> None:
+    source = serve(made(tmp_path / "source"))
+    put(source.url, b"a")
+    endpoint = parse(source.url)
+    manager = RemoteManager(dialer(endpoint), connect_s=0.0, hello=lambda: hello_of(endpoint))
+    assert manager.call("replica_begin")["number"] == 1
+    shipping = source.space.shipping
+    assert shipping is not None
+    assert shipping.copying
+    manager.drop()
+    until(lambda: not list((source.root / layout.SNAPSHOTS).glob("[0-9]*")))
+    until(lambda: not shipping.copying)
+
+
+# Its operators
+
+
+def test_a_replica_that_was_being_replaced_is_promoted(
+    tmp_path: Path, serve: Serve, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a newer copy of itself, when it was killed; and its source is gone by then."""
+    source = serve(made(tmp_path / "source"))
+    put(source.url, b"a")
+    move = restore._move_away
+
+    def die(fs: DirectoryFileSystem, name: str, removed: str) -> None:
+        move(fs, name, removed)
+        if name == layout.REPLICATION:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(restore, "_move_away", die)
+    assert isinstance(killed(follow(tmp_path / "replica", source.url)), KeyboardInterrupt)
+    source.stop()
+    monkeypatch.setattr(restore, "_move_away", move)
+    promote(tmp_path / "replica", 1)
+    with xaqueue.connect(tmp_path / "replica") as connection:
+        assert bodies(connection) == [b"a"]
+
+
+def test_a_fence_needs_no_room_for_its_list(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(replication, "list_unshipped", no_room)
+    source = serve(made(tmp_path / "source"))
+    put(source.url, b"a")
+    space = source.space.life.space
+    found = Replicated(replicated.PROMOTED, source.url, space, 2**20, 1, 0)
+    _tell(found, "xaq://elsewhere")
+    source._thread.join(60)
+    with pytest.raises(SpaceError, match="was replaced by its replica"):
+        xaqueue.connect(source.root)

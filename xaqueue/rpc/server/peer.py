@@ -70,6 +70,8 @@ class Caller:
         """It follows the journal, by what it says."""
         self.copying: Iterator[list[list[Any]]] | None = None
         """What is left of the snapshot that it copies."""
+        self.copied: int | None = None
+        """The number of that."""
         self.listing: Iterator[list[InDoubt]] | None = None
         """What is left of the list of branches in doubt that it asked for last."""
         self._trust = trust
