@@ -367,6 +367,20 @@ def test_a_replica_that_was_being_replaced_is_promoted(
         assert bodies(connection) == [b"a"]
 
 
+def test_a_replica_whose_source_is_stopped_is_promoted(tmp_path: Path) -> None:
+    """It waits for an answer that does not come, and ends all the same."""
+    root, there = made(tmp_path / "source"), tmp_path / "replica"
+    with ExitStack() as stack:
+        source = stack.enter_context(Process(root))
+        words = [*RUN, "replica", str(there), "--from", f"xaq+unix://{source.path}"]
+        replica = stack.enter_context(Popen(words, stdout=DEVNULL))
+        until((there / layout.LAG).exists)
+        os.kill(source.pid, signal.SIGSTOP)
+        time.sleep(0.2)
+        assert promote(there, 1).url == f"xaq+unix://{source.path}"
+        assert replica.wait(60) == 0
+
+
 def test_a_fence_needs_no_room_for_its_list(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

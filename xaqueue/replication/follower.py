@@ -89,6 +89,8 @@ class Follower:
         self._following: _Directories | None = None
         self._definitions = b""
         self._is_waited_for = True
+        self._asks = False
+        """Its answer may never come."""
         self._said_at = 0.0
         self._behind = (0, 0.0)
         found = replicated.read(fs)
@@ -101,6 +103,21 @@ class Follower:
             raise SpaceError(f"{root} was promoted, and is a space of its own: name another directory")
         self._found = found if found is not None and found.role == REPLICA else None
 
+    def stop(self) -> None:
+        """For a signal, in the thread that runs. Raises ConnectionLost where an answer is waited for."""
+        self._stopped.set()
+        if self._asks:
+            raise ConnectionLost("the replica was told to stop")
+
+    def _ask(self, source: RemoteManager, method: str, *params: Any, waits_s: float = 0.0) -> Any:
+        self._asks = True
+        try:
+            if self._stopped.is_set():
+                raise ConnectionLost("the replica was told to stop")
+            return source.call(method, *params, waits_s=waits_s)
+        finally:
+            self._asks = False
+
     def run(self, *, once: bool = False) -> None:
         """Until it is stopped; once: until it is up to date. Raises SpaceError, and what the source refuses with."""
         complaint = ""
@@ -112,6 +129,8 @@ class Follower:
                 except (ConnectionLost, ResourceFailed, RetryLater) as error:
                     if once:
                         raise
+                    if self._stopped.is_set():
+                        return
                     if str(error) != complaint:
                         log.warning("the replica waits for %s: %s", self.url, error)
                     complaint = str(error)
@@ -141,8 +160,8 @@ class Follower:
     def _next(self, source: RemoteManager) -> bool:
         """Takes the next piece. Whether there was none."""
         copy = self._opened()
-        asked = ("replicate", copy.epoch, copy.lsn, copy.hardened, WAIT_S, crc32(self._definitions))
-        answer = source.call(*asked, waits_s=WAIT_S)
+        asked = copy.epoch, copy.lsn, copy.hardened, WAIT_S, crc32(self._definitions)
+        answer = self._ask(source, "replicate", *asked, waits_s=WAIT_S)
         if answer is None:
             log.warning("the source has not kept what this replica lacks: a snapshot is copied")
             self._begin_anew()
@@ -213,7 +232,7 @@ class Follower:
 
     def _copy_snapshot(self, source: RemoteManager) -> None:
         """The copy that stands is replaced once the new one is whole."""
-        begun: dict[str, Any] = source.call("replica_begin", waits_s=LONG_S)
+        begun: dict[str, Any] = self._ask(source, "replica_begin", waits_s=LONG_S)
         self._check_space(begun["space"])
         fs = self._fs
         if fs.is_dir(restore.PLACE):
@@ -221,7 +240,7 @@ class Follower:
         for directory in layout.DIRECTORIES:
             redo.make_dirs(fs, f"{restore.PLACE}/{directory}")
         count = 0
-        while page := source.call("replica_next"):
+        while page := self._ask(source, "replica_next"):
             count += len(page)
             for path, when_ns, offset, data in page:
                 self._put(path, when_ns, offset, data)
