@@ -16,8 +16,8 @@ from support.crash_cases import EXTREMES, FULL, trees_of
 from support.crash_level import ANY_QUEUE, CYCLING, LAGGING, Level, open_space
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
-from xaqueue.errors import ResourceFailed
-from xaqueue.replication.journal_copy import Diverged, JournalCopy
+from xaqueue.errors import ResourceFailed, SpaceError
+from xaqueue.replication.journal_copy import JournalCopy
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.shipping import Shipping
 from xaqueue.space.engine.state import Space
@@ -221,5 +221,5 @@ def test_what_its_source_has_lost_though_it_was_hardened_is_not_given_up() -> No
     source.open()
     piece = source.shipping.next(copy.epoch, copy.lsn, copy.hardened, 0)
     assert piece is not None
-    with pytest.raises(Diverged, match="goes on at LSN"):
+    with pytest.raises(SpaceError, match="has lost its journal from LSN"):
         copy.take(piece)

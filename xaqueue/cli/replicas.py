@@ -40,17 +40,12 @@ def replica(
         raise InvalidArgument(f"--from {source!r}: a URL is wanted, where `xaqueue serve` serves the space")
     sys.setswitchinterval(TURN_S)
     stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)
     with owned(directory) as (fs, _):
         follower = Follower(directory, fs, source, stopped)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: follower.stop())
         typer.echo(f"{directory} follows {source}")
         follower.run(once=once)
-
-
-def _end(number: int, _: object) -> None:
-    """Wherever it is: it may be killed at any call."""
-    raise SystemExit(0)
 
 
 def promote(

@@ -35,6 +35,7 @@ from xaqueue.space.model.format import read_format
 from xaqueue.space.model.replicated import REPLICA, Replicated
 from xaqueue.space.owner.record import in_use, read_owner
 from xaqueue.space.snapshot import restore, store
+from xaqueue.space.snapshot.take import COPIED
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.fs import FileSystem, discard
 from xaqueue.storage.modes import PRIVATE
@@ -49,6 +50,8 @@ ANSWER_S = 10.0
 RETRY_S = 1.0
 LONG_S = 3600.0
 """For a snapshot."""
+_OWN = {layout.LOCK, restore.PLACE, layout.LAG, f".{layout.LAG}.new"}
+"""What there is before anything was copied."""
 LAG_S = 1.0
 """How often a replica says how far it is behind."""
 
@@ -90,17 +93,34 @@ class Follower:
         self._following: _Directories | None = None
         self._definitions = b""
         self._is_waited_for = True
+        self._asks = False
+        """Its answer may never come."""
         self._said_at = 0.0
         self._behind = (0, 0.0)
         found = replicated.read(fs)
         if restore.is_cut_off(fs):
             restore.finish(fs)
             found = replicated.read(fs)
-        if found is None and [name for name in fs.list("") if name not in (layout.LOCK, restore.PLACE)]:
+        if found is None and set(fs.list("")) - _OWN:
             raise SpaceError(f"{root} holds something else: name a directory that is empty, or a replica")
         if found is not None and found.role == replicated.PROMOTED:
             raise SpaceError(f"{root} was promoted, and is a space of its own: name another directory")
         self._found = found if found is not None and found.role == REPLICA else None
+
+    def stop(self) -> None:
+        """For a signal, in the thread that runs. Raises ConnectionLost where an answer is waited for."""
+        self._stopped.set()
+        if self._asks:
+            raise ConnectionLost("the replica was told to stop")
+
+    def _ask(self, source: RemoteManager, method: str, *params: Any, waits_s: float = 0.0) -> Any:
+        self._asks = True
+        try:
+            if self._stopped.is_set():
+                raise ConnectionLost("the replica was told to stop")
+            return source.call(method, *params, waits_s=waits_s)
+        finally:
+            self._asks = False
 
     def run(self, *, once: bool = False) -> None:
         """Until it is stopped; once: until it is up to date. Raises SpaceError, and what the source refuses with."""
@@ -113,6 +133,8 @@ class Follower:
                 except (ConnectionLost, ResourceFailed, RetryLater) as error:
                     if once:
                         raise
+                    if self._stopped.is_set():
+                        return
                     if str(error) != complaint:
                         log.warning("the replica waits for %s: %s", self.url, error)
                     complaint = str(error)
@@ -126,7 +148,7 @@ class Follower:
 
     def _follow(self, once: bool) -> bool:
         """Over one connection. Whether it is to end."""
-        hello = partial(_hello, self._endpoint)
+        hello = partial(_hello, self._endpoint, self._found.space if self._found is not None else "")
         with_source = RemoteManager(dialer(self._endpoint), connect_s=0.0, hello=hello)
         try:
             if self._found is None:
@@ -142,8 +164,8 @@ class Follower:
     def _next(self, source: RemoteManager) -> bool:
         """Takes the next piece. Whether there was none."""
         copy = self._opened()
-        asked = ("replicate", copy.epoch, copy.lsn, copy.hardened, WAIT_S, crc32(self._definitions))
-        answer = source.call(*asked, waits_s=WAIT_S)
+        asked = copy.epoch, copy.lsn, copy.hardened, WAIT_S, crc32(self._definitions)
+        answer = self._ask(source, "replicate", *asked, waits_s=WAIT_S)
         if answer is None:
             log.warning("the source has not kept what this replica lacks: a snapshot is copied")
             self._begin_anew()
@@ -214,7 +236,7 @@ class Follower:
 
     def _copy_snapshot(self, source: RemoteManager) -> None:
         """The copy that stands is replaced once the new one is whole."""
-        begun: dict[str, Any] = source.call("replica_begin", waits_s=LONG_S)
+        begun: dict[str, Any] = self._ask(source, "replica_begin", waits_s=LONG_S)
         self._check_space(begun["space"])
         fs = self._fs
         if fs.is_dir(restore.PLACE):
@@ -222,7 +244,7 @@ class Follower:
         for directory in layout.DIRECTORIES:
             redo.make_dirs(fs, f"{restore.PLACE}/{directory}")
         count = 0
-        while page := source.call("replica_next"):
+        while page := self._ask(source, "replica_next"):
             count += len(page)
             for path, when_ns, offset, data in page:
                 self._put(path, when_ns, offset, data)
@@ -249,7 +271,8 @@ class Follower:
 
     def _put(self, path: str, when_ns: int, offset: int, data: bytes) -> None:
         """A part of a file; the last one says when it was changed."""
-        if not all(part and part not in (".", "..") for part in path.split("/")):
+        top, *others = path.split("/")
+        if top not in (*COPIED, *layout.DIRECTORIES) or not all(part and part not in (".", "..") for part in others):
             raise SpaceError(f"the source has sent the path {path!r}, which is none of a space")
         target = f"{restore.PLACE}/{path}"
         if offset == 0:
@@ -289,5 +312,6 @@ class _Directories:
                 return
 
 
-def _hello(endpoint: Endpoint) -> dict[str, Any]:
-    return {**hello_of(endpoint), "replica": True}
+def _hello(endpoint: Endpoint, space: str) -> dict[str, Any]:
+    """space: the id of the one that it is a copy of, as far as it is."""
+    return {**hello_of(endpoint), "replica": space or True}

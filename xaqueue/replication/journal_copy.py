@@ -15,7 +15,7 @@ import threading
 from contextlib import suppress
 from zlib import crc32
 
-from xaqueue.errors import DamagedBlock, OperationalError
+from xaqueue.errors import DamagedBlock, OperationalError, SpaceError
 from xaqueue.space.engine import redo
 from xaqueue.space.engine.shipping import Piece
 from xaqueue.space.model import layout
@@ -37,8 +37,9 @@ from xaqueue.storage.journal_format import (
     Segment,
     lsn_in,
     parse_record,
+    records_in,
 )
-from xaqueue.storage.journal_reader import headers, look
+from xaqueue.storage.journal_reader import content, headers, look
 from xaqueue.storage.journal_segment import OWN_BYTES, make_segment
 
 INCOMING = f"{JOURNAL}/incoming"
@@ -67,6 +68,8 @@ class JournalCopy:
         found = look(fs, JOURNAL, is_valid)
         for name in (*found.orphans, *found.abandoned):
             discard(fs, f"{JOURNAL}/{name}")
+        for segment in found.segments:
+            self._harden(segment)
         self._segments = found.segments
         self._following = found.following
         self._pending: list[Record] = found.records
@@ -74,6 +77,8 @@ class JournalCopy:
         self.epoch, self.lsn = (found.segment_epoch, found.position) if found.segments else (journal, lsn)
         self.hardened = self.lsn
         """Below this LSN the source has all on its disk, and the directories may follow."""
+        self._told = self._last_round()
+        """Below this LSN the source had all on its disk, by what it said: before that it writes no other round."""
         self._record_epoch = found.epoch
         self._behind, self._guard = threading.Lock(), threading.Lock()
         """Held while the directories follow; and while what they are to follow is changed."""
@@ -84,7 +89,7 @@ class JournalCopy:
             self._begin_anew(piece)
         if piece.epoch != self.epoch or piece.lsn != self.lsn:
             raise Diverged(f"LSN {piece.lsn:#x} of journal {piece.epoch:#x} has come, and {self.lsn:#x} was asked for")
-        self.hardened = piece.hardened
+        self.hardened = self._told = piece.hardened
         placed = self._whole(piece)
         if not placed:
             return
@@ -108,9 +113,10 @@ class JournalCopy:
             limit = self.lsn if everything else self.hardened
             with self._guard:
                 records = [record for record in self._pending if record.lsn < limit]
-                del self._pending[: len(records)]
             if records:
                 self._follow(records)
+            with self._guard:  # now: who could not follow has them to follow still
+                del self._pending[: len(records)]
 
     def _follow(self, records: list[Record]) -> None:
         redo.replay(self._fs, records)
@@ -127,6 +133,22 @@ class JournalCopy:
         return bool(self._segments)
 
     # The journal
+
+    def _harden(self, segment: Segment) -> None:
+        """What was read may be in memory only, whatever a sync says: it is written again before it is acknowledged."""
+        path = f"{JOURNAL}/{segment.name}"
+        self._fs.write_at(path, 0, [self._fs.read(path)])
+        self._fs.sync_data(path)
+
+    def _last_round(self) -> int:
+        """Where the last one begins that is here."""
+        firsts = [
+            good.first
+            for segment in self._segments[-1:]
+            for good in records_in(content(self._fs, JOURNAL, segment), segment.start)
+            if good.record.lsn < self.lsn
+        ]
+        return firsts[-1] if firsts else self.lsn
 
     def _whole(self, piece: Piece) -> list[Placed]:
         """The records of a piece; one that says how far the directories are comes first, or in the next piece."""
@@ -197,6 +219,12 @@ class JournalCopy:
         if piece.epoch < self.epoch or piece.lsn != piece.start + SECTOR_BYTES or first is None:
             raise Diverged(f"journal {piece.epoch:#x} does not begin where {self.epoch:#x} has ended")
         ended = lsn_in(first.record) if first.record.kind == CHECKPOINT else -1
+        if 0 <= ended < self._told:
+            raise SpaceError(
+                f"the source has lost its journal from LSN {ended:#x} on, which it had on disk up to {self._told:#x}, "
+                "and this replica has that: stop the source and `xaqueue promote` this replica; or remove this "
+                "directory, if what it has is the one to lose"
+            )
         if not self.hardened <= ended <= self.lsn:
             raise Diverged(f"journal {piece.epoch:#x} goes on at LSN {ended:#x}, and not at {self.lsn:#x}")
         self.hardened = ended

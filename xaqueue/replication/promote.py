@@ -36,6 +36,7 @@ from xaqueue.space.model.replicated import PROMOTED, REPLICA, Replicated
 from xaqueue.space.model.restored import Restored
 from xaqueue.space.owner.definitions_file import usable_definitions
 from xaqueue.space.owner.record import Owner, format_owner, read_owner
+from xaqueue.space.snapshot import restore
 from xaqueue.space.snapshot.newer import branches_in
 from xaqueue.space.snapshot.restore import JUMP
 from xaqueue.storage.directory_fs import DirectoryFileSystem
@@ -71,9 +72,12 @@ class Promoted:
 def promote(root: Path, now_us: int) -> Promoted:
     """Raises SpaceError where the directory is no replica, SpaceInUse where another process has it, OSError."""
     with closing(DirectoryFileSystem(root, keep_unsynced=False)) as fs:
-        _check(root, fs)
+        if not restore.is_cut_off(fs):
+            _check(root, fs)
         _stop(root, fs)
     with owned(root) as (fs, lock):
+        if restore.is_cut_off(fs):  # a copy was being put in its place
+            restore.finish(fs)
         found = _check(root, fs)
         copy = JournalCopy(fs, found.journal, found.lsn)
         copy.follow(everything=True)

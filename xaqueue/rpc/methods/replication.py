@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater
+from xaqueue.errors import Error, InvalidArgument, ResourceFailed, RetryLater
 from xaqueue.space.engine.shipping import LOOK_S, Shipping
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import replicated
@@ -82,7 +83,7 @@ def replica_begin(caller: Caller) -> dict[str, Any]:
 def _begin(caller: Caller, space: Space) -> dict[str, Any]:
     number = space.take_snapshot(False).number
     made = store.find(space.fs, number)
-    caller.copying = _pages(space.fs, number)
+    caller.copying, caller.copied = _pages(space.fs, number), number
     restored = space.fs.read(RESTORED) if space.fs.exists(RESTORED) else None
     fields = {"number": number, "journal": made.journal, "lsn": made.lsn, "space": made.space, "epoch": made.epoch}
     return {**fields, "restored": restored}
@@ -108,9 +109,18 @@ def replica_end(caller: Caller, number: Any) -> None:
     space, shipping = _shipping_of(caller)
     if not isinstance(number, int):
         raise InvalidArgument(f"snapshot {number!r} is refused: its number is wanted")
-    caller.copying = None
+    caller.copying = caller.copied = None
     shipping.copying = False
     space.waiting.run(partial(store.remove, space.fs, [number]))
+
+
+def give_up_copy(caller: Caller) -> None:
+    """Its session is over, and who copied begins again, if at all."""
+    space, number = caller.session.space, caller.copied
+    if number is not None and space.shipping is not None:
+        space.shipping.copying = False
+        with suppress(Error, OSError):  # it stays, and is seen by who lists snapshots
+            space.waiting.run(partial(store.remove, space.fs, [number]))
 
 
 def replaced(caller: Caller, space_id: Any, epoch: Any, journal: Any, lsn: Any, url: Any = "") -> None:
@@ -122,8 +132,10 @@ def replaced(caller: Caller, space_id: Any, epoch: Any, journal: Any, lsn: Any, 
         raise InvalidArgument("replaced takes a space, its epoch, a journal, an LSN and a URL")
     made = Replicated(replicated.REPLACED, url, space_id, epoch, journal, lsn, time.time_ns() // 1000)
     space.log.fail(ResourceFailed("the space is fenced: its replica was promoted, and is the space now"))
-    list_unshipped(space.fs, made)  # here, since the server ends as soon as the loop goes on
-    replicated.write(space.fs, made)
+    try:
+        list_unshipped(space.fs, made)  # here, since the server ends as soon as the loop goes on
+    finally:  # without room for the list, too
+        replicated.write(space.fs, made)
 
 
 REPLICATION_METHODS = (replicate, replica_begin, replica_next, replica_end, replaced)

@@ -70,7 +70,8 @@ def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
         raise InvalidArgument(f"protocol {protocol!r} is refused: this server speaks 1 to {wire.PROTOCOL}")
     space = caller.session.space
     space.check_owner()  # who asks one that was taken over is to ask the other one
-    if space.shipping is not None and given.get("replica") is not True:
+    caller.is_replica = _is_replica(given.get("replica"), space.life.space)
+    if space.shipping is not None and not caller.is_replica:
         space.shipping.check_shown()
     key, lost = _key(given, "session"), _key(given, "instead_of")
     caller.key = caller.session.key = key or caller.key
@@ -86,6 +87,16 @@ def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
         "any_queue": definitions.default is not None,
         "max_body_bytes": definitions.max_body_bytes,
     }
+
+
+def _is_replica(said: Any, here: str) -> bool:
+    """said: the id of the space that it is a copy of, as soon as it is one. An LSN says nothing in another one."""
+    if isinstance(said, str) and said != here:
+        raise InvalidArgument(
+            f"this is space {here}, and the replica is a copy of {said}: name where that one is served. Was it "
+            "restored, and has this id since, copy it into an empty directory"
+        )
+    return said is True or isinstance(said, str)
 
 
 def _key(given: Mapping[Any, Any], name: str) -> bytes | None:

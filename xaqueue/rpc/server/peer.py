@@ -66,8 +66,12 @@ class Caller:
         self.browses: dict[int, Iterator[Message]] = {}
         """By their cursors."""
         self.last_cursor = 0
+        self.is_replica = False
+        """It follows the journal, by what it says."""
         self.copying: Iterator[list[list[Any]]] | None = None
         """What is left of the snapshot that it copies."""
+        self.copied: int | None = None
+        """The number of that."""
         self.listing: Iterator[list[InDoubt]] | None = None
         """What is left of the list of branches in doubt that it asked for last."""
         self._trust = trust

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceInUse
+from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError, SpaceInUse
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods import service
 from xaqueue.rpc.server.listeners import ListenConfig, Listeners, clear_own
@@ -182,8 +182,11 @@ class Server:
         """Whom it tells that it is ready, and that it stops."""
         self.give_up_late: Callable[[], object] = lambda: None
         """Called where it has not ended long after a fence: its disk may hang."""
+        self.is_told = False
+        """To stop, and not to open the space anew."""
         self._stopping = asyncio.Event()
-        self._empty = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._late: threading.Timer | None = None
 
     # What sessions ask
 
@@ -208,8 +211,7 @@ class Server:
     def ended(self, session: ServerSession) -> None:
         self.sessions.discard(session)
         self._housekeeping.session_ended()
-        if not self.sessions:
-            self._empty.set()
+        self._ended.set()
 
     def status(self) -> dict[str, Any]:
         return service.status_in(self.space, self.root, len(self.sessions))
@@ -263,7 +265,13 @@ class Server:
                 continue  # as nohup asks for
             with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
                 self.loop.add_signal_handler(number, self.stop)
-        owner = await self._opening
+        try:
+            owner = await self._opening
+        except SpaceError:  # it may have waited for its replica
+            await self._close(None)
+            if self.is_told:
+                return
+            raise
         announce(self.root, self.endpoint)
         self._housekeeping.ready()
         ready()
@@ -295,33 +303,51 @@ class Server:
         if self._stopping.is_set():
             log.warning("told to stop again: sessions are cut off")
             self._cut_off()
+        self.is_told = True
+        if self.space.shipping is not None and self.space.shipping.refusal:  # it is being opened
+            self._stop_waiting()
         self._stopping.set()
+
+    def _stop_waiting(self) -> None:
+        if self.space.shipping is not None:
+            self.space.shipping.stop()
 
     def _leave_fenced(self) -> None:
         """In any thread. A loop that hangs in the kernel, or a close that does, does not keep the server."""
-        late = threading.Timer(self.limits.stop_s + HANG_S, self.give_up_late)
-        late.daemon = True
-        late.start()
+        self._late = threading.Timer(self.limits.stop_s + HANG_S, self.give_up_late)
+        self._late.daemon = True
+        self._late.start()
         with suppress(RuntimeError):  # the loop is over
             self.loop.call_soon_threadsafe(self._stopping.set)
 
-    async def _close(self, owner: Session) -> None:
+    async def _close(self, owner: Session | None) -> None:
+        """Replicas go last: what the others have on their way waits for them."""
         await self.listeners.close()
         self.space.ends_snapshots = True
-        self._empty.clear()
-        for session in list(self.sessions):
-            session.stop()
-        if self.sessions:
-            deadline = self.loop.call_later(self.limits.stop_s, self._cut_off)
-            await self._empty.wait()
-            deadline.cancel()
+        deadline = self.loop.call_later(self.limits.stop_s, self._cut_off)
+        await self._end([session for session in self.sessions if not session.caller.is_replica])
         await self._housekeeping.stop()
+        await self._end(list(self.sessions))
+        deadline.cancel()
         try:
-            owner.close()
+            if self.space.shipping is not None:
+                self.space.shipping.close()
+            if owner is not None:
+                owner.close()
         finally:
             self.scheduler.close()
+            if self._late is not None:
+                self._late.cancel()
+
+    async def _end(self, sessions: list[ServerSession]) -> None:
+        for session in sessions:
+            session.stop()
+        while not self.sessions.isdisjoint(sessions):
+            self._ended.clear()
+            await self._ended.wait()
 
     def _cut_off(self) -> None:
+        self._stop_waiting()
         for session in list(self.sessions):
             session.cut()
 
@@ -369,7 +395,7 @@ def run(
         try:
             await server.serve(lambda: ready(server.listeners.urls))
         except ResourceFailed:
-            if lock is None and isinstance(server.space.failure, Unacknowledged):
+            if lock is None and not server.is_told and isinstance(server.space.failure, Unacknowledged):
                 log.warning("the space is opened anew, and shows what was not acknowledged once its replica has that")
                 return True
             raise

@@ -23,7 +23,7 @@ from xaqueue.rpc.methods.batches import QUERY_METHODS
 from xaqueue.rpc.methods.branches import BRANCH_METHODS
 from xaqueue.rpc.methods.leases import LEASE_METHODS
 from xaqueue.rpc.methods.messages import MESSAGE_METHODS
-from xaqueue.rpc.methods.replication import REPLICATION_METHODS
+from xaqueue.rpc.methods.replication import REPLICATION_METHODS, give_up_copy
 from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
 from xaqueue.rpc.server.listeners import Listeners
 from xaqueue.rpc.server.peer import UNAUTHENTICATED_BYTES, Caller, Limits, PeerTimeouts
@@ -323,6 +323,7 @@ class ServerSession(asyncio.Protocol):
             except Error as error:
                 log.error("%s: its branches are rolled back by the next start: %s", self.name, error)  # noqa: TRY400
             finally:
+                give_up_copy(self.caller)
                 self._over = True
                 if self._lost:
                     self._host.ended(self)

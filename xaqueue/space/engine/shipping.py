@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from xaqueue.errors import ProtocolError, ResourceFailed
@@ -40,6 +41,12 @@ WAITS = (
 )
 SILENT_S = 5.0
 """A replica that has asked for nothing for longer is taken for gone; while it waits, it asks more often."""
+
+
+WAITS = (
+    "this space waits for its replica, which is to have what was recorded before it shows anything: start "
+    'the replica (`xaqueue replica`), or set [replication] acknowledge = "local" in queues.toml'
+)
 
 
 class Piece(NamedTuple):
@@ -81,7 +88,7 @@ class Shipping:
         self.copying = False
         """A replica copies a snapshot: nothing is removed of what is kept of the journal."""
         self.refusal = WAITS if policy().waits else ""
-        """Why nothing is shown now; empty as long as it is."""
+        """Why nothing is shown now; empty as long as it is. Until then nobody is told of a step, and none waits."""
 
     @property
     def end(self) -> tuple[int, int]:
@@ -107,9 +114,13 @@ class Shipping:
             raise ResourceFailed(self.refusal)
 
     def stop(self) -> None:
-        """Nobody waits any more."""
+        """Nobody waits any more: what no replica has by now is unknown."""
         self._stopped = True
         self.changed()
+
+    def close(self) -> None:
+        """Of what is recorded from here on nobody is told."""
+        self.refusal = "the space is being closed"
 
     # Whoever leads a round
 
@@ -126,25 +137,27 @@ class Shipping:
         with self._lock:
             self._changed.notify_all()
         policy = self.policy()
-        if shows and policy.waits and not self._await(lsn, policy.timeout_s):
+        if shows and policy.waits and not self.refusal and not self._await(lsn, policy.timeout_s):
+            how_long = "until it was stopped" if self._stopped else f"for {policy.timeout_s:g} s"
             raise Unacknowledged(
-                f"no replica has acknowledged this for {policy.timeout_s:g} s, so whether it holds is unknown: it is "
+                f"no replica has acknowledged this {how_long}, so whether it holds is unknown: it is "
                 "on this disk, and is shown once a replica has it. Start the replica again (`xaqueue replica`), or set "
                 '[replication] acknowledge = "local" in queues.toml'
             )
 
     def await_replica(self) -> None:
-        """Returns once a replica has all that was recorded before this open, or nobody waits for one."""
-        if self.policy().waits and not self._stopped:
-            self._await(self._journal.position, float("inf"))
+        """Returns once a replica has all that was recorded before this open, or nobody waits for one. Raises
+        ResourceFailed where it is stopped before that."""
+        if self.policy().waits and not self._await(self._journal.position, float("inf")):
+            raise ResourceFailed("the space was stopped while it waited for its replica")
         self.refusal = ""
 
     def _await(self, lsn: int, limit_s: float) -> bool:
         wanted, deadline = (self._journal.segment_epoch, lsn), time.monotonic() + limit_s
         with self._lock:
-            while self._has < wanted and not self._stopped:
+            while self._has < wanted:
                 left_s = deadline - time.monotonic()
-                if left_s <= 0:
+                if left_s <= 0 or self._stopped:
                     return False
                 self._changed.wait(min(left_s, LOOK_S))
                 if not self.policy().waits:
@@ -191,7 +204,7 @@ class Shipping:
 
     def _earlier(self, epoch: int, lsn: int) -> Piece | None:
         """Of what is not written to any more."""
-        found = places(self._fs, (KEPT_JOURNAL, JOURNAL))
+        found = places(self._fs, (JOURNAL, KEPT_JOURNAL))  # the way that segments go
         later = next((place for place in found if place.segment.epoch > epoch), None)
         covered = begin_of(self._fs, later)[0] if later is not None else None
         if later is not None and covered is not None and covered <= lsn:  # less: it had more than was hardened here
@@ -218,12 +231,13 @@ class Shipping:
         """From this LSN on, at least one record; None where it is not there any more."""
         if lsn == limit:
             return b""
-        path, offset = f"{place.directory}/{place.segment.name}", lsn - place.segment.start
-        try:
-            data = self._fs.read(path, min(limit - lsn, PIECE_BYTES), offset)
-            claimed = claimed_end(data, lsn, 0)
-            if claimed is not None and claimed - lsn + 7 > len(data):
-                data = self._fs.read(path, min(limit - lsn, claimed - lsn + 7), offset)
-        except FileNotFoundError:
-            return None
-        return data if len(data) >= PREFIX_BYTES and claimed_end(data, lsn, 0) is not None else None
+        offset = lsn - place.segment.start
+        for directory in (place.directory, KEPT_JOURNAL):  # to which it may be on its way
+            path = f"{directory}/{place.segment.name}"
+            with suppress(FileNotFoundError):
+                data = self._fs.read(path, min(limit - lsn, PIECE_BYTES), offset)
+                claimed = claimed_end(data, lsn, 0)
+                if claimed is not None and claimed - lsn + 7 > len(data):
+                    data = self._fs.read(path, min(limit - lsn, claimed - lsn + 7), offset)
+                return data if len(data) >= PREFIX_BYTES and claimed_end(data, lsn, 0) is not None else None
+        return None

@@ -77,7 +77,8 @@ def open_journal(
         fs.sync_all()
     if journal.position or suspect or hardening.journal:
         carried = [checkpoint_entry(begun), time_entry(clock())] if keeps else []
-        notes += journal.start(carried, is_shared=is_shared)  # whoever had the old one may write there yet
+        is_elsewhere = is_shared or definitions.replication.waits
+        notes += journal.start(carried, is_shared=is_elsewhere)  # whoever had the old one may write, or read, there yet
     else:
         journal.tidy()
     if keeps and not begun:
