@@ -4,8 +4,9 @@
     and what was built takes its place -> FORMAT, with a new id, takes its own
 
 Crash safety: before READY nothing of the space was touched, and what was built is removed by the next restore. Behind
-it the space has no FORMAT, so nobody opens it until the same command has finished: it goes on where it was. Nothing is
-deleted or overwritten: what is replaced stays in ``removed/``.
+it the same command goes on where it was, and soon the space has no FORMAT, so that nobody opens it. Who opens it before
+that, or when all is done, removes READY: what he adds is not in what was built. Nothing is deleted or overwritten: what
+is replaced stays in ``removed/``.
 
 What came after the snapshot and can be read is brought over (``newer``), so that it is not lost as well; the snapshot's
 own messages are possible duplicates (``model.restored``). Numbers go on far above all that a lost tail can have used,

@@ -1,0 +1,76 @@
+"""A restore that is cut off, done twice, or comes in between others: nothing that was acknowledged is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import xaqueue
+from xaqueue.errors import SpaceError
+from xaqueue.space.owner import open as opening
+from xaqueue.space.owner.restoring import restore
+from xaqueue.space.snapshot import restore as restoring
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """With a message in snapshot 1 and another one in snapshot 2, which was taken since."""
+    path = tmp_path / "space"
+    with xaqueue.connect(path, create=True) as connection:
+        for body in (b"1", b"2"):
+            connection.enqueue("orders", body)
+            connection.commit()
+            connection.snapshot()
+        for _ in range(2):
+            assert connection.dequeue("orders") is not None
+        connection.commit()
+    return path
+
+
+def contents(root: Path, queue: str = "orders") -> list[tuple[bytes, bool]]:
+    with xaqueue.connect(root) as connection:
+        return [(message.body, message.possible_duplicate) for message in connection.browse(queue)]
+
+
+class CutOff(BaseException):
+    """As a kill at that moment."""
+
+
+@pytest.fixture(params=["_swap", "remove_tree"])
+def cut_off(request: pytest.FixtureRequest, root: Path) -> Iterator[Path]:
+    """Where all is built and nothing has moved; or where all is in its place."""
+
+    def die(*_: object) -> None:
+        raise CutOff
+
+    owner = restoring if request.param == "_swap" else restoring.store
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, request.param, die)
+        with pytest.raises(CutOff):
+            restore(root, 2)
+    yield root
+    assert not (root / ".restoring").exists()
+
+
+def test_what_was_added_behind_one_that_was_cut_off_stays(cut_off: Path) -> None:
+    with xaqueue.connect(cut_off) as connection:
+        connection.enqueue("orders", b"acknowledged")
+        connection.commit()
+    assert restore(cut_off, 1).snapshot == 1
+    assert (b"acknowledged", False) in contents(cut_off)
+
+
+def test_one_that_was_cut_off_is_finished_by_the_same_command(cut_off: Path) -> None:
+    assert restore(cut_off, 2).snapshot == 2
+    assert contents(cut_off) == [(b"1", True), (b"2", True)]
+
+
+def test_a_restore_cut_off_while_somebody_opens_it_is_seen(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who opens the space has read FORMAT, and then waited for the processor."""
+    read, early = opening.read_format, [opening.read_format(root)]
+    (root / "FORMAT").unlink()
+    monkeypatch.setattr(opening, "read_format", lambda path: early.pop() if early else read(path))
+    with pytest.raises(SpaceError, match="its FORMAT is missing"):
+        xaqueue.connect(root)
