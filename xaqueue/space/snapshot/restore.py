@@ -123,8 +123,10 @@ def restore(
 def put_in_place(fs: FileSystem, done: Done, close: Callable[[], None] = lambda: None) -> Done:
     """What was built in PLACE takes the place of what is there, which goes to ``done.removed``. Raises OSError."""
     fs.sync_all()
-    fs.create(READY, [json.dumps({name: getattr(done, name) for name in Done.__slots__}).encode()])
-    fs.sync_file(READY)
+    making = f"{READY}.new"
+    fs.create(making, [json.dumps({name: getattr(done, name) for name in Done.__slots__}).encode()])
+    fs.sync_file(making)
+    fs.rename(making, READY)
     fs.sync_dir(PLACE)
     return finish(fs, close)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from xaqueue.errors import SpaceError
 from xaqueue.space.owner import open as opening
 from xaqueue.space.owner.restoring import restore
 from xaqueue.space.snapshot import restore as restoring
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 
 @pytest.fixture
@@ -74,3 +75,19 @@ def test_a_restore_cut_off_while_somebody_opens_it_is_seen(root: Path, monkeypat
     monkeypatch.setattr(opening, "read_format", lambda path: early.pop() if early else read(path))
     with pytest.raises(SpaceError, match="its FORMAT is missing"):
         xaqueue.connect(root)
+
+
+def test_a_power_cut_leaves_no_part_of_what_says_that_it_is_ready(root: Path) -> None:
+    """A file that was made and not synced may be empty then."""
+    made: list[str] = []
+
+    def noted(fs: DirectoryFileSystem, path: str, chunks: Sequence[bytes]) -> None:
+        made.append(path)
+        create(fs, path, chunks)
+
+    create = DirectoryFileSystem.create
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DirectoryFileSystem, "create", noted)
+        restore(root)
+    assert f"{restoring.PLACE}/restored" in made
+    assert restoring.READY not in made
