@@ -198,7 +198,8 @@ class _Build:
         unknown = self._bring_over(names, through)
         self._keep_journal()
         branches = sorted(map(str, unknown))
-        self._put(RESTORED, restored.encode(Restored(found.number, found.taken_at, self.now_us, through, branches)))
+        marks = self._marks(through)
+        self._put(RESTORED, restored.encode(Restored(found.number, found.taken_at, self.now_us, marks, branches)))
         place = free_place(fs, self.now_us)
         newer = self.newer
         return Done(found.number, found.taken_at, place, messages, newer.messages, newer.lost, branches, self.at_us)
@@ -221,6 +222,14 @@ class _Build:
             discard(self.fs, f"{PLACE}/{path}")
             self._put(path, layout.format_watermark(Watermark(seq, max(seq + JUMP, self._beyond(queue)))))
         return highest
+
+    def _marks(self, through: dict[str, int]) -> dict[str, int]:
+        """With those of what came back before: it may be brought over, and have been delivered before that."""
+        earlier = restored.read(self.fs)
+        queues = {name for one in _listed(self.fs, layout.COMMITTED) if (name := layout.parse_queue_directory(one))}
+        if earlier.snapshot == restored.DAMAGED:
+            return {queue: self._beyond(queue) for queue in queues | through.keys()}
+        return {queue: max(through.get(queue, 0), earlier.queues.get(queue, 0)) for queue in queues | through.keys()}
 
     def _keep_journal(self) -> None:
         """Who has chosen the wrong moment may choose another one: its segments stay with those that are kept."""
@@ -262,8 +271,9 @@ class _Build:
         if self.exact:
             return then
         self.newer.bring(names)
-        earlier = restored.read(self.fs).xids() & then  # nobody could tell of these before
-        return self.newer.bring_branches(then, is_whole=self.is_whole) | earlier
+        unknown, earlier = self.newer.bring_branches(then, is_whole=self.is_whole), restored.read(self.fs)
+        left = branches_in(self.fs, f"{PLACE}/{layout.PREPARED}")
+        return unknown | {xid for xid in left if earlier.of_branch(xid)}  # nobody could tell of these before
 
     def _put(self, path: str, data: bytes) -> None:
         redo.make_dirs(self.fs, f"{PLACE}/{path}".rpartition("/")[0])

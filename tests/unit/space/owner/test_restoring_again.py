@@ -91,3 +91,43 @@ def test_a_power_cut_leaves_no_part_of_what_says_that_it_is_ready(root: Path) ->
         restore(root)
     assert f"{restoring.PLACE}/restored" in made
     assert restoring.READY not in made
+
+
+def test_what_came_back_before_passes_for_a_duplicate_still(root: Path) -> None:
+    """The second message was consumed, came back with its snapshot, and is newer than the other one."""
+    restore(root, 2)
+    restore(root, 1)
+    assert contents(root) == [(b"1", True), (b"2", True)]
+    with xaqueue.connect(root) as connection:
+        connection.enqueue("orders", b"3")
+        connection.commit()
+    restore(root, 1)
+    assert contents(root) == [(b"1", True), (b"2", True), (b"3", False)]
+
+
+def test_where_the_marks_are_lost_everything_may_have_come_back(root: Path) -> None:
+    restore(root, 2)
+    (root / "restored").write_text("garbled")
+    restore(root, 1)
+    assert contents(root) == [(b"1", True), (b"2", True)]
+    with xaqueue.connect(root) as connection:
+        connection.enqueue("orders", b"3")
+        connection.commit()
+    assert contents(root) == [(b"1", True), (b"2", True), (b"3", False)]
+
+
+@pytest.mark.parametrize("garbled", [False, True])
+def test_a_branch_of_the_past_is_an_operators_whatever_comes_back_next(root: Path, garbled: bool) -> None:
+    with xaqueue.connect(root) as connection:
+        xid = connection.xid(7, "decided", "b")
+        connection.tpc_begin(xid)
+        connection.enqueue("orders", b"of a branch")
+        connection.tpc_prepare()
+        connection.snapshot()
+        connection.tpc_commit()
+    assert restore(root, exact=True).branches == [str(xid)]
+    if garbled:
+        (root / "restored").write_text("garbled")
+    assert restore(root, 1).branches == [str(xid)], "it is not in that snapshot"
+    with xaqueue.connect(root) as connection:
+        assert connection.tpc_recover() == []
