@@ -34,6 +34,7 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: i
     if at_us and number is not None:
         raise InvalidArgument("--at takes the newest snapshot before that moment: leave --snapshot out")
     group, keeps_queues, is_whole = None, not exact, False
+    has_branches = (root / layout.PREPARED).is_dir()  # an open makes it
     try:
         group = find_group(read_definitions(root).group)
     except InvalidArgument:
@@ -41,7 +42,7 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: i
     if not exact and not at_us and not (root / restoring.READY).exists():
         with suppress(OperationalError, InvalidArgument):  # what is wrong with it, the restore mends
             session = attach(root, watch=False)
-            is_whole = session.space.read_only is None
+            is_whole = session.space.read_only is None and has_branches
             session.close()
     try:
         lock = OwnerFile(root)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import Message, MessageId
-from xaqueue.space.engine import redo
+from xaqueue.space.engine import quarantine, redo
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Kind, decode
 from xaqueue.space.model.block_files import listed, ranges_in
@@ -47,17 +47,26 @@ class Newer:
         for path in paths if self._origins else ():
             self._drop_moved(path)
 
-    def bring_branches(self, snapshot: Collection[Xid], *, is_whole: bool) -> set[Xid]:
-        """Those that are in doubt now, and not those that were and are no more. Returns the snapshot's of which nobody
-        can tell. snapshot: its branches. is_whole: nothing of the space is missing, so that who is not there is over.
+    def bring_branches(self, *, is_whole: bool) -> set[Xid]:
+        """Those that are in doubt now, and not those that were and are no more; of one that has lost a block what the
+        snapshot has. Returns the snapshot's of which nobody can tell. is_whole: nothing of the space is missing, so
+        that who is not there is over.
         """
-        present = branches_in(self.fs, layout.PREPARED)
+        present, lost = branches_in(self.fs, layout.PREPARED), quarantine.lost_blocks(self.fs)
+        then = branches_in(self.fs, f"{self.place}/{layout.PREPARED}")
         for xid, paths in present.items():
-            for path in paths if xid not in snapshot else ():
+            if xid in then and any(map(self._is_another, paths)):
+                for path in then.pop(xid):
+                    discard(self.fs, path)
+            for path in paths if xid not in then else ():
                 self._link(path)
+        for xid in lost.keys() - then.keys():
+            for path in (f"{layout.QUARANTINE}/{name}{end}" for name in lost[xid] for end in ("", ".reason")):
+                if self.fs.exists(path) and not self.fs.exists(f"{self.place}/{path}"):
+                    self._link(path)
         unknown = set()
-        for xid, paths in branches_in(self.fs, f"{self.place}/{layout.PREPARED}").items():
-            if xid in present:
+        for xid, paths in then.items():
+            if xid in present or xid in lost:
                 continue
             if is_whole or any(self._has_come(path) for path in paths):
                 for path in paths:
@@ -94,6 +103,16 @@ class Newer:
         origins = self._origins.get(message[1])
         if origins is not None and (not origins or place[0] in origins):
             discard(self.fs, f"{self.place}/{path}")
+
+    def _is_another(self, path: str) -> bool:
+        """Whether a whole block is not the one that the snapshot has: its branch is decided, or a later one."""
+        try:
+            decode(data := self.fs.read(path))
+            return self.fs.read(f"{self.place}/{path}") != data
+        except FileNotFoundError:
+            return True
+        except (DamagedBlock, OSError):
+            return False
 
     def _has_come(self, path: str) -> bool:
         """Whether a block of a branch added a message that is there."""

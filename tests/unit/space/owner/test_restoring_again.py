@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import xaqueue
 from xaqueue.errors import SpaceError
+from xaqueue.space.model.format import read_format
 from xaqueue.space.owner import open as opening
+from xaqueue.space.owner.open import attach
 from xaqueue.space.owner.restoring import restore
 from xaqueue.space.snapshot import restore as restoring
+from xaqueue.space.snapshot import store
 from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.xid import Xid
 
 
 @pytest.fixture
@@ -46,7 +52,7 @@ def cut_off(request: pytest.FixtureRequest, root: Path) -> Iterator[Path]:
     def die(*_: object) -> None:
         raise CutOff
 
-    owner = restoring if request.param == "_swap" else restoring.store
+    owner = restoring if request.param == "_swap" else store
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, request.param, die)
         with pytest.raises(CutOff):
@@ -70,9 +76,9 @@ def test_one_that_was_cut_off_is_finished_by_the_same_command(cut_off: Path) -> 
 
 def test_a_restore_cut_off_while_somebody_opens_it_is_seen(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who opens the space has read FORMAT, and then waited for the processor."""
-    read, early = opening.read_format, [opening.read_format(root)]
+    early = [read_format(root)]
     (root / "FORMAT").unlink()
-    monkeypatch.setattr(opening, "read_format", lambda path: early.pop() if early else read(path))
+    monkeypatch.setattr(opening, "read_format", lambda path: early.pop() if early else read_format(path))
     with pytest.raises(SpaceError, match="its FORMAT is missing"):
         xaqueue.connect(root)
 
@@ -131,3 +137,69 @@ def test_a_branch_of_the_past_is_an_operators_whatever_comes_back_next(root: Pat
     assert restore(root, 1).branches == [str(xid)], "it is not in that snapshot"
     with xaqueue.connect(root) as connection:
         assert connection.tpc_recover() == []
+
+
+@pytest.fixture
+def doubtful(root: Path) -> tuple[Path, Xid]:
+    """In snapshot 3 a branch is in doubt that takes one message and adds another."""
+    with xaqueue.connect(root) as connection:
+        connection.enqueue("orders", b"held")
+        connection.commit()
+        xid = connection.xid(7, "in doubt", "b")
+        connection.tpc_begin(xid)
+        assert connection.dequeue("orders") is not None
+        connection.enqueue("orders", b"added")
+        connection.tpc_prepare()
+        connection.snapshot()
+    return root, xid
+
+
+def committed(root: Path, xid: Xid) -> list[bytes]:
+    """What is there once its manager has committed this branch, of which it is asked."""
+    with xaqueue.connect(root) as connection:
+        assert connection.tpc_recover() == [xid]
+        connection.tpc_commit(xid)
+    return [body for body, _ in contents(root)]
+
+
+def test_where_all_branches_are_lost_none_passes_for_decided(doubtful: tuple[Path, Xid]) -> None:
+    root, xid = doubtful
+    shutil.rmtree(root / "prepared")
+    assert restore(root).branches == [str(xid)]
+
+
+def garble(root: Path, suffix: str) -> None:
+    """And find that: the block goes to quarantine."""
+    (path,) = (root / "prepared").glob(f"*.{suffix}")
+    path.unlink()  # the snapshot has the same file
+    path.write_bytes(b"garbled")
+    with xaqueue.connect(root) as connection:
+        assert len(connection.tpc_recover()) == 1
+
+
+@pytest.mark.parametrize("suffixes", [["000"], ["001"], ["000", "001", "002"]], ids=str)
+def test_what_a_branch_in_doubt_has_lost_comes_back(doubtful: tuple[Path, Xid], suffixes: list[str]) -> None:
+    root, xid = doubtful
+    for suffix in suffixes:
+        garble(root, suffix)
+    assert restore(root, 3).branches == []
+    assert committed(root, xid) == [b"added"]
+
+
+def test_a_newer_branch_that_has_lost_a_block_is_in_doubt_yet(doubtful: tuple[Path, Xid]) -> None:
+    root, xid = doubtful
+    garble(root, "001")
+    assert restore(root, 1).branches == []
+    with closing(attach(root)) as session:
+        assert len(session.space.branches[xid].damage) == 1
+
+
+def test_a_later_branch_of_the_same_name_is_the_one_that_is_in_doubt(doubtful: tuple[Path, Xid]) -> None:
+    root, xid = doubtful
+    with xaqueue.connect(root) as connection:
+        connection.tpc_commit(xid)
+        connection.tpc_begin(xid)
+        connection.enqueue("orders", b"later")
+        connection.tpc_prepare()
+    assert restore(root).branches == []
+    assert committed(root, xid) == [b"held", b"added", b"later"]
