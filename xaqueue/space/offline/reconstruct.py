@@ -88,7 +88,7 @@ def remake(path: str | os.PathLike[str]) -> list[str]:
         raise SpaceError(f"{root} was no queue space: nothing is there to be reconstructed")
     lock = OwnerFile(root)
     try:
-        if not lock.acquire():
+        if not lock.hold():
             raise in_use(root, read_owner(root))
         with closing(DirectoryFileSystem(root)) as fs:
             if not fs.is_dir(QUARANTINE):

@@ -47,7 +47,7 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: i
     try:
         lock = OwnerFile(root)
         try:
-            if not lock.acquire():
+            if not lock.hold():
                 raise in_use(root, read_owner(root))
             modes = open_to(root, group) if group is not None else PRIVATE
             with closing(DirectoryFileSystem(root, keep_unsynced=False, modes=modes)) as fs:

@@ -89,7 +89,7 @@ def salvage(path: str | os.PathLike[str]) -> Salvaged:
     group = find_group(definitions.group)
     lock = OwnerFile(path)
     try:
-        if not lock.acquire():
+        if not lock.hold():
             raise SpaceInUse(f"{os.fspath(path)} is in use: stop its owner first")
         with closing(DirectoryFileSystem(path, modes=open_to(Path(path), group))) as fs:
             if _damage(fs, path) is None:
