@@ -239,10 +239,10 @@ def test_no_command_that_has_the_space_closed_is_taken_over(
 
     for module, name in ((restoring, "restore"), (reconstruct, "make_format"), (salvage, "_damage")):
         monkeypatch.setattr(module, name, stand_by)
+    calls: dict[str, Callable[[], object]] = {
+        "restore": lambda: restore(root, exact=True),
+        "remake": lambda: reconstruct.remake(root),
+        "salvage": lambda: salvage.salvage(root),
+    }
     with pytest.raises(Stopped):
-        if command == "restore":
-            restore(root, exact=True)
-        elif command == "remake":
-            reconstruct.remake(root)
-        else:
-            salvage.salvage(root)
+        calls[command]()
