@@ -453,6 +453,8 @@ def _redefine(root: Path, space: Space, name: str, settings: Mapping[str, object
     try:
         with space.defining:
             space.redefine(define(root, name, settings, is_topic, space.hardening))
+            with suppress(InvalidArgument):  # somebody edits it just now
+                keep_good(root)
     except (OSError, UnicodeDecodeError) as error:
         raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was defined") from error
     space.has_consumed()  # a new limit may be one that some messages have reached
