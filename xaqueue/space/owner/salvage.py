@@ -119,6 +119,7 @@ def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
     for name in readable.files:
         archives.append(free_archive(fs, f"{JOURNAL}/{name}"))
         fs.rename(f"{JOURNAL}/{name}", archives[-1])
+        fs.set_modified_ns(archives[-1], time.time_ns())  # since when it is set aside, and not written
     fs.sync_dir(JOURNAL)
     return Salvaged(len(readable.records), archives, notes)
 
