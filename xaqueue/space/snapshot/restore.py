@@ -100,22 +100,23 @@ def restore(
     *,
     at_us: int = 0,
     exact: bool = False,
-    keeps_queues: bool = True,
+    queues: str = QUEUES,
     is_whole: bool = False,
     close: Callable[[], None] = lambda: None,
 ) -> Done:
     """Puts it back; finishes a restore that was cut off instead, whatever is asked for. The caller owns the space.
 
     at_us: as of this moment, by the newest snapshot before it and the journal since; 0 for as of the snapshot.
-    exact: what came after the snapshot stays behind, as it does with a moment. keeps_queues: queues.toml stays as it
-    is. is_whole: the space was opened and closed just now, so that it has all that it is to have. close: called when
-    all but FORMAT is in its place: nothing that was there has to be believed any more. Raises SpaceError, OSError.
+    exact: what came after the snapshot stays behind, as it does with a moment. queues: the file that says what is
+    defined; without one the snapshot does. is_whole: the space was opened and closed just now, so that it has all that
+    it is to have. close: called when all but FORMAT is in its place: nothing that was there has to be believed any
+    more. Raises SpaceError, OSError.
     """
     if not fs.exists(READY):
         if fs.is_dir(PLACE):
             store.remove_tree(fs, PLACE)
         found = choose_before(fs, at_us) if at_us else choose(fs, number)
-        done = _Build(fs, found, now_us, at_us, exact=exact, keeps_queues=keeps_queues, is_whole=is_whole).build()
+        done = _Build(fs, found, now_us, at_us, exact=exact, queues=queues, is_whole=is_whole).build()
         return put_in_place(fs, done, close)
     return finish(fs, close)
 
@@ -163,7 +164,7 @@ class _Build:
         at_us: int,
         *,
         exact: bool,
-        keeps_queues: bool,
+        queues: str,
         is_whole: bool,
     ) -> None:
         self.fs = fs
@@ -172,7 +173,7 @@ class _Build:
         self.now_us = now_us
         self.at_us = at_us
         self.exact = exact or bool(at_us)
-        self.keeps_queues = keeps_queues
+        self.queues = queues
         self.is_whole = is_whole
         self.newer = Newer(fs, PLACE)
 
@@ -186,9 +187,9 @@ class _Build:
                 self._put(path, self._changed(path, fs.read(f"{self.source}/{path}")))
             else:
                 self._link(f"{self.source}/{path}", path)
-        if self.keeps_queues and fs.exists(QUEUES):
-            fs.unlink(f"{PLACE}/{QUEUES}")
-            self._put(QUEUES, fs.read(QUEUES))
+        if self.queues and fs.exists(self.queues):
+            discard(fs, f"{PLACE}/{QUEUES}")
+            self._put(QUEUES, fs.read(self.queues))
         through = {queue: published for queue, (_, published, _) in found.queues.items()}
         messages = found.messages
         if self.at_us:

@@ -203,3 +203,19 @@ def test_a_later_branch_of_the_same_name_is_the_one_that_is_in_doubt(doubtful: t
         connection.tpc_prepare()
     assert restore(root).branches == []
     assert committed(root, xid) == [b"held", b"added", b"later"]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_was_defined_since_is_defined_by_the_last_good_copy(root: Path, lost: bool) -> None:
+    with xaqueue.connect(root) as connection:
+        connection.define("later", order="lifo")
+        connection.enqueue("later", b"newer")
+        connection.commit()
+    defined = (root / "queues.toml").read_text()
+    (root / "queues.toml").unlink()
+    if not lost:
+        (root / "queues.toml").write_text("[queues")
+    restore(root)
+    assert (root / "queues.toml").read_text() == defined
+    restore(root, exact=True)
+    assert "later" not in (root / "queues.toml").read_text()
