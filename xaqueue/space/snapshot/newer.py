@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from xaqueue.carried import CarrierState
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import Message, MessageId
 from xaqueue.space.engine import quarantine, redo
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Kind, decode
 from xaqueue.space.model.block_files import listed, ranges_in
+from xaqueue.space.model.carrier_note import decode_note
 from xaqueue.space.recovery.load import read_head
 from xaqueue.storage.fs import NO_LINK, FileSystem, discard
 from xaqueue.storage.regular import NO_DIRECTORY
@@ -74,6 +76,24 @@ class Newer:
             else:
                 unknown.add(xid)
         return unknown
+
+    def bring_carriers(self, *, is_whole: bool) -> None:
+        """Whose database may hold changes yet, so that their queues wait. is_whole: as above; who owes nothing then
+        begins anew, since the database knows nothing of the id that the space gets.
+        """
+        for name in _names(self.fs, layout.CARRIERS):
+            path = f"{layout.CARRIERS}/{name}"
+            if is_whole:
+                discard(self.fs, f"{self.place}/{path}")
+            if not (is_whole and self._owes_nothing(path)) and not self.fs.exists(f"{self.place}/{path}"):
+                self._link(path)
+
+    def _owes_nothing(self, path: str) -> bool:
+        try:
+            note = decode_note(self.fs.read(path), path)
+        except (OSError, DamagedBlock):
+            return False
+        return note.state is CarrierState.CLOSED
 
     def _bring_messages(self, queue: str, directory: str) -> None:
         for name in _names(self.fs, directory):

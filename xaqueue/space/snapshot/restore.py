@@ -272,6 +272,7 @@ class _Build:
         if self.exact:
             return then
         self.newer.bring(names)
+        self.newer.bring_carriers(is_whole=self.is_whole)
         unknown, earlier = self.newer.bring_branches(is_whole=self.is_whole), restored.read(self.fs)
         left = branches_in(self.fs, f"{PLACE}/{layout.PREPARED}")
         return unknown | {xid for xid in left if earlier.of_branch(xid)}  # nobody could tell of these before

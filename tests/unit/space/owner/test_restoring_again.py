@@ -219,3 +219,24 @@ def test_what_was_defined_since_is_defined_by_the_last_good_copy(root: Path, los
     assert (root / "queues.toml").read_text() == defined
     restore(root, exact=True)
     assert "later" not in (root / "queues.toml").read_text()
+
+
+def carried(connection: xaqueue.Connection) -> None:
+    """A database has it, and so the space may record it later."""
+    xid = connection.xid(7, "carried", "b")
+    connection.tpc_begin(xid)
+    connection.enqueue("orders", b"carried")
+    assert connection.tpc_carry(f"{1:016x}.ledger") is not None
+    connection.tpc_commit(late=True)
+
+
+def test_a_database_that_has_delivered_all_is_not_waited_for(root: Path) -> None:
+    """In the snapshot it might have had more, and under its new id the space would wait for ever."""
+    with xaqueue.connect(root) as connection:
+        carried(connection)
+        connection.snapshot()
+    restore(root)
+    assert contents(root) == [(b"carried", True)]
+    with xaqueue.connect(root) as connection:
+        assert connection.carriers().carriers == ()
+        carried(connection)
