@@ -3,10 +3,10 @@
     .restoring/ is built and synced -> .restoring/READY -> FORMAT goes to removed/<time>/ -> so does what is replaced,
     and what was built takes its place -> FORMAT, with a new id, takes its own
 
-Crash safety: before READY nothing of the space was touched, and what was built is removed by the next restore. Behind
-it the same command goes on where it was, and soon the space has no FORMAT, so that nobody opens it. Who opens it before
-that, or when all is done, removes READY: what he adds is not in what was built. Nothing is deleted or overwritten: what
-is replaced stays in ``removed/``.
+Crash safety: before READY nothing of the space was touched, but that its directories may follow its journal, as by an
+open; what was built is removed by the next restore. Behind it the same command goes on where it was, and soon the space
+has no FORMAT, so that nobody opens it. Who opens it before that, or when all is done, removes READY: what he adds is
+not in what was built. Nothing is deleted or overwritten: what is replaced stays in ``removed/``.
 
 What came after the snapshot and can be read is brought over (``newer``), so that it is not lost as well; the snapshot's
 own messages are possible duplicates (``model.restored``). Numbers go on far above all that a lost tail can have used,
@@ -24,16 +24,17 @@ from datetime import UTC, datetime
 
 from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.space.engine import redo
-from xaqueue.space.model import layout, restored
+from xaqueue.space.model import change, layout, restored
 from xaqueue.space.model.change import highest_numbers
 from xaqueue.space.model.layout import JOURNAL, QUEUES, REMOVED, RESTORED, SNAPSHOTS, TRIES, Watermark
 from xaqueue.space.model.restored import Restored
+from xaqueue.space.recovery.from_journal import check_end
 from xaqueue.space.snapshot import manifest, store
 from xaqueue.space.snapshot.history import History
 from xaqueue.space.snapshot.manifest import Manifest
 from xaqueue.space.snapshot.newer import Newer, branches_in, link_into, link_or_copy
 from xaqueue.storage.fs import FileSystem, discard
-from xaqueue.storage.journal_reader import headers
+from xaqueue.storage.journal_reader import headers, look
 from xaqueue.storage.layers import Below
 from xaqueue.storage.regular import NO_DIRECTORY
 from xaqueue.xid import Xid
@@ -116,6 +117,8 @@ def restore(
         if fs.is_dir(PLACE):
             store.remove_tree(fs, PLACE)
         found = choose_before(fs, at_us) if at_us else choose(fs, number)
+        if not (exact or at_us or is_whole):
+            _follow(fs)
         done = _Build(fs, found, now_us, at_us, exact=exact, queues=queues, is_whole=is_whole).build()
         return put_in_place(fs, done, close)
     return finish(fs, close)
@@ -147,6 +150,17 @@ def free_place(fs: FileSystem, now_us: int) -> str:
         copies += 1
         place = f"{REMOVED}/{when}~{copies}"
     return place
+
+
+def _follow(fs: FileSystem) -> None:
+    """What only the journal has yet is done in the directories, as an open would have done it; not by one that is
+    damaged. Raises OSError."""
+    with suppress(SpaceError):
+        found = look(fs, JOURNAL, change.is_valid)
+        check_end(fs, found.records, found.position)
+        if found.records:
+            redo.make_dirs(fs, layout.ACTIVE)
+            redo.replay(fs, found.records, without_lost=True)
 
 
 def is_cut_off(fs: FileSystem) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import xaqueue
-from xaqueue.errors import SpaceError
+from xaqueue.errors import InvalidArgument, QueueWaiting, SpaceError
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner import open as opening
 from xaqueue.space.owner.open import attach
@@ -240,3 +240,33 @@ def test_a_database_that_has_delivered_all_is_not_waited_for(root: Path) -> None
     with xaqueue.connect(root) as connection:
         assert connection.carriers().carriers == ()
         carried(connection)
+
+
+def test_a_database_that_may_have_the_last_change_is_waited_for(root: Path, tmp_path: Path) -> None:
+    """The space was killed, and its note is newer than the snapshot."""
+    with xaqueue.connect(root) as connection:
+        carried(connection)
+        shutil.copytree(root, tmp_path / "killed")
+    (tmp_path / "killed" / "FORMAT").unlink()
+    restore(tmp_path / "killed")
+    with pytest.raises(QueueWaiting, match="release --carrier"):
+        contents(tmp_path / "killed")
+
+
+@pytest.mark.parametrize("lost", ["FORMAT", "queues.toml"])
+def test_what_only_the_journal_has_comes_over_where_the_space_cannot_be_opened(
+    root: Path, tmp_path: Path, lost: str
+) -> None:
+    """The power went: the directories are as they were at the last checkpoint."""
+    killed = tmp_path / "killed"
+    with xaqueue.connect(root) as connection:
+        connection.enqueue("orders", b"acknowledged")
+        connection.commit()
+        shutil.copytree(root, killed)
+    for path in (killed / "committed").glob("queue=orders/range=*/*"):
+        path.unlink()
+    (killed / lost).write_text("[queues.orders]\ncolour = 3\n")
+    with pytest.raises((SpaceError, InvalidArgument)):
+        xaqueue.connect(killed)
+    assert restore(killed).newer == 1
+    assert contents(killed) == [(b"1", True), (b"2", True), (b"acknowledged", False)]
