@@ -141,7 +141,7 @@ class OwnerFile:
         """
         held = self.acquire()
         if held:
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, IsADirectoryError):
                 (self.root / HEARTBEAT).unlink()
         return held
 
