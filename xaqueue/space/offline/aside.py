@@ -118,7 +118,7 @@ def _found(fs: FileSystem) -> Iterator[Aside]:
     names = set(listed(fs, QUARANTINE))
     for name in sorted(names):
         path = f"{QUARANTINE}/{name}"
-        if not name.endswith(REASON):
+        if not name.endswith(REASON) or name + REASON in names:
             yield Aside(path, _size(fs, path), _modified_us(fs, path + REASON))
         elif name.removesuffix(REASON) not in names:
             yield Aside(path, _size(fs, path), _modified_us(fs, path))  # of a cleaning that was cut off
