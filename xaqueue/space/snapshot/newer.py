@@ -70,7 +70,8 @@ class Newer:
         for xid, paths in then.items():
             if xid in present or xid in lost:
                 continue
-            if is_whole or any(self._has_come(path) for path in paths):
+            is_decided = self.fs.is_dir(layout.PREPARED) and self.fs.exists(f"{layout.HEURISTIC}/{xid}")
+            if is_whole or is_decided or any(self._has_come(path) for path in paths):
                 for path in paths:
                     discard(self.fs, path)
             else:

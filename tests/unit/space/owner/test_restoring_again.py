@@ -8,8 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import xaqueue
+from xaqueue.cli.main import app
 from xaqueue.errors import InvalidArgument, QueueWaiting, SpaceError
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner import open as opening
@@ -270,3 +272,17 @@ def test_what_only_the_journal_has_comes_over_where_the_space_cannot_be_opened(
         xaqueue.connect(killed)
     assert restore(killed).newer == 1
     assert contents(killed) == [(b"1", True), (b"2", True), (b"acknowledged", False)]
+
+
+@pytest.mark.parametrize("lost", ["FORMAT", ""])
+def test_what_an_operator_has_decided_since_is_not_done_again(doubtful: tuple[Path, Xid], lost: str) -> None:
+    root, xid = doubtful
+    decided = CliRunner().invoke(app, ["indoubt", "commit", str(xid), "--space", str(root), "--yes"])
+    assert decided.exit_code == 0, decided.output
+    with xaqueue.connect(root) as connection:
+        assert connection.dequeue("orders") is not None
+        connection.commit()
+    if lost:
+        (root / lost).unlink()
+    assert restore(root, 3).branches == []
+    assert contents(root) == [(b"held", True)]
