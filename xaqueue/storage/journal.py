@@ -8,6 +8,7 @@ the bytes, ``journal_reader`` reads them back. Nothing here knows what a record 
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ from xaqueue.storage.journal_segment import OWN_BYTES, free_archive, make_segmen
 SEGMENT_BYTES = 64 * 1024 * 1024
 """Default size of a segment."""
 SMALLEST_SEGMENT_BYTES = 64 * 1024
+
+log = logging.getLogger("xaqueue")
 
 HardenBy = Callable[[Callable[[str], None], str], None]
 """Calls the first with the second."""
@@ -403,7 +406,9 @@ class Journal:
                 self._ensure_following()
 
     def _release(self, name: str) -> None:
-        """Nothing needs it any more. It has its name among those that are kept, on disk, before it loses the other."""
+        """Nothing needs it any more. It has its name among those that are kept, on disk, before it loses the other.
+        Where there is no room for it, or another file system, it goes: who comes by it says that it is missing.
+        """
         path, kept = self._path(name), f"{self.kept}/{name}"
         if self.kept and parse_name(name) is not None and self._fs.exists(path):
             try:
@@ -413,10 +418,12 @@ class Journal:
             except FileNotFoundError:  # a former owner may have recycled it just now
                 return
             except OSError as error:
-                if error.errno not in NO_LINK:
+                if error.errno in NO_LINK and error.errno != errno.EXDEV:
+                    self._fs.rename(path, kept)
+                    return
+                if error.errno not in NO_ROOM and error.errno != errno.EXDEV:
                     raise
-                self._fs.rename(path, kept)
-                return
+                log.warning("%s is not kept (%s): no restore to a moment since comes by it", path, error.strerror)
         discard(self._fs, path)
 
     def _ensure_following(self, size: int = 0) -> None:

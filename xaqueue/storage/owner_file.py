@@ -135,6 +135,16 @@ class OwnerFile:
                 self._lock = FileLock(self.root / LOCK)
         return False
 
+    def hold(self) -> bool:
+        """As ``acquire``, for who writes no ``owner`` and looks at no loss: without a heartbeat no standby takes over,
+        whatever the last owner said of it.
+        """
+        held = self.acquire()
+        if held:
+            with suppress(FileNotFoundError, IsADirectoryError):
+                (self.root / HEARTBEAT).unlink()
+        return held
+
     @property
     def locked(self) -> tuple[int, int]:
         """Names the file that has the lock's name now. Raises OSError."""

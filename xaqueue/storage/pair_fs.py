@@ -8,7 +8,7 @@ owner's alone. Whoever takes over removes that one first (``retire``): a call th
     create, link     made in the own directory, and renamed
     write_at         likewise, as a whole; but in place (``is_in_place``) what the next owner reads no more behind its
                      takeover, or believes nothing of
-    a temporary      (.NAME.new, NAME.new, .replay) stands in the own directory until it is renamed
+    a temporary      (.NAME.new, journal/NAME.new, .replay) stands in the own directory until it is renamed
     rename, unlink   of names that the next owner has seen in their last state, since both have the same records
 
 Crash safety: what ``create`` makes may not be on disk when it has its name, as without all this. What replaces a file
@@ -63,7 +63,7 @@ class PairFileSystem(Layer):
 
     def create(self, path: str, chunks: Sequence[bytes]) -> None:
         self.check()
-        if _is_temporary(path):
+        if self._is_temporary(path):
             self._fs.create(self._place(path), chunks)
             return
         own = self._checked(path)
@@ -72,7 +72,7 @@ class PairFileSystem(Layer):
 
     def link(self, source: str, target: str) -> None:
         self.check()
-        if _is_temporary(target):
+        if self._is_temporary(target):
             self._fs.link(source, self._place(target))
             return
         own = self._checked(target)
@@ -123,8 +123,14 @@ class PairFileSystem(Layer):
     def _exists(self, path: str) -> bool:
         return self._fs.exists(self._place(path))
 
+    def _is_temporary(self, path: str) -> bool:
+        """A queue may have such a name, too."""
+        if path.endswith(".new"):
+            return (path[0] == "." and "/" not in path) or self._is_in_place(path)
+        return path.endswith("/.replay")
+
     def _place(self, path: str) -> str:
-        return f"{self._own}/{path.replace('/', '~')}" if _is_temporary(path) else path
+        return f"{self._own}/{path.replace('/', '~')}" if self._is_temporary(path) else path
 
     def _next(self) -> str:
         return f"{self._own}/{next(self._numbers)}"
@@ -143,10 +149,6 @@ class PairFileSystem(Layer):
             with suppress(OSError):
                 self._fs.unlink(own)
             raise
-
-
-def _is_temporary(path: str) -> bool:
-    return path.endswith((".new", "/.replay"))
 
 
 def retire(fs: FileSystem, above: str, check: Callable[[], object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -274,3 +275,36 @@ def test_nothing_is_recycled_while_a_segment_takes_over(disk: FullFileSystem) ->
     written += fill(journal, 200) + fill(journal, 300)
     assert found(disk) == written
     assert len({*segment_names(disk)}) == len(segment_names(disk))
+
+
+class OtherDisk(DirectoryFileSystem):
+    """Where segments are kept is full, or another file system."""
+
+    number = 0
+
+    def link(self, source: str, target: str) -> None:
+        if target.startswith("kept/"):
+            raise OSError(self.number, os.strerror(self.number), source, None, target)
+        super().link(source, target)
+
+    def rename(self, source: str, target: str) -> None:
+        if target.startswith("kept/") and self.number == errno.EXDEV:
+            raise OSError(self.number, os.strerror(self.number), source, None, target)
+        super().rename(source, target)
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.ENOSPC, errno.EMLINK])
+def test_what_cannot_be_kept_goes_and_the_journal_goes_on(tmp_path: Path, number: int) -> None:
+    fs = OtherDisk(tmp_path)
+    fs.number = number
+    fs.make_dir("kept")
+    journal = started(fs)
+    journal.kept = "kept"
+    written = fill(journal, 1)
+    journal.write_checkpoint(journal.position)
+    journal.recycle()
+    assert journal.full_segments == 0
+    assert len(segment_names(fs)) == 2
+    assert bool(fs.list("kept")) is (number == errno.EMLINK), "what takes no more links is renamed"
+    assert fill(journal, written[-1] + 1)
+    fs.close()

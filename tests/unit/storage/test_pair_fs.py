@@ -165,3 +165,17 @@ def test_other_names_stay(tmp_path: Path) -> None:
     retire(DirectoryFileSystem(tmp_path), ABOVE, lambda: None)
     assert os.listdir(tmp_path / ABOVE) == ["block.001"]  # noqa: PTH208
     retire(DirectoryFileSystem(tmp_path), "missing", lambda: None)
+
+
+@pytest.mark.parametrize("name", ["streams/queue=orders.new", "d/.orders.new", "new", ".new/x"])
+def test_what_only_has_the_name_of_a_temporary_stands_where_it_is_to(tmp_path: Path, name: str) -> None:
+    """As the record of a stream does that consumes queue orders.new."""
+    fs = pair(tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    fs.create(name, [b"1"])
+    assert fs.exists(name)
+    assert fs.read(name) == b"1"
+    fs.rename(name, "moved")
+    fs.link("moved", name)
+    fs.unlink(name)
+    assert tree(tmp_path) == {"moved": b"1"}

@@ -118,7 +118,7 @@ def _found(fs: FileSystem) -> Iterator[Aside]:
     names = set(listed(fs, QUARANTINE))
     for name in sorted(names):
         path = f"{QUARANTINE}/{name}"
-        if not name.endswith(REASON):
+        if not name.endswith(REASON) or name + REASON in names:
             yield Aside(path, _size(fs, path), _modified_us(fs, path + REASON))
         elif name.removesuffix(REASON) not in names:
             yield Aside(path, _size(fs, path), _modified_us(fs, path))  # of a cleaning that was cut off
@@ -168,8 +168,9 @@ def _modified_us(fs: FileSystem, path: str) -> int | None:
 
 def _when(name: str) -> int | None:
     """By the name that a restore gives: the time, and a number where there are several."""
+    stamp, several, number = name.partition("~")
     try:
-        when = datetime.fromisoformat(name.partition("~")[0])
+        when = datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:
         return None
-    return int(when.replace(tzinfo=when.tzinfo or UTC).timestamp() * 1_000_000)
+    return int(when.timestamp() * 1_000_000) if number.isdigit() or not several else None

@@ -88,7 +88,7 @@ def remake(path: str | os.PathLike[str]) -> list[str]:
         raise SpaceError(f"{root} was no queue space: nothing is there to be reconstructed")
     lock = OwnerFile(root)
     try:
-        if not lock.acquire():
+        if not lock.hold():
             raise in_use(root, read_owner(root))
         with closing(DirectoryFileSystem(root)) as fs:
             if not fs.is_dir(QUARANTINE):
@@ -163,9 +163,11 @@ def bring_back(session: Session, done: Reconstructed, queue: str = "") -> None:
 
 
 def _restore(connection: Connection, queue: str, data: bytes) -> bool:
-    """False where the queue has it."""
-    message_id = split_message(data)[0]
-    is_new = connection.restore(message_of(queue, 0, MessageId(message_id), data))
+    """False where the queue has it. A possible duplicate: it may have come back before, and been consumed, where that
+    was cut off before its file was marked."""
+    message = message_of(queue, 0, MessageId(split_message(data)[0]), data)
+    message.properties.possible_duplicate = True
+    is_new = connection.restore(message)
     connection.commit()
     return is_new
 

@@ -225,10 +225,12 @@ def _open(
         pair = Pair(root, lock, hardening, beats=taken is not None)
         if taken is None and not lock.acquire():
             raise in_use(root, read_owner(root))  # noqa: TRY301
+        found = read_format(root)  # again: a restore may have been at it until now
         modes = open_to(root, group)
         fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal, modes=modes)
         headers(fs, layout.JOURNAL)  # which refuses those of a newer xaqueue
         port = pair.port(fs)  # before anything else is read
+        store.give_up_restore(port)
         content, has_journal = lock.read(), fs.is_dir(layout.JOURNAL)
         owner = next_owner(content, found, hardening, has_journal, beats=pair.beats)
         owner = replace(owner, epoch=max(owner.epoch, store.journal_epoch(fs) + 1))  # also without the file owner
@@ -428,6 +430,8 @@ def _redefine(root: Path, space: Space, name: str, settings: Mapping[str, object
     try:
         with space.defining:
             space.redefine(define(root, name, settings, is_topic, space.hardening))
+            with suppress(InvalidArgument):  # somebody edits it just now
+                keep_good(root)
     except (OSError, UnicodeDecodeError) as error:
         raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was defined") from error
     space.has_consumed()  # a new limit may be one that some messages have reached

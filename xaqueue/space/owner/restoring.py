@@ -10,7 +10,8 @@ from pathlib import Path
 
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
 from xaqueue.space.model import layout
-from xaqueue.space.owner.open import attach, read_definitions
+from xaqueue.space.owner.definitions_file import usable_definitions
+from xaqueue.space.owner.open import attach
 from xaqueue.space.owner.record import find_group, format_owner, in_use, open_to, read_owner
 from xaqueue.space.snapshot import restore as restoring
 from xaqueue.space.snapshot.restore import Done
@@ -33,20 +34,21 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: i
         raise InvalidArgument("--at is in the future: name a moment that has been")
     if at_us and number is not None:
         raise InvalidArgument("--at takes the newest snapshot before that moment: leave --snapshot out")
-    group, keeps_queues, is_whole = None, not exact, False
-    try:
-        group = find_group(read_definitions(root).group)
-    except InvalidArgument:
-        keeps_queues = False
+    group, queues, is_whole = None, "", False
+    has_branches = (root / layout.PREPARED).is_dir()  # an open makes it
+    with suppress(InvalidArgument):
+        definitions, wrong = usable_definitions(root)
+        group = find_group(definitions.group)
+        queues = "" if exact else layout.GOOD_QUEUES if wrong else layout.QUEUES
     if not exact and not at_us and not (root / restoring.READY).exists():
         with suppress(OperationalError, InvalidArgument):  # what is wrong with it, the restore mends
             session = attach(root, watch=False)
-            is_whole = session.space.read_only is None
+            is_whole = session.space.read_only is None and has_branches
             session.close()
     try:
         lock = OwnerFile(root)
         try:
-            if not lock.acquire():
+            if not lock.hold():
                 raise in_use(root, read_owner(root))
             modes = open_to(root, group) if group is not None else PRIVATE
             with closing(DirectoryFileSystem(root, keep_unsynced=False, modes=modes)) as fs:
@@ -67,7 +69,7 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: i
                     now_us,
                     at_us=at_us,
                     exact=exact,
-                    keeps_queues=keeps_queues,
+                    queues=queues,
                     is_whole=is_whole,
                     close=close,
                 )

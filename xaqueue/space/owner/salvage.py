@@ -89,7 +89,7 @@ def salvage(path: str | os.PathLike[str]) -> Salvaged:
     group = find_group(definitions.group)
     lock = OwnerFile(path)
     try:
-        if not lock.acquire():
+        if not lock.hold():
             raise SpaceInUse(f"{os.fspath(path)} is in use: stop its owner first")
         with closing(DirectoryFileSystem(path, modes=open_to(Path(path), group))) as fs:
             if _damage(fs, path) is None:
@@ -119,6 +119,7 @@ def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
     for name in readable.files:
         archives.append(free_archive(fs, f"{JOURNAL}/{name}"))
         fs.rename(f"{JOURNAL}/{name}", archives[-1])
+        fs.set_modified_ns(archives[-1], time.time_ns())  # since when it is set aside, and not written
     fs.sync_dir(JOURNAL)
     return Salvaged(len(readable.records), archives, notes)
 

@@ -8,6 +8,7 @@ latest moment before it, since what was there behind it nobody can tell.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -64,8 +65,11 @@ class History:
         """Those of a segment; and the record that leads on, or that ends it all."""
         segment, found = place.segment, list[Record]()
         begun, before, count = -1, 0, 0  # of the present round the LSN; the time of the one before it, and its records
+        limit = self._limit(segment)
         for good in records_in(content(self._fs, place.directory, segment), segment.start):
             record = good.record
+            if record.lsn >= limit:
+                break
             is_own = record.kind >= TIME
             if record.lsn < self._position or not self._belongs(good, segment) or not (is_own or is_valid(record)):
                 continue
@@ -90,6 +94,12 @@ class History:
                     break
                 found.append(record)
         return found, None
+
+    def _limit(self, segment: Segment) -> int:
+        """Where the next owner found the end: what a former one wrote behind it, late, was promised to nobody."""
+        later = next((one for one in self._places if one.segment.epoch > segment.epoch), None)
+        covered = self._begin_of(later)[0] if later is not None and later.segment.start == segment.end else None
+        return sys.maxsize if covered is None else covered
 
     def _belongs(self, good: Placed, segment: Segment) -> bool:
         return good.epoch >= self._epoch and good.epoch >> EPOCH_BITS == segment.epoch

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from xaqueue.carried import CarrierState
 from xaqueue.errors import DamagedBlock
 from xaqueue.message import Message, MessageId
-from xaqueue.space.engine import redo
+from xaqueue.space.engine import quarantine, redo
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Kind, decode
 from xaqueue.space.model.block_files import listed, ranges_in
+from xaqueue.space.model.carrier_note import decode_note
 from xaqueue.space.recovery.load import read_head
 from xaqueue.storage.fs import NO_LINK, FileSystem, discard
 from xaqueue.storage.regular import NO_DIRECTORY
@@ -47,24 +49,52 @@ class Newer:
         for path in paths if self._origins else ():
             self._drop_moved(path)
 
-    def bring_branches(self, snapshot: Collection[Xid], *, is_whole: bool) -> set[Xid]:
-        """Those that are in doubt now, and not those that were and are no more. Returns the snapshot's of which nobody
-        can tell. snapshot: its branches. is_whole: nothing of the space is missing, so that who is not there is over.
+    def bring_branches(self, *, is_whole: bool) -> set[Xid]:
+        """Those that are in doubt now, and not those that were and are no more; of one that has lost a block what the
+        snapshot has. Returns the snapshot's of which nobody can tell. is_whole: nothing of the space is missing, so
+        that who is not there is over.
         """
-        present = branches_in(self.fs, layout.PREPARED)
+        present, lost = branches_in(self.fs, layout.PREPARED), quarantine.lost_blocks(self.fs)
+        then = branches_in(self.fs, f"{self.place}/{layout.PREPARED}")
         for xid, paths in present.items():
-            for path in paths if xid not in snapshot else ():
+            if xid in then and any(map(self._is_another, paths)):
+                for path in then.pop(xid):
+                    discard(self.fs, path)
+            for path in paths if xid not in then else ():
                 self._link(path)
+        for xid in lost.keys() - then.keys():
+            for path in (f"{layout.QUARANTINE}/{name}{end}" for name in lost[xid] for end in ("", ".reason")):
+                if self.fs.exists(path) and not self.fs.exists(f"{self.place}/{path}"):
+                    self._link(path)
         unknown = set()
-        for xid, paths in branches_in(self.fs, f"{self.place}/{layout.PREPARED}").items():
-            if xid in present:
+        for xid, paths in then.items():
+            if xid in present or xid in lost:
                 continue
-            if is_whole or any(self._has_come(path) for path in paths):
+            is_decided = self.fs.is_dir(layout.PREPARED) and self.fs.exists(f"{layout.HEURISTIC}/{xid}")
+            if is_whole or is_decided or any(self._has_come(path) for path in paths):
                 for path in paths:
                     discard(self.fs, path)
             else:
                 unknown.add(xid)
         return unknown
+
+    def bring_carriers(self, *, is_whole: bool) -> None:
+        """Whose database may hold changes yet, so that their queues wait. is_whole: as above; who owes nothing then
+        begins anew, since the database knows nothing of the id that the space gets.
+        """
+        for name in _names(self.fs, layout.CARRIERS):
+            path = f"{layout.CARRIERS}/{name}"
+            if is_whole:
+                discard(self.fs, f"{self.place}/{path}")
+            if not (is_whole and self._owes_nothing(path)) and not self.fs.exists(f"{self.place}/{path}"):
+                self._link(path)
+
+    def _owes_nothing(self, path: str) -> bool:
+        try:
+            note = decode_note(self.fs.read(path), path)
+        except (OSError, DamagedBlock):
+            return False
+        return note.state is CarrierState.CLOSED
 
     def _bring_messages(self, queue: str, directory: str) -> None:
         for name in _names(self.fs, directory):
@@ -94,6 +124,16 @@ class Newer:
         origins = self._origins.get(message[1])
         if origins is not None and (not origins or place[0] in origins):
             discard(self.fs, f"{self.place}/{path}")
+
+    def _is_another(self, path: str) -> bool:
+        """Whether a whole block is not the one that the snapshot has: its branch is decided, or a later one."""
+        try:
+            decode(data := self.fs.read(path))
+            return self.fs.read(f"{self.place}/{path}") != data
+        except FileNotFoundError:
+            return True
+        except (DamagedBlock, OSError):
+            return False
 
     def _has_come(self, path: str) -> bool:
         """Whether a block of a branch added a message that is there."""

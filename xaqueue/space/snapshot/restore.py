@@ -3,9 +3,10 @@
     .restoring/ is built and synced -> .restoring/READY -> FORMAT goes to removed/<time>/ -> so does what is replaced,
     and what was built takes its place -> FORMAT, with a new id, takes its own
 
-Crash safety: before READY nothing of the space was touched, and what was built is removed by the next restore. Behind
-it the space has no FORMAT, so nobody opens it until the same command has finished: it goes on where it was. Nothing is
-deleted or overwritten: what is replaced stays in ``removed/``.
+Crash safety: before READY nothing of the space was touched, but that its directories may follow its journal, as by an
+open; what was built is removed by the next restore. Behind it the same command goes on where it was, and soon the space
+has no FORMAT, so that nobody opens it. Who opens it before that, or when all is done, removes READY: what he adds is
+not in what was built. Nothing is deleted or overwritten: what is replaced stays in ``removed/``.
 
 What came after the snapshot and can be read is brought over (``newer``), so that it is not lost as well; the snapshot's
 own messages are possible duplicates (``model.restored``). Numbers go on far above all that a lost tail can have used,
@@ -23,16 +24,17 @@ from datetime import UTC, datetime
 
 from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.space.engine import redo
-from xaqueue.space.model import layout, restored
+from xaqueue.space.model import change, layout, restored
 from xaqueue.space.model.change import highest_numbers
 from xaqueue.space.model.layout import JOURNAL, QUEUES, REMOVED, RESTORED, SNAPSHOTS, TRIES, Watermark
 from xaqueue.space.model.restored import Restored
+from xaqueue.space.recovery.from_journal import check_end
 from xaqueue.space.snapshot import manifest, store
 from xaqueue.space.snapshot.history import History
 from xaqueue.space.snapshot.manifest import Manifest
 from xaqueue.space.snapshot.newer import Newer, branches_in, link_into, link_or_copy
 from xaqueue.storage.fs import FileSystem, discard
-from xaqueue.storage.journal_reader import headers
+from xaqueue.storage.journal_reader import headers, look
 from xaqueue.storage.layers import Below
 from xaqueue.storage.regular import NO_DIRECTORY
 from xaqueue.xid import Xid
@@ -99,22 +101,25 @@ def restore(
     *,
     at_us: int = 0,
     exact: bool = False,
-    keeps_queues: bool = True,
+    queues: str = QUEUES,
     is_whole: bool = False,
     close: Callable[[], None] = lambda: None,
 ) -> Done:
     """Puts it back; finishes a restore that was cut off instead, whatever is asked for. The caller owns the space.
 
     at_us: as of this moment, by the newest snapshot before it and the journal since; 0 for as of the snapshot.
-    exact: what came after the snapshot stays behind, as it does with a moment. keeps_queues: queues.toml stays as it
-    is. is_whole: the space was opened and closed just now, so that it has all that it is to have. close: called when
-    all but FORMAT is in its place: nothing that was there has to be believed any more. Raises SpaceError, OSError.
+    exact: what came after the snapshot stays behind, as it does with a moment. queues: the file that says what is
+    defined; without one the snapshot does. is_whole: the space was opened and closed just now, so that it has all that
+    it is to have. close: called when all but FORMAT is in its place: nothing that was there has to be believed any
+    more. Raises SpaceError, OSError.
     """
     if not fs.exists(READY):
         if fs.is_dir(PLACE):
             store.remove_tree(fs, PLACE)
         found = choose_before(fs, at_us) if at_us else choose(fs, number)
-        done = _Build(fs, found, now_us, at_us, exact=exact, keeps_queues=keeps_queues, is_whole=is_whole).build()
+        if not (exact or at_us or is_whole):
+            _follow(fs)
+        done = _Build(fs, found, now_us, at_us, exact=exact, queues=queues, is_whole=is_whole).build()
         return put_in_place(fs, done, close)
     return finish(fs, close)
 
@@ -122,8 +127,10 @@ def restore(
 def put_in_place(fs: FileSystem, done: Done, close: Callable[[], None] = lambda: None) -> Done:
     """What was built in PLACE takes the place of what is there, which goes to ``done.removed``. Raises OSError."""
     fs.sync_all()
-    fs.create(READY, [json.dumps({name: getattr(done, name) for name in Done.__slots__}).encode()])
-    fs.sync_file(READY)
+    making = f"{READY}.new"
+    fs.create(making, [json.dumps({name: getattr(done, name) for name in Done.__slots__}).encode()])
+    fs.sync_file(making)
+    fs.rename(making, READY)
     fs.sync_dir(PLACE)
     return finish(fs, close)
 
@@ -145,6 +152,17 @@ def free_place(fs: FileSystem, now_us: int) -> str:
     return place
 
 
+def _follow(fs: FileSystem) -> None:
+    """What only the journal has yet is done in the directories, as an open would have done it; not by one that is
+    damaged. Raises OSError."""
+    with suppress(SpaceError):
+        found = look(fs, JOURNAL, change.is_valid)
+        check_end(fs, found.records, found.position)
+        if found.records:
+            redo.make_dirs(fs, layout.ACTIVE)
+            redo.replay(fs, found.records, without_lost=True)
+
+
 def is_cut_off(fs: FileSystem) -> bool:
     return fs.exists(READY)
 
@@ -160,7 +178,7 @@ class _Build:
         at_us: int,
         *,
         exact: bool,
-        keeps_queues: bool,
+        queues: str,
         is_whole: bool,
     ) -> None:
         self.fs = fs
@@ -169,7 +187,7 @@ class _Build:
         self.now_us = now_us
         self.at_us = at_us
         self.exact = exact or bool(at_us)
-        self.keeps_queues = keeps_queues
+        self.queues = queues
         self.is_whole = is_whole
         self.newer = Newer(fs, PLACE)
 
@@ -183,9 +201,9 @@ class _Build:
                 self._put(path, self._changed(path, fs.read(f"{self.source}/{path}")))
             else:
                 self._link(f"{self.source}/{path}", path)
-        if self.keeps_queues and fs.exists(QUEUES):
-            fs.unlink(f"{PLACE}/{QUEUES}")
-            self._put(QUEUES, fs.read(QUEUES))
+        if self.queues and fs.exists(self.queues):
+            discard(fs, f"{PLACE}/{QUEUES}")
+            self._put(QUEUES, fs.read(self.queues))
         through = {queue: published for queue, (_, published, _) in found.queues.items()}
         messages = found.messages
         if self.at_us:
@@ -195,7 +213,8 @@ class _Build:
         unknown = self._bring_over(names, through)
         self._keep_journal()
         branches = sorted(map(str, unknown))
-        self._put(RESTORED, restored.encode(Restored(found.number, found.taken_at, self.now_us, through, branches)))
+        marks = self._marks(through)
+        self._put(RESTORED, restored.encode(Restored(found.number, found.taken_at, self.now_us, marks, branches)))
         place = free_place(fs, self.now_us)
         newer = self.newer
         return Done(found.number, found.taken_at, place, messages, newer.messages, newer.lost, branches, self.at_us)
@@ -218,6 +237,14 @@ class _Build:
             discard(self.fs, f"{PLACE}/{path}")
             self._put(path, layout.format_watermark(Watermark(seq, max(seq + JUMP, self._beyond(queue)))))
         return highest
+
+    def _marks(self, through: dict[str, int]) -> dict[str, int]:
+        """With those of what came back before: it may be brought over, and have been delivered before that."""
+        earlier = restored.read(self.fs)
+        queues = {name for one in _listed(self.fs, layout.COMMITTED) if (name := layout.parse_queue_directory(one))}
+        if earlier.snapshot == restored.DAMAGED:
+            return {queue: self._beyond(queue) for queue in queues | through.keys()}
+        return {queue: max(through.get(queue, 0), earlier.queues.get(queue, 0)) for queue in queues | through.keys()}
 
     def _keep_journal(self) -> None:
         """Who has chosen the wrong moment may choose another one: its segments stay with those that are kept."""
@@ -259,8 +286,10 @@ class _Build:
         if self.exact:
             return then
         self.newer.bring(names)
-        earlier = restored.read(self.fs).xids() & then  # nobody could tell of these before
-        return self.newer.bring_branches(then, is_whole=self.is_whole) | earlier
+        self.newer.bring_carriers(is_whole=self.is_whole)
+        unknown, earlier = self.newer.bring_branches(is_whole=self.is_whole), restored.read(self.fs)
+        left = branches_in(self.fs, f"{PLACE}/{layout.PREPARED}")
+        return unknown | {xid for xid in left if earlier.of_branch(xid)}  # nobody could tell of these before
 
     def _put(self, path: str, data: bytes) -> None:
         redo.make_dirs(self.fs, f"{PLACE}/{path}".rpartition("/")[0])

@@ -149,6 +149,15 @@ def journal_epoch(fs: FileSystem) -> int:
     return max([said.epoch for name in names if (said := parse_name(name))] + [one.journal for one in listed(fs)] + [0])
 
 
+def give_up_restore(fs: FileSystem) -> None:
+    """One that was cut off before it touched the space, or when all was done, is never finished from now on: it would
+    put back what it found then. For who has opened the space, which has its FORMAT. Raises OSError.
+    """
+    if fs.exists(layout.RESTORE_READY):
+        fs.unlink(layout.RESTORE_READY)
+        fs.sync_dir(layout.RESTORE_READY.partition("/")[0])
+
+
 def remove_unfinished(fs: FileSystem) -> None:
     """What was cut off while it was made or removed. Raises OSError."""
     for name in fs.list(SNAPSHOTS):

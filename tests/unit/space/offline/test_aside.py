@@ -143,3 +143,25 @@ def test_it_may_be_cut_off_at_any_call(root: Path) -> None:
         if not fs.crashed:
             break
     assert crash_after > 8
+
+
+@pytest.mark.parametrize("name", ["20200101", "2020-W01", "2020-01-01T00:00:00", "20200101T000000Z~mine"])
+def test_what_only_looks_like_a_time_is_somebodys_own(root: Path, name: str) -> None:
+    (root / "removed" / name).mkdir()
+    assert f"removed/{name}" not in [one.path for one in clean(root, WEEK_S)[0]]
+    assert (root / "removed" / name).is_dir()
+
+
+def test_one_of_several_of_a_second_is_a_restores(root: Path) -> None:
+    (root / "removed" / "20200101T000000Z~2").mkdir()
+    assert "removed/20200101T000000Z~2" in [one.path for one in clean(root, WEEK_S)[0]]
+
+
+def test_a_file_that_is_named_like_a_reason_is_as_old_as_its_own(root: Path) -> None:
+    fs = DirectoryFileSystem(root)
+    (root / "committed" / "notes.reason").write_bytes(b"somebody's")
+    os.utime(root / "committed" / "notes.reason", (1e9, 1e9))
+    path = quarantine.move(fs, "committed/notes.reason", "a strange name", time.time_ns() // 1000)
+    fs.close()
+    assert path not in [one.path for one in clean(root, WEEK_S)[0]]
+    assert {path, f"{path}.reason"} <= names(root)

@@ -12,6 +12,7 @@ import pytest
 import xaqueue
 from support.forgetful import Crashed, Tree
 from xaqueue.errors import SpaceError, SpaceInUse
+from xaqueue.space.engine import quarantine
 from xaqueue.space.model import layout
 from xaqueue.space.model.format import read_format
 from xaqueue.space.offline.check import check
@@ -181,3 +182,23 @@ def test_it_may_be_cut_off_at_any_call(root: Path, name: str, *, is_known: bool)
         if not fs.crashed:
             break
     assert crash_after > 5
+
+
+def test_one_that_was_consumed_before_its_file_was_marked_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command is cut off, the space is used, and the command comes again."""
+    message(root, b"fourth").rename(root / "committed/queue=more/photo.jpg")
+
+    def cut_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(quarantine, "mark", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            reconstruct(root)
+    for back in (None, {"more": 1}):
+        assert back is None or reconstruct(root).back == back
+        with xaqueue.connect(root) as connection:
+            delivered = connection.dequeue("more")
+            assert delivered is not None
+            assert delivered.possible_duplicate
+            connection.commit()

@@ -100,3 +100,13 @@ def test_a_crash_leaves_one_copy_or_the_other(root: Path, monkeypatch: pytest.Mo
             break
     assert seen == {TEXT.encode(), b"[queues.new]\n"}
     assert {tree.nodes[layout.GOOD_QUEUES] for tree in fs.trees_after_crash()} == {b"[queues.new]\n"}
+
+
+def test_what_is_defined_is_in_the_copy_at_once(root: Path) -> None:
+    """Also where nobody watches the file: it may be lost before the next open."""
+    session = open.attach(root, sync="NONE", watch=False)
+    session.define("later", {"order": "lifo"})
+    assert (root / layout.GOOD_QUEUES).read_text() == (root / layout.QUEUES).read_text()
+    session.close()
+    gone(root / layout.QUEUES)
+    assert list(usable_definitions(root)[0].queues) == ["orders", "later"]

@@ -24,6 +24,8 @@ from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 from xaqueue.space.owner.restoring import restore
 from xaqueue.space.owner.threads import Snapshotter
+from xaqueue.storage.journal import time_entry
+from xaqueue.storage.journal_format import record_of, records_in
 
 KEEPS = '[default]\n[space]\nsync = "JOURNAL"\njournal_segment_bytes = 65536\n[snapshots]\n'
 QUEUES = ("a", "b")
@@ -230,6 +232,24 @@ def test_a_journal_that_is_lost_tells_nothing_behind_what_was_kept(root: Path) -
     with pytest.raises(SpaceError, match="is lost"):
         restore(root, at_us=late)
     assert restore(root, at_us=moment - 500).messages in (1, 2)
+
+
+def test_what_a_former_owner_writes_late_is_passed_over(root: Path) -> None:
+    """It was stopped before that call, and the next owner had taken the space over when it was continued."""
+    sent(root, b"1", snapshot=True)
+    sent(root, b"2")
+    former = max((root / "journal").glob("*.log"), key=lambda path: path.stat().st_mtime_ns)
+    former = root / KEPT_JOURNAL / former.name
+    moment = sent(root, b"3")
+    sent(root, b"4")
+    start = int(former.name.split(".")[1], 16)
+    *_, last = records_in(former.read_bytes(), start)
+    late = b"".join(record_of(time_entry(now_us()), last.end, last.end, last.epoch))
+    with former.open("r+b") as segment:
+        segment.seek(last.end - start)
+        segment.write(late)
+    restore(root, at_us=moment)
+    assert bodies(root) == [b"1", b"2", b"3"]
 
 
 def test_a_branch_in_doubt_at_that_moment_is_an_operators(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -97,10 +98,13 @@ def test_what_had_reached_the_directories_is_there(root: Path, bad: list[int]) -
 def test_all_segments_are_kept(root: Path) -> None:
     damage(root, 2)
     journal = root / layout.JOURNAL
+    for path in journal.glob("*.log"):
+        os.utime(path, (1e9, 1e9))
     kept = {f"{path.name}.archive": path.read_bytes() for path in journal.glob("*.log")}
     done = salvage(root)
     assert done.archives == sorted(f"{layout.JOURNAL}/{name}" for name in kept)
     assert {path.name: path.read_bytes() for path in journal.glob("*.archive")} == kept
+    assert min(path.stat().st_mtime for path in journal.glob("*.archive")) > 1e9, "their age begins here"
     assert [path.name for path in journal.glob("*.log")] == [name_of(1 << 32, 2)]
     opened(root)
     assert {path.name: path.read_bytes() for path in journal.glob("*.archive")} == kept

@@ -13,10 +13,12 @@ import xaqueue
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
-from xaqueue.space.owner import pair, standby
+from xaqueue.space.offline import reconstruct
+from xaqueue.space.owner import pair, salvage, standby
 from xaqueue.space.owner.open import attach, create, write_definitions
 from xaqueue.space.owner.record import read_owner
 from xaqueue.space.owner.restoring import restore
+from xaqueue.space.snapshot import restore as restoring
 from xaqueue.storage import owner_file
 
 
@@ -216,3 +218,31 @@ def test_a_snapshot_of_one_of_a_pair(root: Path) -> None:
         message = connection.dequeue("q")
         assert message is not None
         assert message.body == b"x"
+
+
+@pytest.mark.parametrize("command", ["restore", "remake", "salvage"])
+def test_no_command_that_has_the_space_closed_is_taken_over(
+    root: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Its last owner beats no more, and says in ``owner`` that it does."""
+    session = attach(root, lock=standby.wait(root))
+    session.space.take_snapshot(True)
+    session.close()
+    found = read_owner(root)
+    assert found is not None
+    assert found.beats
+
+    def stand_by(*_: object, **__: object) -> None:
+        with pytest.raises(Stopped):
+            standby.wait(root, takeover_s=2.0, look=clock.until(clock.now + 20))
+        raise Stopped
+
+    for module, name in ((restoring, "restore"), (reconstruct, "make_format"), (salvage, "_damage")):
+        monkeypatch.setattr(module, name, stand_by)
+    calls: dict[str, Callable[[], object]] = {
+        "restore": lambda: restore(root, exact=True),
+        "remake": lambda: reconstruct.remake(root),
+        "salvage": lambda: salvage.salvage(root),
+    }
+    with pytest.raises(Stopped):
+        calls[command]()
