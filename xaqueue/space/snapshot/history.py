@@ -98,7 +98,7 @@ class History:
     def _limit(self, segment: Segment) -> int:
         """Where the next owner found the end: what a former one wrote behind it, late, was promised to nobody."""
         later = next((one for one in self._places if one.segment.epoch > segment.epoch), None)
-        covered = self._begin_of(later)[0] if later is not None and later.segment.start == segment.end else None
+        covered = begin_of(self._fs, later)[0] if later is not None and later.segment.start == segment.end else None
         return sys.maxsize if covered is None else covered
 
     def _belongs(self, good: Placed, segment: Segment) -> bool:
