@@ -88,6 +88,11 @@ ENOUGH: dict[str, frozenset[Right] | None] = {
     "undefine": frozenset({Right.ADMIN}),
     "snapshot": frozenset({Right.ADMIN}),
     "repair": frozenset({Right.ADMIN}),
+    "replicate": frozenset({Right.ADMIN}),
+    "replica_begin": frozenset({Right.ADMIN}),
+    "replica_next": frozenset({Right.ADMIN}),
+    "replica_end": frozenset({Right.ADMIN}),
+    "replaced": frozenset({Right.ADMIN}),
 }
 """Each of these is enough; None: to be a member of any role is."""
 

@@ -37,7 +37,7 @@ REQUEST_BYTES = 256 * 1024
 UNKNOWN = (1, b"unknown", b"")
 IN_DOUBT = (1, b"in doubt", b"")
 
-ELSEWHERE = {"drain", "define", "undefine", "snapshot"}
+ELSEWHERE = {"drain", "define", "undefine", "snapshot", "replica_begin", "replica_end", "replaced"}
 """Methods that are not tried here: they change the service for everybody."""
 
 
@@ -97,6 +97,8 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("consume", ["orders", "query#1", 9, True]),
         ("release", ["orders"]),
         ("repair", ["orders"]),
+        ("replicate", [1, 512, 0, 0, 0]),
+        ("replica_next", []),
         ("reservations", []),
     ]
 

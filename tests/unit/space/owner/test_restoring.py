@@ -25,6 +25,7 @@ from xaqueue.space.owner.threads import Snapshotter
 from xaqueue.space.snapshot import take as taking
 from xaqueue.xid import Xid
 
+PATIENCE_S = 60.0
 DEFINED = '[queues.orders]\norder = "fifo"\n[default]\n'
 
 
@@ -33,7 +34,12 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """With two messages in a snapshot, of which one was taken since, and one that was added."""
     path = tmp_path / "space"
     with xaqueue.connect(path, create=True, sync=request.param) as connection:
-        (path / "queues.toml").write_text(DEFINED + f'[space]\nsync = "{request.param}"\n')
+        defined = DEFINED + f'[space]\nsync = "{request.param}"\n'
+        (path / "queues.toml").write_text(defined)
+        deadline = time.monotonic() + PATIENCE_S
+        while (path / "queues.toml.good").read_text() != defined:  # once the watch has taken it
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
         for body in (b"1", b"2"):
             connection.enqueue("orders", body)
         connection.commit()
