@@ -32,6 +32,7 @@ from xaqueue.space.engine import shipping as shipping_room
 from xaqueue.space.engine.shipping import Shipping
 from xaqueue.space.model import layout, replicated
 from xaqueue.space.model.replicated import Replicated
+from xaqueue.space.owner import open as open_room
 from xaqueue.space.owner.open import write_definitions
 from xaqueue.space.recovery.load import Load, Progress
 from xaqueue.space.snapshot import restore
@@ -433,3 +434,22 @@ def test_a_segment_may_go_while_it_is_looked_for(tmp_path: Path, serve: Serve, m
     assert source.space.shipping is not None
     assert source.space.shipping.next(0, 0, 0, 0) is None
     assert len(times) == 2
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_acknowledge_is_not_taken_where_nothing_is_shipped(tmp_path: Path, serve: Serve, is_served: bool) -> None:
+    """By a server that was started without [replication], and by who opens the space itself."""
+    root = made(tmp_path / "source")
+    with ExitStack() as stack:
+        if is_served:
+            write_definitions(root, '[default]\n[space]\nsync = "JOURNAL"\n')
+            url = serve(root).url
+        else:
+            stack.enter_context(closing(xaqueue.connect(root)))
+            url = str(root)
+        write_definitions(root, text("replica", 0.1))
+        watch = open_room._attached[root.resolve()].watch
+        assert watch is not None
+        until(lambda: "holds from the next start" in watch.complaint)
+        with xaqueue.connect(url) as connection:
+            connection.enqueue("orders", b"a")
