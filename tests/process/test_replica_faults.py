@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from subprocess import DEVNULL, Popen
+from typing import Any
 
 import pytest
 
@@ -27,12 +28,15 @@ from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
 from xaqueue.rpc.methods import replication
 from xaqueue.rpc.server import server as server_room
 from xaqueue.rpc.server.peer import Limits
+from xaqueue.space.engine import shipping as shipping_room
 from xaqueue.space.engine.shipping import Shipping
 from xaqueue.space.model import layout, replicated
 from xaqueue.space.model.replicated import Replicated
+from xaqueue.space.owner import open as open_room
 from xaqueue.space.owner.open import write_definitions
 from xaqueue.space.recovery.load import Load, Progress
 from xaqueue.space.snapshot import restore
+from xaqueue.storage import journal_places
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.journal_format import SECTOR_BYTES
 from xaqueue.storage.journal_places import Place
@@ -394,3 +398,58 @@ def test_a_fence_needs_no_room_for_its_list(tmp_path: Path, serve: Serve, monkey
     source._thread.join(60)
     with pytest.raises(SpaceError, match="was replaced by its replica"):
         xaqueue.connect(source.root)
+
+
+def test_it_catches_up_over_several_opens(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    """Each journal ends somewhere in a segment, and nothing behind that is taken for hardened."""
+    root = made(tmp_path / "source", space="journal_segment_bytes = 65536")
+    source = serve(root)
+    replica = follow(tmp_path / "replica", source.url)
+    replica.wait_for(source)
+    began = replica.follower._found
+    replica.stop()
+    source.stop()
+    for number in range(2):
+        source = serve(root)
+        put(source.url, b"%d" % number)
+        source.kill()
+    source = serve(root)
+    replica = follow(tmp_path / "replica", source.url)
+    replica.wait_for(source)
+    assert replica.follower._found is not None
+    assert began is not None
+    assert replica.follower._found.at == began.at, "it was copied anew"
+
+
+def test_a_segment_may_go_while_it_is_looked_for(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, look, times = serve(made(tmp_path / "source")), journal_places.places, list[int]()
+
+    def places(*given: Any) -> Any:
+        times.append(1)
+        if len(times) == 1:
+            raise FileNotFoundError(errno.ENOENT, "moved")
+        return look(*given)
+
+    monkeypatch.setattr(shipping_room, "places", places)
+    assert source.space.shipping is not None
+    assert source.space.shipping.next(0, 0, 0, 0) is None
+    assert len(times) == 2
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_acknowledge_is_not_taken_where_nothing_is_shipped(tmp_path: Path, serve: Serve, is_served: bool) -> None:
+    """By a server that was started without [replication], and by who opens the space itself."""
+    root = made(tmp_path / "source")
+    with ExitStack() as stack:
+        if is_served:
+            write_definitions(root, '[default]\n[space]\nsync = "JOURNAL"\n')
+            url = serve(root).url
+        else:
+            stack.enter_context(closing(xaqueue.connect(root)))
+            url = str(root)
+        write_definitions(root, text("replica", 0.1))
+        watch = open_room._attached[root.resolve()].watch
+        assert watch is not None
+        until(lambda: "holds from the next start" in watch.complaint)
+        with xaqueue.connect(url) as connection:
+            connection.enqueue("orders", b"a")

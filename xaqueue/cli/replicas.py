@@ -69,7 +69,7 @@ def promote(
         return
     typer.echo(f"{directory} is the space now, epoch {done.epoch}: serve it with `xaqueue serve --space {directory}`")
     if done.complete:
-        typer.echo("all that the former one has acknowledged is here")
+        typer.echo(f"all that {done.url} acknowledged is here, as long as it waited for this replica and no other")
     else:
         typer.echo(f"what {done.url} acknowledged behind LSN {done.lsn:#x} is not here: messages may come twice")
     if done.branches:

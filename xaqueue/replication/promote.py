@@ -62,7 +62,8 @@ class Promoted:
     epoch: int
     lsn: int
     complete: bool
-    """Whether all that the former one acknowledged is there: it waited for this replica."""
+    """Whether all that the former one acknowledged is there, as long as it waited for this replica: who said "local"
+    there while this one was away, or had another one acknowledge, knows of that alone."""
     branches: list[str]
     """In doubt, which an operator decides."""
     url: str

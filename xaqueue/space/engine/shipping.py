@@ -200,7 +200,13 @@ class Shipping:
                 if data is not None:
                     hardened = self._journal.position
                     return Piece(epoch, segment.start, segment.size, next_size, lsn, data, hardened, end)
-        return self._waiting.run(lambda: self._earlier(epoch, lsn))
+        return self._waiting.run(lambda: self._found(epoch, lsn))
+
+    def _found(self, epoch: int, lsn: int) -> Piece | None:
+        """A segment may go to those that are kept, or from there, while it is looked for."""
+        while True:
+            with suppress(FileNotFoundError):
+                return self._earlier(epoch, lsn)
 
     def _earlier(self, epoch: int, lsn: int) -> Piece | None:
         """Of what is not written to any more."""
@@ -208,9 +214,8 @@ class Shipping:
         later = next((place for place in found if place.segment.epoch > epoch), None)
         covered = begin_of(self._fs, later)[0] if later is not None else None
         if later is not None and covered is not None and covered <= lsn:  # less: it had more than was hardened here
-            segment = later.segment
-            epoch, lsn, covered = segment.epoch, segment.start + SECTOR_BYTES, None
-        elif later is not None and covered is None:
+            return self._earlier(later.segment.epoch, later.segment.start + SECTOR_BYTES)
+        if later is not None and covered is None:
             return None
         here = [place for place in found if place.segment.epoch == epoch]
         for number, place in enumerate(here):

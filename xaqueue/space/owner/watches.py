@@ -24,6 +24,7 @@ from xaqueue.errors import InvalidArgument
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import definitions, layout
 from xaqueue.space.owner.definitions_file import keep_good
+from xaqueue.storage.scheduling import THREADS
 
 _CHANGES = frozenset({"modified", "created", "moved", "closed"})
 """Reading a file makes events too; following those would be following oneself."""
@@ -81,6 +82,7 @@ class DefinitionsWatch(FileSystemEventHandler):
             try:
                 text = definitions.read(self._path.parent)
                 parsed = definitions.parse(text).check_sync(self._space.hardening)
+                self._check_shipping(parsed)
             except (OSError, InvalidArgument, UnicodeDecodeError) as error:
                 self.complaint = str(error)
                 log.warning("queues.toml is not taken, the old definitions hold: %s", error)
@@ -93,6 +95,14 @@ class DefinitionsWatch(FileSystemEventHandler):
             self._space.redefine(parsed)
         self._space.has_consumed()  # a new limit may be one that some messages have reached
         log.info("queues.toml reloaded: %d queues", len(parsed.queues))
+
+    def _check_shipping(self, parsed: definitions.Definitions) -> None:
+        """InvalidArgument where steps were to wait for a replica that nobody can follow here."""
+        if parsed.replication.waits and (self._space.shipping is None or self._space.waiting is THREADS):
+            raise InvalidArgument(
+                'queues.toml: [replication] acknowledge = "replica" holds from the next start of `xaqueue serve` on, '
+                "and no step waits for a replica before that: stop who has the space open, and start the server"
+            )
 
 
 class QueueWatch(FileSystemEventHandler):
