@@ -13,15 +13,20 @@ from itertools import count
 import pytest
 
 from support.crash_cases import EXTREMES, FULL, trees_of
-from support.crash_level import ANY_QUEUE, CYCLING, LAGGING, Level, open_space
+from support.crash_level import ANY_QUEUE, CYCLING, LAGGING, NOON_US, Level, open_space
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.errors import ResourceFailed, SpaceError
 from xaqueue.replication.journal_copy import JournalCopy
+from xaqueue.replication.promote import take_place
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.shipping import Shipping
 from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout, replicated
 from xaqueue.space.model.copying import Replication
+from xaqueue.space.model.replicated import REPLICA, Replicated
+from xaqueue.space.owner.record import Owner
+from xaqueue.storage.fs import replace_file
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
@@ -178,6 +183,46 @@ def test_it_goes_on_behind_a_crash(level: Level) -> None:
             assert (place, state) == (source.shipping.end, source.states[source.shipping.end])
         if not replica.fs.crashed:
             return
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+@pytest.mark.parametrize("level", [SMALL, LARGE], ids=str)
+def test_a_promotion_may_be_cut_off_at_any_call(level: Level, is_complete: bool) -> None:
+    """It is a replica yet, and is promoted again, or it is the space."""
+    source, replica = begun(level, None)
+    for number, _ in enumerate(played(source, replica)):
+        if number == 6:
+            break
+    replica.fs.create(layout.REPLICATION, [replicated.encode(Replicated(REPLICA, "xaq://there", "id", 1, *START))])
+    replica.fs.sync_all()
+    tree, wanted, ended = replica.fs.tree_after_kill(), source.state_at(replica.acknowledged), 0
+    if not is_complete:
+        wanted = wanted | {"in doubt": []}  # which an operator decides
+    for crash_after in count(1, 1 if FULL else 3):
+        fs = tree.open(crash_after)
+        with suppress(Crashed):
+            taken(fs, is_complete)
+        for left in (fs.tree_after_kill().open(), *(one.open() for one in trees_of(fs, level, EXTREMES))):
+            found = replicated.read(left)
+            assert found is not None
+            if found.role == REPLICA:
+                taken(left, is_complete)
+                left.sync_all()
+            else:
+                ended += 1
+            space = open_space(left, level, definitions=ANY_QUEUE, epoch=1000)
+            assert seen(space) == wanted
+            session = Session(space)
+            assert [one.possible_duplicate for one in session.browse("a")].count(is_complete) == 0
+            assert space.queues["a"].reserved > 1 << 32
+        if not fs.crashed:
+            break
+    assert ended
+
+
+def taken(fs: ForgetfulFileSystem, is_complete: bool) -> None:
+    here = Owner(1 << 16, "host", 1, "", "JOURNAL")
+    take_place(fs, here, NOON_US, is_complete, lambda data: replace_file(fs, layout.OWNER, data))
 
 
 def test_what_only_the_replica_has_goes_with_a_crash_of_the_source() -> None:

@@ -18,9 +18,11 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from xaqueue.endpoint import parse
@@ -79,26 +81,33 @@ def promote(root: Path, now_us: int) -> Promoted:
     with owned(root) as (fs, lock):
         if restore.is_cut_off(fs):  # a copy was being put in its place
             restore.finish(fs)
-        found = _check(root, fs)
-        copy = JournalCopy(fs, found.journal, found.lsn)
-        copy.follow(everything=True)
-        through = _jump(fs)
-        is_complete, branches = usable_definitions(root)[0].replication.waits, list[str]()
-        if not is_complete:
-            branches = sorted(map(str, branches_in(fs, layout.PREPARED)))
-            names = sorted({*branches, *map(str, restored.read(fs).xids())})
-            _put(fs, layout.RESTORED, restored.encode(Restored(1, now_us, now_us, through, names)))
-        owner = read_owner(root)
-        epoch = max(found.epoch, owner.epoch if owner is not None else 0) + EPOCHS
+        found, before = _check(root, fs), read_owner(root)
+        epoch = max(found.epoch, before.epoch if before is not None else 0) + EPOCHS
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        line = read_format(root).line
-        here = Owner(epoch, socket.gethostname(), os.getpid(), since, "JOURNAL", journalled=copy.is_begun, space=line)
-        lock.write(fs, format_owner(here))
-        fs.sync_all()
-        made = Replicated(PROMOTED, found.url, found.space, epoch + 1, copy.epoch, copy.lsn, now_us)
-        replicated.write(fs, made)
-        discard(fs, layout.LAG)
-    return Promoted(epoch + 1, copy.lsn, is_complete, branches, found.url)
+        here = Owner(epoch, socket.gethostname(), os.getpid(), since, "JOURNAL", space=read_format(root).line)
+        is_complete = usable_definitions(root)[0].replication.waits
+        return take_place(fs, here, now_us, is_complete, partial(lock.write, fs))
+
+
+def take_place(
+    fs: FileSystem, here: Owner, now_us: int, is_complete: bool, write_owner: Callable[[bytes], object]
+) -> Promoted:
+    """Makes the replica of a port the space, which ``here`` had last. Raises SpaceError, OSError."""
+    found = replicated.read(fs)
+    assert found is not None
+    copy = JournalCopy(fs, found.journal, found.lsn)
+    copy.follow(everything=True)
+    through, branches = _jump(fs), list[str]()
+    if not is_complete:
+        branches = sorted(map(str, branches_in(fs, layout.PREPARED)))
+        names = sorted({*branches, *map(str, restored.read(fs).xids())})
+        _put(fs, layout.RESTORED, restored.encode(Restored(1, now_us, now_us, through, names)))
+    write_owner(format_owner(replace(here, journalled=copy.is_begun)))
+    fs.sync_all()
+    made = Replicated(PROMOTED, found.url, found.space, here.epoch + 1, copy.epoch, copy.lsn, now_us)
+    replicated.write(fs, made)
+    discard(fs, layout.LAG)
+    return Promoted(made.epoch, copy.lsn, is_complete, branches, found.url)
 
 
 def _check(root: Path, fs: FileSystem) -> Replicated:
