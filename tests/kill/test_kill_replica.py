@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import xaqueue
+from support.booking import Booking
 from support.pair import Client, judge, wait_for_work
 from support.replica_pair import ReplicatedPair
 from support.replicas import made, text
@@ -27,7 +28,7 @@ FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 FAILOVERS = int(os.environ.get("XAQUEUE_FAILOVERS", "100" if FULL else "2"))
 CLIENTS = 8
 STOCKED = 5_000 if FULL else 300
-QUEUES = "[queues.in]\n[queues.out]\n"
+QUEUES = "[queues.in]\n[queues.out]\n[queues.booked]\n"
 
 
 @contextmanager
@@ -77,3 +78,15 @@ def test_a_replica_is_killed_and_comes_back(tmp_path: Path) -> None:
             pair.kill_replica()
             wait_for_work(clients)
         pair.fail_over(signal.SIGKILL)
+
+
+def test_a_transaction_manager_goes_on_with_the_replica(tmp_path: Path, dsn: str) -> None:
+    """A row of PostgreSQL and its message are there, or neither is."""
+    with at_work(tmp_path) as (pair, _):
+        booking = Booking(tmp_path / "log", dsn, pair.url)
+        booking.start()
+        for failover in range(FAILOVERS):
+            booking.wait_for_work()
+            pair.fail_over(signal.SIGKILL if failover % 2 else signal.SIGSTOP)
+        booking.wait_for_work()
+        booking.judge()

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import xaqueue
+from support.booking import Booking
 from support.pair import FENCED, Client, Networks, Pair, judge, wait_for_work
 from support.served import PATIENCE_S
 from xaqueue.space.offline.check import check
@@ -67,6 +68,18 @@ def test_cut_off_from_its_clients(tmp_path: Path, networks: Networks) -> None:
             pair.stand_by(former)
 
 
+def test_a_transaction_manager_goes_on_with_the_other_one(tmp_path: Path, dsn: str) -> None:
+    """A row of PostgreSQL and its message are there, or neither is."""
+    with at_work(tmp_path / "space") as (pair, _):
+        booking = Booking(tmp_path / "log", dsn, pair.url)
+        booking.start()
+        for _ in range(FAILOVERS):
+            booking.wait_for_work()
+            pair.stand_by(pair.fail_over(signal.SIGKILL))
+        booking.wait_for_work()
+        booking.judge()
+
+
 @contextmanager
 def at_work(
     root: Path, places: Sequence[str] = (), within: Sequence[Sequence[str]] = ((), ())
@@ -97,7 +110,7 @@ def at_work(
 
 def stock(root: Path) -> None:
     create(root)
-    write_definitions(root, "[queues.in]\n[queues.out]\n")
+    write_definitions(root, "[queues.in]\n[queues.out]\n[queues.booked]\n")
     with xaqueue.connect(root) as connection:
         for number in range(STOCKED):
             connection.enqueue("in", b"%d" % number)
