@@ -36,7 +36,7 @@ from xaqueue.space.owner import open as open_room
 from xaqueue.space.owner.open import write_definitions
 from xaqueue.space.recovery.load import Load, Progress
 from xaqueue.space.snapshot import restore
-from xaqueue.storage import journal_places
+from xaqueue.storage import journal, journal_places
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.journal_format import SECTOR_BYTES
 from xaqueue.storage.journal_places import Place
@@ -453,3 +453,26 @@ def test_acknowledge_is_not_taken_where_nothing_is_shipped(tmp_path: Path, serve
         until(lambda: "holds from the next start" in watch.complaint)
         with xaqueue.connect(url) as connection:
             connection.enqueue("orders", b"a")
+
+
+@pytest.mark.parametrize("acknowledge", ["local", "replica"])
+def test_no_open_goes_on_in_a_journal_that_a_replica_may_have(
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, acknowledge: str
+) -> None:
+    """For want of room: a round that it was sent, and that a power loss took here, would stand where others do."""
+    root = made(tmp_path / "source")
+    source = serve(root)
+    put(source.url, b"a")
+    source.kill()
+    write_definitions(root, text(acknowledge))
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(journal, "make_segment", no_room)
+    if acknowledge == "replica":
+        with pytest.raises(SpaceError, match="No space left"):
+            serve(root)
+    else:
+        with xaqueue.connect(serve(root).url) as connection:
+            assert bodies(connection) == [b"a"]
