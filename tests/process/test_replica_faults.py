@@ -346,6 +346,19 @@ def test_a_copy_that_is_given_up_leaves_nothing(tmp_path: Path, serve: Serve) ->
     until(lambda: not shipping.copying)
 
 
+def test_a_replica_without_room_says_so(
+    tmp_path: Path, serve: Serve, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = serve(made(tmp_path / "source"))
+    replica = follow(tmp_path / "replica", source.url)
+    replica.wait_for(source)
+    with monkeypatch.context() as patch:
+        patch.setattr(JournalCopy, "_write", lambda *_, **__: _fail(None))
+        put(source.url, b"a")
+        assert "make room there" in str(killed(replica))
+    follow(tmp_path / "replica", source.url).wait_for(source)
+
+
 # Its operators
 
 
