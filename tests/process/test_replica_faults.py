@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from shutil import copytree
 from subprocess import DEVNULL, Popen
 from typing import Any
 
@@ -489,3 +490,14 @@ def test_no_open_goes_on_in_a_journal_that_a_replica_may_have(
     else:
         with xaqueue.connect(serve(root).url) as connection:
             assert bodies(connection) == [b"a"]
+
+
+def test_two_that_are_promoted_are_told_apart(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    """Each goes on with the same space, so a replica of the one must not take the journal of the other one for its."""
+    source = serve(made(tmp_path / "source"))
+    replica = follow(tmp_path / "replica", source.url)
+    replica.wait_for(source)
+    replica.stop()
+    copytree(tmp_path / "replica", tmp_path / "other")
+    first, second = (promote(tmp_path / name, 1).epoch for name in ("replica", "other"))
+    assert first != second
