@@ -115,6 +115,7 @@ SHUTIL_CHANGES = {"rmtree", "move", "copy", "copy2", "copyfile", "copytree", "co
 
 EXCEPTIONS = {
     "xaqueue.space.owner.open": "makes the directories of a new space, before there is a port that is opened on them",
+    "xaqueue.replication.follower": "makes the directory of a new replica, before there is a port that is opened on it",
     "xaqueue.tools.bench": "waits for the disk to be quiet before a measurement",
     "xaqueue.tools.rates": "makes the bare system calls that the engine is compared with, on files of its own",
     "xaqueue.tools.iotest": "measures the bare system calls that a space would make, on files of its own",

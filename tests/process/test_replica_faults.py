@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from shutil import copytree
 from subprocess import DEVNULL, Popen
 from typing import Any
 
@@ -36,7 +37,7 @@ from xaqueue.space.owner import open as open_room
 from xaqueue.space.owner.open import write_definitions
 from xaqueue.space.recovery.load import Load, Progress
 from xaqueue.space.snapshot import restore
-from xaqueue.storage import journal_places
+from xaqueue.storage import journal, journal_places
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.journal_format import SECTOR_BYTES
 from xaqueue.storage.journal_places import Place
@@ -346,6 +347,19 @@ def test_a_copy_that_is_given_up_leaves_nothing(tmp_path: Path, serve: Serve) ->
     until(lambda: not shipping.copying)
 
 
+def test_a_replica_without_room_says_so(
+    tmp_path: Path, serve: Serve, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = serve(made(tmp_path / "source"))
+    replica = follow(tmp_path / "replica", source.url)
+    replica.wait_for(source)
+    with monkeypatch.context() as patch:
+        patch.setattr(JournalCopy, "_write", lambda *_, **__: _fail(None))
+        put(source.url, b"a")
+        assert "make room there" in str(killed(replica))
+    follow(tmp_path / "replica", source.url).wait_for(source)
+
+
 # Its operators
 
 
@@ -453,3 +467,37 @@ def test_acknowledge_is_not_taken_where_nothing_is_shipped(tmp_path: Path, serve
         until(lambda: "holds from the next start" in watch.complaint)
         with xaqueue.connect(url) as connection:
             connection.enqueue("orders", b"a")
+
+
+@pytest.mark.parametrize("acknowledge", ["local", "replica"])
+def test_no_open_goes_on_in_a_journal_that_a_replica_may_have(
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, acknowledge: str
+) -> None:
+    """For want of room: a round that it was sent, and that a power loss took here, would stand where others do."""
+    root = made(tmp_path / "source")
+    source = serve(root)
+    put(source.url, b"a")
+    source.kill()
+    write_definitions(root, text(acknowledge))
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(journal, "make_segment", no_room)
+    if acknowledge == "replica":
+        with pytest.raises(SpaceError, match="No space left"):
+            serve(root)
+    else:
+        with xaqueue.connect(serve(root).url) as connection:
+            assert bodies(connection) == [b"a"]
+
+
+def test_two_that_are_promoted_are_told_apart(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    """Each goes on with the same space, so a replica of the one must not take the journal of the other one for its."""
+    source = serve(made(tmp_path / "source"))
+    replica = follow(tmp_path / "replica", source.url)
+    replica.wait_for(source)
+    replica.stop()
+    copytree(tmp_path / "replica", tmp_path / "other")
+    first, second = (promote(tmp_path / name, 1).epoch for name in ("replica", "other"))
+    assert first != second

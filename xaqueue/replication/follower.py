@@ -143,6 +143,11 @@ class Follower:
                 except (Diverged, JournalDamaged) as error:
                     log.warning("the replica is copied anew: %s", error)
                     self._begin_anew()
+        except OSError as error:
+            where = f"{self.root} cannot be written ({error.strerror or error})"
+            raise SpaceError(
+                f"{where}: make room there, or mend the disk, and start the replica again; it goes on where it was"
+            ) from error
         finally:
             self._leave()
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -46,7 +47,8 @@ from xaqueue.storage.fs import FileSystem, discard
 from xaqueue.storage.owner_file import is_owned
 
 EPOCHS = 1 << 16
-"""So many epochs are passed over: more than the former one is opened before it hears of it."""
+"""So many epochs are passed over: more than the former one is opened before it hears of it. And some by chance, so that
+two replicas of it that are both promoted never pass for one."""
 STOP_S = 5.0
 """A replica that still follows is stopped, and killed where it has not ended by then."""
 FRESH_US = 30_000_000
@@ -82,7 +84,7 @@ def promote(root: Path, now_us: int) -> Promoted:
         if restore.is_cut_off(fs):  # a copy was being put in its place
             restore.finish(fs)
         found, before = _check(root, fs), read_owner(root)
-        epoch = max(found.epoch, before.epoch if before is not None else 0) + EPOCHS
+        epoch = max(found.epoch, before.epoch if before is not None else 0) + EPOCHS + secrets.randbelow(16 * EPOCHS)
         since = datetime.now(UTC).isoformat(timespec="seconds")
         here = Owner(epoch, socket.gethostname(), os.getpid(), since, "JOURNAL", space=read_format(root).line)
         is_complete = usable_definitions(root)[0].replication.waits
