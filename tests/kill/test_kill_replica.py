@@ -25,7 +25,7 @@ from xaqueue.space.offline.findings import Severity
 from xaqueue.space.owner.open import write_definitions
 
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
-FAILOVERS = int(os.environ.get("XAQUEUE_FAILOVERS", "100" if FULL else "2"))
+FAILOVERS = int(os.environ.get("XAQUEUE_FAILOVERS", "100" if FULL else "1"))
 CLIENTS = 8
 STOCKED = 5_000 if FULL else 300
 QUEUES = "[queues.in]\n[queues.out]\n[queues.booked]\n"

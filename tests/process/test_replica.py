@@ -20,10 +20,12 @@ from xaqueue.errors import ConnectionLost, OutcomeUnknown, ResourceFailed, Space
 from xaqueue.message import Message
 from xaqueue.replication.promote import promote, tell_former
 from xaqueue.rpc.client.manager import remote_manager
-from xaqueue.space.model import layout, replicated
+from xaqueue.space.model import format, layout, replicated
+from xaqueue.space.model.block import decode
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 from xaqueue.space.offline.inspect import browse as browse_directory
+from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner.open import write_definitions
 from xaqueue.space.snapshot import store
 from xaqueue.storage.directory_fs import DirectoryFileSystem
@@ -95,6 +97,9 @@ def test_it_has_what_its_source_has(tmp_path: Path, serve: Serve, follow: Follow
         wanted = bodies(connection)
     assert [one.body for one in browse(tmp_path / "replica", "orders")] == wanted
     assert undamaged(tmp_path / "replica")
+    reader = QueueReader(tmp_path / "replica", "orders")
+    read = [decode(block).body for _, _, block in reader.read(0, reader.watermark())]
+    assert sorted(read) == sorted(body for body in wanted if body != b"in doubt"), "what Spark reads"
     with pytest.raises(SpaceInUse):
         follow(tmp_path / "replica", source)
     with pytest.raises(SpaceError, match=r"is a replica of .* `xaqueue promote"):
@@ -107,6 +112,20 @@ def test_it_has_what_its_source_has(tmp_path: Path, serve: Serve, follow: Follow
         assert bodies(connection) == wanted
         assert connection.tpc_recover() == [], "whether it was decided since only an operator can tell"
     assert undamaged(tmp_path / "replica")
+
+
+def test_behind_a_loss_of_power_it_is_read_once_it_follows_again(
+    tmp_path: Path, serve: Serve, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directories may lack what its journal has."""
+    source = serve(made(tmp_path / "source"))
+    replica = follow(tmp_path / "replica", source)
+    put(source.url, b"a")
+    replica.wait_for(source)
+    replica.stop()
+    monkeypatch.setattr(format, "boot_id", lambda: "another boot")
+    with pytest.raises(SpaceError, match=r"went down.*let it follow once more"):
+        QueueReader(tmp_path / "replica", "orders")
 
 
 def test_it_goes_on_where_it_was(tmp_path: Path, serve: Serve, follow: Follow) -> None:

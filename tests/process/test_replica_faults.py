@@ -313,8 +313,8 @@ def test_it_begins_again_where_it_found_no_source(tmp_path: Path, follow: Follow
 @pytest.mark.parametrize("path", ["READY", "replication", "owner", "committed/../../x", "/x", "committed//x", ""])
 def test_a_source_chooses_no_other_place(tmp_path: Path, path: str) -> None:
     """READY would have a restore move what stands there to wherever it says."""
-    with owned(tmp_path / "replica") as (fs, _):
-        follower = Follower(tmp_path / "replica", fs, "xaq://localhost:1", threading.Event())
+    with owned(tmp_path / "replica") as (fs, lock):
+        follower = Follower(tmp_path / "replica", fs, lock, "xaq://localhost:1", threading.Event())
         with pytest.raises(SpaceError, match="which is none of a space"):
             follower._put(path, 0, 0, b"{}")
     assert [child.name for child in tmp_path.iterdir()] == ["replica"]

@@ -24,9 +24,9 @@ class ReplicaThread:
         self.failure: BaseException | None = None
         self._stopped = threading.Event()
         self._stack = ExitStack()
-        fs, _ = self._stack.enter_context(owned(root))
+        fs, lock = self._stack.enter_context(owned(root))
         with self._stack:
-            self.follower = Follower(root, fs, url, self._stopped)
+            self.follower = Follower(root, fs, lock, url, self._stopped)
             self._stack = self._stack.pop_all()
         self._thread = threading.Thread(target=self._run, name="replica")
         self._thread.start()

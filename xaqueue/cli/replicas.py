@@ -40,8 +40,8 @@ def replica(
         raise InvalidArgument(f"--from {source!r}: a URL is wanted, where `xaqueue serve` serves the space")
     sys.setswitchinterval(TURN_S)
     stopped = threading.Event()
-    with owned(directory) as (fs, _):
-        follower = Follower(directory, fs, source, stopped)
+    with owned(directory) as (fs, lock):
+        follower = Follower(directory, fs, lock, source, stopped)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: follower.stop())
         typer.echo(f"{directory} follows {source}")

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,13 @@ from xaqueue.space.engine.shipping import Piece
 from xaqueue.space.model import definitions, layout, replicated
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.replicated import REPLICA, Replicated
-from xaqueue.space.owner.record import in_use, read_owner
+from xaqueue.space.owner.record import Owner, format_owner, in_use, read_owner
 from xaqueue.space.snapshot import restore, store
 from xaqueue.space.snapshot.take import COPIED
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.fs import FileSystem, discard
 from xaqueue.storage.modes import PRIVATE
-from xaqueue.storage.owner_file import OwnerFile
+from xaqueue.storage.owner_file import OwnerFile, boot_id
 
 WAIT_S = 1.0
 """The source waits so long for something to ship, so that a replica that is up to date is heard of."""
@@ -81,8 +82,9 @@ def owned(root: Path) -> Iterator[tuple[FileSystem, OwnerFile]]:
 class Follower:
     """Of one replica, which this process has."""
 
-    def __init__(self, root: Path, fs: FileSystem, url: str, stopped: threading.Event) -> None:
+    def __init__(self, root: Path, fs: FileSystem, lock: OwnerFile, url: str, stopped: threading.Event) -> None:
         """Raises SpaceError where the directory is something else, InvalidArgument for a URL that is none."""
+        self._lock = lock
         self.root = root
         self.url = url
         endpoint = parse(url)
@@ -195,10 +197,19 @@ class Follower:
         if self._copy is None:
             assert self._found is not None
             self._copy = JournalCopy(self._fs, self._found.journal, self._found.lsn)
+            self._copy.follow()
+            self._own(self._found)
             self._following = _Directories(self._copy)
             with suppress(OSError):
                 self._know(self._fs.read(layout.QUEUES))
         return self._copy
+
+    def _own(self, found: Replicated) -> None:
+        """The directories have what the journal has, as long as this host is up: readers know from the boot."""
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        line = read_format(self.root).line
+        here = Owner(found.epoch, socket.gethostname(), os.getpid(), since, "JOURNAL", boot=boot_id(), journalled=True)
+        self._lock.write(self._fs, format_owner(replace(here, space=line)))
 
     def _begin_anew(self) -> None:
         self._leave()

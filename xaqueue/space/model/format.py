@@ -146,6 +146,8 @@ def why_behind(path: str | os.PathLike[str]) -> str:
 
 
 def _open_once(path: str | os.PathLike[str]) -> str:
+    if (Path(path) / layout.REPLICATION).exists():
+        return "let it follow once more, `xaqueue replica`, or promote it"
     return f"open it once, for example with `xaqueue check --repair --space {os.fspath(path)}`"
 
 
