@@ -44,8 +44,10 @@ from xaqueue.storage.owner_file import OwnerFile, boot_id
 
 WAIT_S = 1.0
 """The source waits so long for something to ship, so that a replica that is up to date is heard of."""
-PAUSE_S = 0.05
-"""Between two questions where nobody waits for the answer; and between two turns of the directories."""
+PAUSE_S = 0.1
+"""Between two questions where nobody waits for the answer."""
+FOLLOW_S = 0.25
+"""Between two turns of the directories: what comes and goes within one is never made."""
 ANSWER_S = 10.0
 """A source that takes longer for an answer, beside what it was asked to wait, is asked again."""
 RETRY_S = 1.0
@@ -99,6 +101,8 @@ class Follower:
         """Its answer may never come."""
         self._said_at = 0.0
         self._behind = (0, 0.0)
+        self._had_all_us = time.time_ns() // 1000
+        """When it had all that there was, as its source says."""
         found = replicated.read(fs)
         if restore.is_cut_off(fs):
             restore.finish(fs)
@@ -187,7 +191,9 @@ class Follower:
         self._following.check()
         is_up_to_date = (copy.epoch, copy.lsn) >= piece.end
         lacking = piece.end[1] - copy.lsn if piece.end[0] == copy.epoch else piece.end[1]
-        self._behind = lacking, 0.0 if is_up_to_date else max(now_us - copy.time_us, 0) / 1e6
+        if is_up_to_date:
+            self._had_all_us = now_us
+        self._behind = lacking, max(now_us - self._had_all_us, 0) / 1e6
         self._say(is_connected=True)
         if is_up_to_date and not self._is_waited_for:
             self._stopped.wait(PAUSE_S)
@@ -320,7 +326,7 @@ class _Directories:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped.wait(PAUSE_S):
+        while not self._stopped.wait(FOLLOW_S):
             try:
                 self._copy.follow()
             except BaseException as error:

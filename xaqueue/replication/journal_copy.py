@@ -28,7 +28,6 @@ from xaqueue.storage.fs import FileSystem, discard
 from xaqueue.storage.journal_format import (
     CHECKPOINT,
     EPOCH_BITS,
-    LSN,
     SECTOR_BYTES,
     SWITCH,
     TIME,
@@ -43,8 +42,8 @@ from xaqueue.storage.journal_reader import content, headers, look
 from xaqueue.storage.journal_segment import OWN_BYTES, make_segment
 
 INCOMING = f"{JOURNAL}/incoming"
-_INCOMING = struct.Struct("<QQI")
-"""Of what stands there: LSN of the segment, LSN of the bytes, and their CRC-32."""
+_INCOMING = struct.Struct("<QQQQI")
+"""Of what stands there: epoch and LSN of the segment, LSN of the bytes, how many there are, and their CRC-32."""
 PENDING, PENDING_BYTES = 10_000, 16 * 1024 * 1024
 """Records that the directories do not follow yet, at most, and of these the bytes of their bodies."""
 
@@ -59,8 +58,6 @@ class JournalCopy:
     def __init__(self, fs: FileSystem, journal: int, lsn: int) -> None:
         """What is there, else a copy that begins at this LSN of a journal. Raises JournalDamaged, OSError."""
         self._fs = fs
-        self.time_us = 0
-        """When the last round was written that was taken."""
         if not fs.is_dir(JOURNAL):
             fs.make_dir(JOURNAL)
             fs.sync_dir("")
@@ -178,8 +175,6 @@ class JournalCopy:
             if record.kind < TIME:
                 with self._guard:
                     self._pending.append(record)
-            elif record.kind == TIME:
-                self.time_us = lsn_in(record)
         self.lsn = placed[-1].end
         if placed[-1].record.kind == SWITCH:
             assert self._following is not None
@@ -252,28 +247,26 @@ class JournalCopy:
         """is_one: it is of one round."""
         self._allocate(segment, self.lsn + len(data))
         if not is_one:
-            said = _INCOMING.pack(segment.start, self.lsn, crc32(data))
-            discard(self._fs, INCOMING)
-            self._fs.create(INCOMING, [LSN.pack(segment.epoch), said, data])
-            self._fs.sync_file(INCOMING)
-            self._fs.sync_dir(JOURNAL)
+            is_new = not self._fs.exists(INCOMING)  # else it is overwritten, which makes a sync cheap
+            said = _INCOMING.pack(segment.epoch, segment.start, self.lsn, len(data), crc32(data))
+            self._fs.write_at(INCOMING, 0, [said, data])
+            self._fs.sync_data(INCOMING)
+            if is_new:
+                self._fs.sync_dir(JOURNAL)
         self._fs.write_at(f"{JOURNAL}/{segment.name}", self.lsn - segment.start, [data])
         self._fs.sync_data(f"{JOURNAL}/{segment.name}")
-        if not is_one:
-            discard(self._fs, INCOMING)
 
     def _finish_incoming(self) -> None:
-        """A crash may have cut off that it was written where it belongs."""
-        if not self._fs.exists(INCOMING):
+        """A crash may have cut off that it was written where it belongs. Else it stands there, and is written again."""
+        whole = self._fs.read(INCOMING) if self._fs.exists(INCOMING) else b""
+        if len(whole) <= _INCOMING.size:
             return
-        whole, at = self._fs.read(INCOMING), LSN.size + _INCOMING.size
-        if len(whole) > at:
-            (epoch,), (start, lsn, crc) = LSN.unpack_from(whole), _INCOMING.unpack_from(whole, LSN.size)
-            name = Segment(start, 0, epoch=epoch).name
-            if crc32(whole[at:]) == crc and name in [segment.name for segment in headers(self._fs, JOURNAL)[0]]:
-                self._fs.write_at(f"{JOURNAL}/{name}", lsn - start, [whole[at:]])
-                self._fs.sync_data(f"{JOURNAL}/{name}")
-        discard(self._fs, INCOMING)
+        epoch, start, lsn, size, crc = _INCOMING.unpack_from(whole)
+        data = whole[_INCOMING.size :][:size]
+        name = Segment(start, 0, epoch=epoch).name
+        if crc32(data) == crc and name in [segment.name for segment in headers(self._fs, JOURNAL)[0]]:
+            self._fs.write_at(f"{JOURNAL}/{name}", lsn - start, [data])
+            self._fs.sync_data(f"{JOURNAL}/{name}")
 
     def _release(self, below: int) -> None:
         """The directories have all below that LSN, on disk."""

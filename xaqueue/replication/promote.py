@@ -29,7 +29,7 @@ from pathlib import Path
 from xaqueue.endpoint import parse
 from xaqueue.errors import Error, InvalidArgument, SpaceError
 from xaqueue.replication.follower import owned
-from xaqueue.replication.journal_copy import JournalCopy
+from xaqueue.replication.journal_copy import INCOMING, JournalCopy
 from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
 from xaqueue.space.model import layout, replicated, restored
 from xaqueue.space.model.block_files import listed, ranges_in
@@ -106,6 +106,7 @@ def take_place(
         _put(fs, layout.RESTORED, restored.encode(Restored(1, now_us, now_us, through, names)))
     write_owner(format_owner(replace(here, journalled=copy.is_begun)))
     fs.sync_all()
+    discard(fs, INCOMING)
     made = Replicated(PROMOTED, found.url, found.space, here.epoch + 1, copy.epoch, copy.lsn, now_us)
     replicated.write(fs, made)
     discard(fs, layout.LAG)

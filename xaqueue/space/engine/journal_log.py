@@ -177,6 +177,8 @@ class JournalLog(JournalCommit):
         if type(change) is Entry:
             return change
         assert type(change) is Change
+        if not change.point and not any(op[0] == MOVE and op[1].startswith(ACTIVE) for op in change.ops):
+            return entry_of(change)
         ops: list[Op] = []
         for op in chain(change.point, change.ops, change.rest):
             if op[0] == MOVE and op[1].startswith(ACTIVE):

@@ -70,7 +70,9 @@ def open_journal(
         fs.sync_dir(layout.SNAPSHOTS)
         fs.sync_dir("")
         clock = _rising(clock)
-        journal.kept, journal.clock = layout.KEPT_JOURNAL, clock
+        journal.kept = layout.KEPT_JOURNAL
+        if definitions.snapshots.point_in_time:
+            journal.clock = clock
     notes: list[str] = []
     if records:
         notes += redo.replay(fs, records, anew=suspect)
