@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from support import ROOT
 from support.doubtful import RUN
 from support.doubtful import run as run_here
 from support.pair import free_ports
+from support.replicas import until
 from xaqueue.errors import OperationalError
 from xaqueue.space.owner.open import is_owned
 from xaqueue.space.owner.record import read_owner
@@ -171,6 +172,63 @@ def test_a_standby_takes_over_as_the_guide_shows(tmp_path: Path) -> None:
             server.wait(60)
             assert server.stdout is not None
             server.stdout.close()
+
+
+def test_a_replica_takes_over_as_the_guide_shows(tmp_path: Path) -> None:
+    """Its commands in their order, at other ports; %1 is the first server. The former space is fenced at the end."""
+    told, ports = (ROOT / "man" / "guide" / "replica.md").read_text(), free_ports(2)
+    for port, free in zip(("7001", "7002"), ports, strict=True):
+        told = told.replace(f":{port}", f":{free}")
+    (table,) = re.findall(r"^    \[replication\]\n(?:    .*\n)+", told, re.MULTILINE)
+    orders = tmp_path / "data" / "orders"
+    lasting: list[subprocess.Popen[str]] = []
+    printed: dict[str, str] = {}
+
+    def wait_for(number: int, word: str) -> None:
+        said = lasting[number].stdout
+        assert said is not None
+        assert word in said.readline()
+
+    begun: list[Callable[[], object]] = [
+        lambda: None,  # it serves once its replica is there
+        lambda: (wait_for(1, "follows"), wait_for(0, "serving")),
+        lambda: wait_for(2, "serving"),
+        lambda: lasting[3].wait(60),
+        lambda: until(lambda: json.loads((orders / "replication").read_text())["role"] == "replica"),
+    ]
+    try:
+        for line in told.splitlines():
+            words = shlex.split(line) if re.match("    (xaqueue|kill|sed) ", line) else [""]
+            if words[:2] in (["xaqueue", "serve"], ["xaqueue", "replica"]):
+                lasting.append(subprocess.Popen([*RUN, *words[1:]], cwd=tmp_path, stdout=subprocess.PIPE, text=True))
+                begun[len(lasting) - 1]()
+            elif words[0] == "kill":
+                lasting[0].send_signal(getattr(signal, f"SIG{words[1][1:]}"))
+                assert lasting[0].wait(60) == -signal.SIGKILL
+            elif words[0]:
+                words = [*RUN, *words[1:]] if words[0] == "xaqueue" else words
+                done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+                assert done.returncode == 0, done.stderr
+                printed[line.split()[1]] = done.stdout
+            if "define" in words:
+                with (orders / "queues.toml").open("a") as definitions:
+                    definitions.write(f"\n{textwrap.dedent(table)}")
+        assert len(lasting) == len(begun)
+        assert lasting[1].poll() == 0, "the promotion did not end it"
+        assert lasting[3].poll() != 0, "the former space was not fenced"
+        assert "two pears" in printed["browse"]
+        for shown in (printed["promote"], printed["get"]):
+            assert shown.count("\n") == 2
+            lines = "".join(f"    {line}\n" for line in shown.splitlines())
+            assert re.sub(r"epoch \d+", "epoch", lines) in re.sub(r"epoch \d+", "epoch", told)
+        assert len(list(orders.glob("removed/*/unshipped.jsonl"))) == 1
+        assert [server.poll() for server in (lasting[2], lasting[4])] == [None, None]
+    finally:
+        for process in lasting:
+            process.kill()
+            process.wait(60)
+            assert process.stdout is not None
+            process.stdout.close()
 
 
 def test_what_helps_where_something_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
