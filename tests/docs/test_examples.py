@@ -184,15 +184,16 @@ def test_a_replica_takes_over_as_the_guide_shows(tmp_path: Path) -> None:
     lasting: list[subprocess.Popen[str]] = []
     printed: dict[str, str] = {}
 
-    def wait_for(number: int, word: str) -> None:
-        said = lasting[number].stdout
-        assert said is not None
-        assert word in said.readline()
+    def wait_for(*wanted: tuple[int, str]) -> None:
+        for number, word in wanted:
+            said = lasting[number].stdout
+            assert said is not None
+            assert word in said.readline()
 
     begun: list[Callable[[], object]] = [
         lambda: None,  # it serves once its replica is there
-        lambda: (wait_for(1, "follows"), wait_for(0, "serving")),
-        lambda: wait_for(2, "serving"),
+        lambda: wait_for((1, "follows"), (0, "serving")),
+        lambda: wait_for((2, "serving")),
         lambda: lasting[3].wait(60),
         lambda: until(lambda: json.loads((orders / "replication").read_text())["role"] == "replica"),
     ]

@@ -70,7 +70,7 @@ def owned(root: Path) -> Iterator[tuple[FileSystem, OwnerFile]]:
     except OSError as error:
         raise SpaceError(f"{root} cannot be opened for writing: {error.strerror}") from error
     try:
-        if not lock.acquire():
+        if not lock.hold():
             raise in_use(root, read_owner(root))
         fs = DirectoryFileSystem(root, keep_unsynced=False)
         try:
