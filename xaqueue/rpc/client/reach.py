@@ -10,8 +10,9 @@ from xaqueue.endpoint import is_url, parse_open_string
 from xaqueue.errors import ConnectionLost, InvalidArgument, SpaceError, SpaceInUse
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model.format import read_format
-from xaqueue.space.owner.open import attach, is_attached
+from xaqueue.space.owner.open import is_attached
 from xaqueue.space.owner.record import read_owner
+from xaqueue.space.owner.restoring import attach_or_restore
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.owner_file import is_owned
@@ -43,7 +44,7 @@ def session(directory: str, name: str | None, *, create: bool, sync: str | None)
     url = "" if is_attached(directory) else served_at(directory)
     try:
         if not url:
-            return attach(directory, create_missing=create, sync=sync, name=name)
+            return attach_or_restore(directory, create_missing=create, sync=sync, name=name)
     except SpaceInUse:
         url = served_at(directory)  # by a server that has just come, perhaps
         if not url:
@@ -53,7 +54,7 @@ def session(directory: str, name: str | None, *, create: bool, sync: str | None)
     except ConnectionLost:
         if served_at(directory):
             raise
-    return attach(directory, create_missing=create, sync=sync, name=name)  # the server has just gone
+    return attach_or_restore(directory, create_missing=create, sync=sync, name=name)  # the server has just gone
 
 
 def _served(directory: str, url: str, name: str | None, sync: str | None) -> RemoteManager:

@@ -35,7 +35,8 @@ from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.engine.timeouts import expire, sweep
 from xaqueue.space.model.layout import SOCKET
-from xaqueue.space.owner.open import announce, attach
+from xaqueue.space.owner.open import announce
+from xaqueue.space.owner.restoring import attach_or_restore
 from xaqueue.storage.group_commit import Unacknowledged
 from xaqueue.storage.owner_file import OwnerFile
 
@@ -235,7 +236,7 @@ class Server:
             self.loop.call_soon_threadsafe(branches.set)
 
         opened = partial(
-            attach, self.root, sync=self._sync, waiting=self.scheduler, on_branches=answer, lock=self._lock
+            attach_or_restore, self.root, sync=self._sync, waiting=self.scheduler, on_branches=answer, lock=self._lock
         )
         self._opening = self.loop.run_in_executor(None, opened)
         self._opening.add_done_callback(lambda _: branches.set())

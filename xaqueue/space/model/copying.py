@@ -24,6 +24,8 @@ class Snapshots:
     keep: int = 0
     point_in_time: bool = False
     """Whether the journal is kept since the oldest, at the level that has one."""
+    restores: bool = False
+    """Whether the newest takes the place of what cannot be used by itself."""
 
 
 NO_SNAPSHOTS = Snapshots()
@@ -48,7 +50,9 @@ def snapshots_of(document: Mapping[str, Any]) -> Snapshots:
     if "snapshots" not in document:
         return NO_SNAPSHOTS
     table, found = table_of(document, "snapshots"), {}
-    only(table, "[snapshots]", (*SNAPSHOT_KEYS, "point_in_time"))
+    only(table, "[snapshots]", (*SNAPSHOT_KEYS, "point_in_time", "restore"))
+    if table.get("restore", "by hand") not in ("by hand", "auto"):
+        raise InvalidArgument(f"queues.toml: [snapshots] restore = {table['restore']!r}: by hand or auto is wanted")
     keeps = table.get("point_in_time", True)
     if not isinstance(keeps, bool):
         raise InvalidArgument(f"queues.toml: [snapshots] point_in_time = {keeps!r}: true or false is wanted")
@@ -58,7 +62,7 @@ def snapshots_of(document: Mapping[str, Any]) -> Snapshots:
             raise InvalidArgument(
                 f"queues.toml: [snapshots] {key} = {number!r}: a number from {least} to {most} is wanted"
             )
-    return Snapshots(**found, point_in_time=keeps)
+    return Snapshots(**found, point_in_time=keeps, restores=table.get("restore") == "auto")
 
 
 SNAPSHOT_KEYS = {"interval_min": (1, 46_080, 1_440), "keep": (2, 367, 3)}

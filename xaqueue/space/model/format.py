@@ -90,6 +90,31 @@ def check_new(root: Path) -> None:
         )
 
 
+def check_parts(root: Path, *, was_in_use: bool) -> None:
+    """SpaceError where a space that was in use has lost the directory of its messages, which is not begun anew, or
+    something else stands for its journal.
+    """
+    journal = root / layout.JOURNAL
+    if os.path.lexists(journal) and not journal.is_dir():
+        raise SpaceError(
+            f"{journal} is no directory, and what was acknowledged may be in the one that was there; nothing was "
+            f"changed. Put that back from a copy{_or_restore(root)}"
+        )
+    if was_in_use and not (root / layout.COMMITTED).is_dir():
+        raise SpaceError(
+            f"{root} was in use, and its {layout.COMMITTED}/ with all messages is gone; nothing was changed. Put it "
+            f"back from a copy{_or_restore(root)}, or `xaqueue reconstruct -m --space {root}` goes on without them"
+        )
+
+
+def _or_restore(root: Path) -> str:
+    """Where there is something to be restored."""
+    with suppress(OSError):
+        if any(one.name.isdigit() for one in (root / layout.SNAPSHOTS).iterdir()):
+            return f", or `xaqueue restore --space {root}` has the newest snapshot in its place"
+    return ""
+
+
 def signs_of(root: Path) -> list[str]:
     """What is there that only an owner makes."""
     signs = [name for name in _SIGNS if os.path.lexists(root / name)]
@@ -100,7 +125,7 @@ def _advice(root: Path) -> str:
     if os.path.lexists(root / layout.RESTORE_READY):
         return f"A restore was cut off: `xaqueue restore --space {root}` finishes it"
     command = f"`xaqueue reconstruct -m --space {root}`"
-    return f"Put it back from a copy, or {command} writes it anew: {_former_line(root)}"
+    return f"Put it back from a copy{_or_restore(root)}, or {command} writes it anew: {_former_line(root)}"
 
 
 def _former_line(root: Path) -> str:

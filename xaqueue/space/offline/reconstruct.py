@@ -26,6 +26,7 @@ from xaqueue.errors import DamagedBlock, Error, InvalidArgument, SpaceError
 from xaqueue.message import MessageId
 from xaqueue.space.engine import quarantine
 from xaqueue.space.engine.messages import message_of
+from xaqueue.space.engine.redo import make_dirs
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import definition_edits, definitions, layout
 from xaqueue.space.model.block import FORMAT_VERSION, split_message
@@ -93,7 +94,7 @@ def remake(path: str | os.PathLike[str]) -> list[str]:
         with closing(DirectoryFileSystem(root)) as fs:
             if not fs.is_dir(QUARANTINE):
                 fs.make_dir(QUARANTINE)
-            return [*make_format(fs, root), *make_definitions(fs, root)]
+            return [*make_format(fs, root), *make_definitions(fs, root), *make_committed(fs)]
     finally:
         lock.release()
 
@@ -123,6 +124,15 @@ def make_definitions(fs: FileSystem, root: Path) -> list[str]:
         return _define_anew(fs, root, wrong)
     _replace(fs, QUEUES, good, wrong)
     return [f"{QUEUES}: from its last good copy"]
+
+
+def make_committed(fs: FileSystem) -> list[str]:
+    """Where it is gone: what else tells of messages brings them back behind that."""
+    if fs.is_dir(COMMITTED):
+        return []
+    make_dirs(fs, COMMITTED)
+    fs.sync_dir("")
+    return [f"{COMMITTED}/: empty, all that was there is gone"]
 
 
 def _define_anew(fs: FileSystem, root: Path, wrong: str) -> list[str]:

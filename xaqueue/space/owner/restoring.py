@@ -1,15 +1,19 @@
-"""Who restores a space owns it meanwhile, and leaves it closed."""
+"""Who restores a space owns it meanwhile, and leaves it closed; or opens it behind that, where it restores itself."""
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
+from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
+from xaqueue.space.model.format import is_lost
 from xaqueue.space.owner.definitions_file import usable_definitions
 from xaqueue.space.owner.open import attach
 from xaqueue.space.owner.record import find_group, format_owner, in_use, open_to, read_owner
@@ -18,6 +22,8 @@ from xaqueue.space.snapshot.restore import Done
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.modes import PRIVATE
 from xaqueue.storage.owner_file import OwnerFile
+
+log = logging.getLogger("xaqueue")
 
 
 def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: int = 0, exact: bool = False) -> Done:
@@ -80,3 +86,38 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: i
             f"{root} cannot be restored: {error.filename or ''} {error.strerror}. Nothing is lost: mend that, and call "
             "`xaqueue restore` again"
         ) from error
+
+
+def attach_or_restore(path: str | os.PathLike[str], **options: Any) -> Session:
+    """As ``attach``; where the space cannot be used, and ``[snapshots] restore`` is "auto", the newest snapshot that is
+    clean takes its place before. A standby's lock, in the options, stays as it is: then nothing is restored."""
+    try:
+        session = attach(path, **options)
+    except SpaceError as error:
+        if options.get("lock") is not None or not _restores_itself(Path(path)):
+            raise
+        why: BaseException = error
+    else:
+        damage = session.space.read_only
+        if damage is None or not session.space.definitions.snapshots.restores or options.get("lock") is not None:
+            return session
+        session.close()
+        why = damage
+    try:
+        done = restore(path)
+    except SpaceError as error:
+        raise SpaceError(f"{why}. No snapshot has taken its place: {error}") from error
+    log.error("%s: snapshot %d is in its place, and what it has replaced is in %s", why, done.snapshot, done.removed)
+    return attach(path, **options)
+
+
+def _restores_itself(root: Path) -> bool:
+    """Whether something is lost that a snapshot has, and nobody is to be asked."""
+    journal = root / layout.JOURNAL
+    is_whole = not is_lost(root) and (root / layout.COMMITTED).is_dir()
+    if is_whole and (journal.is_dir() or not os.path.lexists(journal)):
+        return False
+    try:
+        return usable_definitions(root)[0].snapshots.restores
+    except InvalidArgument:
+        return False

@@ -7,6 +7,7 @@ import json
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,15 @@ from typer.testing import CliRunner
 import xaqueue
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
-from xaqueue.errors import InvalidArgument, OperationalError, ResourceError, RetryLater, SpaceError, SpaceInUse
+from xaqueue.errors import (
+    InvalidArgument,
+    OperationalError,
+    ResourceError,
+    ResourceFailed,
+    RetryLater,
+    SpaceError,
+    SpaceInUse,
+)
 from xaqueue.space.model.format import read_format
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
@@ -525,3 +534,78 @@ def test_each_has_every_message_once_while_they_move(tmp_path: Path, sync: str) 
                 connection.tpc_rollback(xid)
             found = sorted(int(message.body) for queue in "ab" for message in connection.browse(queue))
         assert found == list(range(count)), number
+
+
+def put(root: Path, body: bytes) -> None:
+    with xaqueue.connect(root) as connection:
+        connection.enqueue("orders", body)
+
+
+def format_gone(root: Path) -> None:
+    (root / "FORMAT").unlink()
+
+
+def format_garbled(root: Path) -> None:
+    (root / "FORMAT").write_text("what is this")
+
+
+def messages_gone(root: Path) -> None:
+    shutil.rmtree(root / "committed")
+
+
+def messages_no_directory(root: Path) -> None:
+    shutil.rmtree(root / "committed")
+    (root / "committed").write_text("x")
+
+
+def journal_garbled(root: Path) -> None:
+    for path in (root / "journal").glob("*.log"):
+        path.write_bytes(b"z" * 512 + path.read_bytes()[512:])
+
+
+def journal_no_directory(root: Path) -> None:
+    shutil.rmtree(root / "journal")
+    (root / "journal").write_text("x")
+
+
+DAMAGES = [format_gone, format_garbled, messages_gone, messages_no_directory, journal_garbled, journal_no_directory]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("root", ["JOURNAL"], indirect=True)
+def test_what_cannot_be_used_is_an_error_that_names_a_command(root: Path, damage: Callable[[Path], None]) -> None:
+    damage(root)
+    with pytest.raises((SpaceError, ResourceFailed), match=r"xaqueue (restore|salvage-journal)"):
+        put(root, b"new")
+    restore(root)
+    assert (b"1", True) in contents(root)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("root", ["JOURNAL"], indirect=True)
+def test_what_cannot_be_used_is_restored_by_itself_where_the_definitions_say_so(
+    root: Path, damage: Callable[[Path], None]
+) -> None:
+    with (root / "queues.toml").open("a") as definitions:
+        definitions.write('[snapshots]\nrestore = "auto"\n')
+    damage(root)
+    assert (b"1", True) in contents(root)
+    assert (b"1", True) in contents(root), "once"
+    assert len(list((root / "removed").iterdir())) == 1
+
+
+@pytest.mark.parametrize("root", ["JOURNAL"], indirect=True)
+def test_nothing_is_restored_by_itself_without_a_clean_snapshot(root: Path) -> None:
+    with (root / "queues.toml").open("a") as definitions:
+        definitions.write('[snapshots]\nrestore = "auto"\n')
+    (root / "snapshots" / "1" / "FORMAT").unlink()
+    messages_gone(root)
+    with pytest.raises(SpaceError, match=r"is gone.*No snapshot has taken its place: there is no snapshot"):
+        xaqueue.connect(root)
+
+
+@pytest.mark.parametrize("root", ["JOURNAL"], indirect=True)
+def test_a_space_whose_messages_are_gone_goes_on_without_them_where_somebody_says_so(root: Path) -> None:
+    messages_gone(root)
+    assert CliRunner().invoke(app, ["reconstruct", "-m", "--space", str(root)]).exit_code == 0
+    assert contents(root) == []
