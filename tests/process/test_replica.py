@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 
 import xaqueue
 from support.replicas import ReplicaThread, made, text, until
-from support.served import ServerThread
+from support.served import PATIENCE_S, RUN, ServerThread
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, ResourceFailed, SpaceError, SpaceInUse
 from xaqueue.message import Message
@@ -25,6 +26,7 @@ from xaqueue.space.model.block import decode
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 from xaqueue.space.offline.inspect import browse as browse_directory
+from xaqueue.space.offline.inspect import status as read_status
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner.open import write_definitions
 from xaqueue.space.snapshot import store
@@ -126,6 +128,36 @@ def test_behind_a_loss_of_power_it_is_read_once_it_follows_again(
     monkeypatch.setattr(format, "boot_id", lambda: "another boot")
     with pytest.raises(SpaceError, match=r"went down.*let it follow once more"):
         QueueReader(tmp_path / "replica", "orders")
+
+
+def test_once_it_acknowledges_all_and_its_directories_have_it(tmp_path: Path, serve: Serve) -> None:
+    """A server that waits goes on, though nobody follows any more."""
+    source = serve(made(tmp_path / "source", "replica", timeout_s=60), opens=False)
+    for _ in range(2):
+        once(tmp_path / "replica", source.url)
+        until(lambda: source.space.loaded)
+        status = read_status(tmp_path / "replica").replication
+        assert status is not None
+        assert status.lag_bytes == 0
+        assert undamaged(tmp_path / "replica")
+    reader = QueueReader(tmp_path / "replica", "orders")
+    waiting = threading.Thread(target=put, args=(source.url, b"a"))
+    waiting.start()
+    while waiting.is_alive():
+        once(tmp_path / "replica", source.url)
+    assert reader.watermark() == 1
+
+
+def once(root: Path, url: str) -> None:
+    words = [*RUN, "replica", str(root), "--from", url, "--once"]
+    subprocess.run(words, check=True, capture_output=True, timeout=PATIENCE_S)
+
+
+def test_what_is_no_replica_is_not_promoted(tmp_path: Path) -> None:
+    with pytest.raises(SpaceError, match="it is no space at all"):
+        promote(tmp_path, 1)
+    with pytest.raises(SpaceError, match="it is a space already"):
+        promote(made(tmp_path / "space"), 1)
 
 
 def test_it_goes_on_where_it_was(tmp_path: Path, serve: Serve, follow: Follow) -> None:

@@ -165,15 +165,18 @@ class Follower:
             if self._found is None:
                 self._copy_snapshot(with_source)
             while not self._stopped.is_set():
-                is_up_to_date = self._next(with_source)
-                if once and is_up_to_date:
+                is_acknowledged = self._next(with_source)
+                if once and is_acknowledged:
+                    self._opened().follow()
+                    self._said_at = 0.0
+                    self._say(is_connected=True)
                     return True
         finally:
             with_source.drop()
         return True
 
     def _next(self, source: RemoteManager) -> bool:
-        """Takes the next piece. Whether there was none."""
+        """Takes the next piece. Whether there was none, so that all is acknowledged."""
         copy = self._opened()
         asked = copy.epoch, copy.lsn, copy.hardened, WAIT_S, crc32(self._definitions)
         answer = self._ask(source, "replicate", *asked, waits_s=WAIT_S)
@@ -197,7 +200,7 @@ class Follower:
         self._say(is_connected=True)
         if is_up_to_date and not self._is_waited_for:
             self._stopped.wait(PAUSE_S)
-        return is_up_to_date
+        return is_up_to_date and not piece.data
 
     def _opened(self) -> JournalCopy:
         if self._copy is None:
@@ -214,7 +217,7 @@ class Follower:
         """The directories have what the journal has, as long as this host is up: readers know from the boot."""
         since = datetime.now(UTC).isoformat(timespec="seconds")
         line = read_format(self.root).line
-        here = Owner(found.epoch, socket.gethostname(), os.getpid(), since, "JOURNAL", boot=boot_id(), journalled=True)
+        here = Owner(found.epoch, socket.gethostname(), os.getpid(), since, "JOURNAL", boot=boot_id())
         self._lock.write(self._fs, format_owner(replace(here, space=line)))
 
     def _begin_anew(self) -> None:

@@ -116,7 +116,9 @@ def take_place(
 def _check(root: Path, fs: FileSystem) -> Replicated:
     found = replicated.read(fs)
     if found is None or found.role != REPLICA:
-        what = "a space already" if found is None or found.role == PROMOTED else "a space that was replaced"
+        what = "a space already" if (root / layout.FORMAT).exists() else "no space at all"
+        if found is not None and found.role != PROMOTED:
+            what = "a space that was replaced"
         raise SpaceError(f"{root} is no replica, it is {what}: only what `xaqueue replica` has copied is promoted")
     return found
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from xaqueue.errors import DamagedBlock, JournalDamaged, RetryLater
+from xaqueue.errors import DamagedBlock, JournalDamaged, ResourceFailed, RetryLater
 from xaqueue.message import MessageId
 from xaqueue.space.engine import commit, dedup, heuristics, moving, quarantine, redo, tries
 from xaqueue.space.engine.cleanup import filled_archives
@@ -165,7 +165,11 @@ class _Recovery:
             self._sync_directories()
         if self.space.shipping is not None:
             self.space.is_whole.set()
-            self.space.shipping.await_replica()
+            try:
+                self.space.shipping.await_replica()
+            except ResourceFailed:
+                self.space.check()  # why it was stopped, where it was fenced
+                raise
         self._publish(messages.highest)
         with self.space.lock:
             self.report.messages = sum(len(queue.index) for queue in self.space.queues.values())
