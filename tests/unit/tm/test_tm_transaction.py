@@ -306,7 +306,7 @@ def test_after_its_time_it_can_only_be_rolled_back(scene: Scene) -> None:
     endings: list[Callable[[Transaction], object]] = [lambda tx: tx["b"], lambda tx: None, lambda tx: 1 / 0]
     for ending in endings:
         with pytest.raises(RolledBack, match="took more than") as raised:
-            run_out(scene.rig.transaction("a", timeout_s=0.01), ending)
+            run_out(scene.rig.transaction("a", timeout_s=0.25), ending)
         assert raised.value.code is Code.XA_RBTIMEOUT
         assert scene.states() == {"a": ROLLED_BACK}
     assert isinstance(raised.value.__cause__, ZeroDivisionError)

@@ -90,16 +90,8 @@ def check_new(root: Path) -> None:
         )
 
 
-def check_parts(root: Path, *, was_in_use: bool) -> None:
-    """SpaceError where a space that was in use has lost the directory of its messages, which is not begun anew, or
-    something else stands for its journal.
-    """
-    journal = root / layout.JOURNAL
-    if os.path.lexists(journal) and not journal.is_dir():
-        raise SpaceError(
-            f"{journal} is no directory, and what was acknowledged may be in the one that was there; nothing was "
-            f"changed. Put that back from a copy{_or_restore(root)}"
-        )
+def check_committed(root: Path, *, was_in_use: bool) -> None:
+    """SpaceError where a space that was in use has lost the directory of its messages: it is not begun anew."""
     if was_in_use and not (root / layout.COMMITTED).is_dir():
         raise SpaceError(
             f"{root} was in use, and its {layout.COMMITTED}/ with all messages is gone; nothing was changed. Put it "

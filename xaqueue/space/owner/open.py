@@ -30,7 +30,7 @@ from xaqueue.space.model import definition_edits, layout
 from xaqueue.space.model import definitions as definitions_of
 from xaqueue.space.model.block import FORMAT_VERSION
 from xaqueue.space.model.definitions import Definitions
-from xaqueue.space.model.format import Format, check_new, check_parts, checked_name, read_format
+from xaqueue.space.model.format import Format, check_committed, check_new, checked_name, read_format
 from xaqueue.space.model.records import refusal
 from xaqueue.space.owner.definitions_file import keep_good, read_good, usable_definitions
 from xaqueue.space.owner.definitions_file import read_definitions as read_definitions
@@ -228,7 +228,7 @@ def _open(
         found = read_format(root)  # again: a restore may have been at it until now
         modes = open_to(root, group)
         fs = DirectoryFileSystem(root, keep_unsynced=bool(hardening.content) and not hardening.journal, modes=modes)
-        check_parts(root, was_in_use=read_owner(root) is not None)
+        check_committed(root, was_in_use=read_owner(root) is not None)
         headers(fs, layout.JOURNAL)  # which refuses those of a newer xaqueue
         port = pair.port(fs)  # before anything else is read
         store.give_up_restore(port)

@@ -113,9 +113,7 @@ def attach_or_restore(path: str | os.PathLike[str], **options: Any) -> Session:
 
 def _restores_itself(root: Path) -> bool:
     """Whether something is lost that a snapshot has, and nobody is to be asked."""
-    journal = root / layout.JOURNAL
-    is_whole = not is_lost(root) and (root / layout.COMMITTED).is_dir()
-    if is_whole and (journal.is_dir() or not os.path.lexists(journal)):
+    if not is_lost(root) and (root / layout.COMMITTED).is_dir():
         return False
     try:
         return usable_definitions(root)[0].snapshots.restores

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,7 +119,8 @@ def give_up(fs: FileSystem, segment_bytes: int) -> Salvaged:
     for name in readable.files:
         archives.append(free_archive(fs, f"{JOURNAL}/{name}"))
         fs.rename(f"{JOURNAL}/{name}", archives[-1])
-        fs.set_modified_ns(archives[-1], time.time_ns())  # since when it is set aside, and not written
+        with suppress(OSError):  # a link may lead nowhere
+            fs.set_modified_ns(archives[-1], time.time_ns())  # since when it is set aside, and not written
     fs.sync_dir(JOURNAL)
     return Salvaged(len(readable.records), archives, notes)
 

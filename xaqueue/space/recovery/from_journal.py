@@ -58,6 +58,7 @@ def open_journal(
     if not hardening.journal and not used and not fs.is_dir(layout.JOURNAL):
         return None, (), []
     fs.hold_dir("")
+    used = used or (fs.exists(layout.JOURNAL) and not fs.is_dir(layout.JOURNAL))  # something stands for it
     size = segment_bytes(definitions, fs.room())
     keeps = hardening.journal and (definitions.snapshots.point_in_time or definitions.replication.is_on)
     journal = Journal(fs, layout.JOURNAL, segment_bytes=size, is_valid=change.is_valid, used=used, epoch=epoch)
