@@ -12,6 +12,7 @@ next one. The space itself is only read.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -84,6 +85,7 @@ def _take(space: Space) -> Manifest:
         made = _manifest(space, links, number, lsn)
         fs.create(f"{place}/{layout.MANIFEST}", [manifest.encode(made)])
         space.sync_all()
+        links.sync()
         space.check_owner()
         fs.rename(place, f"{SNAPSHOTS}/{number}")
         fs.sync_dir(SNAPSHOTS)
@@ -140,6 +142,8 @@ class _Links:
         self.place = place
         self._check = check
         self.copies: dict[str, int] = {}
+        self._is_elsewhere = False
+        """It is made on another file system, whose files are synced one by one."""
         self._made: set[str] = set()
         self._make_dir("")
         for directory in layout.DIRECTORIES:
@@ -166,6 +170,14 @@ class _Links:
                 discard(self.fs, f"{self.place}/{path}")
                 self._make_dir(path.rpartition("/")[0])
                 self._link(path)
+
+    def sync(self) -> None:
+        """What a sync of the space's file system leaves out."""
+        if self._is_elsewhere:
+            for path in (*self.copies, layout.MANIFEST):
+                self.fs.sync_file(f"{self.place}/{path}")
+            for directory in sorted(self._made, reverse=True):
+                self.fs.sync_dir(f"{self.place}/{directory}".rstrip("/"))
 
     def rest(self) -> None:
         """While nothing changes."""
@@ -199,6 +211,7 @@ class _Links:
         except OSError as error:
             if error.errno not in NO_LINK:
                 raise
+            self._is_elsewhere = self._is_elsewhere or error.errno == errno.EXDEV
             self._copy_block(path)
 
     def _copy_block(self, path: str) -> None:
@@ -208,6 +221,8 @@ class _Links:
                 data, when_ns = self.fs.read(path), self.fs.modified_ns(path)
                 self.fs.create(f"{self.place}/{path}", [data])
                 self.fs.set_modified_ns(f"{self.place}/{path}", when_ns)
+                if self._is_elsewhere:
+                    self.fs.sync_file(f"{self.place}/{path}")
 
     def _copy(self, path: str) -> None:
         try:

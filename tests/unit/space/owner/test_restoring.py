@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import shutil
@@ -32,6 +33,7 @@ from xaqueue.space.owner.open import attach
 from xaqueue.space.owner.restoring import restore
 from xaqueue.space.owner.threads import Snapshotter
 from xaqueue.space.snapshot import take as taking
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.xid import Xid
 
 PATIENCE_S = 60.0
@@ -609,3 +611,36 @@ def test_a_space_whose_messages_are_gone_goes_on_without_them_where_somebody_say
     messages_gone(root)
     assert CliRunner().invoke(app, ["reconstruct", "-m", "--space", str(root)]).exit_code == 0
     assert contents(root) == []
+
+
+def test_a_snapshot_on_another_file_system_is_synced_file_by_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync of the space's own leaves it out."""
+    synced: set[str] = set()
+    link, sync_file, sync_dir = DirectoryFileSystem.link, DirectoryFileSystem.sync_file, DirectoryFileSystem.sync_dir
+
+    def no_link(fs: DirectoryFileSystem, source: str, target: str) -> None:
+        if target.startswith("snapshots/"):
+            raise OSError(errno.EXDEV, "another device", target)
+        link(fs, source, target)
+
+    def note_file(fs: DirectoryFileSystem, path: str) -> None:
+        synced.add(path)
+        sync_file(fs, path)
+
+    def note_dir(fs: DirectoryFileSystem, path: str) -> None:
+        synced.add(path)
+        sync_dir(fs, path)
+
+    monkeypatch.setattr(DirectoryFileSystem, "link", no_link)
+    monkeypatch.setattr(DirectoryFileSystem, "sync_file", note_file)
+    monkeypatch.setattr(DirectoryFileSystem, "sync_dir", note_dir)
+    with xaqueue.connect(tmp_path / "space", create=True, sync="JOURNAL") as connection:
+        connection.enqueue("orders", b"1")
+        connection.commit()
+        connection.snapshot()
+    made = tmp_path / "space" / "snapshots" / "1"
+    names = {f"snapshots/.1/{path.relative_to(made)}" for path in made.rglob("*")}
+    assert len(names) > 10
+    assert names - synced == set()
