@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.space.engine import redo
 from xaqueue.space.model import change, layout, restored
+from xaqueue.space.model.block_files import listed, ranges_in
 from xaqueue.space.model.change import highest_numbers
 from xaqueue.space.model.layout import JOURNAL, QUEUES, REMOVED, RESTORED, SNAPSHOTS, TRIES, Watermark
 from xaqueue.space.model.restored import Restored
@@ -36,7 +37,6 @@ from xaqueue.space.snapshot.newer import Newer, branches_in, link_into, link_or_
 from xaqueue.storage.fs import FileSystem, discard
 from xaqueue.storage.journal_reader import headers, look
 from xaqueue.storage.layers import Below
-from xaqueue.storage.regular import NO_DIRECTORY
 from xaqueue.xid import Xid
 
 READY = layout.RESTORE_READY
@@ -241,7 +241,7 @@ class _Build:
     def _marks(self, through: dict[str, int]) -> dict[str, int]:
         """With those of what came back before: it may be brought over, and have been delivered before that."""
         earlier = restored.read(self.fs)
-        queues = {name for one in _listed(self.fs, layout.COMMITTED) if (name := layout.parse_queue_directory(one))}
+        queues = {name for one in listed(self.fs, layout.COMMITTED) if (name := layout.parse_queue_directory(one))}
         if earlier.snapshot == restored.DAMAGED:
             return {queue: self._beyond(queue) for queue in queues | through.keys()}
         return {queue: max(through.get(queue, 0), earlier.queues.get(queue, 0)) for queue in queues | through.keys()}
@@ -273,13 +273,13 @@ class _Build:
         return min(max(marks) + JUMP, layout.LAST_SEQ - JUMP)
 
     def _numbers(self, queue: str) -> list[int]:
-        return [(number + 1) << layout.RANGE_BITS for number in _ranges(self.fs, queue)]
+        return [(number + 1) << layout.RANGE_BITS for number in ranges_in(self.fs, queue)]
 
     def _bring_over(self, names: list[str], through: dict[str, int]) -> set[Xid]:
         """What came since, and the numbers of queues that came since. Returns the branches of which nobody can tell
         whether they were decided since."""
         then = set(branches_in(self.fs, f"{PLACE}/{layout.PREPARED}"))
-        for name in _listed(self.fs, layout.COMMITTED):
+        for name in listed(self.fs, layout.COMMITTED):
             queue = layout.parse_queue_directory(name)
             if queue is not None and queue not in through:
                 self._put(layout.watermark_path(queue), layout.format_watermark(Watermark(0, self._beyond(queue))))
@@ -326,20 +326,6 @@ def _swap(fs: FileSystem, removed: str, close: Callable[[], None]) -> None:
 def _move_away(fs: FileSystem, name: str, removed: str) -> None:
     if fs.exists(name) and not fs.exists(f"{removed}/{name}"):
         fs.rename(name, f"{removed}/{name}")
-
-
-def _listed(fs: FileSystem, directory: str) -> list[str]:
-    try:
-        return fs.list(directory)
-    except OSError as error:
-        if error.errno not in NO_DIRECTORY:
-            raise
-        return []
-
-
-def _ranges(fs: FileSystem, queue: str) -> list[int]:
-    names = _listed(fs, layout.queue_path(queue))
-    return [number for name in names if (number := layout.parse_range(name)) is not None]
 
 
 def _queue_of(path: str) -> str | None:
