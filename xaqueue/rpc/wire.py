@@ -273,7 +273,7 @@ def decode(kind: type[D], value: Any) -> D:
     """
     try:
         return cast(D, _decoded(kind, value))
-    except (TypeError, ValueError, InvalidArgument) as error:
+    except (TypeError, ValueError, AttributeError, InvalidArgument) as error:
         raise MalformedFrame(f"{str(value)[:60]} is no {kind.__name__}: {error!r}") from None
 
 
@@ -287,6 +287,8 @@ def _decoded(hint: Any, value: Any) -> Any:
         hints = _hints(hint)
         given = dict(zip(hints, value, strict=True)) if isinstance(value, list | tuple) else value
         return hint(**{name: _decoded(hints[name], given[name]) for name in hints if name in given})
+    if get_origin(hint) is dict:
+        return {_decoded(inner[0], key): _decoded(inner[1], one) for key, one in value.items()}
     if inner:  # list[X], or a tuple of as many
         several = [_decoded(inner[0], one) for one in value]
         return several if get_origin(hint) is list else tuple(several)

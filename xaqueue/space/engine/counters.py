@@ -39,7 +39,7 @@ def found_by(counting: Counting, epoch: int, now_us: int) -> Counting:
     """What the owner of this epoch goes on from. Who was there in between and has written nothing is lost, too."""
     if counting.epoch == epoch:
         return counting
-    found = replace(counting, epoch=epoch, closed=False, hits=0, misses=0)
+    found = replace(counting, epoch=epoch, closed=False, hits=0, misses=0, messages={})
     if counting.closed and counting.epoch == epoch - 1:
         return found
     return replace(found, crashes=counting.crashes + 1, lost_after=counting.as_of, found_at=now_us)
@@ -55,6 +55,8 @@ class CounterFile:
         self._writing = threading.Lock()
         self._due = time.monotonic() + EVERY_S
         self._written: dict[str, Counters] = {}
+        self.closed_with: dict[str, int] = {}
+        """Messages that queues had when the space was closed; empty where its last owner crashed."""
 
     @property
     def is_due(self) -> bool:
@@ -67,6 +69,8 @@ class CounterFile:
             if epoch > 1:
                 note("the file counters is missing or damaged: counting begins now")
             return Counting(now_us, now_us, epoch), {}
+        if found[0].closed and found[0].epoch == epoch - 1:
+            self.closed_with = found[0].messages
         return found_by(found[0], epoch, now_us), found[1]
 
     def write(self, counted: Counted) -> None:

@@ -319,7 +319,9 @@ class Space(Memory):
         hits, misses = (log.hits, log.misses) if log is not None else (0, 0)
         with self.lock:
             counters = {name: replace(queue.counters) for name, queue in self.queues.items()}
-            return replace(self.counting, as_of=self.now_us(), closed=closed, hits=hits, misses=misses), counters
+            there = {name: len(queue.index) for name, queue in self.queues.items() if closed and len(queue.index)}
+            as_of = self.now_us()
+        return replace(self.counting, as_of=as_of, closed=closed, hits=hits, misses=misses, messages=there), counters
 
     def settle(self) -> None:
         """All that was published is in the directories, for who looks there. Raises RetryLater without room,

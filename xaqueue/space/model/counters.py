@@ -8,7 +8,7 @@ but for what a crash took of the counting, and what damage took into quarantine,
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -31,6 +31,11 @@ class Counters:
     moved: int = 0
     """Left for another queue because somebody wanted it."""
 
+    @property
+    def balance(self) -> int:
+        """Messages that came and have not left, by the counting."""
+        return self.enqueued - self.dequeued - self.expired - self.dead_lettered - self.moved
+
 
 @dataclass(frozen=True, slots=True)
 class Counting:
@@ -52,6 +57,8 @@ class Counting:
     hits: int = 0
     """Reads that this owner has answered from memory, where it has a journal."""
     misses: int = 0
+    messages: dict[str, int] = field(default_factory=dict)
+    """Of each queue that had some when the space was closed; empty before."""
 
 
 def encode(counting: Counting, queues: dict[str, Counters]) -> bytes:

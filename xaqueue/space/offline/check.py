@@ -18,6 +18,7 @@ from xaqueue.carried import CarrierState, checked_carrier
 from xaqueue.errors import DamagedBlock, InvalidArgument, JournalDamaged, SpaceError
 from xaqueue.space.engine import counters, heuristics, quarantine, redo
 from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
 from xaqueue.space.model import change, layout, records
 from xaqueue.space.model.block import Head, Kind
 from xaqueue.space.model.block_files import listed, read_checked
@@ -95,11 +96,23 @@ def repair(
             if finding.movable:
                 quarantine.move(space.fs, finding.path, finding.problem, space.now_us())
                 space.log.sync_names((QUARANTINE, finding.path.rpartition("/")[0]))
+                _forget(space, finding.path)
                 moved.append(f"{finding.path}: {finding.problem}")
         then(session)
         return Repaired(str(space.report), moved, notes)
     finally:
         session.close()
+
+
+def _forget(space: Space, path: str) -> None:
+    """The queue has the message no more whose file this was."""
+    place, named = layout.parse_message_path(path), layout.parse_message(path.rpartition("/")[2])
+    if place is not None and named is not None:
+        with space.lock:
+            queue = space.queue(place[0])
+            entry = queue.index.find(named[1])
+            if entry is not None and entry.seq == named[0]:
+                queue.consumed(entry)
 
 
 class SpaceCheck:
@@ -147,6 +160,7 @@ class SpaceCheck:
 
     def _directories(self, progress: Progress | None) -> Iterator[Finding]:
         yield from self.committed.run(progress)
+        yield from self._gone()
         for queue in self.committed.queues:
             yield from self._looks.at(partial(self._records, queue))
         yield from self._prepared()
@@ -179,6 +193,18 @@ class SpaceCheck:
             yield note(name, "is no part of a queue space; left alone")
         for name in sorted(set(layout.DIRECTORIES) - names):
             yield leftover(name, "the directory is missing: made by the next open")
+
+    def _gone(self) -> Iterator[Finding]:
+        """What was there when the space was closed, where nobody had it open since."""
+        counted, owner = counters.read(self.bare), self._owner
+        if counted is None or owner is None or self._looks.live:
+            return
+        counting = counted[0]
+        for queue, there in counting.messages.items() if counting.closed and counting.epoch == owner.epoch else ():
+            gone = there - len(survey.message_names(self._fs, queue))
+            if gone > 0:
+                problem = f"{gone:,} of {there:,} messages that were here when the space was closed are gone"
+                yield broken(layout.queue_path(queue), problem)
 
     def _prepared(self) -> Iterator[Finding]:
         found, foreign = survey.prepared(self._fs)

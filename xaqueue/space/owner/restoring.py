@@ -63,9 +63,8 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: i
                     owner = read_owner(root)
                     if owner is not None:
                         line = fs.read(f"{restoring.PLACE}/{layout.FORMAT}").decode().strip()
-                        closed = replace(
-                            owner, boot="", journalled=False, unclosed="", trouble="", state="", space=line
-                        )
+                        closed = replace(owner, epoch=owner.epoch + 1, boot="", journalled=False, unclosed="")
+                        closed = replace(closed, trouble="", state="", space=line)
                         lock.write(fs, format_owner(closed))
 
                 now_us = time.time_ns() // 1000

@@ -82,7 +82,8 @@ class Load:
         for queue, ranges in self._found:
             last, when_us = _newest(space.fs, queue.name, ranges)
             space.committed_by(when_us)
-            queue.found(ranges, last, _watermark(space, queue, bool(ranges), set_aside, note))
+            used = bool(ranges) or queue.counters.enqueued > 0
+            queue.found(ranges, last, _watermark(space, queue, used, set_aside, note))
             queue.keys.found(records.read_keys(space.fs, queue.name, set_aside))
             self._retries[queue.name] = records.read_retries(space.fs, queue.name, set_aside)
         _streams(space, set_aside, note)
@@ -245,6 +246,8 @@ class _Loading:
 
 def _queues(space: Space, set_aside: SetAside) -> list[Queue]:
     found = []
+    if space.read_only is None:
+        _make_again(space)
     for name in sorted(space.fs.list(COMMITTED)):
         queue_name = layout.parse_queue_directory(name)
         if queue_name is not None and space.fs.is_dir(layout.queue_path(queue_name)):
@@ -253,6 +256,14 @@ def _queues(space: Space, set_aside: SetAside) -> list[Queue]:
             why = "its name is not queue=<name>" if queue_name is None else "a file where a queue's directory should be"
             set_aside(f"{COMMITTED}/{name}", f"no queue directory: {why}")
     return found
+
+
+def _make_again(space: Space) -> None:
+    """The directories of queues that have had messages, where somebody has removed them: their numbers go on."""
+    for queue in space.queues.values():
+        path = layout.queue_path(queue.name)
+        if queue.counters.enqueued and not space.fs.exists(path):
+            space.fs.make_dir(path)
 
 
 def _streams(space: Space, set_aside: SetAside, note: Callable[[str], None]) -> None:

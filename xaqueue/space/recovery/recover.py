@@ -144,6 +144,8 @@ class _Recovery:
             if not self.fs.is_dir(name):
                 self.fs.make_dir(name)
         self.space.begin_counting(self._note)
+        closed_with = self.space.counter_file.closed_with
+        uncounted = {name: there - self.space.queue(name).counters.balance for name, there in closed_with.items()}
         self.space.restored = restored.read(self.fs)
         if self.space.restored.snapshot == restored.DAMAGED:
             self._note(
@@ -160,6 +162,7 @@ class _Recovery:
         answer()
         aside = len(self.report.quarantined)
         messages.rest(progress)
+        self._tell_gone(uncounted)
         tries.count_killed(self.space, self._set_aside)
         if len(self.report.quarantined) > aside:
             self._sync_directories()
@@ -450,6 +453,23 @@ class _Recovery:
             return
         self.report.quarantined.append(f"{path}: {reason}")
         log.warning("quarantined %s as %s: %s", path, target, reason)
+
+    def _tell_gone(self, uncounted: Mapping[str, int]) -> None:
+        """What was there when the space was closed, and left by no way that is counted.
+
+        uncounted: by queue, how many messages more it had then than its counters say. Others may use it by now.
+        """
+        for name, more in sorted(uncounted.items()):
+            place = layout.queue_path(name)
+            with self.space.lock:
+                queue = self.space.queue(name)
+                gone = queue.counters.balance + more - len(queue.index)
+            gone -= sum(f"{place}/" in text for text in self.report.quarantined)
+            if gone > 0:
+                self._note(
+                    f"{gone:,} messages of queue {name} are gone: they were in {place}/ when the space was closed. "
+                    "Bring the directory back from a copy, with nobody at work, or send them again"
+                )
 
     def _note(self, text: str) -> None:
         self.report.notes.append(text)

@@ -335,15 +335,18 @@ def test_a_dequeue_whose_message_is_gone_is_finished_or_damage(space: Path) -> N
     first = messages(space)[0]
     aside = space / layout.QUARANTINE / f"orders.{first.parent.name}.{first.name}"
     first.rename(aside)
-    assert "in quarantine" in problems(space)[0].problem
+    gone, lost = problems(space)
+    assert gone.problem.startswith("1 of 2 messages that were here")
+    assert "in quarantine" in lost.problem
     aside.unlink()
-    assert found(space) == [(Severity.LEFTOVER, f"prepared/{XID}.000")]
+    assert found(space) == [(Severity.DAMAGE, gone.path), (Severity.LEFTOVER, f"prepared/{XID}.000")]
 
 
 def test_a_listed_dequeue_whose_message_is_gone_is_damage(space: Path) -> None:
     prepare(space, b"one", take=True)
     messages(space)[0].unlink()
-    (finding,) = problems(space)
+    gone, finding = problems(space)
+    assert gone.path == "committed/queue=orders"
     assert "which prepared/" in finding.problem
     assert not finding.movable
 

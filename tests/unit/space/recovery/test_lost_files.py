@@ -1,15 +1,19 @@
-"""What the journal moved and a replay finds nowhere is damage: the space opens read-only, and everybody names it."""
+"""What the journal moved and a replay finds nowhere is damage: the space opens read-only, and everybody names it.
+
+What goes while nobody has the space open is told once, and no number of it is used again.
+"""
 
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import xaqueue
-from support.bare_space import BareSpace, bare_space
+from support.bare_space import DURABLE, BareSpace, bare_space
 from support.broken_journal import files, killed
 from xaqueue.cli.main import app
 from xaqueue.errors import ResourceFailed
@@ -18,6 +22,7 @@ from xaqueue.space.model import layout
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
+from xaqueue.space.owner import open
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
@@ -108,3 +113,64 @@ def test_a_checkpoint_waits_for_a_commit_whose_messages_found_no_room(tmp_path: 
         bare.fs.faults.clear()
         assert bare.reopen().outcome(xid) is Outcome.COMMITTED
         assert bare.take("orders") == [b"other", b"precious"]
+
+
+LEVELS = ["NONE", DURABLE, "JOURNAL"]
+GONE = {"queue": "queue=orders", "range": "queue=orders/range=*", "message": "queue=orders/range=*/*3.*"}
+"""What somebody removes below committed/."""
+
+
+def opened(root: Path) -> list[str]:
+    """What an open has to say; it is closed again."""
+    session = open.attach(root, watch=False)
+    session.close()
+    return session.space.report.notes
+
+
+@pytest.mark.parametrize("sync", LEVELS)
+@pytest.mark.parametrize("what", GONE)
+def test_what_is_removed_while_it_is_closed_is_told(tmp_path: Path, what: str, sync: str) -> None:
+    root, xid = tmp_path / "space", Xid(1, b"doubt", b"b")
+    open.create(root, any_queue=True, sync=sync)
+    with xaqueue.connect(root) as connection:
+        for queue, body in (("orders", b"1"), ("orders", b"2"), ("orders", b"3"), ("others", b"stays")):
+            connection.enqueue(queue, body)
+        connection.commit()
+        connection.dequeue("orders")
+        connection.commit()
+        connection.tpc_begin(xid)
+        connection.dequeue("orders")
+        connection.enqueue("orders", b"4")
+        connection.tpc_prepare()
+    assert list(check(root)) == [], "what a branch holds is there"
+    assert opened(root) == []
+    with xaqueue.connect(root) as connection:
+        connection.tpc_rollback(xid)
+
+    (gone,) = (root / "committed").glob(GONE[what])
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    lost = 1 if what == "message" else 2
+    (damage,) = [found for found in check(root) if found.severity is Severity.DAMAGE]
+    assert damage.problem.startswith(f"{lost} of 2 messages that were here when the space was closed are gone")
+    assert f"{lost} messages of queue orders are gone" in str(opened(root))
+    assert "are gone" not in str(opened(root)), "it is told once"
+    with xaqueue.connect(root) as connection:
+        connection.enqueue("orders", b"new")
+        connection.commit()
+        found = list(connection.browse("orders"))
+        assert [message.body for message in found] == [*[b"2"][lost - 1 :], b"new"]
+        assert found[-1].seq > 3, "a reader that remembers how far it came misses nothing"
+    assert (list(check(root)), opened(root)) == ([], [])
+
+
+def test_what_is_set_aside_at_an_open_is_told_as_that(tmp_path: Path) -> None:
+    root = tmp_path / "space"
+    open.create(root, any_queue=True)
+    with xaqueue.connect(root) as connection:
+        connection.enqueue("orders", b"1")
+        connection.commit()
+    (path,) = (root / "committed").glob("queue=orders/range=*/0*")
+    path.rename(path.with_name("strange"))
+    assert opened(root) == []
+    assert len(list((root / "quarantine").glob("*strange"))) == 1
+    assert opened(root) == []
