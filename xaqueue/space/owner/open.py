@@ -286,9 +286,8 @@ def _open(
             fs.close()
         lock.release()
         if isinstance(error, OSError | ResourceFailed | RetryLater):
-            reason = (
-                _reason(error) if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.EACCES) else error
-            )
+            told = isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.EACCES, errno.EINVAL)
+            reason = _reason(error) if told and isinstance(error, OSError) else error
             raise SpaceError(f"{root} cannot be opened as a queue space: {reason}") from error
         raise
     if space.read_only is None:
@@ -369,7 +368,9 @@ def _reason(error: OSError) -> str:
         return f"{error.filename} is a symbolic link: put a file in its place"
     if error.errno == errno.EACCES:
         return f"{error.filename} {error.strerror}: run this as the user that the space belongs to"
-    return f"{error.filename} {error.strerror}" if error.errno == errno.EINVAL else error.strerror or str(error)
+    if error.errno in (errno.EINVAL, errno.EISDIR):
+        return f"{error.filename} {error.strerror}. Move what stands there away, or put the file back"
+    return error.strerror or str(error)
 
 
 def is_attached(path: str | os.PathLike[str]) -> bool:

@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -113,11 +114,14 @@ def test_a_link_in_the_place_of_what_says_who_owns_it_is_refused(tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", ["owner", "lock"])
-def test_a_pipe_in_the_place_of_what_says_who_owns_it_blocks_nobody(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_pipe_or_directory_in_the_place_of_what_says_who_owns_it_blocks_nobody(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
     create(tmp_path / "s")
-    os.mkfifo(tmp_path / "s" / name)
+    make(tmp_path / "s" / name)
     assert read_owner(tmp_path / "s") is None
-    with pytest.raises(SpaceError, match=rf"is no regular file.*/{name}|/{name} is no regular file"):
+    with pytest.raises(SpaceError, match=rf"/{name} [iI]s (no regular file|a directory). Move what stands there away"):
         attach(tmp_path / "s", watch=False)
 
 
