@@ -1,6 +1,6 @@
 """A branch that was decided while its space was still opening stays decided, wherever the power goes.
 
-The trees of a crash are the extremes, or a few of them where there is a journal, and it comes before one call in three,
+The trees of a crash are the extremes, or a few of them where there is a journal, and it comes before one call in six,
 by turns (``crash_cases.sample``), of half of the stories at each level, but with ``XAQUEUE_CRASH_FULL=1``.
 """
 
@@ -80,7 +80,7 @@ def undone(act: Act, verb: str) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(("name", "level"), by_turns(CASES, 2), ids=str)
 def test_what_was_decided_before_all_was_loaded_stays_so(name: str, level: Level, verb: str) -> None:
-    jury, turns = Jury(STORIES[name], level), sample(3, name, level, list(VERBS).index(verb))
+    jury, turns = Jury(STORIES[name], level), sample(6, name, level, list(VERBS).index(verb))
     whole, promised = play(STORIES[name], level)
     for more in itertools.count(turns.first, turns.every):
         fs, record = whole.copy(), promised.copy()
@@ -122,7 +122,7 @@ class Listening:
 def test_what_is_listed_before_all_is_loaded_is_true_after_a_power_loss(name: str, level: Level, verb: str) -> None:
     """The process was killed at any call, and what it had done was not synced."""
     jury = Jury(STORIES[name], level)
-    for fs, record in crashes(STORIES[name], level, sample(3, name, level, len(verb))):
+    for fs, record in crashes(STORIES[name], level, sample(6, name, level, len(verb))):
         record.may_be, record.undone, record.openings = list(record.may_be), list(record.undone), 2
         fs.survive_kill()
         open_space(fs, level, Listening(jury, fs, record, verb).listen)

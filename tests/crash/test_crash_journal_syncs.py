@@ -119,4 +119,4 @@ def test_a_redundant_sync_left_out_is_not_noticed(kind: str, level: Level, monke
     turn, judged = list(REDUNDANT).index(kind), set[object]()
     for name, way in itertools.product(STORIES if FULL else SAMPLE, WAYS):
         with careless(monkeypatch, kind):
-            way(name, level, sample(4, name, level, turn), judged)
+            way(name, level, sample(8, name, level, turn), judged)

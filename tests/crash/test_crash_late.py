@@ -14,7 +14,7 @@ from support.crash_story import Became, crashes, play
 
 pytestmark = pytest.mark.usefixtures("quiet")
 LEVELS = (STRICT, *JOURNALS)
-EVERY = 5
+EVERY = 10
 """One call in so many, unless in full size."""
 
 

@@ -61,7 +61,7 @@ WIDE_CASES = by_turns(WIDE_CASES, 2)
 @pytest.mark.parametrize(("name", "level"), cases(CASES), ids=str)
 def test_recovery_is_cut_off_by_a_power_loss_and_run_again(name: str, level: Level) -> None:
     sitting = jury(name, level)
-    for fs, record in crashes(STORIES[name], level, sample(5, name, level)):
+    for fs, record in crashes(STORIES[name], level, sample(10, name, level)):
         for tree in trees_of(fs, level, EXTREMES, draw=2):
             if sitting.is_new(tree, record, "cut off"):
                 judge_cut_off(sitting, tree.open(), record)
@@ -70,7 +70,7 @@ def test_recovery_is_cut_off_by_a_power_loss_and_run_again(name: str, level: Lev
 @pytest.mark.parametrize(("name", "level"), cases(WIDE_CASES), ids=str)
 def test_the_power_goes_after_a_kill_while_nothing_is_synced_yet(name: str, level: Level) -> None:
     sitting = jury(name, level)
-    for killed, record in crashes(STORIES[name], level, sample(5, name, level)):
+    for killed, record in crashes(STORIES[name], level, sample(10, name, level)):
         killed.survive_kill()
         (judge_cut_off if FULL or name in HANDFUL else judge_later)(sitting, killed, record)
 
@@ -80,7 +80,7 @@ def test_the_power_goes_after_a_kill_while_nothing_is_synced_yet(name: str, leve
 def test_the_next_owner_goes_on_before_the_power_goes(name: str, level: Level, verb: str, end: End) -> None:
     sitting = jury(name, level)
     turn = 0 if verb == "commit" else 2
-    for killed, record in crashes(STORIES[name], level, sample(6, name, level, turn)):
+    for killed, record in crashes(STORIES[name], level, sample(12, name, level, turn)):
         killed.survive_kill()
         go_on(sitting, killed, record, verb, end)
 

@@ -1,8 +1,8 @@
 """A crash at every call of every step: what was acknowledged is there, what was not is whole or gone.
 
 ``XAQUEUE_CRASH_FULL=1`` looks at every call of every story at every level, and at up to 16,384 trees a crash instead of
-128, or of a few where there is a journal. Else it is one call in three of every story of one branch at two levels, and
-of everything else one call in six, by turns (``crash_cases.sample``): stories of the same work share all its calls. At
+128, or of a few where there is a journal. Else it is one call in six of every story of one branch at two levels, and
+of everything else one call in twelve, by turns (``crash_cases.sample``): stories of the same work share all its calls. At
 the other levels one story in three is played, by turns as well.
 """
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 WHOLE = (STRICT, JOURNAL)
-EVERY = 6
+EVERY = 12
 
 
 def campaign(levels: list[Level]) -> list[tuple[str, Level]]:
@@ -43,7 +43,7 @@ def campaign(levels: list[Level]) -> list[tuple[str, Level]]:
 
 
 def calls(name: str, level: Level) -> Sample:
-    return sample(3 if level in WHOLE and name in ONE_BRANCH else EVERY, name, level)
+    return sample(6 if level in WHOLE and name in ONE_BRANCH else EVERY, name, level)
 
 
 @pytest.mark.parametrize(("name", "level"), cases(campaign(POWER_LOSS)), ids=str)

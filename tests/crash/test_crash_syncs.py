@@ -140,7 +140,7 @@ def test_a_redundant_sync_left_out_is_not_noticed(kind: str, monkeypatch: pytest
     """Where this fails, the sync is needed after all: move it to the other table."""
     judged = set[object]()
     for name in STORIES if FULL else SAMPLE:
-        calls = sample(4, name, STRICT, list(REDUNDANT).index(kind))
+        calls = sample(8, name, STRICT, list(REDUNDANT).index(kind))
         with careless(monkeypatch, kind) as care:
             kill_then_power_loss(name, STRICT, calls, judged)
             if kind not in care.asked:

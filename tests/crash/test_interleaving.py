@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 DRAWN = 12 if FULL else 1
 """Trees of each power loss that are drawn, beside the barest and the fullest."""
-PLAYS = 4
+PLAYS = 2
 """Of so many scenes of a turn at a level one call is looked at, unless in full size."""
 
 BEFORE = (
