@@ -2,8 +2,8 @@
 
 ``XAQUEUE_CRASH_FULL=1`` looks at every call of every story at every level, and at up to 16,384 trees a crash instead of
 128, or of a few where there is a journal. Else it is one call in six of every story of one branch at two levels, and
-of everything else one call in twelve, by turns (``crash_cases.sample``): stories of the same work share all its calls. At
-the other levels one story in three is played, by turns as well.
+of everything else one call in twelve, by turns (``crash_cases.sample``): stories of the same work share all its calls.
+At the other levels one story in three is played, by turns as well.
 """
 
 from __future__ import annotations

@@ -1,22 +1,24 @@
 """Failovers to a replica for which steps wait, amid two-phase transactions: nothing is lost, doubled or half done.
 
-The owner is killed, or stopped until its replica has the space: then it is fenced. Its directory becomes the replica of
-the other one, and so on. ``XAQUEUE_FAILOVERS`` is how many of each there are; with ``XAQUEUE_CRASH_FULL=1`` 100.
+The owner is killed, or stopped or cut off until its replica has the space: then it is fenced. Its directory becomes the
+replica of the other one, and so on. ``XAQUEUE_FAILOVERS`` is how many of each there are; with ``XAQUEUE_CRASH_FULL=1``
+100.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import xaqueue
 from support.booking import Booking
-from support.pair import Client, judge, wait_for_work
+from support.pair import Client, Networks, judge, wait_for_work
 from support.replica_pair import ReplicatedPair
 from support.replicas import made, text
 from support.served import PATIENCE_S
@@ -32,14 +34,16 @@ QUEUES = "[queues.in]\n[queues.out]\n[queues.booked]\n"
 
 
 @contextmanager
-def at_work(tmp_path: Path) -> Iterator[tuple[ReplicatedPair, list[Client]]]:
+def at_work(
+    tmp_path: Path, places: Sequence[str] = (), within: Sequence[Sequence[str]] = ((), ())
+) -> Iterator[tuple[ReplicatedPair, list[Client]]]:
     root = made(tmp_path / "a", "local", more=QUEUES)
     with xaqueue.connect(root) as connection:
         for number in range(STOCKED):
             connection.enqueue("in", b"%d" % number)
         connection.commit()
     write_definitions(root, text("replica", 30, QUEUES))
-    pair = ReplicatedPair([root, tmp_path / "b"])
+    pair = ReplicatedPair([root, tmp_path / "b"], places, within)
     clients = [Client(pair.url, f"c{name}") for name in range(CLIENTS)]
     try:
         for client in clients:
@@ -69,6 +73,17 @@ def test_failovers(tmp_path: Path, number: signal.Signals) -> None:
             pair.fail_over(number)
             wait_for_work(clients)
     assert sum(sum(client.errors.values()) for client in clients) >= FAILOVERS, "nobody noticed"
+
+
+def test_cut_off_from_its_replica_and_its_clients(tmp_path: Path, networks: Networks) -> None:
+    """It waits, and nobody hangs up; when its link is back it is told that it has the space no more."""
+    with at_work(tmp_path, networks.places, networks.within) as (pair, clients):
+        for _ in range(FAILOVERS):
+            wait_for_work(clients)
+            side = pair.at
+            networks.cut(side)
+            pair.fail_over(0, partial(networks.cut, side, up=True))
+            wait_for_work(clients)
 
 
 def test_a_replica_is_killed_and_comes_back(tmp_path: Path) -> None:

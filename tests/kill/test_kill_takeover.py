@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -43,16 +42,6 @@ def test_failovers(tmp_path: Path, number: signal.Signals) -> None:
                 assert former.code() == FENCED
                 assert "owns it no more" in former.said
             pair.stand_by(former)
-
-
-@pytest.fixture
-def networks() -> Iterator[Networks]:
-    try:
-        made = Networks()
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"this machine gives no network namespaces: {error}")
-    yield made
-    made.close()
 
 
 def test_cut_off_from_its_clients(tmp_path: Path, networks: Networks) -> None:

@@ -115,21 +115,26 @@ class Pair:
 
 
 class Networks:
-    """Two networks of one server each, with a link to this one that can be cut: nobody is told, packets are lost."""
+    """A server's place each, on one network with the clients; the link of one can be cut: nobody is told, packets are
+    lost."""
 
     def __init__(self) -> None:
         """Raises OSError, CalledProcessError where this machine has no namespaces to give."""
         self.names = [f"xaq{os.getpid()}{letter}" for letter in "ab"]
-        self.places = [f"10.213.{number}.2:7000" for number in (1, 2)]
+        subnet = f"10.213.{os.getpid() % 256}"  # workers of a run have one each
+        self.places = [f"{subnet}.{number}:7000" for number in (2, 3)]
         self.within = [["ip", "netns", "exec", name] for name in self.names]
+        self._bridge = f"xaq{os.getpid()}"
         try:
-            for number, name in enumerate(self.names, start=1):
+            _ip("link", "add", self._bridge, "type", "bridge")
+            _ip("addr", "add", f"{subnet}.1/24", "dev", self._bridge)
+            _ip("link", "set", self._bridge, "up")
+            for number, name in enumerate(self.names):
                 _ip("netns", "add", name)
                 _ip("link", "add", f"{name}o", "type", "veth", "peer", "name", "inner", "netns", name)
-                _ip("addr", "add", f"10.213.{number}.1/30", "dev", f"{name}o")
-                _ip("link", "set", f"{name}o", "up")
-                _ip("-n", name, "addr", "add", f"10.213.{number}.2/30", "dev", "inner")
-                self.cut(number - 1, up=True)
+                _ip("link", "set", f"{name}o", "master", self._bridge, "up")
+                _ip("-n", name, "addr", "add", f"{subnet}.{number + 2}/24", "dev", "inner")
+                self.cut(number, up=True)
         except BaseException:
             self.close()
             raise
@@ -138,9 +143,9 @@ class Networks:
         _ip("-n", self.names[number], "link", "set", "inner", "up" if up else "down")
 
     def close(self) -> None:
-        for name in self.names:
+        for words in (*(("netns", "del", name) for name in self.names), ("link", "del", self._bridge)):
             with suppress(subprocess.CalledProcessError, OSError):
-                _ip("netns", "del", name)
+                _ip(*words)
 
 
 def _ip(*words: str) -> None:

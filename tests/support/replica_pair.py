@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from support.pair import FENCED, Program, free_ports
@@ -43,10 +43,14 @@ class ReplicatedPair:
         made.wait_for("follows")
         return made
 
-    def fail_over(self, number: int) -> None:
-        """The owner gets this signal, the replica takes its place, and the former owner's directory follows."""
+    def fail_over(self, number: int, rejoin: Callable[[], object] | None = None) -> None:
+        """The owner gets this signal, the replica takes its place, and the former owner's directory follows.
+
+        rejoin: where it was cut off instead, ends that.
+        """
         former, side = self.owner, 1 - self.at
-        former.signal(number)
+        if rejoin is None:
+            former.signal(number)
         command = [*self._within[side], *RUN, "promote", str(self._roots[side]), "--yes"]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
@@ -54,8 +58,8 @@ class ReplicatedPair:
         assert self.replica.code() == 0, self.replica.said
         self.replica.close()
         self.owner, self.at = self._serve(side), side
-        if number == signal.SIGSTOP:
-            former.signal(signal.SIGCONT)
+        if rejoin is not None or number == signal.SIGSTOP:
+            rejoin() if rejoin is not None else former.signal(signal.SIGCONT)
             wanted = FENCED
         else:
             former.close()
