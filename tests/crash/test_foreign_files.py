@@ -32,7 +32,7 @@ from xaqueue.storage.journal_format import name_of
 from xaqueue.storage.owner_file import is_owned
 from xaqueue.tm.log_directory import open_log
 
-LIMIT_S = 30
+LIMIT_S = 120
 """Of real time, for all that is asked of one place; a hang has no end."""
 HUGE_BYTES = 1 << 43
 IN_DOUBT = xaqueue.Xid(7, b"in doubt", b"b")
