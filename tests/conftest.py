@@ -34,6 +34,7 @@ is_sample = os.environ.get("XAQUEUE_CRASH_FULL") != "1"
 if is_sample and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
     # A sync costs nothing there. What a disk keeps is proved on file systems that the tests make and mount.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+    os.environ.setdefault("TMPDIR", str(MEMORY))  # the databases', too
 pytest.register_assert_rewrite("support")
 # Typer makes all commands anew for each line that it is given: ten times the work of most of them.
 typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
