@@ -20,7 +20,6 @@ queues.toml) is read from them, beside the loop. Operators do what ``xaqueue ind
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, replace
@@ -32,6 +31,7 @@ from xaqueue.errors import ConnectionLost, InvalidArgument, OutcomeUnknown, Retr
 from xaqueue.message import check_queue_name
 from xaqueue.rpc import wire
 from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.methods.sessions import ACTIVE, UNFINISHED, UNPREPARED, SessionStatus, since_of
 from xaqueue.rpc.wire import decode
 from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.heuristics import Decision
@@ -46,7 +46,6 @@ from xaqueue.space.offline.inspect_branches import InDoubt, by_age, pages
 from xaqueue.space.offline.queue_files import share, sum_of
 from xaqueue.space.offline.redo_view import read_journal
 from xaqueue.space.owner.record import READ_ONLY, READY, read_owner
-from xaqueue.space.recovery.prepared import Verdict
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.fs import FileSystem
 from xaqueue.xid import Xid
@@ -62,7 +61,6 @@ KEY_BYTES = 16
 """Of a session's key, at least."""
 LISTED = 1000
 """Branches of one answer, at most."""
-ACTIVE = "active"
 
 
 def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
@@ -78,12 +76,13 @@ def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
         space.shipping.check_shown()
     key, lost = _key(given, "session"), _key(given, "instead_of")
     caller.key = caller.session.key = key or caller.key
+    caller.protocol = min(protocol, wire.PROTOCOL)
     if lost is not None:
-        caller.cut(lost)
+        caller.host.cut(lost)
         caller.session.adopt(lost)
     definitions = caller.session.space.definitions
     return {
-        "protocol": min(protocol, wire.PROTOCOL),
+        "protocol": caller.protocol,
         "sync": str(caller.session.space.hardening),
         "epoch": caller.session.space.epoch,
         "queues": sorted(definitions.queues),
@@ -119,23 +118,19 @@ def close(caller: Caller) -> None:
 
 
 def status(caller: Caller) -> dict[str, Any]:
-    return caller.status()
+    return caller.host.status()
+
+
+def sessions(caller: Caller) -> list[SessionStatus]:
+    return caller.host.session_list()
 
 
 def _left(space: Space) -> tuple[list[Branch], list[Branch]]:
     """Branches that are neither prepared nor over, and those that are prepared and not finished."""
     with space.lock:
         branches = [branch for branch in space.branches.values() if branch.decided is None]
-        active = [branch for branch in branches if branch.base in (State.ACTIVE, State.IDLE, State.ROLLBACK_ONLY)]
-        return active, [branch for branch in branches if branch.base in _UNFINISHED]
-
-
-_UNFINISHED = {
-    State.PREPARED: Verdict.IN_DOUBT.value,
-    State.CARRIED: Verdict.IN_DOUBT.value,
-    State.COMMITTING: Verdict.COMMITTING.value,
-}
-"""States of prepared branches, and how they are told."""
+        active = [branch for branch in branches if branch.base in UNPREPARED]
+        return active, [branch for branch in branches if branch.base in UNFINISHED]
 
 
 def drain(caller: Caller, on: Any = None) -> dict[str, Any]:
@@ -154,10 +149,7 @@ def drain(caller: Caller, on: Any = None) -> dict[str, Any]:
 
 
 def _branch_to(space: Space, branch: Branch) -> dict[str, Any]:
-    since = branch.prepared_at
-    if not since and branch.begun:
-        since = space.now_us() - int((time.monotonic() - branch.begun) * 1_000_000)
-    return {"xid": branch.xid, "state": _UNFINISHED.get(branch.base, ACTIVE), "since": since}
+    return {"xid": branch.xid, "state": UNFINISHED.get(branch.base, ACTIVE), "since": since_of(space, branch)}
 
 
 def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
@@ -319,7 +311,7 @@ def depths(caller: Caller, names: Any) -> dict[str, int]:
 
 
 SERVICE_METHODS = (
-    *(hello, echo, close, status, drain),
+    *(hello, echo, close, status, sessions, drain),
     *(indoubt_list, indoubt_next, indoubt_decide, indoubt_forget, indoubt_forgotten, depths),
 )
 
@@ -353,6 +345,9 @@ class RemoteOperator:
 
     def __init__(self, manager: RemoteManager) -> None:
         self._manager = manager
+
+    def sessions(self) -> list[SessionStatus]:
+        return [decode(SessionStatus, value) for value in self._manager.call("sessions")]
 
     def in_doubt(self) -> list[InDoubt]:
         return by_age(decode(InDoubt, value) for value in self._pages())
