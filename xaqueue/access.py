@@ -85,7 +85,7 @@ class Right(Enum):
     RESOLVE = "resolve"
     """An operator's decisions on branches in doubt."""
     ADMIN = "admin"
-    """What concerns the server: to drain it, and to define and repair its queues."""
+    """What concerns the server: who is there, to drain it, and to define and repair its queues."""
 
 
 class Need(NamedTuple):
@@ -143,6 +143,7 @@ NEEDS: dict[str, Need] = {
     "browse": Need(queue=Right.BROWSE),
     "browse_next": _FREE,
     "browse_end": _FREE,
+    "sessions": Need((Right.RESOLVE, Right.ADMIN)),
     "depths": Need(_RESOLVE.one_of, queue=Right.BROWSE),
     "indoubt_list": _EITHER,
     "indoubt_next": _EITHER,

@@ -81,6 +81,7 @@ ENOUGH: dict[str, frozenset[Right] | None] = {
     "restore": frozenset({Right.PRODUCE}),
     "browse": frozenset({Right.BROWSE}),
     "depths": frozenset({Right.BROWSE, Right.RESOLVE}),
+    "sessions": frozenset({Right.RESOLVE, Right.ADMIN}),
     "indoubt_decide": frozenset({Right.RESOLVE}),
     "indoubt_forget": frozenset({Right.RESOLVE}),
     "drain": frozenset({Right.ADMIN}),

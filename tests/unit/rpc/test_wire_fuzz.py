@@ -84,6 +84,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("browse_end", [1]),
         ("close", []),
         ("status", []),
+        ("sessions", []),
         ("indoubt_list", []),
         ("indoubt_next", []),
         ("indoubt_decide", [UNKNOWN, True, "somebody", "reason"]),

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from xaqueue.access import Identity, Rights, same_member, token_name
 from xaqueue.errors import AccessDenied, InvalidArgument
 
 if TYPE_CHECKING:
     from xaqueue.message import Message
+    from xaqueue.rpc.methods.sessions import SessionStatus
     from xaqueue.space.engine.session import Session
     from xaqueue.space.offline.inspect_branches import InDoubt
 
@@ -45,24 +46,28 @@ class Trust:
 NOBODY = Trust()
 
 
+class ServerCalls(Protocol):
+    """What methods ask of the server."""
+
+    def status(self) -> dict[str, Any]: ...
+
+    def session_list(self) -> list[SessionStatus]: ...
+
+    def cut(self, key: bytes) -> None:
+        """Ends the session of this key, if it is open: its client has lost it, and goes on in another."""
+
+
 class Caller:
     """What methods know of a session: that of its branches, who it is with, and the lists that it has open."""
 
-    def __init__(
-        self,
-        session: Session,
-        status: Callable[[], dict[str, Any]],
-        cut: Callable[[bytes], object],
-        identity: Identity,
-        trust: Trust,
-    ) -> None:
-        """cut: ends the session of this key."""
+    def __init__(self, session: Session, host: ServerCalls, identity: Identity, trust: Trust) -> None:
         self.session = session
-        self.status = status
-        self.cut = cut
+        self.host = host
         self.identity = identity
         self.key: bytes | None = None
         """Known to its client alone."""
+        self.protocol = 0
+        """The version that it speaks, as soon as it has said so."""
         self.browses: dict[int, Iterator[Message]] = {}
         """By their cursors."""
         self.last_cursor = 0

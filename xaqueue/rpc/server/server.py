@@ -27,6 +27,7 @@ from typing import Any
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError, SpaceInUse
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods import service
+from xaqueue.rpc.methods.sessions import SessionStatus, with_work
 from xaqueue.rpc.server.listeners import ListenConfig, Listeners, clear_own
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.scheduler import Scheduler
@@ -216,6 +217,9 @@ class Server:
 
     def status(self) -> dict[str, Any]:
         return service.status_in(self.space, self.root, len(self.sessions))
+
+    def session_list(self) -> list[SessionStatus]:
+        return with_work(self.space, [(session.status, session.caller.session) for session in self.sessions])
 
     @property
     def endpoint(self) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, cast
@@ -25,8 +26,9 @@ from xaqueue.rpc.methods.leases import LEASE_METHODS
 from xaqueue.rpc.methods.messages import MESSAGE_METHODS
 from xaqueue.rpc.methods.replication import REPLICATION_METHODS, give_up_copy
 from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
+from xaqueue.rpc.methods.sessions import SessionStatus
 from xaqueue.rpc.server.listeners import Listeners
-from xaqueue.rpc.server.peer import UNAUTHENTICATED_BYTES, Caller, Limits, PeerTimeouts
+from xaqueue.rpc.server.peer import UNAUTHENTICATED_BYTES, Caller, Limits, PeerTimeouts, ServerCalls
 from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.wire import CallFrame, MalformedFrame
 from xaqueue.space.engine.session import Session
@@ -112,7 +114,7 @@ def perform(caller: Caller, name: str, params: list[Any]) -> Any:
     return verb(caller.session if is_verb else caller, *params)
 
 
-class Host(Protocol):
+class Host(ServerCalls, Protocol):
     """What a session, and who keeps house, needs of the server."""
 
     limits: Limits
@@ -124,11 +126,6 @@ class Host(Protocol):
 
     def refusal(self) -> str | None:
         """Why a new session is not taken."""
-
-    def status(self) -> dict[str, Any]: ...
-
-    def cut(self, key: bytes) -> None:
-        """Ends the session of this key, if it is open: its client has lost it, and goes on in another."""
 
     def check_memory(self) -> None:
         """Where requests on their way hold too much, the session that holds most is ended."""
@@ -166,6 +163,9 @@ class ServerSession(asyncio.Protocol):
         """What a peer has sent that was not let in yet; negative once it was."""
         self._timeouts = PeerTimeouts(self._loop.time())
         self.name = "?"
+        self._since = time.time_ns() // 1000
+        self._answered = 0
+        """Calls, and those that want no answer."""
 
     # The socket
 
@@ -184,7 +184,7 @@ class ServerSession(asyncio.Protocol):
         session = Session(host.space)
         session.branch_limit = host.limits.branches
         listeners = host.listeners
-        self.caller = Caller(session, host.status, host.cut, listeners.identify(transport), listeners.trust)
+        self.caller = Caller(session, host, listeners.identify(transport), listeners.trust)
 
     def data_received(self, data: bytes) -> None:
         if self._lost or self._ending:
@@ -209,6 +209,16 @@ class ServerSession(asyncio.Protocol):
             self._transport.pause_reading()
         if self._received_bytes - self._begun_bytes > UNAUTHENTICATED_BYTES:
             self._host.check_memory()
+
+    @property
+    def status(self) -> SessionStatus:
+        """Without what its branches tell."""
+        caller, address = self.caller, self.name.partition(" ")[2]
+        is_tls = self._transport.get_extra_info("ssl_object") is not None
+        transport = ("tls" if is_tls else "tcp") if address else "unix"
+        return SessionStatus(
+            str(caller.identity), address, transport, caller.protocol, self._since, calls=self._answered
+        )
 
     @property
     def waiting_bytes(self) -> int:
@@ -302,6 +312,7 @@ class ServerSession(asyncio.Protocol):
                         result = perform(self.caller, method, params)
                     except Error as error:
                         failed = self._refuse(error, number, method)
+                self._answered += 1
                 self._pipelined_error = failed if number is None else None
                 if number is not None and not self._lost:
                     self._transport.write(wire.response(number, failed, result))

@@ -129,6 +129,7 @@ class LeaseVerbs(Association):
             branch = self._begin_locked(Xid(LOCAL_FORMAT_ID, fresh_id(), BQUAL), None)
             branch.lessee = self._lessee
         self._receiving, self._awaits = branch, queue if wait_s else ""
+        self._waits_since = time.monotonic()
         try:
             message = messages.dequeue(space, branch, queue, wait_s, None, None)
         finally:

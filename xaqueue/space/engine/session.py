@@ -43,6 +43,8 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         self._scan: list[Xid] | None = None
         self._awaits = ""
         """The queue of the last enqueue, or dequeue, that may have waited."""
+        self._waits_since = 0.0
+        """When the last dequeue that may have waited began."""
 
     # The verbs of a branch's life
 
@@ -226,6 +228,8 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
     ) -> Message | None:
         limit_s = check_seconds("wait_s", wait_s) if wait_s != 0 else 0.0
         branch = self._at_work()
+        if limit_s:
+            self._waits_since = time.monotonic()
         self._awaits = queue if limit_s else ""
         try:
             return messages.dequeue(self.space, branch, queue, limit_s, message_id, correlation_id)
@@ -239,6 +243,8 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         """most_bytes: it ends behind the message with which the bodies reach so many."""
         limit_s = check_seconds("wait_s", wait_s) if wait_s != 0 else 0.0
         branch = self._at_work()
+        if limit_s:
+            self._waits_since = time.monotonic()
         self._awaits = queue if limit_s else ""
         try:
             return several.dequeue_many(self.space, branch, queue, count, limit_s, most_bytes)
@@ -367,6 +373,15 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         with suppress(RuntimeError):  # no threads any more: the process ends, and the space with it
             _thread.start_new_thread(self.close, ())
         return self.space.failure is None  # of what a fence undoes everybody is told
+
+    def waits_locked(self) -> tuple[str, float]:
+        """For a message of which queue, or for room in it, it waits now, and since when at least, of the monotonic
+        clock. Called with the space's lock held, in any thread."""
+        current, lent, queue = self._current, self._receiving, self.space.queues.get(self._awaits)
+        is_lent = lent is not None and lent.deadline is None and self.space.branches.get(lent.xid) is lent
+        if queue is None or not queue.waiters or not (is_lent or (current and self.number in current.working)):
+            return "", 0.0
+        return queue.name, max(self._waits_since, current.progress if current and not is_lent else 0.0)
 
     # Within
 

@@ -1,0 +1,107 @@
+"""Who is connected to a server: since when, what each waits for, and which branches it holds.
+
+Times are int microseconds UTC, 0 where nobody knows. A prepared branch outlives its session, and is that of the session
+which began it as long as that is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model.branch import Branch, State
+from xaqueue.space.recovery.prepared import Verdict
+from xaqueue.xid import Xid
+
+UNPREPARED = (State.ACTIVE, State.IDLE, State.ROLLBACK_ONLY)
+UNFINISHED = {
+    State.PREPARED: Verdict.IN_DOUBT.value,
+    State.CARRIED: Verdict.IN_DOUBT.value,
+    State.COMMITTING: Verdict.COMMITTING.value,
+}
+"""States of prepared branches, and how they are told."""
+ACTIVE, ON_LEASE = "active", "on lease"
+LISTED = 100
+"""Branches of one session."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBranch:
+    xid: Xid
+    state: str
+    since: int
+    messages: int
+    """That it adds and takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatus:
+    """One session."""
+
+    who: str
+    """As a member of a role."""
+    address: str
+    """Empty on a Unix socket."""
+    transport: str
+    """unix, tcp or tls."""
+    protocol: int
+    """0 before its hello."""
+    since: int
+    calls: int
+    waits_for: str = ""
+    """The queue of whose messages, or of room in which; or empty."""
+    waits_since: int = 0
+    holds: int = 0
+    """Branches, the first begun of which are listed."""
+    branches: list[HeldBranch] = field(default_factory=list)
+
+
+def with_work(space: Space, found: Iterable[tuple[SessionStatus, Session]]) -> list[SessionStatus]:
+    """With what these wait for and hold, the longest connected first."""
+    known = sorted(found, key=lambda one: one[0].since)
+    numbers: dict[bytes | int | None, int] = {}
+    for at, (_, session) in enumerate(known):
+        numbers |= {session.number: at} | ({session.key: at} if session.key is not None else {})
+    held: list[list[HeldBranch]] = [[] for _ in known]
+    with space.lock:
+        waits = [session.waits_locked() for _, session in known]
+        for branch in space.branches.values():
+            if branch.decided is None and (branch.base in UNPREPARED or branch.base in UNFINISHED):
+                for at in {numbers[one] for one in _holders(branch) if one in numbers}:
+                    state, since = state_of(branch), since_of(space, branch)
+                    held[at].append(HeldBranch(branch.xid, state, since, len(branch.blocks)))
+    return [
+        replace(
+            told,
+            waits_for=queue,
+            waits_since=_wall(space, began),
+            holds=len(branches),
+            branches=sorted(branches, key=lambda one: one.since)[:LISTED],
+        )
+        for (told, _), (queue, began), branches in zip(known, waits, held, strict=True)
+    ]
+
+
+def _holders(branch: Branch) -> Iterator[bytes | int | None]:
+    """Numbers and keys of sessions."""
+    yield from branch.active
+    yield from branch.suspended
+    yield branch.lessee
+    yield branch.begun_by
+
+
+def state_of(branch: Branch) -> str:
+    return UNFINISHED.get(branch.base, ACTIVE if branch.lessee is None else ON_LEASE)
+
+
+def since_of(space: Space, branch: Branch) -> int:
+    """When it was begun, or prepared; 0 where nobody knows."""
+    return branch.prepared_at or _wall(space, branch.begun)
+
+
+def _wall(space: Space, moment: float) -> int:
+    """A moment of the monotonic clock."""
+    return space.now_us() - int((time.monotonic() - moment) * 1_000_000) if moment else 0
