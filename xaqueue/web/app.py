@@ -1,0 +1,31 @@
+"""The application: all routes, behind the door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute
+
+from xaqueue.errors import Error
+from xaqueue.web import console
+from xaqueue.web.door import Door, Refused, answer_to
+from xaqueue.web.link import Link
+
+ROUTES: list[BaseRoute] = [*console.ROUTES]
+"""All there is. An endpoint asks the server by ``door.ask``, and finds it at ``door.link_of(request).server``."""
+
+
+def app_of(link: Link, host: str | None, advise: Callable[[str], dict[str, Any]] | None) -> Starlette:
+    """host: see ``Door``."""
+    app = Starlette(routes=ROUTES, exception_handlers={Refused: _answer, Error: _answer})
+    app.state.link, app.state.advise = link, advise
+    app.add_middleware(Door, host=host)
+    return app
+
+
+def _answer(_: Request, error: Exception) -> JSONResponse:
+    return answer_to(error)
