@@ -63,7 +63,7 @@ PURE = {
         "xaqueue.space.model.groups",
     ),
     *("xaqueue.space.model.message_name", "xaqueue.space.model.packed_index"),
-    *("xaqueue.space.model.counters", "xaqueue.space.model.retry"),
+    *("xaqueue.space.model.counters", "xaqueue.space.model.delays", "xaqueue.space.model.retry"),
     *("xaqueue.rpc.wire", "xaqueue.rpc.client.branch", "xaqueue.tm.gtrid", "xaqueue.tm.voting"),
 }
 """Vocabulary and logic, which know nothing of the world and import nothing that does."""

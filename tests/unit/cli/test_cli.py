@@ -161,12 +161,19 @@ def test_queues(space: Path) -> None:
         "orders  fifo             1          1",
         "urgent  priority         0          0  at once",
     ]
-    assert lines(run("queues", "--json"))[0][0] == {
+    shown = lines(run("queues", "--json"))[0][0]
+    assert 0 < time.time() - shown.pop("oldest") / 1e6 < PATIENCE_S
+    assert 0 < shown.pop("size_bytes") < 200
+    assert shown == {
         "name": "orders",
         "order": "fifo",
         "description": "",
         "depth": 1,
+        "ready": 1,
+        "delayed": 0,
         "held": 0,
+        "consumers": 0,
+        "is_estimated": False,
         "in_doubt": 0,
         "watermark": 1,
         "stream": "",

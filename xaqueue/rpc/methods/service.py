@@ -23,7 +23,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,10 +37,13 @@ from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.heuristics import Decision
 from xaqueue.space.engine.operator_log import Forgotten
 from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout
 from xaqueue.space.model.block import Kind
 from xaqueue.space.model.branch import HEURISTICS, Branch, State
+from xaqueue.space.model.entry import Entry
 from xaqueue.space.offline.inspect import QueueStatus, Status, depths_in, described, fields_of_files
 from xaqueue.space.offline.inspect_branches import InDoubt, by_age, pages
+from xaqueue.space.offline.queue_files import share, sum_of
 from xaqueue.space.offline.redo_view import read_journal
 from xaqueue.space.owner.record import READ_ONLY, READY, read_owner
 from xaqueue.space.recovery.prepared import Verdict
@@ -188,11 +191,10 @@ def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
 
 
 def queue_list(space: Space) -> list[QueueStatus]:
-    """The queues that are defined or have a directory, sorted."""
+    """The queues that are defined or have a directory, sorted. The lock is held for one queue at a time."""
     definitions = space.definitions
     with space.lock:
-        used = (name for name, queue in space.queues.items() if queue.exists or queue.last or queue.record)
-        names = {*definitions.queues, *used}
+        used = [name for name, queue in space.queues.items() if queue.exists or queue.last or queue.record]
         in_doubt = Counter(
             written.queue
             for branch in space.branches.values()
@@ -200,25 +202,63 @@ def queue_list(space: Space) -> list[QueueStatus]:
             for written in branch.blocks
             if written.kind is Kind.DEQUEUE
         )
-        return [queue for name in sorted(names) if (queue := _queue(space, name, in_doubt[name])).is_known]
+    names = sorted({*definitions.queues, *used})
+    looked = [_queue(space, name, in_doubt[name], share(len(names))) for name in names]
+    return space.waiting.run(lambda: [_measured(space, *one) for one in looked if one[0].is_known])
 
 
-def _queue(space: Space, name: str, in_doubt: int) -> QueueStatus:
+def _queue(space: Space, name: str, in_doubt: int, most: int) -> tuple[QueueStatus, Entry | None, list[Entry] | None]:
+    """Also the message that is ready for longest, and up to so many whose sizes are to be found; None: they are
+    known."""
     order, description = described(space.definitions, name)
-    queue = space.queues.get(name)
-    if queue is None:
-        return QueueStatus(name, order, description, 0, 0, in_doubt=in_doubt)
-    exhausted, published, held = len(queue.index.exhausted), queue.published, queue.index.locked - queue.leaving
-    depth = len(queue.index) - queue.leaving + exhausted
-    state: dict[str, Any] = {"held": held, "in_doubt": in_doubt, "exhausted": exhausted, "stuck": queue.stuck}
-    if queue.limits is not None:
-        state["full"] = queue.limits.reached(len(queue.index) + len(queue.pending), queue.size_bytes)
-    state["counters"] = queue.counters
-    if queue.record is None:
-        return QueueStatus(name, order, description, depth, published, **state)
-    stream = "" if queue.keeper is None else queue.record.stream or "unknown: its record is damaged"
-    consumed, in_flight = queue.consumed_through, queue.in_flight
-    return QueueStatus(name, order, description, depth, published, stream, consumed, in_flight, **state)
+    with space.lock:
+        queue = space.queues.get(name)
+        if queue is None:
+            return QueueStatus(name, order, description, 0, 0, in_doubt=in_doubt), None, None
+        index, now = queue.index, space.now_us()
+        exhausted, held, delayed = len(index.exhausted), index.locked - queue.leaving, index.delayed(now)
+        made = QueueStatus(
+            name,
+            order,
+            description,
+            depth=len(index) - queue.leaving + exhausted,
+            watermark=queue.published,
+            ready=len(index) - index.locked - delayed,
+            delayed=delayed,
+            held=held,
+            in_doubt=in_doubt,
+            size_bytes=queue.size_bytes,
+            consumers=queue.takers,
+            exhausted=exhausted,
+            stuck=queue.stuck,
+            counters=replace(queue.counters),
+        )
+        if queue.limits is not None:
+            full = queue.limits.reached(len(index) + len(queue.pending), queue.size_bytes)
+            made = replace(made, full=full)
+        if queue.record is not None:
+            stream = "" if queue.keeper is None else queue.record.stream or "unknown: its record is damaged"
+            made = replace(made, stream=stream, consumed=queue.consumed_through, in_flight=queue.in_flight)
+        return made, queue.oldest(now), index.some(most) if queue.sizes is None else None
+
+
+def _measured(space: Space, queue: QueueStatus, oldest: Entry | None, some: list[Entry] | None) -> QueueStatus:
+    """What files tell of it, by their names. One that is in the journal only has been committed just now."""
+    since = None
+    if oldest is not None:
+        try:
+            since = space.fs.modified_ns(_path(queue, oldest)) // 1000
+        except OSError:
+            since = space.now_us()
+    if some is None:
+        return replace(queue, oldest=since)
+    sizes = [space.size_of(_path(queue, entry)) for entry in some]
+    size_bytes, is_estimated = sum_of(sizes, queue.depth), len(sizes) < queue.depth
+    return replace(queue, oldest=since, size_bytes=size_bytes, is_estimated=is_estimated)
+
+
+def _path(queue: QueueStatus, entry: Entry) -> str:
+    return layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
 
 
 def _status_of_files(space: Space, root: Path) -> dict[str, Any]:

@@ -352,10 +352,12 @@ def _await_carrier(space: Space, queue: Queue, deadline: float | None) -> bool:
 def _wait(queue: Queue, seconds: float) -> None:
     """Called with the lock held."""
     queue.waiters += 1
+    queue.takers += 1
     try:
         queue.arrived.wait(seconds)
     finally:
         queue.waiters -= 1
+        queue.takers -= 1
 
 
 def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = False) -> Message | None:

@@ -182,16 +182,16 @@ class Space(Memory):
             with self.lock:
                 queue.is_to_be_measured = False
                 entries = list(queue.index.entries(0))
-            sizes = {one.message_id: self._size(one.path, one.content) for one in blocks if one.queue == queue.name}
+            sizes = {one.message_id: self.size_of(one.path, one.content) for one in blocks if one.queue == queue.name}
             for entry in entries:
                 path = layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
-                sizes[entry.message_id] = self._size(path)
+                sizes[entry.message_id] = self.size_of(path)
             with self.lock:
                 for message_id, size_bytes in sizes.items():
                     if message_id in queue.index or message_id in queue.pending:
                         queue.hold(message_id, size_bytes)
 
-    def _size(self, path: str, content: tuple[bytes, bytes] | None = None) -> int:
+    def size_of(self, path: str, content: tuple[bytes, bytes] | None = None) -> int:
         """Of a message's block; 0 where it is gone meanwhile, or cannot be read."""
         if content is not None:
             return len(content[0]) + len(content[1])

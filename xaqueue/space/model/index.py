@@ -16,8 +16,10 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush, merge
+from itertools import chain, islice
 
 from xaqueue.message import DEFAULT_PRIORITY, HIGHEST_PRIORITY, MessageId
+from xaqueue.space.model.delays import Delays
 from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.groups import Groups
 from xaqueue.space.model.packed_index import PackedRows, Row
@@ -31,6 +33,8 @@ SPARE_KEYS = 1024
 """So many keys of messages that are gone are kept in any case."""
 SKIPPED = 4096
 """So many messages that are due or expired are passed at most to find one that is ready."""
+FEW, LOOKED = 4096, 64 * 1024
+"""Up to so many entries are sorted to find the oldest that is ready; else at most so many numbers are looked at."""
 
 _SEQ_BITS = 63
 _SEQ_MASK = (1 << _SEQ_BITS) - 1
@@ -73,6 +77,8 @@ class QueueIndex:
         self._groups.empty_hands()
         self._expiring: list[tuple[int, int]] = []
         """A heap of (when it expires, its number), of some that are gone or locked, too."""
+        self._delays = Delays()
+        """Of those that nobody has locked."""
         for entry in self._entries.values():
             entry.queued = False
             self._place(entry)
@@ -140,6 +146,8 @@ class QueueIndex:
         if entry is not None:
             entry.locked = True
             self.locked += 1
+            if entry.not_before is not None:
+                self._delays.discard(entry.not_before)
             if entry.group is not None:
                 self._groups.hold(entry.group, entry.seq, holder)
                 self._queue_next(entry.group)
@@ -163,6 +171,8 @@ class QueueIndex:
         if entry is not None and not entry.locked:
             entry.locked = True
             self.locked += 1
+            if entry.not_before is not None:
+                self._delays.discard(entry.not_before)
             if entry.group is not None:
                 self._groups.hold(entry.group, entry.seq, None)
         return entry
@@ -186,6 +196,8 @@ class QueueIndex:
         """A locked message is back where it was."""
         entry.locked = False
         self.locked -= 1
+        if entry.not_before is not None:
+            self._delays.add(entry.not_before)
         if entry.expires_at is not None:
             heappush(self._expiring, (entry.expires_at, entry.seq))
         if entry.group is None:
@@ -196,7 +208,13 @@ class QueueIndex:
 
     def fail(self, entry: Entry, retry: Retry) -> None:
         """A delivery has failed: the message is put off, and where a branch had locked it, it is back."""
+        was_free, before = not entry.locked, entry.not_before
         entry.fail(retry)
+        if was_free and before != entry.not_before:
+            if before is not None:
+                self._delays.discard(before)
+            if entry.not_before is not None:
+                self._delays.add(entry.not_before)
         if entry.locked and not self._is_exhausted(entry):
             self.release(entry)
         elif self._is_exhausted(entry):
@@ -226,6 +244,8 @@ class QueueIndex:
         if not entry.locked:
             entry.locked = True
             self.locked += 1
+            if entry.not_before is not None:
+                self._delays.discard(entry.not_before)
         leaving.append(entry)
         if entry.group is not None:
             self._groups.let_go(entry.group, entry.seq)
@@ -282,6 +302,8 @@ class QueueIndex:
         for entry in gone:
             del self._entries[entry.seq]
             left.append(entry.message_id)
+            if entry.not_before is not None:
+                self._delays.discard(entry.not_before)
         deque(map(self._seqs.pop, left), 0)
         self._forget_correlations(gone)
         for entry in gone:
@@ -346,6 +368,37 @@ class QueueIndex:
             return min((e.not_before for e in waiting if e.not_before is not None and not e.locked), default=None)
         return self._delayed[0][0] if self._delayed else None
 
+    def delayed(self, now: int) -> int:
+        """How many wait for their time, and nobody has them."""
+        return self._delays.count(now)
+
+    def oldest(self, now: int, ranges: Iterable[range]) -> Entry | None:
+        """The one that was committed first of those that are ready. ranges: all numbers are in these, ascending.
+
+        For looking only. None also where very many that are not ready are before it.
+        """
+        entries, packed = self._entries, self._packed.lowest
+        seqs: Iterable[int] = sorted(entries)
+        if len(entries) > FEW:
+            seqs = islice(chain.from_iterable(ranges), LOOKED)
+        for seq in seqs:
+            if packed is not None and packed[0] < seq:
+                break
+            entry = entries.get(seq)
+            if entry is not None and not entry.locked and (entry.not_before is None or entry.not_before <= now):
+                return entry
+        return Entry(*packed) if packed is not None else None
+
+    def some(self, count: int) -> list[Entry]:
+        """All, or at least one and about so many of those that are here, spread over them. For looking only."""
+        entries, plain = self._entries, len(self) - len(self._entries)
+        if len(self) <= count:
+            return [*entries.values(), *(Entry(*row) for row in self._packed.snapshot())]
+        wanted = max(count * len(entries) // len(self), 1)
+        near = min(len(entries), LOOKED)
+        found = list(islice(entries.values(), 0, near, max(near // wanted, 1)))
+        return found + [Entry(*row) for row in self._packed.some(max(count * plain // len(self), 1))]
+
     def reorder(self, order: Order) -> None:
         """The definition changed: the same messages in another order."""
         if order is not self.order:
@@ -373,6 +426,8 @@ class QueueIndex:
 
     def _place(self, entry: Entry) -> None:
         """Its turn comes; one of a group is behind the others of that."""
+        if entry.not_before is not None and not entry.locked:
+            self._delays.add(entry.not_before)
         if entry.correlation is not None:
             insort(self._by_correlation.setdefault(entry.correlation, []), self._key_of(entry))
         if entry.expires_at is not None:
@@ -476,6 +531,8 @@ class QueueIndex:
             self.exhausted.remove(entry)
             entry.locked = False
             self.locked -= 1
+            if entry.not_before is not None:
+                self._delays.add(entry.not_before)
         return not entry.locked
 
     def _leaves(self, entry: Entry, now: int) -> bool:

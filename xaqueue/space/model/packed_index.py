@@ -177,6 +177,25 @@ class PackedRows:
         tables = [self._tables[number].copy() for number in self._numbers[::step]]
         return (row for table in tables for row in table.rows()[::step])
 
+    @property
+    def lowest(self) -> Row | None:
+        """The row with the lowest number."""
+        if not self._numbers:
+            return None
+        table = self._tables[self._numbers[0]]
+        slot = table.there.find(1)
+        return table.start + slot, table.ids[slot]
+
+    def some(self, count: int) -> list[Row]:
+        """About so many of the rows, spread over them."""
+        numbers = self._numbers[:: max(len(self._numbers) // count, 1)]
+        found = []
+        for table in map(self._tables.__getitem__, numbers):
+            starts = range(0, len(table.there), max(len(table.there) * len(numbers) // count, 1))
+            slots = {table.there.find(1, start) for start in starts} - {-1}
+            found += [(table.start + slot, table.ids[slot]) for slot in slots]
+        return found
+
     def _make(self, number: int, start: int) -> _Table:
         insort(self._numbers, number)
         table = self._tables[number] = _Table(start)

@@ -38,6 +38,8 @@ class Queue:
         """There may be a message, or room, for somebody who waits for one."""
         self.waiters = 0
         """Who waits for that."""
+        self.takers = 0
+        """Who of these waits for a message."""
         self.limits: Limits | None = None
         self.sizes: dict[bytes, int] | None = None
         """Bytes of what it holds and of what is ``pending``, by id, where they are limited."""
@@ -168,6 +170,11 @@ class Queue:
         self.record = record
         if self.in_flight is not None and self.in_flight[1] <= record.consumed:
             self.in_flight = None
+
+    def oldest(self, now: int) -> Entry | None:
+        """The message that is ready and was committed first; see ``QueueIndex.oldest``."""
+        used = sorted(number for number, count in self.ranges.items() if count)
+        return self.index.oldest(now, (range(n << RANGE_BITS, (n + 1) << RANGE_BITS) for n in used))
 
     def is_spent(self, number: int) -> bool:
         """Whether a range has no messages and takes none any more."""

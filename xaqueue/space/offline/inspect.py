@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +30,8 @@ from xaqueue.space.model.layout import JOURNAL
 from xaqueue.space.model.replicated import ReplicationStatus
 from xaqueue.space.offline import aside
 from xaqueue.space.offline.aside import Aside
-from xaqueue.space.offline.inspect_branches import in_doubt_in
+from xaqueue.space.offline.inspect_branches import InDoubt, in_doubt_in
+from xaqueue.space.offline.queue_files import QueueFiles, share
 from xaqueue.space.offline.reader import watermark_in
 from xaqueue.space.offline.redo_view import Seen, look_into
 from xaqueue.space.owner.definitions_file import read_definitions, usable_definitions
@@ -64,10 +65,23 @@ class QueueStatus:
     """Everything up to this number is consumed by a stream."""
     in_flight: tuple[int, int] | None = None
     """What that stream reads now, above the first number and up to the second, where the owner was asked."""
+    ready: int = 0
+    """Messages that wait for nothing but their turn. The others are ``delayed``, ``held`` or ``exhausted``."""
+    delayed: int = 0
+    """Messages that wait for their time."""
     held: int = 0
-    """Messages that branches hold, where the owner was asked."""
+    """Messages that branches hold, or, where the owner was not asked, that branches in doubt hold."""
     in_doubt: int = 0
     """Of those, what branches in doubt hold."""
+    oldest: int | None = None
+    """When the first that is ready was committed, int microseconds UTC; None where none is, or very many that are not
+    ready are before it."""
+    size_bytes: int = 0
+    """Of its messages' files."""
+    is_estimated: bool = False
+    """Of ``size_bytes``: by the sizes of some of them, for there are very many."""
+    consumers: int = 0
+    """Sessions that wait for a message of it now, where the owner was asked."""
     exhausted: int = 0
     """Messages that had all their tries, are given to nobody, and are to move to the failure queue."""
     stuck: str = ""
@@ -172,7 +186,7 @@ def status(path: str | os.PathLike[str]) -> Status:
         owned=owned,
         sync=str(hardening),
         promise=hardening.promise,
-        queues=queue_list_in(fs, definitions),
+        queues=queue_list_in(fs, definitions, waiting),
         active=len(prepared.unprepared(fs)),
         carriers=carriers_in(fs, owned=owned),
         in_doubt=len(doubtful),
@@ -221,15 +235,22 @@ def carriers_in(fs: FileSystem, *, owned: bool) -> list[CarrierStatus]:
 
 def queue_list(path: str | os.PathLike[str]) -> list[QueueStatus]:
     """The queues that are defined or have a directory, sorted. Raises SpaceError."""
-    return queue_list_in(look_into(path).fs, _definitions(path)[0])
+    looked = look_into(path)
+    return queue_list_in(looked.fs, _definitions(path)[0], in_doubt_in(looked.fs, looked.again))
 
 
-def queue_list_in(fs: FileSystem, definitions: Definitions) -> list[QueueStatus]:
-    """As ``queue_list``, of the space behind a port."""
+def queue_list_in(fs: FileSystem, definitions: Definitions, branches: Iterable[InDoubt]) -> list[QueueStatus]:
+    """As ``queue_list``, of the space behind a port. branches: of ``in_doubt``."""
     reserved = {queue for name in listed(fs, layout.STREAMS) if (queue := layout.parse_queue_directory(name))}
     names = sorted({*queues_in(fs), *definitions.queues, *reserved})
-    known = (counters.read(fs) or (None, {}))[1]
-    found = (replace(_queue(fs, name, definitions), counters=known.get(name, Counters())) for name in names)
+    held: dict[str, set[str]] = {}
+    for content in (content for branch in branches if branch.decision is None for content in branch.held):
+        held.setdefault(content.queue, set()).add(content.message_id.hex())
+    files, known = QueueFiles(fs, time.time_ns() // 1000, share(len(names))), (counters.read(fs) or (None, {}))[1]
+    found = (
+        replace(_queue(fs, name, definitions, files, held.get(name, ())), counters=known.get(name, Counters()))
+        for name in names
+    )
     return [queue for queue in found if queue.is_known]
 
 
@@ -272,23 +293,20 @@ def described(definitions: Definitions, queue: str) -> tuple[str, str]:
     return (definition.order.value, definition.description) if definition is not None else (UNDEFINED, "")
 
 
-def _queue(fs: FileSystem, name: str, definitions: Definitions) -> QueueStatus:
+def _queue(
+    fs: FileSystem, name: str, definitions: Definitions, files: QueueFiles, held: Collection[str]
+) -> QueueStatus:
     watermark, (order, description) = _watermark(fs, name), described(definitions, name)
-    depth, exhausted = len(prepared.message_names(fs, name)), _exhausted(fs, name, definitions)
+    names, definition = prepared.message_names(fs, name), definitions.of(name)
+    limit = definition.retry.max_tries if definition is not None and definition.failure_queue != name else 0
+    seen = {**files.glance(name, names, held, limit)._asdict(), "held": len(held), "in_doubt": len(held)}
     try:
         record = records.read_stream(fs, name)
     except (DamagedBlock, OSError) as error:
-        return QueueStatus(name, order, description, depth, watermark, f"unknown: its record is damaged: {error}")
-    if record is None:
-        return QueueStatus(name, order, description, depth, watermark, exhausted=exhausted)
-    stream = "" if record.released else record.stream
-    return QueueStatus(name, order, description, depth, watermark, stream, record.consumed)
-
-
-def _exhausted(fs: FileSystem, name: str, definitions: Definitions) -> int:
-    definition = definitions.of(name)
-    limit = definition.retry.max_tries if definition is not None and definition.failure_queue != name else 0
-    return sum(1 for retry in records.read_retries(fs, name).values() if retry.tries >= limit) if limit else 0
+        why = f"unknown: its record is damaged: {error}"
+        return QueueStatus(name, order, description, len(names), watermark, why, **seen)
+    stream, consumed = ("" if record.released else record.stream, record.consumed) if record is not None else ("", 0)
+    return QueueStatus(name, order, description, len(names), watermark, stream, consumed, **seen)
 
 
 def _watermark(fs: FileSystem, queue: str) -> int | None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from xaqueue.message import DEFAULT_PRIORITY, MessageId, Properties
+from xaqueue.space.model import delays, packed_index
 from xaqueue.space.model import index as index_module
-from xaqueue.space.model import packed_index
 from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.index import Order, QueueIndex
 from xaqueue.space.model.message_name import correlation_hash, tags_of
@@ -292,10 +292,12 @@ class IndexAgainstList(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(delays, "SECOND_US", 1)
         self.index = QueueIndex()
         self.order = Order.FIFO
         self.known: dict[int, Known] = {}
-        self.now = 100
+        self.now = self.latest = 100
         self.seq = 0
         self.holders: dict[str, object] = {}
         """Who has taken all that is out of a group, where that is one."""
@@ -510,10 +512,36 @@ class IndexAgainstList(RuleBasedStateMachine):
         self.order = order
         self.index.reorder(order)
 
+    def teardown(self) -> None:
+        self.patch.undo()
+
     @invariant()
     def counts_agree(self) -> None:
         assert len(self.index) == len(self.known)
         assert self.index.locked == sum(one.out for one in self.known.values())
+
+    @invariant()
+    def those_that_wait_for_their_time_are_counted(self) -> None:
+        """Once the clock is where it was when somebody asked before."""
+        if self.now >= self.latest:
+            times = [one.entry.not_before for one in self.known.values() if not one.out]
+            assert self.index.delayed(self.now) == sum(time is not None and time > self.now for time in times)
+            self.latest = self.now
+
+    @invariant()
+    def the_oldest_that_is_ready_is_found(self) -> None:
+        free = [one.entry for one in self.known.values() if not one.out]
+        ready = [one.seq for one in free if one.not_before is None or one.not_before <= self.now]
+        everywhere = [range(self.seq // 2), range(self.seq // 2, self.seq + 1)]
+        assert seq_of(self.index.oldest(self.now, everywhere)) == min(ready, default=None)
+
+    @invariant()
+    def some_are_as_many_as_wanted_or_all(self) -> None:
+        for count in (1, 7, len(self.known)):
+            found = {one.seq for one in self.index.some(count)} if count else set()
+            assert found <= self.known.keys()
+            assert min(count, len(self.known), 1) <= len(found) <= 2 * count + 2
+        assert len(found) == len(self.known)
 
     @invariant()
     def a_look_shows_all_in_order(self) -> None:
@@ -535,15 +563,12 @@ class PackedIndexAgainstList(IndexAgainstList):
     """The same with hardly any entries and small tables, so that few messages meet every edge of packing."""
 
     def __init__(self) -> None:
-        self.patch = pytest.MonkeyPatch()
+        super().__init__()
         self.patch.setattr(index_module, "UNPACKED", 0)
         self.patch.setattr(index_module, "BATCH", 3)
+        self.patch.setattr(index_module, "FEW", 0)
         self.patch.setattr(packed_index, "TABLE_BITS", 4)
         self.patch.setattr(packed_index, "SPARSE", 2)
-        super().__init__()
-
-    def teardown(self) -> None:
-        self.patch.undo()
 
 
 SETTINGS = settings(

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import xaqueue
 from xaqueue.errors import SpaceError, UnknownQueue
+from xaqueue.rpc.methods import service
 from xaqueue.space.engine.heuristics import decide
+from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
+from xaqueue.space.offline import queue_files
 from xaqueue.space.offline.inspect import UNDEFINED, check_known, queue_list, status
 from xaqueue.space.offline.inspect_branches import in_doubt
 from xaqueue.space.owner.open import attach, create, write_definitions
+from xaqueue.storage.ids import fresh_id
 from xaqueue.xid import Xid
 
 XID = Xid(7, b"gtrid", b"bqual")
@@ -87,6 +94,51 @@ def test_queues_have_order_depth_and_watermark(space: Path) -> None:
     assert (found["orders"].order, found["orders"].description) == ("lifo", "in")
     assert (found["orders"].depth, found["orders"].watermark) == (2, 3)
     assert (found["empty"].order, found["empty"].depth, found["empty"].watermark) == ("fifo", 0, 0)
+
+
+@pytest.mark.parametrize("sync", ["NONE", "JOURNAL"])
+def test_what_a_queue_has_is_told_alike_by_its_owner_and_its_files(tmp_path: Path, sync: str) -> None:
+    create(tmp_path / "space", sync=sync, any_queue=True)
+    write_definitions(tmp_path / "space", "[queues.orders]\n[queues.limited]\nmax_bytes = 1000000\n")
+    with closing(attach(tmp_path / "space")) as session, xaqueue.Connection(session, fresh_id) as connection:
+        began = time.time_ns() // 1000
+        for queue in ("orders", "limited"):
+            connection.enqueue(queue, b"x" * 100)
+            connection.commit()
+            for delay in (0, 0, 3600):
+                connection.enqueue(queue, b"x" * 100, delay=timedelta(seconds=delay))
+            connection.commit()
+        connection.tpc_begin(XID)
+        assert connection.dequeue("orders") is not None
+        assert connection.tpc_prepare()
+        other = xaqueue.Connection(Session(session.space), fresh_id)
+        assert other.dequeue("limited") is not None
+        own = {queue.name: queue for queue in service.queue_list(session.space)}
+        seen = {queue.name: queue for queue in queue_list(tmp_path / "space")}
+        for found in (own, seen):
+            orders, limited = found["orders"], found["limited"]
+            assert (orders.depth, orders.ready, orders.delayed, orders.held, orders.in_doubt) == (4, 2, 1, 1, 1)
+            assert limited.depth == limited.ready + limited.delayed + limited.held == 4
+            assert not orders.is_estimated
+            assert orders.oldest is not None
+            assert began <= orders.oldest <= time.time_ns() // 1000
+            assert 4 * 100 < orders.size_bytes < 4 * 300
+        other.close()
+        assert own["limited"].held == 1
+        assert {name: queue.size_bytes for name, queue in own.items()} == {
+            name: queue.size_bytes for name, queue in seen.items()
+        }
+
+
+def test_of_very_many_messages_some_are_measured(space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(attach(space)) as session, xaqueue.Connection(session, fresh_id) as connection:
+        for _ in range(10):
+            connection.enqueue("orders", b"x" * 100)
+        connection.commit()
+        exact = queue_list(space)[0].size_bytes
+        monkeypatch.setattr(queue_files, "MEASURED", 4)
+        for found in (queue_list(space), service.queue_list(session.space)):
+            assert (found[0].size_bytes, found[0].is_estimated) == (exact, True)
 
 
 def test_a_queue_with_messages_and_no_definition(space: Path) -> None:
