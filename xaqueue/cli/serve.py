@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from xaqueue.cli import advise as advising
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, remote, served_at
@@ -54,6 +55,10 @@ def serve(
     http: Annotated[
         str | None,
         typer.Option(metavar=f"{_PLACE}|PATH", help="The console and its data, there; needs xaqueue[http]."),
+    ] = None,
+    tm: Annotated[
+        Path | None,
+        typer.Option(metavar="CONFIG", help="With --http: the transaction manager that advises on branches in doubt."),
     ] = None,
     sync: Annotated[str | None, typer.Option("--sync", metavar="FLAGS", help="How durable a commit is.")] = None,
     notify: Annotated[
@@ -102,7 +107,10 @@ def serve(
         from xaqueue.web.front import HttpConfig, HttpFront
 
         config = HttpConfig(http, _mode(socket_mode), **files, insecure=insecure)
-        front, is_for_http = HttpFront(config), config.has_tls and not tls
+        advise = None if tm is None else partial(advising.document, tm)
+        front, is_for_http = HttpFront(config, advise), config.has_tls and not tls
+    elif tm is not None:
+        raise InvalidArgument("--tm is for the console: say --http as well")
     listen = ListenConfig(
         unix=tuple(unix or ()),
         unix_mode=_mode(socket_mode),

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from xaqueue.endpoint import is_loopback
 from xaqueue.errors import AccessDenied, ConnectionLost, Error, ProgrammingError, ResourceFailed, RetryLater
@@ -141,6 +141,26 @@ def asker_of(request: Request) -> Asker:
 async def ask(request: Request, what: Callable[[RemoteManager], T]) -> T:
     """What the server answers to whoever sent this; whatever it raises is an answer, too: see ``answer_to``."""
     return await link_of(request).ask(asker_of(request), what)
+
+
+def part(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is seen, or why it is not: of several things that are answered together."""
+    try:
+        return look()
+    except ConnectionLost:
+        raise
+    except Error as refused:
+        return {"error": str(refused), "rows": []}
+
+
+def answered(value: object) -> Response:
+    """As JSON. Bytes in it are text where they are printable, else hex."""
+    return Response(json.dumps(value, ensure_ascii=False, default=text_of), media_type="application/json")
+
+
+def text_of(value: bytes) -> str:
+    text = value.decode("latin-1")
+    return text if text.isascii() and text.isprintable() else value.hex()
 
 
 STATUSES: tuple[tuple[type[Exception], int], ...] = (
