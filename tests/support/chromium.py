@@ -1,4 +1,4 @@
-"""One Chromium for the tests of a module, driven by Playwright. Where there is none they are skipped, with the reason."""
+"""One Chromium for the tests of a module, driven by Playwright. Where there is none they are skipped, and say why."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, LocatorAssertions, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 MISSING = "no Chromium is installed: apt-get install chromium, and pip install 'xaqueue[test-console]'"
-PATIENCE_MS = 30_000
+PATIENCE_MS = 20_000
 
 
 @contextmanager
@@ -46,3 +46,10 @@ def looking(browser: Browser, url: str, *, is_dark: bool = False) -> Iterator[Pa
     assert page.evaluate("typeof hacked") == "undefined"
     window.close()
     assert failed == []
+
+
+def expect(found: Locator) -> LocatorAssertions:
+    """What is to be so of it soon."""
+    from playwright import sync_api
+
+    return sync_api.expect(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -14,6 +14,7 @@ from support.served import ServerThread
 from support.tm_left import Left, leave
 from xaqueue.cli import advise
 from xaqueue.connection import Connection
+from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.space.owner import open as attach_room
 from xaqueue.web.front import HttpConfig, HttpFront
 from xaqueue.xid import Xid
@@ -34,6 +35,7 @@ failure_queue = "orders.failed"
 [queues.replies]
 [queues.events]
 description = "<script>hacked=1</script>"
+[queues.readings]
 [access.roles.operator]
 members = ["token:{sha256(OPERATOR.encode()).hexdigest()}"]
 produce = ["*"]
@@ -55,6 +57,7 @@ class Console:
     url: str
     left: Left
     server: ServerThread
+    front: HttpFront
 
     @property
     def xid(self) -> Xid:
@@ -73,14 +76,16 @@ def prepared(connection: Connection, xid: Xid) -> None:
     connection.tpc_prepare()
 
 
-def fail(connection: Connection, count: int) -> None:
-    """So many messages come to orders, and go to orders.failed with their only try."""
+def fail(connection: Connection, count: int) -> list[str]:
+    """So many messages come to orders, and go to orders.failed with their only try; their ids."""
+    found = []
     for number in range(count):
-        connection.enqueue("orders", b'{"failed": %d}' % number, correlation_id=b"failed")
+        found.append(connection.enqueue("orders", b'{"failed": %d}' % number, correlation_id=b"failed").hex())
     connection.commit()
     for _ in range(count):
         assert connection.dequeue("orders", correlation_id=b"failed") is not None
         connection.rollback()
+    return found
 
 
 def filled(connection: Connection) -> None:
@@ -89,8 +94,8 @@ def filled(connection: Connection) -> None:
     connection.commit()
     for number in range(8):
         connection.enqueue("events", b"event %d" % number)
+        connection.enqueue("readings", b"reading")
     connection.commit()
-    fail(connection, 3)
 
 
 @contextmanager
@@ -105,7 +110,10 @@ def served(root: Path, place: str = "127.0.0.1:0") -> Iterator[Console]:
             with xaqueue.connect(server.url) as connection:
                 filled(connection)
                 prepared(connection, FOREIGN)
-            yield Console(front.url, left, server)
+            with closing(remote_manager(server.url)) as stream:
+                stream.reserve("readings", "lake", 0, 5)
+                stream.consume("readings", "lake", 2)
+            yield Console(front.url, left, server, front)
         finally:
             front.show(None)
             server.stop()

@@ -11,8 +11,8 @@ let turn = 0;  // of polls: an answer to an older one, with another token perhap
 
 // Asking
 
-async function ask(path, action) {
-  const headers = {}, token = sessionStorage.getItem(TOKEN);
+async function ask(path, action, token = sessionStorage.getItem(TOKEN)) {
+  const headers = {};
   if (token) headers.authorization = `Bearer ${token}`;
   const how = { headers, cache: "no-store" };
   if (action) {
@@ -208,7 +208,7 @@ function sessionRow(session, at) {
 }
 
 function streamRow(queue) {
-  const reads = queue.in_flight ? `${queue.in_flight[0] + 1} to ${queue.in_flight[1]}` : "";
+  const reads = queue.in_flight ? `${Math.max(queue.in_flight[0], queue.consumed) + 1} to ${queue.in_flight[1]}` : "";
   return node("tr", { "data-key": queue.name }, node("th", { scope: "row", text: queue.name }), cell(queue.stream), number(queue.consumed),
     number(queue.watermark), number(Math.max(0, (queue.watermark || 0) - queue.consumed)), cell(reads));
 }
@@ -390,13 +390,10 @@ const acts = {
   },
   find: () => openQueue(looked.queue, true),
   useToken: async () => {
-    sessionStorage.setItem(TOKEN, $("secret").value.trim());
-    try {
-      shown = await ask("api/overview");
-    } catch (error) {
-      sessionStorage.removeItem(TOKEN);
-      throw error;
-    }
+    const token = $("secret").value.trim();
+    if (!/^[!-~]+$/.test(token)) throw new Error("a token is letters, digits and signs without spaces: write it as it was given to you.");
+    await ask("api/overview", null, token);
+    sessionStorage.setItem(TOKEN, token);
     $("secret").value = "";
     $("token").close();
     await poll();
@@ -433,6 +430,9 @@ document.addEventListener("submit", (event) => {
   event.preventDefault();
   perform(event.target.dataset.submit, event.target);
 });
+
+for (const [where, what] of [[document, "visibilitychange"], [window, "online"], [window, "offline"]])
+  where.addEventListener(what, () => document.hidden || poll());
 
 (async () => {
   for (;;) {
