@@ -19,12 +19,11 @@ ROUTES: list[BaseRoute] = [*console.ROUTES]
 """All there is. An endpoint asks the server by ``door.ask``, and finds it at ``door.link_of(request).server``."""
 
 
-def app_of(link: Link, host: str | None, advise: Callable[[str], dict[str, Any]] | None) -> Starlette:
-    """host: see ``Door``."""
+def app_of(link: Link, host: str | None, advise: Callable[[str], dict[str, Any]] | None) -> Door:
+    """host: see ``Door``, which is before all of it, also before what answers that something is broken here."""
     app = Starlette(routes=ROUTES, exception_handlers={Refused: _answer, Error: _answer})
     app.state.link, app.state.advise = link, advise
-    app.add_middleware(Door, host=host)
-    return app
+    return Door(app, host)
 
 
 def _answer(_: Request, error: Exception) -> JSONResponse:

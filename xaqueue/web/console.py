@@ -23,7 +23,7 @@ from xaqueue.message import Message, check_queue_name, id_digits_of, id_of
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.storage.ids import fresh_id
 from xaqueue.web import indoubt
-from xaqueue.web.door import answered, ask, asker_of, body_of, link_of, part
+from xaqueue.web.door import action_of, answered, ask, asker_of, link_of, part
 from xaqueue.xid import Xid
 
 FILES = {"/": ("console.html", "text/html"), "/console.css": ("console.css", "text/css")}
@@ -97,7 +97,7 @@ def _message(message: Message, room: int) -> dict[str, Any]:
 
 async def requeue(request: Request) -> Response:
     """Messages go back to where they came from, all in one transaction; those that are held or gone stay."""
-    body = await body_of(request)
+    body = await action_of(request)
     queue, ids = check_queue_name(body.get("queue", "")), body.get("ids")
     if not isinstance(ids, list) or not 0 < len(ids) <= AT_ONCE:
         raise InvalidArgument(f"ids of 1 to {AT_ONCE} messages are wanted, as a list")

@@ -107,8 +107,10 @@ def _host_of(text: str) -> str:
 # For endpoints
 
 
-async def body_of(request: Request) -> dict[str, Any]:
-    """The map that came with an action. Raises Refused."""
+async def action_of(request: Request) -> dict[str, Any]:
+    """The map that came with an action, of somebody who has shown a token. Raises Refused, AccessDenied."""
+    if not asker_of(request).acts:
+        raise AccessDenied("this needs a token: without one it can only be looked at. Nothing was done")
     received = bytearray()
     try:
         async with asyncio.timeout(BODY_S):

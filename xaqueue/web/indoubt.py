@@ -24,7 +24,7 @@ from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.rpc.wire import decode
 from xaqueue.space.offline.inspect_branches import Content, InDoubt, by_age, dry_run_of
 from xaqueue.tm.gtrid import parse_listed
-from xaqueue.web.door import answered, ask, body_of, part, text_of
+from xaqueue.web.door import action_of, answered, ask, part, text_of
 from xaqueue.xid import Xid
 
 SHOWN = 100
@@ -106,7 +106,7 @@ async def dry_run(request: Request) -> Response:
 
 async def decide(request: Request) -> Response:
     """Commits a branch, or rolls it back, as ``xaqueue indoubt`` does."""
-    body = await body_of(request)
+    body = await action_of(request)
     xid, commit, reason = Xid.parse(_text(body, "xid")), body.get("commit"), _reason(body)
     if not isinstance(commit, bool):
         raise InvalidArgument("commit: true or false is wanted")
@@ -116,7 +116,7 @@ async def decide(request: Request) -> Response:
 
 async def forget(request: Request) -> Response:
     """Ends the memory of a decision."""
-    body = await body_of(request)
+    body = await action_of(request)
     xid, reason = Xid.parse(_text(body, "xid")), _reason(body)
     await ask(request, lambda manager: RemoteOperator(manager).forget(xid, SIGNED, reason))
     return answered({})
