@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -99,16 +99,16 @@ def filled(connection: Connection) -> None:
 
 
 @contextmanager
-def served(root: Path, place: str = "127.0.0.1:0") -> Iterator[Console]:
+def served(root: Path, fill: Callable[[Connection], None] = filled) -> Iterator[Console]:
     left = leave(root, "decided")
     attach_room.write_definitions(left.queue, DEFINED)
     tm = left.configure((left.log / "participants.toml").read_text())
-    with HttpFront(HttpConfig(place), partial(advise.document, tm)) as front:
+    with HttpFront(HttpConfig("127.0.0.1:0"), partial(advise.document, tm)) as front:
         server = ServerThread(left.queue, root / "socket")
         try:
             front.show(server.server)
             with xaqueue.connect(server.url) as connection:
-                filled(connection)
+                fill(connection)
                 prepared(connection, FOREIGN)
             with closing(remote_manager(server.url)) as stream:
                 stream.reserve("readings", "lake", 0, 5)

@@ -190,7 +190,7 @@ function sparkline(points) {
 function doubtRow(branch) {
   const traffic = branch.queues.map((one) => [one.queue, one.adds && `+${one.adds}`, one.holds && `-${one.holds}`].filter(Boolean).join(" "));
   const head = node("th", { scope: "row" }, button(branch.xid, "openBranch", branch.xid, { class: "plain id" }));
-  return node("tr", { "data-key": branch.xid }, head, cell(branch.state + (branch.damage.length ? ", damaged" : "")), cell(age(branch.since), "n"), cell(branch.coordinator), cell(traffic.join(", ")));
+  return node("tr", { "data-key": branch.xid }, head, cell(branch.state + (branch.damage.length ? ", damaged" : ""), "line"), cell(age(branch.since), "n"), cell(branch.coordinator), cell(traffic.join(", ")));
 }
 
 function letterRow(queue) {
