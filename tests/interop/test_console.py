@@ -227,8 +227,8 @@ def test_messages_are_listed_found_and_opened(page: Page) -> None:
 
 def test_json_is_laid_out_and_a_long_body_is_cut(page: Page, console: Console) -> None:
     with console.connect() as connection:
-        for body in (b'{"a": {"b": [1]}}', b"x" * 300_000):
-            connection.enqueue("replies", body)
+        for sent in (b'{"a": {"b": [1]}}', b"x" * 300_000):
+            connection.enqueue("replies", sent)
         connection.commit()
     sign(page)
     rows = look(page, "replies")

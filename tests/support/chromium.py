@@ -6,12 +6,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, LocatorAssertions, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 MISSING = "no Chromium is installed: apt-get install chromium, and pip install 'xaqueue[test-console]'"
@@ -48,8 +48,8 @@ def looking(browser: Browser, url: str, *, is_dark: bool = False) -> Iterator[Pa
     assert failed == []
 
 
-def expect(found: Locator) -> LocatorAssertions:
-    """What is to be so of it soon."""
+def expect(found: Locator) -> Any:
+    """Playwright's own, of what is to be so soon."""
     from playwright import sync_api
 
     return sync_api.expect(found)

@@ -17,6 +17,7 @@ from xaqueue.cli import advise as advising
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, remote, served_at
+from xaqueue.cli.tm_log import load
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.server.peer import NEVER_S, Limits
@@ -107,6 +108,8 @@ def serve(
         from xaqueue.web.front import HttpConfig, HttpFront
 
         config = HttpConfig(http, _mode(socket_mode), **files, insecure=insecure)
+        if tm is not None:
+            load(tm)  # what is wrong with it is said now
         advise = None if tm is None else partial(advising.document, tm)
         front, is_for_http = HttpFront(config, advise), config.has_tls and not tls
     elif tm is not None:

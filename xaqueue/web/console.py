@@ -56,7 +56,7 @@ async def overview(request: Request) -> Response:
 
     found = await ask(request, look)
     failures = sorted({queue.failure_queue for queue in defined if queue.failure_queue})
-    more = {"now": time.time_ns() // 1000, "acts": asker.acts, "reads": asker.reads, "failure_queues": failures}
+    more = {"now": time.time_ns() // 1000, "acts": asker.acts, "failure_queues": failures}
     return answered(found | more)
 
 

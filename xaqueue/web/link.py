@@ -28,7 +28,7 @@ T = TypeVar("T")
 ANSWER_S = 20.0
 THREADS = 8
 REFUSALS_LOGGED = 100
-"""Of tokens, in the log, as long as the server runs: who is refused for ever does not fill the disk."""
+"""As long as the server runs: who is refused for ever does not fill the disk."""
 OVERVIEW = frozenset({"hello", "close", "echo", "status", "sessions", "indoubt_list", "indoubt_next", "depths"})
 """What is for whoever is there where nobody need show a token."""
 BODIES = frozenset({"browse", "browse_next", "browse_end"})
@@ -39,11 +39,10 @@ log = logging.getLogger("xaqueue.http")
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Whom a request is from: may that one do more than look, and see what is in messages."""
+    """Whom a request is from, and whether that one may do more than look."""
 
     identity: Identity
     acts: bool
-    reads: bool
 
 
 class Link:
@@ -71,18 +70,16 @@ class Link:
             if not self._is_open:
                 raise AccessDenied("a token is needed here: show it (Authorization: Bearer)")
             reads = trust.token is None and policy.roles is None
-            return Asker(Identity(looks=OVERVIEW | BODIES if reads else OVERVIEW), acts=False, reads=reads)
+            return Asker(Identity(looks=OVERVIEW | BODIES if reads else OVERVIEW), acts=False)
         try:
             identity = Identity().with_token(token, trusted=trust.trusts(token))
         except InvalidArgument as wrong:
             raise AccessDenied(str(wrong)) from None
         refusal = policy.rights_of(identity).refusal
         if refusal:
-            self._refused += 1
-            if self._refused <= REFUSALS_LOGGED:
-                log.warning("a request by HTTP is refused: %s", refusal)
+            self._log(refusal)
             raise AccessDenied("this token is none that the server knows: check it, and the roles in queues.toml")
-        return Asker(identity, acts=True, reads=True)
+        return Asker(identity, acts=True)
 
     async def ask(self, asker: Asker, what: Callable[[RemoteManager], T]) -> T:
         """In one of the threads, with a session that ends with it. Raises what ``what`` does, and ConnectionLost."""
@@ -92,8 +89,16 @@ class Link:
         manager = RemoteManager(lambda: self._dial(asker.identity), connect_s=0.0)
         try:
             return what(manager)
+        except AccessDenied as refused:
+            self._log(f"{asker.identity}: {refused}")
+            raise
         finally:
             manager.close()
+
+    def _log(self, refused: str) -> None:
+        self._refused += 1
+        if self._refused <= REFUSALS_LOGGED:
+            log.warning("a request by HTTP is refused: %s", refused)
 
     def _dial(self, identity: Identity) -> ClientSocket:
         own, other = socket.socketpair()

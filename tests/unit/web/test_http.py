@@ -285,3 +285,12 @@ def test_who_is_slow_or_many_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None
                 continue
         connection = HTTPConnection("127.0.0.1", port_of(made), timeout=20)
         assert asked(connection, "GET", "/")[0] == 200
+
+
+def test_who_lacks_a_right_is_logged_and_who_only_looks_is_not(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+    """A page that is left open asks for what it may not see every two seconds."""
+    ask("GET", "/api/overview", authorization=f"Bearer {TOKEN}")
+    assert caplog.messages == []
+    ask("GET", "/api/messages?queue=orders", authorization=f"Bearer {TOKEN}")
+    assert len(caplog.messages) == 1
+    assert "needs the right to browse" in caplog.messages[0]

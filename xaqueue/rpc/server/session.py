@@ -338,7 +338,7 @@ class ServerSession(asyncio.Protocol):
 
     def _refuse(self, error: Error, number: int | None, method: str) -> dict[str, Any]:
         """What is answered. Who lacks a right is logged, and who may do nothing at all goes."""
-        if isinstance(error, AccessDenied):
+        if isinstance(error, AccessDenied) and self.guest is None:  # whose session is one request: who asks for it logs
             self.caller.log_refusal(self._who, error)
         if not self.caller.is_admitted:
             self._ending = True

@@ -285,24 +285,25 @@ function pretty(text) {
 }
 
 async function requeue(queue, ids) {
-  const found = await ask("api/requeue", { queue, ids });
-  const stay = found.asked - found.moved;
-  done(`${found.moved} ${found.moved === 1 ? "message" : "messages"} of ${queue} went back${stay ? `; ${stay} are held by transactions, or gone` : ""}.`);
-  if (looked?.queue === queue) await openQueue(queue, true);
-  await poll();
-  return found.moved;
+  const found = await ask("api/requeue", { queue, ids }), stay = found.asked - found.moved;
+  await wentBack(queue, found.moved, stay && `${stay} are held by transactions, or gone`);
 }
 
 async function requeueAll(queue) {
-  let moved = 0;
+  let moved = 0, stay = 0;
   for (let more = true; more;) {
     const found = await ask(`api/messages?queue=${encodeURIComponent(queue)}`);
     const ids = found.rows.filter((one) => one.origin?.queue).map((one) => one.message_id);
     const went = ids.length ? (await ask("api/requeue", { queue, ids })).moved : 0;
     moved += went;
+    stay = found.rows.length - went;
     more = found.more && went > 0;
   }
-  done(`${moved} ${moved === 1 ? "message" : "messages"} of ${queue} went back.`);
+  await wentBack(queue, moved, stay && "the others are held by transactions, or came from no other queue");
+}
+
+async function wentBack(queue, moved, stay) {
+  done(`${moved} ${moved === 1 ? "message" : "messages"} of ${queue} went back${stay ? `; ${stay}` : ""}.`);
   if (looked?.queue === queue) await openQueue(queue, true);
   await poll();
 }
