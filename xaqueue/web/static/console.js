@@ -64,16 +64,21 @@ const number = (value) => cell(value === null || value === undefined ? "" : valu
 const button = (text, act, of, more = {}) => node("button", { type: "button", "data-do": act, "data-of": of, text, ...more });
 
 function fill(body, rows) {
-  // Only what has changed is put in anew, so that the focus stays, and a screen reader says nothing twice.
-  rows.forEach((row, at) => {
-    const old = body.rows[at];
-    if (!old || old.dataset.key !== row.dataset.key) {
-      const same = [...body.rows].find((one) => one.dataset.key === row.dataset.key);
-      if (same) body.insertBefore(same, old);
-      else body.insertBefore(row, old || null);
+  // Only what has changed is put in anew, so that the focus stays, and a screen reader says nothing twice. What tells
+  // beforehand by its stamp that nothing has is not even made: there may be a thousand queues.
+  const known = new Map([...body.rows].map((row) => [row.dataset.key, row]));
+  rows.forEach(({ key, stamp, make }, at) => {
+    let here = known.get(key);
+    if (here && stamp && here.stamp === stamp) {
+      if (body.rows[at] !== here) body.insertBefore(here, body.rows[at]);
+      return;
     }
-    const here = body.rows[at];
-    if (here !== row) [...row.cells].forEach((made, n) => here.cells[n].isEqualNode(made) || here.cells[n].replaceWith(made));
+    const made = make();
+    here = here || made;
+    if (body.rows[at] !== here) body.insertBefore(here, body.rows[at] || null);
+    if (here !== made) [...made.cells].forEach((cell, n) => here.cells[n].isEqualNode(cell) || here.cells[n].replaceWith(cell));
+    here.dataset.key = key;
+    here.stamp = stamp;
   });
   while (body.rows.length > rows.length) body.lastElementChild.remove();
 }
@@ -146,11 +151,11 @@ function draw() {
   if (list.textContent !== rows.map((row) => row.textContent).join("")) list.replaceChildren(...rows);
   who(shown.acts ? "With a token." : "Read-only: no token is shown.");
   fill($("queue-rows"), status.queues.map(queueRow));
-  table("doubt", shown.in_doubt.rows.map(doubtRow), "No branch is in doubt.", shown.in_doubt);
+  table("doubt", shown.in_doubt.rows.map((one) => ({ key: one.xid, make: () => doubtRow(one) })), "No branch is in doubt.", shown.in_doubt);
   const failures = status.queues.filter((queue) => shown.failure_queues.includes(queue.name));
-  table("letter", failures.filter((queue) => queue.depth).map(letterRow), failures.length ? "No message has failed for good." : "No queue has a failure_queue: see max_tries in queues.toml.");
-  table("session", shown.sessions.rows.map(sessionRow), "Nobody is connected.", shown.sessions);
-  table("stream", status.queues.filter((queue) => queue.stream).map(streamRow), "No stream consumes a queue.");
+  table("letter", failures.filter((one) => one.depth).map((one) => ({ key: one.name, make: () => letterRow(one) })), failures.length ? "No message has failed for good." : "No queue has a failure_queue: see max_tries in queues.toml.");
+  table("session", shown.sessions.rows.map((one, at) => ({ key: `${at}`, make: () => sessionRow(one) })), "Nobody is connected.", shown.sessions);
+  table("stream", status.queues.filter((one) => one.stream).map((one) => ({ key: one.name, make: () => streamRow(one) })), "No stream consumes a queue.");
   pairs($("facts"), facts(status));
 }
 
@@ -160,22 +165,25 @@ function who(text) {
 }
 
 function queueRow(queue) {
-  const points = history.get(queue.name) || [], counted = queue.counters, now = shown.now / 1e6;
-  if (!points.length || points.at(-1).at !== now) points.push({ at: now, depth: queue.depth, came: counted.enqueued, went: counted.enqueued - queue.depth });
+  const points = history.get(queue.name) || [], came = queue.counters.enqueued, now = shown.now / 1e6;
+  if (points.at(-1)?.at !== now) points.push({ at: now, depth: queue.depth, came, went: came - queue.depth });
   history.set(queue.name, points.slice(-KEPT));
-  const from = points.at(-RATE_POINTS) || points[0], took = now - from.at;
-  const rate = (name) => (took > 0 ? cell(((points.at(-1)[name] - from[name]) / took).toFixed(1), "n") : cell("", "n"));
-  const notes = [queue.full && "full", queue.stuck && "stuck", queue.exhausted && `${queue.exhausted} to the failure queue`, queue.stream && `stream ${queue.stream}`, shown.failure_queues.includes(queue.name) && "dead letters"];
-  const head = node("th", { scope: "row" }, button(queue.name, "openQueue", queue.name, { class: "plain", title: queue.description || false }));
-  return node("tr", { "data-key": queue.name }, head, number(queue.ready), number(queue.delayed), number(queue.held), number(queue.in_doubt),
-    cell(age(queue.oldest), "n"), cell((queue.is_estimated ? "about " : "") + size(queue.size_bytes), "n"), rate("came"), rate("went"),
-    number(queue.consumers), node("td", {}, sparkline(points)), cell(notes.filter(Boolean).join(", ")));
+  const last = points.at(-1), from = points.at(-RATE_POINTS) || points[0];
+  const [ins, outs] = ["came", "went"].map((name) => (last.at > from.at ? ((last[name] - from[name]) / (last.at - from.at)).toFixed(1) : ""));
+  const depths = points.map((point) => point.depth), line = depths.some((depth) => depth !== depths[0]) ? depths : [depths[0]];
+  const notes = [queue.full && "full", queue.stuck && "stuck", queue.exhausted && `${queue.exhausted} to the failure queue`, queue.stream && `stream ${queue.stream}`, shown.failure_queues.includes(queue.name) && "dead letters"].filter(Boolean).join(", ");
+  const oldest = age(queue.oldest), counts = [queue.ready, queue.delayed, queue.held, queue.in_doubt];
+  const bytes = (queue.is_estimated ? "about " : "") + size(queue.size_bytes);
+  const make = () => node("tr", {},
+    node("th", { scope: "row" }, button(queue.name, "openQueue", queue.name, { class: "plain", title: queue.description || false })),
+    ...counts.map(number), cell(oldest, "n"), cell(bytes, "n"), cell(ins, "n"), cell(outs, "n"), number(queue.consumers), node("td", {}, sparkline(line)), cell(notes));
+  return { key: queue.name, stamp: JSON.stringify([counts, oldest, bytes, ins, outs, queue.consumers, line, notes, queue.description]), make };
 }
 
-function sparkline(points) {
-  const depths = points.map((point) => point.depth), low = Math.min(...depths), high = Math.max(...depths);
-  const at = (n) => 100 * n / Math.max(1, depths.length - 1), height = (depth) => 22 - (high > low ? 20 * (depth - low) / (high - low) : 0);
-  const line = depths.length > 1 ? depths.map((depth, n) => `${at(n).toFixed(1)} ${height(depth).toFixed(1)}`) : ["0 22", "100 22"];
+function sparkline(depths) {
+  const low = Math.min(...depths), high = Math.max(...depths);
+  const place = (depth, n) => `${(100 * n / (depths.length - 1)).toFixed(1)} ${(22 - 20 * (depth - low) / (high - low)).toFixed(1)}`;
+  const line = high > low ? depths.map(place) : ["0 22", "100 22"];
   const drawn = (kind, given) => {
     const made = document.createElementNS("http://www.w3.org/2000/svg", kind);
     for (const [name, value] of Object.entries(given)) made.setAttribute(name, value);
@@ -190,26 +198,26 @@ function sparkline(points) {
 function doubtRow(branch) {
   const traffic = branch.queues.map((one) => [one.queue, one.adds && `+${one.adds}`, one.holds && `-${one.holds}`].filter(Boolean).join(" "));
   const head = node("th", { scope: "row" }, button(branch.xid, "openBranch", branch.xid, { class: "plain id" }));
-  return node("tr", { "data-key": branch.xid }, head, cell(branch.state + (branch.damage.length ? ", damaged" : ""), "line"), cell(age(branch.since), "n"), cell(branch.coordinator), cell(traffic.join(", ")));
+  return node("tr", {}, head, cell(branch.state + (branch.damage.length ? ", damaged" : ""), "line"), cell(age(branch.since), "n"), cell(branch.coordinator), cell(traffic.join(", ")));
 }
 
 function letterRow(queue) {
   const acts = node("td", {}, button("Look", "openQueue", queue.name, { "aria-label": `Look at ${queue.name}` }), " ",
     button("Requeue all", "requeueAll", queue.name, { "aria-label": `Requeue all of ${queue.name}`, disabled: !shown.acts }));
-  return node("tr", { "data-key": queue.name }, node("th", { scope: "row", text: queue.name }), number(queue.depth), cell(age(queue.oldest), "n"), acts);
+  return node("tr", {}, node("th", { scope: "row", text: queue.name }), number(queue.depth), cell(age(queue.oldest), "n"), acts);
 }
 
-function sessionRow(session, at) {
+function sessionRow(session) {
   const waits = session.waits_for ? `${session.waits_for}, for ${age(session.waits_since)}` : "";
   const holds = session.branches.map((one) => `${one.xid} (${one.state}, ${one.messages} messages)`).join("\n");
   const more = session.holds > session.branches.length ? `\nand ${session.holds - session.branches.length} more` : "";
-  return node("tr", { "data-key": `${at}` }, node("th", { scope: "row", text: session.who }), cell(`${session.address} (${session.transport})`),
+  return node("tr", {}, node("th", { scope: "row", text: session.who }), cell(`${session.address} (${session.transport})`),
     cell(age(session.since), "n"), number(session.calls), cell(waits), cell(holds + more, "id"));
 }
 
 function streamRow(queue) {
   const reads = queue.in_flight ? `${Math.max(queue.in_flight[0], queue.consumed) + 1} to ${queue.in_flight[1]}` : "";
-  return node("tr", { "data-key": queue.name }, node("th", { scope: "row", text: queue.name }), cell(queue.stream), number(queue.consumed),
+  return node("tr", {}, node("th", { scope: "row", text: queue.name }), cell(queue.stream), number(queue.consumed),
     number(queue.watermark), number(Math.max(0, (queue.watermark || 0) - queue.consumed)), cell(reads));
 }
 
