@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from xaqueue.errors import Error
@@ -26,5 +26,5 @@ def app_of(link: Link, host: str | None, advise: Callable[[str], dict[str, Any]]
     return Door(app, host)
 
 
-def _answer(_: Request, error: Exception) -> JSONResponse:
+def _answer(_: Request, error: Exception) -> Response:
     return answer_to(error)

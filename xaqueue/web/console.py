@@ -26,8 +26,11 @@ from xaqueue.web import indoubt
 from xaqueue.web.door import action_of, answered, ask, asker_of, link_of, part
 from xaqueue.xid import Xid
 
-FILES = {"/": ("console.html", "text/html"), "/console.css": ("console.css", "text/css")}
-FILES["/console.js"] = ("console.js", "text/javascript")
+FILES = {
+    "/": ("console.html", "text/html"),
+    "/console.css": ("console.css", "text/css"),
+    "/console.js": ("console.js", "text/javascript"),
+}
 SHOWN = 50
 """Messages of one answer, and sessions."""
 BODY_SHOWN = 256 * 1024

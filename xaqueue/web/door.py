@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from xaqueue.endpoint import is_loopback
 from xaqueue.errors import AccessDenied, ConnectionLost, Error, ProgrammingError, ResourceFailed, RetryLater
@@ -155,9 +155,9 @@ def part(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"error": str(refused), "rows": []}
 
 
-def answered(value: object) -> Response:
+def answered(value: object, status: int = 200) -> Response:
     """As JSON. Bytes in it are text where they are printable, else hex."""
-    return Response(json.dumps(value, ensure_ascii=False, default=text_of), media_type="application/json")
+    return Response(json.dumps(value, default=text_of), status, media_type="application/json")
 
 
 def text_of(value: bytes) -> str:
@@ -175,7 +175,7 @@ STATUSES: tuple[tuple[type[Exception], int], ...] = (
 )
 
 
-def answer_to(error: Exception) -> JSONResponse:
+def answer_to(error: Exception) -> Response:
     """An error as an answer: ``error`` says what it is and what to do."""
     status = error.status if isinstance(error, Refused) else next(s for kind, s in STATUSES if isinstance(error, kind))
-    return JSONResponse({"error": str(error), "kind": type(error).__name__}, status)
+    return answered({"error": str(error), "kind": type(error).__name__}, status)

@@ -150,6 +150,7 @@ def test_other_methods_are_refused(ask: Ask, method: str) -> None:
         (413, b" " * (BODY_BYTES + 1), "over the limit"),
         (400, b"{}", "is no xid"),
         (400, b'{"xid": 7}', "xid: a text is wanted"),
+        (400, b'{"xid": "\\ud800"}', "is no xid"),
         (400, b'{"xid": "7.Zw.Zw", "commit": true}', "a reason is wanted"),
         (400, b'{"xid": "7.Zw.Zw", "commit": true, "reason": " "}', "a reason is wanted"),
         (400, b'{"xid": "7.Zw.Zw", "commit": "true", "reason": "so"}', "true or false"),
