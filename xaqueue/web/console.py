@@ -107,10 +107,8 @@ async def requeue(request: Request) -> Response:
     wanted = [id_of(one) for one in ids]
 
     def move(manager: RemoteManager) -> int:
-        connection = Connection(manager, fresh_id)
-        moved = sum(connection.requeue(queue, one) is not None for one in wanted)
-        connection.commit()
-        return moved
+        with Connection(manager, fresh_id) as connection, connection.transaction():
+            return sum(connection.requeue(queue, one) is not None for one in wanted)
 
     return answered({"moved": await ask(request, move), "asked": len(wanted)})
 

@@ -174,9 +174,12 @@ def test_a_bad_action_is_told_what_is_wrong(ask: Ask, status: int, body: bytes, 
         ("/api/forget", {"xid": "7.Zw.Zw", "reason": "so"}, "the right to resolve"),
     ],
 )
-def test_other_bad_actions(ask: Ask, path: str, body: dict[str, Any], told: str) -> None:
+def test_other_bad_actions(
+    ask: Ask, path: str, body: dict[str, Any], told: str, caplog: pytest.LogCaptureFixture
+) -> None:
     found = ask("POST", path, body=json.dumps(body).encode(), authorization=f"Bearer {TOKEN}", **ACTION)
     assert told in found[1]["error"], found
+    assert [one for one in caplog.messages if "is lost" in one] == []  # nor is a transaction left behind
 
 
 @pytest.mark.parametrize(
