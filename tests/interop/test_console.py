@@ -122,14 +122,14 @@ def test_it_follows_what_happens(page: Page, console: Console) -> None:
 
 
 @contextmanager
-def doctored(page: Page, **status: Any) -> Iterator[None]:
+def doctored(page: Page, status: dict[str, Any], **parts: Any) -> Iterator[None]:
     """As if the server told this, too."""
 
     def answer(route: Any) -> None:
         answered = route.fetch()
         told = answered.json()
         told["status"] |= status
-        route.fulfill(response=answered, json=told)
+        route.fulfill(response=answered, json=told | parts)
 
     page.route("**/api/overview", answer)
     ask(page)
@@ -148,11 +148,26 @@ def test_the_light(page: Page) -> None:
         ({"draining": True, "quarantined": 2}, "fair", "2 damaged or foreign files are in quarantine/"),
         ({"replication": REPLICA}, "fair", "its replica is not heard of"),
     ):
-        with doctored(page, **status):
+        with doctored(page, status):
             expect(page.locator("#findings")).to_contain_text(told)
             assert kind in str(page.locator("#light").get_attribute("class"))
             assert "look" in page.get_by_role("status").first.inner_text()
     expect(page.get_by_role("region", name="Space and replica")).to_contain_text("2.0 KiB behind, 1 min; steps wait")
+
+
+def test_sessions_tell_who_waits_and_who_holds_what(page: Page) -> None:
+    held = [{"xid": str(scene.FOREIGN), "state": "active", "since": 0, "messages": 3}]
+    one = {"who": "token:0123456789abcdef", "address": "10.0.0.1:5000", "transport": "tls", "since": 0, "calls": 1234}
+    rows = [
+        one | {"waits_for": "orders", "waits_since": 1, "holds": 0, "branches": []},
+        one | {"waits_for": "", "waits_since": 0, "holds": 101, "branches": held},
+    ]
+    with doctored(page, {}, sessions={"rows": rows, "total": 2}):
+        found = page.get_by_role("region", name="Sessions").get_by_role("row")
+        expect(found.nth(1)).to_contain_text("10.0.0.1:5000 (tls)")
+        expect(found.nth(1)).to_contain_text("orders, for ")
+        expect(found.nth(2)).to_contain_text(f"{scene.FOREIGN} (active, 3 messages)")
+        expect(found.nth(2)).to_contain_text("and 100 more")
 
 
 def test_it_says_when_the_server_is_away_and_comes_back(page: Page, console: Console) -> None:
