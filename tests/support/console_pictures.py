@@ -19,7 +19,7 @@ from xaqueue.connection import Connection
 from xaqueue.space.owner.open import create
 
 SECONDS = 40.0
-WIDTH, HEIGHT = 1180, 830
+WIDTH, HEIGHT = 1180, 700
 
 
 def fill(connection: Connection) -> None:
