@@ -42,6 +42,8 @@ class Identity:
     """It owns the files of the space, or is root, on a Unix socket."""
     trusted: bool = False
     """The server was told to let it in where there is no [access] table."""
+    looks: frozenset[str] = frozenset()
+    """The methods that are for whoever is there, of a place where nobody need show who it is; then no others are."""
 
     def __str__(self) -> str:
         return ", ".join(name[:14] + "..." if name.startswith("token:") else name for name in self.names) or "anonymous"
@@ -212,10 +214,19 @@ def _wrong_member(member: str) -> str:
 class Rights:
     """What one identity may do, made ready to be asked at every call."""
 
-    __slots__ = ("_queues", "_who", "_whole", "everything", "refusal")
+    __slots__ = ("_looks", "_queues", "_who", "_whole", "everything", "refusal")
 
-    def __init__(self, who: str, roles: Sequence[Role], refusal: str = "", *, everything: bool = False) -> None:
+    def __init__(
+        self,
+        who: str,
+        roles: Sequence[Role],
+        refusal: str = "",
+        *,
+        everything: bool = False,
+        looks: frozenset[str] = frozenset(),
+    ) -> None:
         """everything: of the owner, and of all who are let in where there is no table."""
+        self._looks = looks
         self._who = who
         self.everything = everything
         self.refusal = refusal
@@ -232,6 +243,10 @@ class Rights:
             raise InvalidArgument(f"method {method[:60]!r} is unknown: see xaqueue(5)")
         if self.refusal:
             raise AccessDenied(self.refusal)
+        if self._looks:
+            if method in self._looks:
+                return
+            raise AccessDenied(f"{method} needs a token: without one it can only be looked at. Nothing was done")
         if need.nothing or not self._whole.isdisjoint(need.one_of):
             return
         if need.unless_local and _is_local(params):
@@ -261,6 +276,8 @@ class Policy:
     def rights_of(self, identity: Identity) -> Rights:
         if identity.owner or (self.roles is None and identity.trusted):
             return _EVERYTHING
+        if identity.looks:
+            return Rights(str(identity), (), looks=identity.looks)
         roles = [role for role in self.roles or () if _has(role, identity)]
         return Rights(str(identity), roles, "" if roles else self._refusal_of(identity))
 

@@ -48,6 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("xaqueue.contrib",),
     ("xaqueue.spark",),
     ("xaqueue.tools",),
+    ("xaqueue.web",),
     ("xaqueue.cli", "xaqueue.__main__"),
 )
 """The lowest first: of a module, or of every module in a folder; the name of the whole package means its front door."""
@@ -79,6 +80,8 @@ OWNED = {
     "click": ("xaqueue.cli",),
     "watchdog": ("xaqueue.space",),
     "sqlalchemy": ("xaqueue.contrib",),
+    "starlette": ("xaqueue.web",),
+    "uvicorn": ("xaqueue.web",),
     "fcntl": ("xaqueue.storage", "xaqueue.tools"),
 }
 """Packages that only these rooms may import."""

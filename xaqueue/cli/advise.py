@@ -75,16 +75,25 @@ class ParticipantReport:
 def run(path: Path, text: str, json: bool) -> None:
     """Asks the log and all participants of a configuration, and shows what they say and what follows from it."""
     config = load(path)
+    asked = _asked(config, text)
+    if json:
+        output.as_json(_json(*asked))
+    else:
+        _print(config, *asked)
+    if asked[-1].answer not in _SETTLED:
+        raise typer.Exit(ExitCode.NOTHING)
+
+
+def document(path: Path, text: str) -> dict[str, Any]:
+    """What ``run`` shows, for programs."""
+    return _json(*_asked(load(path), text))
+
+
+def _asked(config: TmConfig, text: str) -> tuple[Gtrid, _LogReport, list[ParticipantReport], Advice]:
     name = _gtrid(config, text)
     log = _read_log(config, name)
     found = log.completed(ask_all(config, name))
-    advice = advise(log.status, {report.participant: report.status for report in found})
-    if json:
-        output.as_json(_json(name, log, found, advice))
-    else:
-        _print(config, name, log, found, advice)
-    if advice.answer not in _SETTLED:
-        raise typer.Exit(ExitCode.NOTHING)
+    return name, log, found, advise(log.status, {report.participant: report.status for report in found})
 
 
 def _gtrid(config: TmConfig, text: str) -> Gtrid:

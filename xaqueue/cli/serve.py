@@ -6,15 +6,18 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from xaqueue.cli import advise as advising
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, remote, served_at
+from xaqueue.cli.tm_log import load
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.server.peer import NEVER_S, Limits
@@ -24,6 +27,7 @@ from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
     from xaqueue.rpc.server.listeners import ListenConfig
+    from xaqueue.web.front import HttpFront
 
 LOOK_S = 0.2
 SAY_S = 10.0
@@ -49,6 +53,14 @@ def serve(
         str | None, typer.Option(metavar=_FILE, help="Without an [access] table: whoever shows this token is let in.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Open ports that anybody can use or listen to.")] = False,
+    http: Annotated[
+        str | None,
+        typer.Option(metavar=f"{_PLACE}|PATH", help="The console and its data, there; needs xaqueue[http]."),
+    ] = None,
+    tm: Annotated[
+        Path | None,
+        typer.Option(metavar="CONFIG", help="With --http: the transaction manager that advises on branches in doubt."),
+    ] = None,
     sync: Annotated[str | None, typer.Option("--sync", metavar="FLAGS", help="How durable a commit is.")] = None,
     notify: Annotated[
         bool, typer.Option("--notify", help="Tell systemd when it is ready, stops, and is alive (Type=notify).")
@@ -90,14 +102,24 @@ def serve(
     from xaqueue.rpc.server.server import run
 
     directory = Path(directory_of(ctx, space))
+    files = {"cert": cert, "key": key, "client_ca": client_ca}
+    front, is_for_http = None, False
+    if http is not None:
+        from xaqueue.web.front import HttpConfig, HttpFront
+
+        config = HttpConfig(http, _mode(socket_mode), **files, insecure=insecure)
+        if tm is not None:
+            load(tm)  # what is wrong with it is said now
+        advise = None if tm is None else partial(advising.document, tm)
+        front, is_for_http = HttpFront(config, advise), config.has_tls and not tls
+    elif tm is not None:
+        raise InvalidArgument("--tm is for the console: say --http as well")
     listen = ListenConfig(
         unix=tuple(unix or ()),
         unix_mode=_mode(socket_mode),
         tcp=tuple(tcp or ()),
         tls=tuple(tls or ()),
-        cert=cert,
-        key=key,
-        client_ca=client_ca,
+        **({} if is_for_http else files),
         token_file=token_file,
         insecure=insecure,
     )
@@ -115,19 +137,27 @@ def serve(
     listen = with_default(listen, directory)
     _tell_former(directory, listen)
     try:
-        run(
-            directory,
-            listen,
-            sync=sync,
-            limits=limits,
-            notify=notify,
-            stand_by=partial(_stand_by, directory, takeover_after, sync) if standby else None,
-            give_up_late=lambda: os._exit(ExitCode.FENCED),
-            ready=lambda urls: typer.echo(f"serving {directory} at {', '.join(urls)}"),
-        )
+        with front or nullcontext():
+            run(
+                directory,
+                listen,
+                sync=sync,
+                limits=limits,
+                notify=notify,
+                stand_by=partial(_stand_by, directory, takeover_after, sync) if standby else None,
+                show=(lambda _: None) if front is None else front.show,
+                give_up_late=lambda: os._exit(ExitCode.FENCED),
+                ready=lambda urls: _print_ready(directory, urls, front),
+            )
     except ResourceFailed as fenced:
         complain(str(fenced))
         raise typer.Exit(ExitCode.FENCED) from None
+
+
+def _print_ready(directory: Path, urls: list[str], front: HttpFront | None) -> None:
+    typer.echo(f"serving {directory} at {', '.join(urls)}")
+    if front is not None:
+        typer.echo(f"its console is at {front.url}")
 
 
 def _tell_former(directory: Path, listen: ListenConfig) -> None:

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from xaqueue.access import Identity
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError, SpaceInUse
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods import service
@@ -101,7 +102,7 @@ class Housekeeping:
     def _leave_idle(self, now: float) -> None:
         if self._busy_at is None:
             return
-        if self._server.sessions:
+        if any(session.guest is None for session in self._server.sessions):
             self._busy_at = now
         elif now - self._busy_at >= self._server.limits.idle_exit_s:
             log.info("nobody was connected for %g s: the server ends", self._server.limits.idle_exit_s)
@@ -212,14 +213,24 @@ class Server:
 
     def ended(self, session: ServerSession) -> None:
         self.sessions.discard(session)
-        self._housekeeping.session_ended()
+        if session.guest is None:
+            self._housekeeping.session_ended()
         self._ended.set()
 
+    def admit(self, connected: socket.socket, guest: Identity) -> None:
+        """In any thread: a session with whoever has the other end of a socket pair. Raises RuntimeError: it is over."""
+
+        async def accept() -> None:
+            await self.loop.connect_accepted_socket(partial(ServerSession, self, guest), connected)
+
+        asyncio.run_coroutine_threadsafe(accept(), self.loop)
+
     def status(self) -> dict[str, Any]:
-        return service.status_in(self.space, self.root, len(self.sessions))
+        return service.status_in(self.space, self.root, sum(session.guest is None for session in self.sessions))
 
     def session_list(self) -> list[SessionStatus]:
-        return with_work(self.space, [(session.status, session.caller.session) for session in self.sessions])
+        there = [session for session in self.sessions if session.guest is None]
+        return with_work(self.space, [(session.status, session.caller.session) for session in there])
 
     @property
     def endpoint(self) -> str:
@@ -365,6 +376,7 @@ def run(
     limits: Limits | None = None,
     notify: bool = False,
     stand_by: Callable[[Callable[[], None]], OwnerFile] | None = None,
+    show: Callable[[Server | None], None] = lambda _: None,
     give_up_late: Callable[[], object] = lambda: None,
     ready: Callable[[list[str]], None] = lambda _: None,
 ) -> None:
@@ -372,7 +384,7 @@ def run(
 
     notify: whether systemd is told how far it is. stand_by: waits until the space is free, and calls what it is given
     now and then; see ``standby.wait``. give_up_late: ends the process of a fenced server that hangs. ready:
-    is given the URLs.
+    is given the URLs. show: is given the server when it listens, to ``admit`` guests, and None when it ends.
     """
 
     notifier = Notifier() if notify else Notifier({})
@@ -393,6 +405,7 @@ def run(
         alive.cancel()
         try:
             await server.listen(listen)
+            show(server)
         except BaseException:
             await server.give_up()
             raise
@@ -404,6 +417,8 @@ def run(
                 log.warning("the space is opened anew, and shows what was not acknowledged once its replica has that")
                 return True
             raise
+        finally:
+            show(None)
         return False
 
     is_anew = True

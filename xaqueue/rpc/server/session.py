@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import msgpack
 
+from xaqueue.access import Identity
 from xaqueue.errors import AccessDenied, Error, InvalidArgument, ResourceFailed, RolledBack
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods.batches import QUERY_METHODS
@@ -138,8 +139,10 @@ class ServerSession(asyncio.Protocol):
 
     caller: Caller
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, guest: Identity | None = None) -> None:
+        """guest: who it is, where this process itself asks for somebody; such a one keeps no server from ending."""
         self._host = host
+        self.guest = guest
         self._loop = host.scheduler.loop
         self._calls: deque[tuple[CallFrame, int]] = deque()
         """Each with the end of its frame, in bytes that were received."""
@@ -173,6 +176,8 @@ class ServerSession(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not declared as one
         address = transport.get_extra_info("peername")
         self.name = f"session {address[0]}:{address[1]}" if isinstance(address, tuple) else "session"
+        if self.guest is not None:
+            self.name = "session by HTTP"
         host, refused = self._host, self._host.refusal()
         if refused is not None:
             log.warning("%s is refused: %s", self.name, refused)
@@ -184,7 +189,8 @@ class ServerSession(asyncio.Protocol):
         session = Session(host.space)
         session.branch_limit = host.limits.branches
         listeners = host.listeners
-        self.caller = Caller(session, host, listeners.identify(transport), listeners.trust)
+        identity = self.guest or listeners.identify(transport)
+        self.caller = Caller(session, host, identity, listeners.trust)
 
     def data_received(self, data: bytes) -> None:
         if self._lost or self._ending:
@@ -343,7 +349,7 @@ class ServerSession(asyncio.Protocol):
 
     def _refuse(self, error: Error, number: int | None, method: str) -> dict[str, Any]:
         """What is answered. Who lacks a right is logged, and who may do nothing at all goes."""
-        if isinstance(error, AccessDenied):
+        if isinstance(error, AccessDenied) and self.guest is None:  # whose session is one request: who asks for it logs
             self.caller.log_refusal(self._who, error)
         if not self.caller.is_admitted:
             self._ending = True

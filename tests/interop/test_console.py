@@ -1,0 +1,470 @@
+"""The console in a real browser: what it shows, what its buttons do, what it says where they do not, and attacks."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support import console_scene as scene
+from support import console_scripts as scripts
+from support.chromium import browsing, expect, looking
+from support.console_scene import Console
+from xaqueue.rpc.client.manager import remote_manager
+from xaqueue.rpc.methods.service import RemoteOperator
+from xaqueue.space.offline.inspect_branches import InDoubt
+from xaqueue.xid import Xid
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+pytestmark = pytest.mark.xdist_group("chromium")
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def console(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    with scene.served(tmp_path_factory.mktemp("console")) as served:
+        yield served
+
+
+@pytest.fixture
+def page(browser: Browser, console: Console) -> Iterator[Page]:
+    with looking(browser, console.url) as shown:
+        yield shown
+
+
+@pytest.fixture
+def doubt(console: Console) -> Xid:
+    """A branch in doubt of the test's own, which adds one message to replies."""
+    xid = Xid(9, f"test-{next(_numbers)}", "shop")
+    with console.connect() as connection:
+        connection.tpc_begin(xid)
+        connection.enqueue("replies", b"in doubt")
+        connection.tpc_prepare()
+    return xid
+
+
+def sign(page: Page, token: str = scene.OPERATOR) -> None:
+    page.get_by_role("button", name="Show a token").click()
+    page.get_by_label("Token", exact=True).fill(token)
+    page.get_by_role("button", name="Use it").click()
+    page.get_by_text("With a token.").wait_for()
+
+
+def look(page: Page, queue: str) -> Locator:
+    """The rows of its messages."""
+    page.get_by_role("button", name=queue, exact=True).click()
+    page.get_by_role("heading", name=f"Messages of {queue}", exact=True).wait_for()
+    return page.locator("#message-rows tr")
+
+
+def branch(page: Page, xid: Xid) -> Locator:
+    page.get_by_role("button", name=str(xid)).click()
+    return page.get_by_role("dialog", name="Branch in doubt")
+
+
+def left(console: Console) -> dict[Xid, InDoubt]:
+    manager = remote_manager(console.server.url)
+    found = {one.xid: one for one in RemoteOperator(manager).in_doubt()}
+    manager.close()
+    return found
+
+
+def ask(page: Page) -> None:
+    """As when the tab is looked at again: it asks at once."""
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+
+def row(page: Page, section: str, name: str) -> str:
+    return page.get_by_role("region", name=section).get_by_role("row", name=name).first.inner_text().replace("\n", "\t")
+
+
+# Looking
+
+
+def test_it_shows_the_whole_space_without_a_token(page: Page, console: Console) -> None:
+    page.get_by_text("Read-only: no token is shown.").wait_for()
+    assert row(page, "Queues", "events").split("\t")[1:5] == ["7", "0", "1", "1"]
+    assert row(page, "Spark streams", "readings").split("\t") == ["readings", "lake", "2", "8", "6", "3 to 5"]
+    assert "events -1, replies +1" in row(page, "Branches in doubt", str(scene.FOREIGN))
+    assert "orders +1" in row(page, "Branches in doubt", str(console.xid))
+    facts = page.get_by_role("region", name="Space and replica")
+    expect(facts).to_contain_text("JOURNAL: a commit survives power loss")
+    expect(facts).to_contain_text("Replica\nnone", use_inner_text=True)
+
+
+def test_it_follows_what_happens(page: Page, console: Console) -> None:
+    line = page.get_by_role("row", name="replies").get_by_role("img")
+    expect(line).to_have_attribute("aria-label", "from 0 to 0 messages, 0 to 0 between")
+    with console.connect() as connection:
+        sent = connection.enqueue("replies", b"one")
+        connection.commit()
+        ask(page)
+        expect(line).to_have_attribute("aria-label", "from 0 to 1 messages, 0 to 1 between")
+        connection.remove("replies", sent)
+        connection.commit()
+    ask(page)
+    expect(line).to_have_attribute("aria-label", "from 0 to 0 messages, 0 to 1 between")
+
+
+@contextmanager
+def doctored(page: Page, status: dict[str, Any], **parts: Any) -> Iterator[None]:
+    """As if the server told this, too."""
+
+    def answer(route: Any) -> None:
+        answered = route.fetch()
+        told = answered.json()
+        told["status"] |= status
+        route.fulfill(response=answered, json=told | parts)
+
+    page.route("**/api/overview", answer)
+    ask(page)
+    yield
+    page.unroute("**/api/overview")
+
+
+REPLICA = {"role": "source", "url": "", "waits": True, "connected": False, "lag_bytes": 2048, "lag_s": 90.0}
+
+
+def test_the_light(page: Page) -> None:
+    for status, kind, told in (
+        ({"trouble": "fdatasync failed"}, "bad", "fdatasync failed"),
+        ({"state": "read-only"}, "bad", "read-only: its owner changes nothing"),
+        ({"low": "2 % are free"}, "fair", "enqueues are refused: 2 % are free"),
+        ({"draining": True, "quarantined": 2}, "fair", "2 damaged or foreign files are in quarantine/"),
+        ({"replication": REPLICA}, "fair", "its replica is not heard of"),
+    ):
+        with doctored(page, status):
+            expect(page.locator("#findings")).to_contain_text(told)
+            assert kind in str(page.locator("#light").get_attribute("class"))
+            assert "look" in page.get_by_role("status").first.inner_text()
+    expect(page.get_by_role("region", name="Space and replica")).to_contain_text("2.0 KiB behind, 1 min; steps wait")
+
+
+def test_sessions_tell_who_waits_and_who_holds_what(page: Page) -> None:
+    held = [{"xid": str(scene.FOREIGN), "state": "active", "since": 0, "messages": 3}]
+    one = {"who": "token:0123456789abcdef", "address": "10.0.0.1:5000", "transport": "tls", "since": 0, "calls": 1234}
+    rows = [
+        one | {"waits_for": "orders", "waits_since": 1, "holds": 0, "branches": []},
+        one | {"waits_for": "", "waits_since": 0, "holds": 101, "branches": held},
+    ]
+    with doctored(page, {}, sessions={"rows": rows, "total": 2}):
+        found = page.get_by_role("region", name="Sessions").get_by_role("row")
+        expect(found.nth(1)).to_contain_text("10.0.0.1:5000 (tls)")
+        expect(found.nth(1)).to_contain_text("orders, for ")
+        expect(found.nth(2)).to_contain_text(f"{scene.FOREIGN} (active, 3 messages)")
+        expect(found.nth(2)).to_contain_text("and 100 more")
+
+
+def test_it_says_when_the_server_is_away_and_comes_back(page: Page, console: Console) -> None:
+    expect(page.locator("#queue-rows tr")).to_have_count(5)
+    page.context.set_offline(True)
+    expect(page.locator("#state")).to_have_text("the server does not answer: is it running? What stands below is old.")
+    page.context.set_offline(False)
+    expect(page.locator("body")).not_to_have_class("old")
+    console.front.show(None)
+    ask(page)
+    expect(page.locator("#state")).to_contain_text("the space is being opened or closed: ask again in a moment")
+    console.front.show(console.server.server)
+    ask(page)
+    expect(page.locator("body")).not_to_have_class("old")
+
+
+# Who it is
+
+
+def test_a_token_is_shown_kept_by_the_tab_and_forgotten(page: Page, browser: Browser, console: Console) -> None:
+    sign(page)
+    page.reload()
+    page.get_by_text("With a token.").wait_for()
+    assert scene.OPERATOR not in page.content()
+    with looking(browser, console.url) as other:
+        other.get_by_text("Read-only").wait_for()
+    page.get_by_role("button", name="Forget the token").click()
+    page.get_by_text("Read-only").wait_for()
+    assert page.evaluate("sessionStorage.length + localStorage.length + document.cookie.length") == 0
+
+
+def test_a_wrong_token_is_refused(page: Page) -> None:
+    """An attack."""
+    page.get_by_role("button", name="Show a token").click()
+    for token in (scene.STRANGER, "short", "a → b" * 5, ""):
+        page.get_by_label("Token", exact=True).fill(token)
+        page.get_by_label("Token", exact=True).press("Enter")
+        expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("token")
+        assert page.evaluate("sessionStorage.length") == 0
+    page.get_by_role("button", name="Close").click()
+    page.get_by_text("Read-only").wait_for()
+
+
+# Messages
+
+
+def test_messages_are_listed_found_and_opened(page: Page) -> None:
+    sign(page)
+    rows = look(page, "orders")
+    expect(rows).to_have_count(5)
+    rows.nth(0).get_by_role("button").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_label("Body")).to_have_text(scene.JSON_BODY.decode())  # a number in it would be rounded
+    expect(dialog).to_contain_text("Graz")
+    page.keyboard.press("Escape")
+    identity = rows.nth(2).get_by_role("button").inner_text()
+    page.get_by_label("Message id, or its beginning").fill(identity[:12])
+    page.get_by_role("button", name="Look again").click()
+    expect(rows).to_have_count(1)
+    rows.get_by_role("button").click()
+    expect(dialog.get_by_label("Body")).to_have_text("Base64: //4A")
+    dialog.get_by_role("button", name="Close").click()
+    for wrong, told in (("0" * 32, "No message has such an id."), ("zz", "message id 'zz' is refused")):
+        page.get_by_label("Message id, or its beginning").fill(wrong)
+        page.get_by_label("Message id, or its beginning").press("Enter")
+        page.get_by_text(told).wait_for()
+    page.get_by_role("button", name="Close").click()
+    expect(page.locator("#messages")).to_be_hidden()
+
+
+def test_json_is_laid_out_and_a_long_body_is_cut(page: Page, console: Console) -> None:
+    with console.connect() as connection:
+        for sent in (b'{"a": {"b": [1]}}', b"x" * 300_000):
+            connection.enqueue("replies", sent)
+        connection.commit()
+    sign(page)
+    rows = look(page, "replies")
+    rows.nth(0).get_by_role("button").click()
+    body = page.get_by_role("dialog").get_by_label("Body")
+    assert body.inner_text() == '{\n  "a": {\n    "b": [\n      1\n    ]\n  }\n}'
+    page.keyboard.press("Escape")
+    rows.nth(1).get_by_role("button").click()
+    expect(body).to_contain_text("... cut: it has 300000 bytes")
+    with console.connect() as connection:
+        for message in list(connection.browse("replies")):
+            connection.remove("replies", message.message_id)
+
+
+def test_dead_letters_go_back(page: Page, console: Console) -> None:
+    with console.connect() as connection:
+        ids = scene.fail(connection, 6)
+        sign(page)
+        letters = page.get_by_role("region", name="Dead letters")
+        expect(letters).to_contain_text("6")
+        page.get_by_role("button", name="Look at orders.failed").click()
+        rows = page.locator("#message-rows tr")
+        expect(rows).to_have_count(6)
+        expect(rows.first).to_contain_text("orders (tries, 1 tries)")
+        page.get_by_role("button", name=ids[0]).click()
+        dialog = page.get_by_role("dialog")
+        connection.dequeue("orders.failed", message_id=ids[0])
+        dialog.get_by_role("button", name="Requeue").click()
+        page.get_by_text("0 messages of orders.failed went back; 1 are held by transactions, or gone.").wait_for()
+        connection.rollback()
+        page.get_by_role("button", name=ids[0]).click()
+        dialog.get_by_role("button", name="Requeue").click()
+        page.get_by_text("1 message of orders.failed went back.").wait_for()
+        expect(rows).to_have_count(5)
+        page.get_by_role("button", name="Requeue all of these").click()
+        page.get_by_text("5 messages of orders.failed went back.").wait_for()
+        page.get_by_text("No message has failed for good.").wait_for()
+        taken = [connection.dequeue("orders", message_id=one) for one in ids]
+        connection.rollback()  # their only try, again
+        assert None not in taken
+        page.get_by_role("button", name="Requeue all of orders.failed").click()
+        page.get_by_text("6 messages of orders.failed went back.").wait_for()
+        assert all(connection.remove("orders", one) for one in ids)
+
+
+# Branches in doubt
+
+
+def test_a_branch_tells_what_it_holds_and_what_is_advised(page: Page, console: Console) -> None:
+    dialog = branch(page, console.xid)
+    expect(dialog.get_by_role("row", name="adds orders")).to_be_visible()
+    expect(dialog.get_by_role("table", name="Dry run").get_by_role("row").nth(1)).to_have_text(
+        re.compile(r"orders\s*5\s*6\s*5")
+    )
+    expect(dialog).to_contain_text("commit the decision log says commit")
+    expect(dialog).to_contain_text("ledger")
+    expect(dialog.get_by_role("button", name="Commit")).to_be_disabled()
+    page.keyboard.press("Escape")
+    dialog = branch(page, scene.FOREIGN)
+    expect(dialog).to_contain_text("None: no transaction manager of xaqueue made this branch: ask the one that did")
+    expect(dialog.get_by_role("row", name="holds events")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("button", "told", "outcome"), [("Commit", "committed", "commit"), ("Roll back", "rolled back", "rollback")]
+)
+def test_a_branch_is_decided_with_a_reason_and_forgotten(
+    page: Page, console: Console, doubt: Xid, button: str, told: str, outcome: str
+) -> None:
+    sign(page)
+    dialog = branch(page, doubt)
+    dialog.get_by_role("button", name=button).click()
+    expect(dialog.get_by_role("alert")).to_contain_text("write a reason")
+    expect(dialog.get_by_label("Reason")).to_be_focused()
+    assert left(console)[doubt].decision is None
+    dialog.get_by_label("Reason").fill(scene.SCRIPT)
+    dialog.get_by_role("button", name=button).click()
+    page.get_by_text(f"Branch {doubt} is {told}.").wait_for()
+    decision = left(console)[doubt].decision
+    assert decision
+    assert (decision.outcome, decision.reason) == (outcome, scene.SCRIPT)
+    assert decision.by.startswith("console (token:")
+    dialog = branch(page, doubt)
+    expect(dialog).to_contain_text(scene.SCRIPT)
+    expect(dialog.get_by_role("button", name="Roll back")).to_be_hidden()
+    dialog.get_by_label("Reason").fill("it is told")
+    dialog.get_by_role("button", name="Forget the decision").click()
+    page.get_by_text(f"Branch {doubt} is forgotten.").wait_for()
+    assert doubt not in left(console)
+
+
+def test_a_decision_that_comes_too_late_is_refused(page: Page, console: Console, doubt: Xid) -> None:
+    sign(page)
+    dialog = branch(page, doubt)
+    console.server.call(lambda: None)
+    with console.connect() as connection:
+        connection.tpc_rollback(doubt)
+    dialog.get_by_label("Reason").fill("late")
+    dialog.get_by_role("button", name="Commit").click()
+    expect(dialog.get_by_role("alert")).to_contain_text(str(doubt))
+    expect(dialog).to_be_visible()
+
+
+# For everybody
+
+
+def test_it_is_used_by_keyboard(page: Page, doubt: Xid) -> None:
+    page.get_by_role("button", name=str(doubt)).wait_for()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the queues")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("main")).to_be_focused()
+    opener = page.get_by_role("button", name=str(doubt))
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if opener.evaluate("one => one === document.activeElement"):
+            break
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name="Branch in doubt")
+    expect(dialog).to_be_visible()
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement === document.body || !!document.activeElement.closest('dialog')")
+    page.keyboard.press("Escape")
+    expect(opener).to_be_focused()
+    expect(page.locator("body")).not_to_have_class("old")
+    seen = page.locator("#facts dd").last
+    before = seen.inner_text()
+    expect(seen).not_to_have_text(before)  # it has been asked for anew meanwhile
+    expect(opener).to_be_focused()
+
+
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_it_is_read_in_light_and_dark_and_by_name(browser: Browser, console: Console, is_dark: bool) -> None:
+    with looking(browser, console.url, is_dark=is_dark) as page:
+        sign(page)
+        expect(look(page, "orders")).to_have_count(5)
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (paper == "rgb(255, 255, 255)") is not is_dark
+        assert page.evaluate(scripts.CONTRASTS) == []
+        assert page.evaluate(scripts.NAMELESS) == []
+
+
+# Attacks
+
+
+def test_nothing_is_done_without_a_token(page: Page, console: Console, doubt: Xid) -> None:
+    """Neither by a button that somebody has made usable, nor by a request of its own."""
+    dialog = branch(page, doubt)
+    dialog.get_by_label("Reason").fill("because")
+    dialog.get_by_role("button", name="Commit").evaluate("one => { one.disabled = false; }")
+    dialog.get_by_role("button", name="Commit").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("needs a token")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="orders", exact=True).click()
+    expect(page.locator("#failure")).to_contain_text("browse needs a token")
+    assert left(console)[doubt].decision is None
+
+
+def test_a_role_is_not_exceeded(page: Page, console: Console, doubt: Xid) -> None:
+    sign(page, scene.VIEWER)
+    expect(look(page, "orders")).to_have_count(5)
+    page.get_by_role("button", name="events", exact=True).click()
+    expect(page.locator("#failure")).to_contain_text("browse of queue 'events' needs the right to browse")
+    expect(page.locator("#doubt-note")).to_contain_text("Not shown: indoubt_list needs the right to")
+    refused = page.evaluate(scripts.ACT, ["api/decide", {"xid": str(doubt), "commit": True, "reason": "because"}])
+    assert "needs the right to resolve" in refused["error"]
+    assert left(console)[doubt].decision is None
+
+
+def test_scripts_in_messages_are_text(page: Page) -> None:
+    """In a body, in headers, in a content type, in a description and in an xid; ``looking`` sees that none has run."""
+    sign(page)
+    look(page, "orders").nth(1).get_by_role("button").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_label("Body")).to_have_text(scene.SCRIPT)
+    for text in (*scene.HEADERS, *scene.HEADERS.values(), "<b>text</b>"):
+        expect(dialog).to_contain_text(text)
+    page.keyboard.press("Escape")
+    expect(branch(page, scene.FOREIGN)).to_contain_text("<img src=x onerror=hacked=1>")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="events", exact=True)).to_have_attribute(
+        "title", "<script>hacked=1</script>"
+    )
+    assert page.locator("main img, main b, dialog img, dialog b, main script").count() == 0
+
+
+def test_no_script_runs_that_is_not_the_page_s(page: Page) -> None:
+    page.evaluate(scripts.FOREIGN)
+    page.wait_for_timeout(200)
+
+
+@contextmanager
+def elsewhere(html: str) -> Iterator[str]:
+    """Another site's page, on this machine as well."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(html.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://localhost:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def test_another_site_s_page_does_nothing_sees_nothing_and_frames_nothing(
+    browser: Browser, console: Console, doubt: Xid
+) -> None:
+    asked = json.dumps({"xid": str(doubt), "commit": True, "reason": "forged"})
+    with elsewhere(scripts.FORGED % {"url": console.url, "json": asked}) as url, looking(browser, url) as page:
+        tried = page.evaluate("window.tried")
+        assert set(tried) <= {"refused", "opaque"}
+        assert tried[1:3] == ["refused", "refused"]
+        page.wait_for_timeout(300)
+        frames = [frame for frame in page.frames if frame != page.main_frame]
+        assert [frame.locator("#queues").count() for frame in frames] == [0, 0]
+    assert left(console)[doubt].decision is None

@@ -1,0 +1,79 @@
+"""Makes the guide's pictures of the console: ``python tests/support/console_pictures.py man/guide/pictures``.
+
+They are made by hand when the page has changed, and not by a test.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+
+from support.chromium import browsing, looking
+from support.console_scene import OPERATOR, Console, fail, served
+from xaqueue.connection import Connection
+from xaqueue.space.owner.open import create
+
+SECONDS = 40.0
+WIDTH, HEIGHT = 1180, 700
+
+
+def fill(connection: Connection) -> None:
+    for number in range(40):
+        connection.enqueue("orders", b'{"order": %d, "sku": "A-%d", "count": 2}' % (number, number % 7))
+        connection.enqueue("events", b"event %d" % number)
+        connection.enqueue("readings", b"21.5")
+    connection.commit()
+    fail(connection, 3)
+
+
+def work(console: Console) -> None:
+    """For some seconds messages come and go, so that there is something to draw."""
+    with console.connect() as connection:
+        until, number = time.monotonic() + SECONDS, 0
+        while time.monotonic() < until:
+            number += 1
+            for _ in range(number % 11):
+                connection.enqueue("orders", b"{}")
+            for queue in ("orders", "orders", "events") if number % 23 > 9 else ("orders",):
+                connection.dequeue(queue)
+            connection.commit()
+            time.sleep(0.2)
+
+
+def small(picture: bytes, path: Path) -> None:
+    Image.open(BytesIO(picture)).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+    print(path, path.stat().st_size)  # noqa: T201
+
+
+def main(place: Path) -> None:
+    place.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="xaqueue-") as made, browsing() as browser:
+        create(Path(made) / "queue", name="shop", any_queue=True)
+        with served(Path(made), fill) as console, looking(browser, console.url) as page:
+            page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+            page.get_by_role("button", name="Show a token").click()
+            page.get_by_label("Token", exact=True).fill(OPERATOR)
+            page.get_by_role("button", name="Use it").click()
+            with console.connect() as waiting:
+                work(console)
+                page.emulate_media(color_scheme="light")
+                small(page.screenshot(), place / "console-light.png")
+                page.emulate_media(color_scheme="dark")
+                small(page.screenshot(), place / "console-dark.png")
+                waiting.rollback()
+            page.emulate_media(color_scheme="light")
+            page.set_viewport_size({"width": WIDTH, "height": 2 * HEIGHT})
+            page.get_by_role("button", name=str(console.xid)).click()
+            dialog = page.get_by_role("dialog", name="Branch in doubt")
+            dialog.get_by_text("the decision log says").wait_for()
+            dialog.get_by_label("Reason").fill("the ledger has it, says its owner")
+            small(dialog.screenshot(), place / "console-branch.png")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,300 @@
+"""The HTTP side of a server: what its door refuses before anything is asked, and who may ask for what."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from hashlib import sha256
+from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.certificates import Authority
+from support.served import ServerThread
+from xaqueue.errors import AccessDenied, InvalidArgument
+from xaqueue.space.owner.open import create, write_definitions
+from xaqueue.web import console, front
+from xaqueue.web.door import BODY_BYTES, SECURITY
+from xaqueue.web.front import HttpConfig, HttpFront
+from xaqueue.web.link import Link
+
+TOKEN, OTHER = "producer-0123456789", "nobody-0123456789ab"
+ROLES = f"""
+[queues.orders]
+[access.roles.shop]
+members = ["token:{sha256(TOKEN.encode()).hexdigest()}"]
+produce = ["orders"]
+"""
+ACTION = {"x-xaqueue": "1", "content-type": "application/json"}
+Ask = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("http")
+
+
+@pytest.fixture(scope="module")
+def server(room: Path) -> Iterator[ServerThread]:
+    create(room / "space")
+    write_definitions(room / "space", ROLES)
+    thread = ServerThread(room / "space", room / "socket", sync="NONE")
+    yield thread
+    thread.stop()
+
+
+@pytest.fixture(scope="module")
+def shown(server: ServerThread) -> Iterator[HttpFront]:
+    with HttpFront(HttpConfig("127.0.0.1:0")) as made:
+        made.show(server.server)
+        yield made
+
+
+def port_of(made: HttpFront) -> int:
+    return int(made.url.rstrip("/").rpartition(":")[2])
+
+
+def asked(connection: HTTPConnection, method: str, path: str, **given: Any) -> tuple[int, dict[str, Any], HTTPResponse]:
+    connection.request(method, path, **given)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    is_json = answer.headers.get_content_type() == "application/json"
+    return answer.status, json.loads(content) if is_json and content else {}, answer
+
+
+@pytest.fixture
+def ask(shown: HttpFront) -> Ask:
+    """Status and document of an answer, each of which has all that keeps a browser from harm."""
+
+    def request(method: str, path: str, *, body: bytes | None = None, **headers: str) -> tuple[int, dict[str, Any]]:
+        connection = HTTPConnection("127.0.0.1", port_of(shown), timeout=20)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        status, told, answer = asked(connection, method, path, body=body, headers=named)
+        assert {name: answer.headers[name] for name in SECURITY} == SECURITY
+        assert answer.headers["server"] is None
+        return status, told
+
+    return request
+
+
+def test_the_page_and_its_data(ask: Ask) -> None:
+    for path in console.FILES:
+        assert ask("GET", path)[0] == 200
+    status, told = ask("GET", "/api/overview")
+    assert status == 200
+    assert [queue["name"] for queue in told["status"]["queues"]] == ["orders"]
+    assert told["status"]["sessions"] == 0  # who looks is none of them, and keeps no server from its end
+    assert not told["acts"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/api", "/console.py", "/../door.py", "/%2e%2e/door.py", "//etc/passwd", "/docs", "/openapi.json"]
+)
+def test_nothing_else_is_there(ask: Ask, path: str) -> None:
+    assert ask("GET", path)[0] == 404
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[", "localhost.", "10.0.0.1"])
+def test_a_name_that_this_host_has_not_is_refused(ask: Ask, host: str) -> None:
+    """A page elsewhere could have its name point here, and would be of the same site then."""
+    status, told = ask("GET", "/api/overview", host=host)
+    assert (status, told["kind"]) == (421, "Refused")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:80", "LOCALHOST:8000"])
+def test_names_of_this_machine_are_taken(ask: Ask, host: str) -> None:
+    assert ask("GET", "/", host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (403, {}),
+        (403, {"content_type": "application/json"}),
+        (415, {"x_xaqueue": "1", "content_type": "text/plain"}),
+        (415, {"x_xaqueue": "1", "content_type": "application/x-www-form-urlencoded"}),
+        (403, ACTION | {"sec_fetch_site": "cross-site"}),
+        (403, ACTION | {"sec_fetch_site": "same-site"}),
+        (403, ACTION | {"origin": "http://evil.example"}),
+        (403, ACTION | {"origin": "null"}),
+    ],
+)
+def test_an_action_of_another_site_is_refused(ask: Ask, status: int, headers: dict[str, str]) -> None:
+    assert ask("POST", "/api/decide", body=b"{}", authorization=f"Bearer {TOKEN}", **headers)[0] == status
+
+
+def test_data_are_for_no_other_site(ask: Ask) -> None:
+    assert ask("GET", "/api/overview", sec_fetch_site="cross-site")[0] == 403
+    assert ask("GET", "/", sec_fetch_site="cross-site")[0] == 200  # a link to the page
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW"])
+def test_other_methods_are_refused(ask: Ask, method: str) -> None:
+    assert ask(method, "/api/overview")[0] == 405
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (400, b"", "no JSON object"),
+        (400, b"[]", "no JSON object"),
+        (400, b"\xff", "no JSON object"),
+        (400, b"[" * 50_000, "no JSON object"),
+        (413, b" " * (BODY_BYTES + 1), "over the limit"),
+        (400, b"{}", "is no xid"),
+        (400, b'{"xid": 7}', "xid: a text is wanted"),
+        (400, b'{"xid": "\\ud800"}', "is no xid"),
+        (400, b'{"xid": "7.Zw.Zw", "commit": true}', "a reason is wanted"),
+        (400, b'{"xid": "7.Zw.Zw", "commit": true, "reason": " "}', "a reason is wanted"),
+        (400, b'{"xid": "7.Zw.Zw", "commit": "true", "reason": "so"}', "true or false"),
+        (403, b'{"xid": "7.Zw.Zw", "commit": true, "reason": "so"}', "the right to resolve"),
+    ],
+)
+def test_a_bad_action_is_told_what_is_wrong(ask: Ask, status: int, body: bytes, told: str) -> None:
+    found = ask("POST", "/api/decide", body=body, authorization=f"Bearer {TOKEN}", **ACTION)
+    assert (found[0], told in found[1]["error"]) == (status, True), found
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/api/requeue", {"queue": "orders", "ids": []}, "ids of 1 to 100"),
+        ("/api/requeue", {"queue": "orders", "ids": ["0" * 32] * 101}, "ids of 1 to 100"),
+        ("/api/requeue", {"queue": "orders", "ids": [7]}, "message id 7"),
+        ("/api/requeue", {"queue": "<script>", "ids": ["0" * 32]}, "queue name '<script>' is refused"),
+        ("/api/requeue", {"queue": ["orders"], "ids": ["0" * 32]}, "queue name"),
+        ("/api/requeue", {"queue": "orders", "ids": ["0" * 32]}, "needs the right to consume"),
+        ("/api/forget", {"xid": "7.Zw.Zw", "reason": "so"}, "the right to resolve"),
+    ],
+)
+def test_other_bad_actions(
+    ask: Ask, path: str, body: dict[str, Any], told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = ask("POST", path, body=json.dumps(body).encode(), authorization=f"Bearer {TOKEN}", **ACTION)
+    assert told in found[1]["error"], found
+    assert [one for one in caplog.messages if "is lost" in one] == []  # nor is a transaction left behind
+
+
+@pytest.mark.parametrize(
+    "path", ["messages?queue=%3Cscript%3E", "messages", "messages?queue=orders&id=zz", "dry-run?xid=7", "advice"]
+)
+def test_a_bad_question_is_told_so(ask: Ask, path: str) -> None:
+    status, told = ask("GET", f"/api/{path}")
+    assert (status, told["kind"]) == (400, "InvalidArgument")
+
+
+@pytest.mark.parametrize("path", ["overview", "messages?queue=orders", "dry-run?xid=7.Zw.Zw", "advice?xid=7.Zw.Zw"])
+@pytest.mark.parametrize(
+    "shown_as", [f"Bearer {OTHER}", "Bearer short", "Bearer " + "\xfc" * 20, "Bearer " + "x" * 2000, "bearer"]
+)
+def test_a_token_that_nobody_knows_is_worse_than_none(ask: Ask, path: str, shown_as: str) -> None:
+    assert ask("GET", f"/api/{path}", authorization=shown_as)[0] == 403
+
+
+def test_a_token_is_taken_in_its_header_only(ask: Ask) -> None:
+    _, told = ask("GET", f"/api/overview?token={TOKEN}&access_token={TOKEN}", cookie=f"token={TOKEN}")
+    assert not told["acts"]
+    _, told = ask("GET", "/api/overview", authorization=f"Bearer {TOKEN}")
+    assert told["acts"]
+    assert "needs the right to" in told["in_doubt"]["error"]
+
+
+def test_where_nobody_has_a_role_who_is_here_may_read_messages(tmp_path: Path) -> None:
+    create(tmp_path / "space")
+    write_definitions(tmp_path / "space", "[queues.orders]\n")
+    thread = ServerThread(tmp_path / "space", tmp_path / "socket", sync="NONE")
+    with HttpFront(HttpConfig("127.0.0.1:0")) as made:
+        made.show(thread.server)
+        found = [
+            asked(HTTPConnection("127.0.0.1", port_of(made), timeout=20), method, path, body=body, headers=ACTION)
+            for method, path, body in (
+                ("GET", "/api/messages?queue=orders", None),
+                ("POST", "/api/requeue", json.dumps({"queue": "orders", "ids": ["0" * 32]})),
+            )
+        ]
+    thread.stop()
+    assert [status for status, *_ in found] == [200, 403]
+    assert "needs a token: without one it can only be looked at" in found[1][1]["error"]
+
+
+def test_an_address_that_others_reach_needs_a_token(server: ServerThread) -> None:
+    link = Link(is_open=False)
+    link.server = server.server
+    with pytest.raises(AccessDenied, match="a token is needed here"):
+        link.asker(None)
+    assert link.asker(TOKEN).acts
+    link.close()
+
+
+def test_what_is_too_open_is_refused(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgument, match="in the clear"):
+        HttpConfig("0.0.0.0:0")
+    assert HttpConfig("0.0.0.0:0", insecure=True).host == "0.0.0.0"
+    for name in ("starlette", "uvicorn"):
+        with monkeypatch.context() as missing:
+            missing.setitem(sys.modules, name, None)
+            with pytest.raises(InvalidArgument, match=r"pip install 'xaqueue\[http\]'"):
+                HttpFront(HttpConfig("127.0.0.1:0"))
+
+
+def test_tls_where_others_reach_it(server: ServerThread, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on any address but those of this machine."""
+    monkeypatch.setattr(front, "is_loopback", lambda _: False)
+    authority = Authority(room, "ours")
+    issued = authority.issue("127.0.0.1")
+    with HttpFront(HttpConfig("127.0.0.1:0", cert=str(issued.cert), key=str(issued.key))) as made:
+        made.show(server.server)
+        assert made.url.startswith("https://")
+        context = ssl.create_default_context(cafile=str(authority.ca))
+        for token, status in ((None, 403), (OTHER, 403), (TOKEN, 200)):
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            connection = HTTPSConnection("127.0.0.1", port_of(made), context=context, timeout=20)
+            assert asked(connection, "GET", "/api/overview", headers=headers)[0] == status
+
+
+def test_a_unix_socket(server: ServerThread, room: Path) -> None:
+    with HttpFront(HttpConfig(str(room / "http"))) as made, socket.socket(socket.AF_UNIX) as peer:
+        made.show(server.server)
+        peer.connect(str(room / "http"))
+        connection = HTTPConnection("whatever", timeout=20)
+        connection.sock = peer
+        assert asked(connection, "GET", "/api/overview")[0] == 200
+    assert not (room / "http").exists()
+
+
+def test_before_and_after_a_server_it_says_so() -> None:
+    with HttpFront(HttpConfig("127.0.0.1:0")) as made:
+        status, told, _ = asked(HTTPConnection("127.0.0.1", port_of(made), timeout=20), "GET", "/api/overview")
+        assert (status, told["kind"]) == (503, "ResourceFailed")
+
+
+def test_who_is_slow_or_many_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "REQUEST_S", 0.2)
+    monkeypatch.setattr(front, "CONNECTIONS", 3)
+    with HttpFront(HttpConfig("127.0.0.1:0")) as made, ExitStack() as stack:
+        peers = [stack.enter_context(socket.create_connection(("127.0.0.1", port_of(made)), 20)) for _ in range(5)]
+        for peer in peers:
+            peer.settimeout(20)
+            try:
+                peer.sendall(b"GET / HTTP/1.1\r\n")
+                assert peer.recv(1) == b""
+            except ConnectionError:
+                continue
+        connection = HTTPConnection("127.0.0.1", port_of(made), timeout=20)
+        assert asked(connection, "GET", "/")[0] == 200
+
+
+def test_who_lacks_a_right_is_logged_and_who_only_looks_is_not(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+    """A page that is left open asks for what it may not see every two seconds."""
+    ask("GET", "/api/overview", authorization=f"Bearer {TOKEN}")
+    assert caplog.messages == []
+    ask("GET", "/api/messages?queue=orders", authorization=f"Bearer {TOKEN}")
+    assert len(caplog.messages) == 1
+    assert "needs the right to browse" in caplog.messages[0]

@@ -1,0 +1,30 @@
+"""The application: all routes, behind the door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from xaqueue.errors import Error
+from xaqueue.web import console
+from xaqueue.web.door import Door, Refused, answer_to
+from xaqueue.web.link import Link
+
+ROUTES: list[BaseRoute] = [*console.ROUTES]
+"""All there is. An endpoint asks the server by ``door.ask``, and finds it at ``door.link_of(request).server``."""
+
+
+def app_of(link: Link, host: str | None, advise: Callable[[str], dict[str, Any]] | None) -> Door:
+    """host: see ``Door``, which is before all of it, also before what answers that something is broken here."""
+    app = Starlette(routes=ROUTES, exception_handlers={Refused: _answer, Error: _answer})
+    app.state.link, app.state.advise = link, advise
+    return Door(app, host)
+
+
+def _answer(_: Request, error: Exception) -> Response:
+    return answer_to(error)

@@ -1,0 +1,181 @@
+"""What every request goes through, and what every answer says: the door in front of all routes.
+
+It refuses what is no page's business before any route sees it: names of hosts that this is not (a page elsewhere may
+have its own name point here), requests that another site's page makes, bodies that are large, are not JSON or take too
+long. Every answer, also an error, says that nothing of it is kept, framed, sniffed or sent on, and that the page loads
+nothing from anywhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+
+from xaqueue.endpoint import is_loopback
+from xaqueue.errors import AccessDenied, ConnectionLost, Error, ProgrammingError, ResourceFailed, RetryLater
+from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.web.link import Asker, Link
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+T = TypeVar("T")
+
+BODY_BYTES = 64 * 1024
+BODY_S = 10.0
+HEADER = "x-xaqueue"
+"""Of actions. A page of another site cannot send it unless it is allowed to, which nobody is."""
+SECURITY = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Connection": "close",
+}
+
+
+class Refused(Exception):
+    """With a status of HTTP."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Door:
+    """The outermost layer of the application."""
+
+    def __init__(self, app: ASGIApp, host: str | None) -> None:
+        """host: the one that this is served at, beside the names of this machine; None where names prove nothing."""
+        self._app, self._host = app, host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sealed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(SECURITY)
+            await send(message)
+
+        try:
+            self._check(scope["method"], scope["path"], Headers(scope=scope))
+        except Refused as refused:
+            await answer_to(refused)(scope, receive, sealed)
+            return
+        await self._app(scope, receive, sealed)
+
+    def _check(self, method: str, path: str, headers: Headers) -> None:
+        host = _host_of(headers.get("host", ""))
+        if self._host is not None and not (is_loopback(host) or host == self._host):
+            raise Refused(421, "this is not the host that the request names: use 127.0.0.1 or localhost")
+        if method not in ("GET", "HEAD", "POST"):
+            raise Refused(405, f"{method[:20]} is not for anything here: GET and POST are")
+        site = headers.get("sec-fetch-site")
+        if (method == "POST" or path.startswith("/api/")) and site not in (None, "same-origin", "none"):
+            raise Refused(403, "the request comes from another site's page: nothing was done")
+        if method == "POST":
+            self._check_action(headers, site)
+
+    @staticmethod
+    def _check_action(headers: Headers, site: str | None) -> None:
+        origin = headers.get("origin")
+        if site is None and origin is not None and urlsplit(origin).netloc != headers.get("host"):
+            raise Refused(403, "the request comes from another site's page: nothing was done")
+        if headers.get(HEADER) != "1":
+            raise Refused(403, f"an action needs the header {HEADER}: 1, so that no other site's page can ask for it")
+        if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise Refused(415, "an action is asked for in JSON: Content-Type: application/json")
+
+
+def _host_of(text: str) -> str:
+    """Without its port and brackets; empty where it is none."""
+    try:
+        return urlsplit(f"//{text}").hostname or ""
+    except ValueError:
+        return ""
+
+
+# For endpoints
+
+
+async def action_of(request: Request) -> dict[str, Any]:
+    """The map that came with an action, of somebody who has shown a token. Raises Refused, AccessDenied."""
+    if not asker_of(request).acts:
+        raise AccessDenied("this needs a token: without one it can only be looked at. Nothing was done")
+    received = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for piece in request.stream():
+                received += piece
+                if len(received) > BODY_BYTES:
+                    raise Refused(413, f"the request is over the limit of {BODY_BYTES:,} bytes")
+    except TimeoutError:
+        raise Refused(408, f"the request did not come within {BODY_S:g} s") from None
+    try:
+        found = json.loads(received)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise Refused(400, "the request is no JSON object")
+    return found
+
+
+def link_of(request: Request) -> Link:
+    link: Link = request.app.state.link
+    return link
+
+
+def asker_of(request: Request) -> Asker:
+    """Raises AccessDenied, ResourceFailed."""
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    return link_of(request).asker(token.strip() if kind.lower() == "bearer" else None)
+
+
+async def ask(request: Request, what: Callable[[RemoteManager], T]) -> T:
+    """What the server answers to whoever sent this; whatever it raises is an answer, too: see ``answer_to``."""
+    return await link_of(request).ask(asker_of(request), what)
+
+
+def part(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is seen, or why it is not: of several things that are answered together."""
+    try:
+        return look()
+    except ConnectionLost:
+        raise
+    except Error as refused:
+        return {"error": str(refused), "rows": []}
+
+
+def answered(value: object, status: int = 200) -> Response:
+    """As JSON. Bytes in it are text where they are printable, else hex."""
+    return Response(json.dumps(value, default=text_of), status, media_type="application/json")
+
+
+def text_of(value: bytes) -> str:
+    text = value.decode("latin-1")
+    return text if text.isascii() and text.isprintable() else value.hex()
+
+
+STATUSES: tuple[tuple[type[Exception], int], ...] = (
+    (AccessDenied, 403),
+    (ProgrammingError, 400),
+    (RetryLater, 503),
+    (ConnectionLost, 503),
+    (ResourceFailed, 503),
+    (Error, 409),
+)
+
+
+def answer_to(error: Exception) -> Response:
+    """An error as an answer: ``error`` says what it is and what to do."""
+    status = error.status if isinstance(error, Refused) else next(s for kind, s in STATUSES if isinstance(error, kind))
+    return answered({"error": str(error), "kind": type(error).__name__}, status)

@@ -1,0 +1,120 @@
+"""How HTTP asks its server: as a client of it, by a socket pair within the process, for whoever sent the request.
+
+So a request has the rights that the same token has in any session, asked by the server itself, and nothing that HTTP
+does holds a lock or the loop of the engine. Each request has a session of its own, in one of a few threads, and for so
+many seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from xaqueue.access import Identity
+from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument, ResourceFailed
+from xaqueue.rpc.client.link import ClientSocket, PlainSocket
+from xaqueue.rpc.client.manager import RemoteManager
+
+if TYPE_CHECKING:
+    from xaqueue.rpc.server.server import Server
+
+T = TypeVar("T")
+
+ANSWER_S = 20.0
+THREADS = 8
+REFUSALS_LOGGED = 100
+"""As long as the server runs: who is refused for ever does not fill the disk."""
+OVERVIEW = frozenset({"hello", "close", "echo", "status", "sessions", "indoubt_list", "indoubt_next", "depths"})
+"""What is for whoever is there where nobody need show a token."""
+BODIES = frozenset({"browse", "browse_next", "browse_end"})
+"""And this, where tokens are not used at all."""
+
+log = logging.getLogger("xaqueue.http")
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Whom a request is from, and whether that one may do more than look."""
+
+    identity: Identity
+    acts: bool
+
+
+class Link:
+    """The way to the server of now; its calls may come from any thread."""
+
+    def __init__(self, is_open: bool) -> None:
+        """is_open: whoever is there may look."""
+        self.server: Server | None = None
+        """None while there is none: the space is being opened, or waited for, or the process ends."""
+        self._is_open = is_open
+        self._refused = 0
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="xaqueue-http")
+
+    def served(self) -> Server:
+        """Raises ResourceFailed."""
+        if self.server is None:
+            raise ResourceFailed("the space is being opened or closed: ask again in a moment")
+        return self.server
+
+    def asker(self, token: str | None) -> Asker:
+        """Whom a token is of. Raises AccessDenied where that one may do nothing, ResourceFailed."""
+        server = self.served()
+        trust, policy = server.listeners.trust, server.space.definitions.access
+        if token is None:
+            if not self._is_open:
+                raise AccessDenied("a token is needed here: show it (Authorization: Bearer)")
+            reads = trust.token is None and policy.roles is None
+            return Asker(Identity(looks=OVERVIEW | BODIES if reads else OVERVIEW), acts=False)
+        try:
+            identity = Identity().with_token(token, trusted=trust.trusts(token))
+        except InvalidArgument as wrong:
+            raise AccessDenied(str(wrong)) from None
+        refusal = policy.rights_of(identity).refusal
+        if refusal:
+            self._log(refusal)
+            raise AccessDenied("this token is none that the server knows: check it, and the roles in queues.toml")
+        return Asker(identity, acts=True)
+
+    async def ask(self, asker: Asker, what: Callable[[RemoteManager], T]) -> T:
+        """In one of the threads, with a session that ends with it. Raises what ``what`` does, and ConnectionLost."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, asker, what)
+
+    def _ask(self, asker: Asker, what: Callable[[RemoteManager], T]) -> T:
+        manager = RemoteManager(lambda: self._dial(asker.identity), connect_s=0.0)
+        try:
+            return what(manager)
+        except AccessDenied as refused:
+            self._log(f"{asker.identity}: {refused}")
+            raise
+        finally:
+            manager.close()
+
+    def _log(self, refused: str) -> None:
+        self._refused += 1
+        if self._refused <= REFUSALS_LOGGED:
+            log.warning("a request by HTTP is refused: %s", refused)
+
+    def _dial(self, identity: Identity) -> ClientSocket:
+        own, other = socket.socketpair()
+        try:
+            self.served().admit(other, identity)
+        except RuntimeError as over:
+            own.close()
+            other.close()
+            raise ConnectionLost("the server is ending: ask again when it runs") from over
+        except BaseException:
+            own.close()
+            other.close()
+            raise
+        return ClientSocket(PlainSocket.of(own), ANSWER_S)
+
+    def close(self) -> None:
+        """No more is asked."""
+        self.server = None
+        self._threads.shutdown(wait=False, cancel_futures=True)
