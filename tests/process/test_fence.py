@@ -125,7 +125,7 @@ def test_it_is_logged_once(
     way(bare)
     bare.space.close()
     (line,) = critical(caplog)
-    assert line.startswith("the space is fenced: ")
+    assert line.startswith("[fenced] the space is fenced: ")
     assert "Input/output error" in line or "has taken" in line
     bare.fs.close()
 
@@ -152,7 +152,7 @@ def test_a_decision_log_likewise(
             owned.decide(b"1", ["a", "b"])
     owned.close()
     (line,) = critical(caplog)
-    assert line.startswith("the decision log is fenced: OSError")
+    assert line.startswith("[fenced] the decision log is fenced: OSError")
 
 
 # What callers are told

@@ -19,6 +19,7 @@ import typer
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, extra_there
 from xaqueue.cli.location import DirectoryOption, JsonOption, paths_of
+from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption
 
 if TYPE_CHECKING:
     from xaqueue.spark.ingest import IngestJob, IngestProgress
@@ -66,6 +67,8 @@ def ingest(
     cores: Annotated[int, typer.Option(metavar="N", min=1, help="Processor cores for Spark.")] = 2,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of Spark's JVM.")] = "2g",
     json: JsonOption = False,
+    log_format: LogFormatOption = LogFormat.text,
+    log_level: LogLevelOption = None,
     space: DirectoryOption = None,
 ) -> None:
     """Let queues flow into Parquet files, each message exactly once.

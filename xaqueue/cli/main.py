@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from xaqueue.cli import (
     copies,
     indoubt,
     ingest,
+    log_output,
     messages,
     moves,
     repairs,
@@ -94,10 +94,7 @@ def options(
 
     A queue space is a directory: make one with `init`, define queues with `define`, then `put` and `get`.
     """
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(logging.Formatter("xaqueue: %(message)s"))
-        logging.lastResort.setLevel(logging.INFO if verbose else logging.WARNING)
-    logging.getLogger("xaqueue").setLevel(logging.INFO if verbose else logging.WARNING)
+    log_output.begin(verbose=verbose)
 
 
 for verb in (

@@ -17,6 +17,7 @@ from xaqueue.cli import advise as advising
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, remote, served_at
+from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption
 from xaqueue.cli.tm_log import load
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.rpc.client.manager import RemoteManager
@@ -89,6 +90,8 @@ def serve(
         float | None,
         typer.Option(metavar=_SECONDS, help="With --standby: take over from one that was silent for so long."),
     ] = None,
+    log_format: LogFormatOption = LogFormat.text,
+    log_level: LogLevelOption = None,
     space: DirectoryOption = None,
 ) -> None:
     """Serve a queue space to other processes, until SIGTERM, SIGINT or SIGHUP.

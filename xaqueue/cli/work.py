@@ -14,6 +14,7 @@ import typer
 from xaqueue.cli import output, tm_log
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import Location, SpaceOption, location_of
+from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption
 from xaqueue.cli.messages import QueueArgument
 from xaqueue.cli.tm_log import ParticipantConfig, TmConfig
 from xaqueue.endpoint import parse
@@ -42,6 +43,8 @@ def work(
         str | None, typer.Option(help="With --tm: who has the queue, where several could.", metavar="NAME")
     ] = None,
     until_empty: UntilEmptyOption = False,
+    log_format: LogFormatOption = LogFormat.text,
+    log_level: LogLevelOption = None,
     space: SpaceOption = None,
 ) -> None:
     """Give each message of a queue to a function, in a transaction, until SIGTERM or SIGINT.
@@ -80,6 +83,8 @@ def forward(
         typer.Option(metavar="DIR", help="For decisions; without it beside the space, SPACE.forward-QUEUE."),
     ] = None,
     until_empty: UntilEmptyOption = False,
+    log_format: LogFormatOption = LogFormat.text,
+    log_level: LogLevelOption = None,
     space: SpaceOption = None,
 ) -> None:
     """Move the messages of a queue to another one as they come, each once, until SIGTERM or SIGINT.

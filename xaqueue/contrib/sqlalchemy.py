@@ -255,7 +255,7 @@ class _EngineConnection:
             try:
                 session.dispatch.after_commit(session)
             except Exception:  # it is the application's, and the commit stands
-                log.exception("a hook after the commit of a Session has failed; what it has committed stays")
+                log.exception("[hook-failed] a hook after a Session's commit has failed; what is committed stays")
             if session.expire_on_commit:
                 session.expire_all()
         elif not self._is_sent:

@@ -142,12 +142,12 @@ class Follower:
                     if self._stopped.is_set():
                         return
                     if str(error) != complaint:
-                        log.warning("the replica waits for %s: %s", self.url, error)
+                        log.warning("[replica-waits] the replica waits for %s: %s", self.url, error)
                     complaint = str(error)
                     self._say(is_connected=False)
                     self._stopped.wait(RETRY_S)
                 except (Diverged, JournalDamaged) as error:
-                    log.warning("the replica is copied anew: %s", error)
+                    log.warning("[replica-anew] the replica is copied anew: %s", error)
                     self._begin_anew()
         except OSError as error:
             where = f"{self.root} cannot be written ({error.strerror or error})"
@@ -181,7 +181,7 @@ class Follower:
         asked = copy.epoch, copy.lsn, copy.hardened, WAIT_S, crc32(self._definitions)
         answer = self._ask(source, "replicate", *asked, waits_s=WAIT_S)
         if answer is None:
-            log.warning("the source has not kept what this replica lacks: a snapshot is copied")
+            log.warning("[replica-snapshot] the source has not kept what this replica lacks: a snapshot is copied")
             self._begin_anew()
             self._copy_snapshot(source)
             return False
@@ -286,7 +286,7 @@ class Follower:
         if before is None or before.role == REPLICA:
             store.remove_tree(fs, removed)  # only an older copy, or nothing
         self._found = found
-        log.info("snapshot %d of %s is copied: %d files", begun["number"], self.url, count)
+        log.info("[replica-snapshot] snapshot %d of %s is copied: %d files", begun["number"], self.url, count)
 
     def _check_space(self, line: str) -> None:
         if self._fs.exists(layout.FORMAT) and read_format(self.root).id != line.split()[-1]:

@@ -192,10 +192,12 @@ def _tell(found: Replicated, url: str) -> bool:
         finally:
             former.drop()
     except InvalidArgument as error:
-        log.warning("who answers at %s is not the space that this one has replaced: %s", found.url, error)
+        log.warning(
+            "[former-unknown] who answers at %s is not the space that this one has replaced: %s", found.url, error
+        )
         return True
     except Error as error:
-        log.debug("the former space does not answer yet: %s", error)
+        log.debug("[former-silent] the former space does not answer yet: %s", error)
         return False
-    log.warning("the space at %s is fenced: this one has replaced it", found.url)
+    log.warning("[former-fenced] the space at %s is fenced: this one has replaced it", found.url)
     return True

@@ -113,7 +113,7 @@ class Given:
 
 def log_ignored(ignored: tuple[str, ...]) -> None:
     if ignored:
-        _log.warning("options of a Kafka connection mean nothing to a queue and are ignored: %s", ", ".join(ignored))
+        _log.warning("[options-ignored] options of a Kafka connection are ignored here: %s", ", ".join(ignored))
 
 
 def refused(name: str, text: str, wanted: str) -> InvalidArgument:

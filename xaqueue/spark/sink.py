@@ -171,7 +171,7 @@ class _Writer:
         if before is not None:
             _log_passed_over(sum(one.messages + one.passed_over for one in prepared), batch, plan, before)
         elif expired:
-            _log.warning("%s rows of %s were not written: they have expired", f"{expired:,}", batch)
+            _log.warning("[rows-expired] %s rows of %s were not written: they have expired", f"{expired:,}", batch)
 
     def _roll_back(self, messages: Messages, number: int, otherwise: str | None) -> None:
         """Of the batch of this number. otherwise: the query, where neither options nor tasks say it."""
@@ -250,9 +250,9 @@ def _log_passed_over(rows: int, batch: Batch, plan: Plan, before: Decision) -> N
     if batch != before.batch:
         what = f"{rows:,} rows were passed over: {batch} is below {before.batch}, which was written at {at}"
     if plan.digest and before.plan.digest:
-        _log.info("%s", what)
+        _log.info("[batch-passed-over] %s", what)
     elif rows:
-        _log.warning("%s", what)
+        _log.warning("[batch-passed-over] %s", what)
 
 
 def _batch_of_task(application: str | None) -> Batch:

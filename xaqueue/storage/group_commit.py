@@ -184,7 +184,7 @@ class GroupCommit:
     def fail(self, error: BaseException) -> None:
         """Fences: nothing is acknowledged any more, and whoever waits is woken. The first failure is logged."""
         if self._end(error, failed=True):
-            log.critical("%s", error if isinstance(error, Error) else f"{self._name} is fenced: {error!r}")
+            log.critical("[fenced] %s", error if isinstance(error, Error) else f"{self._name} is fenced: {error!r}")
             with self._mutex:
                 waiting, self._when_fenced = self._when_fenced, []
             for call in waiting:

@@ -423,7 +423,7 @@ class Journal:
                     return
                 if error.errno not in NO_ROOM and error.errno != errno.EXDEV:
                     raise
-                log.warning("%s is not kept (%s): no restore to a moment since comes by it", path, error.strerror)
+                log.warning("[archive-gap] %s is not kept (%s): no restore comes by it", path, error.strerror)
         discard(self._fs, path)
 
     def _ensure_following(self, size: int = 0) -> None:

@@ -170,7 +170,9 @@ class AsyncTransaction:
     def _ended_alone(self, ending: asyncio.Future[None]) -> None:
         error = None if ending.cancelled() else ending.exception()
         outcome = self.outcome.value if self.outcome is not None else "not known yet"
-        log.info("transaction %s, whose end was cancelled: %s%s", self.gtrid.decode(), outcome, _said(error))
+        log.info(
+            "[end-cancelled] transaction %s, whose end was cancelled: %s%s", self.gtrid.decode(), outcome, _said(error)
+        )
 
 
 def _said(error: BaseException | None) -> str:

@@ -123,7 +123,7 @@ class DecisionLog:
         self._journal.harden()
         dangling = records.carried(found.table)
         for note in self._journal.start(list(dangling)):  # the old one may be in memory only, or written to late
-            log.warning("decision log: %s", note)
+            log.warning("[journal-note] decision log: %s", note)
         write_node(self._fs, self.node, self.epoch)
         return found.table
 
@@ -279,7 +279,7 @@ class DecisionLog:
                 try:
                     self.flush()
                 except RetryLater as full:
-                    log.warning("decision log: %s; recovery will look again at what is done", full)
+                    log.warning("[no-room-yet] decision log: %s; recovery will look again at what is done", full)
             self._commit.end(DecisionLogError("the decision log is closed: open its transaction manager again"))
             self._commit.close()
             self._fs.close()

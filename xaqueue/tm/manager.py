@@ -273,7 +273,7 @@ class TransactionManager:
                 if decisions.wants_checkpoint:
                     decisions.checkpoint()
             except RetryLater as full:
-                log.warning("decision log: no checkpoint yet: %s", full)
+                log.warning("[no-room-yet] decision log: no checkpoint yet: %s", full)
             except DecisionLogError:
                 has_failed = True  # which is logged
 

@@ -190,12 +190,12 @@ class RecoveryThread:
         if trouble:
             self._coordinator.trouble[self._name] = trouble
             if trouble != before:
-                log.warning("recovery at participant %s: %s; it goes on trying", self._name, trouble)
+                log.warning("[participant-waits] recovery at %s: %s; it goes on trying", self._name, trouble)
         elif before:
-            log.info("recovery at participant %s is complete again", self._name)
+            log.info("[participant-recovered] recovery at participant %s is complete again", self._name)
         if report.committed or report.rolled_back:
             counts = len(report.committed), len(report.rolled_back)
-            log.info("recovery at participant %s: %d branches committed, %d rolled back", self._name, *counts)
+            log.info("[participant-recovered] at %s: %d branches committed, %d rolled back", self._name, *counts)
 
     # A participant with two phases
 
@@ -244,8 +244,8 @@ class RecoveryThread:
             if datetime.now(since.tzinfo) - since > OLD:
                 self._warned.add(name)
                 log.warning(
-                    "participant %s: a branch (%s) is prepared since %s, keeps its locks, and holds back the vacuum of "
-                    "its database; `xaqueue indoubt advise` says what to do",
+                    "[branch-old] participant %s: a branch (%s) is prepared since %s, keeps its locks, and holds back "
+                    "the vacuum of its database; `xaqueue indoubt advise` says what to do",
                     *(self._name, name, since.isoformat(" ", "minutes")),
                 )
 
@@ -310,7 +310,7 @@ class RecoveryThread:
         for heuristic in noted:
             if not heuristic.agrees:
                 log.error(
-                    "transaction %s was to be %s: %s %s. It is kept until TransactionManager.forget",
+                    "[heuristic] transaction %s was to be %s: %s %s. It is kept until TransactionManager.forget",
                     *(gtrid.decode(), decision.value, self._name, outcome.value),
                 )
 

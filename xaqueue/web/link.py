@@ -98,7 +98,7 @@ class Link:
     def _log(self, refused: str) -> None:
         self._refused += 1
         if self._refused <= REFUSALS_LOGGED:
-            log.warning("a request by HTTP is refused: %s", refused)
+            log.warning("[access-refused] a request by HTTP is refused: %s", refused)
 
     def _dial(self, identity: Identity) -> ClientSocket:
         own, other = socket.socketpair()

@@ -57,7 +57,7 @@ class Forwarder(Loop):
                 raise  # no message is to blame
             if len(taken) == 1:
                 return self._failed(taken[0], f"cannot be forwarded to queue {self._to}", error)
-            log.warning("%d messages of queue %s are tried one by one: %s", len(taken), self._queue, error)
+            log.warning("[forward-singly] messages of queue %s are tried one by one: %s", self._queue, error)
             self._size = 1
             return Turn.DONE
         self._size = min(2 * self._size, BATCH)

@@ -140,7 +140,9 @@ class Loop:
     def _heard(self, number: int, _: FrameType | None) -> None:
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, signal.SIG_DFL)
-        log.warning("%s: what runs is finished; a second signal ends it at once", signal.Signals(number).name)
+        log.warning(
+            "[worker-stops] %s: what runs is finished; a second signal ends it at once", signal.Signals(number).name
+        )
         self._stopping.set()
 
     # A thread
@@ -168,7 +170,7 @@ class Loop:
                 if not self._may_pass(error, trouble):
                     raise
                 if not trouble:
-                    log.warning("queue %s cannot be worked on now, it is tried again: %s", self._queue, error)
+                    log.warning("[worker-waits] queue %s is tried again later: %s", self._queue, error)
                 turn = Turn.AGAIN
             else:
                 if self.is_until_empty and turn is not Turn.DONE:
@@ -206,7 +208,7 @@ class Loop:
                 connection.commit()
             except RetryLater as error:
                 if not trouble:
-                    log.warning("a commit of queue %s waits: %s", self._queue, error)
+                    log.warning("[worker-waits] a commit of queue %s waits: %s", self._queue, error)
                 if self._stopping.is_set() or not self._may_pass(error, trouble):
                     raise
                 self._pause(trouble)
@@ -220,7 +222,9 @@ class Loop:
             self.failed += 1
             is_again = message.message_id in self._lately_failed
             self._lately_failed.append(message.message_id)
-        log.error("message %s of queue %s %s", message.message_id.hex(), self._queue, told, exc_info=error)
+        log.error(
+            "[message-failed] message %s of queue %s %s", message.message_id.hex(), self._queue, told, exc_info=error
+        )
         return Turn.AGAIN if is_again else Turn.DONE
 
     def _succeeded(self, count: int) -> Turn:

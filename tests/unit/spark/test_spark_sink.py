@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import re
@@ -46,6 +47,11 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     made = Scene(tmp_path, monkeypatch)
     yield made
     made.stop()
+
+
+def told_by_spark(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Not of the server, which says who is connected."""
+    return [record for record in caplog.records if record.name == "xaqueue.spark"]
 
 
 def test_a_batch_is_seen_once_it_is_committed(scene: Scene) -> None:
@@ -225,8 +231,11 @@ def test_where_no_plan_can_be_seen_it_is_said_what_is_passed_over(
     writer = scene.stream(texts(1), checkpointLocation="s3a://bucket/checkpoint")
     for _ in range(2):
         writer.commit(scene.tasks(writer, [texts(1, 2), texts(3)]), 0)
-    (record,) = caplog.records
-    assert re.match(r"3 rows were passed over: batch 0 of .* was written before, at 20\d\d-", record.getMessage())
+    (record,) = told_by_spark(caplog)
+    assert re.match(
+        r"\[batch-passed-over\] 3 rows were passed over: batch 0 of .* was written before, at 20\d\d-",
+        record.getMessage(),
+    )
     assert scene.bodies() == as_bytes([1, 2, 3])
 
 
@@ -254,8 +263,8 @@ def test_what_has_expired_stops_no_copy(scene: Scene, caplog: pytest.LogCaptureF
     writer = scene.stream(table)
     writer.commit(scene.tasks(writer, [table]), 0)
     assert scene.bodies() == as_bytes([1, 2])
-    assert [record.getMessage() for record in caplog.records] == [
-        f"2 rows of batch 0 of query {QUERY} were not written: they have expired"
+    assert [record.getMessage() for record in told_by_spark(caplog)] == [
+        f"[rows-expired] 2 rows of batch 0 of query {QUERY} were not written: they have expired"
     ]
 
 
@@ -279,7 +288,7 @@ def test_options_of_a_kafka_connection_are_ignored_with_one_line(
     else:
         writer = scene.batch(texts(1), **options)
         writer.commit(scene.tasks(writer, [texts(0)]))
-    (record,) = caplog.records
+    (record,) = told_by_spark(caplog)
     assert "kafka.bootstrap.servers, kafka.acks" in record.getMessage()
 
 
@@ -390,11 +399,15 @@ def test_a_batch_query_with_a_name_and_number_writes_once(scene: Scene, caplog: 
         writer = scene.batch(texts(1), txnAppId="nightly", txnVersion=number)
         writer.commit(scene.tasks(writer, [texts(number), texts("x", "y")]))
     assert (scene.bodies(), scene.in_doubt()) == (as_bytes([1, "x", "y", 2, "x", "y"]), 0)
-    told = [record.getMessage() for record in caplog.records]
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
-    assert told[0].startswith("3 rows were passed over: batch 1 of query nightly was written before, at 20")
+    told = [record.getMessage() for record in told_by_spark(caplog)]
+    assert [record.levelname for record in told_by_spark(caplog)] == ["WARNING"] * 3
+    assert told[0].startswith(
+        "[batch-passed-over] 3 rows were passed over: batch 1 of query nightly was written before, at 20"
+    )
     for below, line in enumerate(told[1:]):
-        assert line.startswith(f"3 rows were passed over: batch {below} of query nightly is below batch 2 of query")
+        assert line.startswith(
+            f"[batch-passed-over] 3 rows were passed over: batch {below} of query nightly is below batch 2"
+        )
 
 
 def test_nothing_is_overwritten() -> None:

@@ -261,8 +261,8 @@ def test_what_is_missing_is_told_once(spaces: Path, caplog: pytest.LogCaptureFix
     for _ in range(5):
         assert query.batch() is None
     assert [record.getMessage() for record in caplog.records if "left out" in record.getMessage()] == [
-        f"left out until they are back: {spaces}/b is no queue space: mend the path, or bring back the disk that it is "
-        "on"
+        f"[space-missing] left out until they are back: {spaces}/b is no queue space: mend the path, or bring back "
+        "the disk that it is on"
     ]
 
 

@@ -95,7 +95,7 @@ def test_a_target_that_is_gone_costs_no_try(
             put(connection, b"1")
             eventually(lambda: forwarder.done == 1)
             server.stop()
-            eventually(lambda: "it is tried again" in caplog.text)
+            eventually(lambda: "[worker-waits]" in caplog.text)
             put(connection, b"2")
             server = ServerThread(tmp_path / "other", tmp_path / "socket")
             eventually(lambda: forwarder.done == 2)

@@ -171,7 +171,7 @@ def test_a_server_that_goes_is_waited_for(
         fill(space, b"1")
         eventually(lambda: worker.done == 1)
         server.stop()
-        eventually(lambda: "it is tried again" in caplog.text)
+        eventually(lambda: "[worker-waits]" in caplog.text)
         server = ServerThread(space, tmp_path / "socket")
         fill(space, b"2")
         eventually(lambda: worker.done == 2)

@@ -60,7 +60,11 @@ class ServerCalls(Protocol):
 class Caller:
     """What methods know of a session: that of its branches, who it is with, and the lists that it has open."""
 
-    def __init__(self, session: Session, host: ServerCalls, identity: Identity, trust: Trust) -> None:
+    def __init__(
+        self, session: Session, host: ServerCalls, identity: Identity, trust: Trust, *, name: str = ""
+    ) -> None:
+        """name: in the log, where it is to be there."""
+        self._name = name
         self.session = session
         self.host = host
         self.identity = identity
@@ -93,6 +97,7 @@ class Caller:
         """The peer shows a token. Raises InvalidArgument for what is none."""
         self.identity = self.identity.with_token(token, trusted=self._trust.trusts(token))
         self._rights = self._policy.rights_of(self.identity)
+        self.log_admission()
 
     def check(self, method: str, params: Sequence[Any]) -> None:
         """Raises AccessDenied, InvalidArgument: see ``Rights.check``."""
@@ -100,11 +105,20 @@ class Caller:
         if not rights.everything:
             rights.check(method, params)
 
-    def log_refusal(self, who: str, refused: AccessDenied) -> None:
+    @property
+    def who(self) -> str:
+        return f"{self._name} ({self.identity})"
+
+    def log_admission(self) -> None:
+        """Who is refused is logged with the refusal."""
+        if self._name and self.is_admitted:
+            log.info("[session-begins] %s is let in", self.who)
+
+    def log_refusal(self, refused: AccessDenied) -> None:
         self._refusals += 1
         if self._refusals <= REFUSALS_LOGGED:
             last = " (no more of this session is told)" if self._refusals == REFUSALS_LOGGED else ""
-            log.warning("%s is refused: %s%s", who, refused, last)
+            log.warning("[access-refused] %s is refused: %s%s", self.who, refused, last)
 
     def _current(self) -> Rights:
         policy = self.session.space.definitions.access

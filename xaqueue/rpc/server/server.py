@@ -105,7 +105,7 @@ class Housekeeping:
         if any(session.guest is None for session in self._server.sessions):
             self._busy_at = now
         elif now - self._busy_at >= self._server.limits.idle_exit_s:
-            log.info("nobody was connected for %g s: the server ends", self._server.limits.idle_exit_s)
+            log.info("[idle-exit] nobody was connected for %g s: the server ends", self._server.limits.idle_exit_s)
             self._busy_at = None
             self._server.stop()
 
@@ -142,7 +142,7 @@ class Notifier:
             try:
                 sending.sendto("\n".join(states).encode(), self._address)
             except OSError as error:
-                log.warning("systemd is not told %s: %s", states[0], error)
+                log.warning("[notify-failed] systemd is not told %s: %s", states[0], error)
 
     async def stay_alive(self, is_well: Callable[[], bool]) -> None:
         """Says so, twice as often as is wanted, for ever: this loop turns, and its server is well.
@@ -214,6 +214,7 @@ class Server:
     def ended(self, session: ServerSession) -> None:
         self.sessions.discard(session)
         if session.guest is None:
+            log.info("[session-ends] %s is over", session.caller.who)
             self._housekeeping.session_ended()
         self._ended.set()
 
@@ -289,6 +290,7 @@ class Server:
                 return
             raise
         announce(self.root, self.endpoint)
+        log.info("[serving] %s at %s", self.root, ", ".join(self.listeners.urls))
         self._housekeeping.ready()
         ready()
         self.notifier.notify(READY, f"STATUS=serving {self.root} at {self.endpoint}")
@@ -317,8 +319,10 @@ class Server:
     def stop(self) -> None:
         """No new work; active branches are rolled back. The second time, nobody waits for peers to read answers."""
         if self._stopping.is_set():
-            log.warning("told to stop again: sessions are cut off")
+            log.warning("[stop-again] told to stop again: sessions are cut off")
             self._cut_off()
+        else:
+            log.info("[stopping] no new work is taken, and active branches are rolled back")
         self.is_told = True
         if self.space.shipping is not None and self.space.shipping.refusal:  # it is being opened
             self._stop_waiting()
@@ -414,7 +418,7 @@ def run(
             await server.serve(lambda: ready(server.listeners.urls))
         except ResourceFailed:
             if lock is None and not server.is_told and isinstance(server.space.failure, Unacknowledged):
-                log.warning("the space is opened anew, and shows what was not acknowledged once its replica has that")
+                log.warning("[reopened] what was not acknowledged is shown once the replica has it")
                 return True
             raise
         finally:

@@ -180,7 +180,7 @@ class ServerSession(asyncio.Protocol):
             self.name = "session by HTTP"
         host, refused = self._host, self._host.refusal()
         if refused is not None:
-            log.warning("%s is refused: %s", self.name, refused)
+            log.warning("[session-refused] %s is refused: %s", self.name, refused)
             self._transport.write(wire.response(0, wire.error_to(ResourceFailed(refused)), None))
             self._ending = True
             self._transport.close()
@@ -190,7 +190,8 @@ class ServerSession(asyncio.Protocol):
         session.branch_limit = host.limits.branches
         listeners = host.listeners
         identity = self.guest or listeners.identify(transport)
-        self.caller = Caller(session, host, identity, listeners.trust)
+        self.caller = Caller(session, host, identity, listeners.trust, name=self.name if self.guest is None else "")
+        self.caller.log_admission()
 
     def data_received(self, data: bytes) -> None:
         if self._lost or self._ending:
@@ -204,7 +205,7 @@ class ServerSession(asyncio.Protocol):
             for frame, end in self._unpacker.frames(data):
                 calls.append((wire.call_of(frame), end))
         except (ValueError, MalformedFrame, msgpack.UnpackException) as error:
-            log.warning("%s is ended: it sent what is no frame: %s", self.name, error or type(error).__name__)
+            log.warning("[bad-frame] %s is ended: it sent no frame: %s", self.name, error or type(error).__name__)
             calls.clear()
             self._transport.close()
         self._timeouts.hear(self._loop.time(), whole=len(calls) > waiting)
@@ -243,7 +244,7 @@ class ServerSession(asyncio.Protocol):
             "one most of it: what the session had active is rolled back, do it again later",
             Code.XA_RBTRANSIENT,
         )
-        log.warning("%s is ended: %s", self._who, refused)
+        log.warning("[request-memory] %s is ended: %s", self.caller.who, refused)
         self._calls.clear()
         self._unpacker = wire.CallUnpacker(self._host.limits.request_bytes)
         self._begun_bytes = self._received_bytes
@@ -265,7 +266,9 @@ class ServerSession(asyncio.Protocol):
         elif self in self._host.sessions:
             xid = self.caller.session.lose()
             if xid is not None:
-                log.warning("%s is lost: branch %s, in which it was, is rolled back", self._who, xid)
+                log.warning(
+                    "[session-lost] %s is lost: branch %s, in which it was, is rolled back", self.caller.who, xid
+                )
             if self._idle or self._stuck:
                 self._task.switch()
 
@@ -290,7 +293,7 @@ class ServerSession(asyncio.Protocol):
         admitted, unread = self.caller.is_admitted, self._transport.get_write_buffer_size()
         why = self._timeouts.exceeded(now, self._host.limits, admitted=admitted, idle=self._idle, unread=unread)
         if why is not None:
-            log.warning("%s is ended: %s", self._who, why)
+            log.warning("[session-timeout] %s is ended: %s", self.caller.who, why)
             self.cut()
 
     def cut(self) -> None:
@@ -331,14 +334,14 @@ class ServerSession(asyncio.Protocol):
                     loop.switch()
                     self._stuck = False
         except Exception:
-            log.exception("%s is ended: the server failed in a way that nobody foresaw", self.name)
+            log.exception("[internal-error] %s is ended: the server failed in a way that nobody foresaw", self.name)
             self._transport.abort()
         finally:
             self._idle = self._stuck = False
             try:
                 self.caller.session.close()
             except Error as error:
-                log.error("%s: its branches are rolled back by the next start: %s", self.name, error)  # noqa: TRY400
+                log.error("[rollback-at-start] %s: branches wait for the next start: %s", self.name, error)  # noqa: TRY400
             finally:
                 give_up_copy(self.caller)
                 self._over = True
@@ -350,7 +353,7 @@ class ServerSession(asyncio.Protocol):
     def _refuse(self, error: Error, number: int | None, method: str) -> dict[str, Any]:
         """What is answered. Who lacks a right is logged, and who may do nothing at all goes."""
         if isinstance(error, AccessDenied) and self.guest is None:  # whose session is one request: who asks for it logs
-            self.caller.log_refusal(self._who, error)
+            self.caller.log_refusal(error)
         if not self.caller.is_admitted:
             self._ending = True
             self._calls.clear()
@@ -358,7 +361,3 @@ class ServerSession(asyncio.Protocol):
             return wire.error_to(error)
         self.caller.session.fail(error)
         return wire.error_to(error, method)
-
-    @property
-    def _who(self) -> str:
-        return f"{self.name} ({self.caller.identity})"

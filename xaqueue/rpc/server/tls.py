@@ -79,7 +79,7 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
             if self._session is None:
                 self._refuse(explain(error, "client"))
             else:
-                log.warning("%s is ended: %s", self._name, explain(error, "client"))
+                log.warning("[tls-refused] %s is ended: %s", self._name, explain(error, "client"))
                 self._plain.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -163,5 +163,5 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
         self._over(self)
         if self._made:  # else it is aborted once it is
             self._deadline.cancel()
-            log.warning("%s is refused: %s", self._name, why)
+            log.warning("[tls-refused] %s is refused: %s", self._name, why)
             self._plain.close()

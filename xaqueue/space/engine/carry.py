@@ -90,7 +90,7 @@ class CarryVerbs:
                     return None
                 found, noted.pending = noted.status, True
             _note(space, noted, CarrierState.RELEASED)
-            log.warning("carrier %s is not waited for any more: an operator has released it", carrier)
+            log.warning("[carrier-released] carrier %s is not waited for: an operator has released it", carrier)
             return found
 
 
@@ -338,7 +338,7 @@ def _add(space: Space, branch: Branch, head: bytes, body: bytes) -> None:
     name, message_id = parsed.properties.queue, parsed.message_id
     queue = space.queue(name)
     if message_id in queue.index:
-        log.error("message %s, which a database has carried, is in queue %s already", message_id.hex(), name)
+        log.error("[carried-conflict] message %s, which is carried, is in queue %s already", message_id.hex(), name)
         return
     queue.pending.add(message_id)
     queue.hold(message_id, len(head) + len(body))
@@ -355,7 +355,7 @@ def _take(space: Space, branch: Branch, name: str, message_id: bytes) -> None:
     entry = index.find(message_id)
     if entry is None or not index.claim(entry):
         what = "is gone" if entry is None else "is held by a branch"
-        log.error("message %s of queue %s, which a carried change takes, %s", message_id.hex(), name, what)
+        log.error("[carried-conflict] message %s of queue %s, which is taken, %s", message_id.hex(), name, what)
         return
     number = len(branch.blocks) + 1
     branch.blocks.append(Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry, numbered(number)))

@@ -87,7 +87,7 @@ def expire(space: Space, stopped: Stopped = never) -> bool:
             if stopped():
                 return False
         if count:
-            log.info("%d expired messages left queue %s", count, queue.name)
+            log.info("[messages-expired] %d expired messages left queue %s", count, queue.name)
     if stuck is not None:
         raise stuck
     return True

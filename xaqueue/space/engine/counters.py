@@ -83,4 +83,4 @@ class CounterFile:
                 replace_file(self._fs, COUNTERS, encode(*counted), durable=self._durable)
             self._written = counted[1]
         except OSError as error:  # its sync tells of no other file
-            log.warning("the counters are not written (%s): a crash takes what is counted meanwhile", error)
+            log.warning("[counters-unwritten] a crash takes what is counted meanwhile: %s", error)

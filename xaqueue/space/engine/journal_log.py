@@ -446,7 +446,7 @@ class JournalLog(JournalCommit):
         synced(self.fs.sync_all)
         self.journal.write_checkpoint(below)
         if self.journal.kept:
-            log.warning("no room: what the journal releases is not kept, and no restore to a moment since comes by it")
+            log.warning("[archive-gap] no room: the journal is not kept, and no restore to a moment since comes by it")
         self.journal.recycle(may_keep=False)
 
 

@@ -256,7 +256,10 @@ def _read_each(space: Space, name: str, entries: Iterator[Entry], limit: int | N
             if not isinstance(error, DamagedBlock) and error.errno not in DAMAGE:
                 raise space.unread(path, error) from error
             log.warning(
-                "message %s of queue %s is passed over, see `xaqueue check`: %s", entry.message_id.hex(), name, error
+                "[message-damaged] message %s of queue %s is passed over, see `xaqueue check`: %s",
+                entry.message_id.hex(),
+                name,
+                error,
             )
             continue  # for the next dequeue to set aside
         shown += 1
@@ -379,7 +382,7 @@ def fetch(space: Space, branch: Branch, written: Written, *, is_held: bool = Fal
         if is_damage(space.fs, path, error):
             reason = f"cannot be read: {error.strerror}"
         elif error.errno == errno.ENOENT:
-            log.error("message file %s is gone: something else removed it", path)
+            log.error("[message-gone] message file %s is gone: something else removed it", path)
         else:
             if not is_held:
                 _give_back(space, branch, written, entry)
@@ -434,5 +437,5 @@ def _set_aside(space: Space, path: str, beside: Sequence[str], reason: str) -> N
     except OSError as error:
         raise space.fence(error) from error
     space.report.quarantined.append(f"{path}: {reason}")
-    log.error("quarantined %s as %s: %s", path, target, reason)
+    log.error("[quarantined] %s as %s: %s", path, target, reason)
     space.log.sync_names((layout.QUARANTINE, path.rpartition("/")[0]))

@@ -60,7 +60,7 @@ def move_all(space: Space, queues: list[Queue], reason: str, stopped: Callable[[
             return False
         queue.stuck, before = _move_out(space, queue, reason, stopped), queue.stuck
         if queue.stuck and queue.stuck != before:
-            log.error("messages of queue %s cannot be moved, and stay: %s", queue.name, queue.stuck)
+            log.error("[move-stuck] messages of queue %s cannot be moved, and stay: %s", queue.name, queue.stuck)
         why = queue.stuck or why
     if why:
         raise RetryLater(why)
@@ -92,7 +92,7 @@ def _move_out(space: Space, queue: Queue, reason: str, stopped: Callable[[], boo
             queue.expiring = 0
             space.settled.notify_all()
     if count:
-        log.info("%d messages left queue %s, reason: %s", count, queue.name, reason)
+        log.info("[messages-moved] %d messages left queue %s, reason: %s", count, queue.name, reason)
     return why
 
 
@@ -131,7 +131,7 @@ def _move(space: Space, queue: Queue, entry: Entry, reason: str) -> None:
                 _add(space, branch, message, *_out(message, target, entry.retry or Retry(0), reason))
                 commit.commit(space, branch)
     except CommitPending as pending:
-        log.warning("message %s of queue %s is moved later: %s", entry.message_id.hex(), queue.name, pending)
+        log.warning("[move-later] message %s of queue %s: %s", entry.message_id.hex(), queue.name, pending)
     finally:
         if branch.base is State.ACTIVE:
             _forget(space, branch)

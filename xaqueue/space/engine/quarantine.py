@@ -47,7 +47,7 @@ def move(fs: FileSystem, path: str, reason: str, now_us: int, *, foreign: bool =
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        log.exception("no room for the reason why %s is quarantined as %s: %s", path, target, reason)
+        log.exception("[quarantined] no room for the reason why %s is quarantined as %s: %s", path, target, reason)
     try:
         fs.rename(path, target)
     except OSError:

@@ -266,7 +266,7 @@ def _clear(fs: FileSystem, path: str) -> None:
 
 def _set_aside(fs: FileSystem, path: str, reason: str) -> None:
     aside = quarantine.move(fs, path, reason, time.time_ns() // 1000, foreign=True)
-    log.warning("quarantined %s as %s: %s", path, aside, reason)
+    log.warning("[quarantined] %s as %s: %s", path, aside, reason)
 
 
 def _remove(fs: FileSystem, path: str) -> None:

@@ -59,7 +59,7 @@ def scrub(space: Space, stopped: Stopped) -> bool:
     moved, left = sum(len(one.moved) for one in found), sum(len(one.left) for one in found)
     text = f"messages read: {read:,}; damaged and set aside: {moved:,}, left to who has them: {left:,}"
     replace_file(space.fs, layout.SCRUBBED, text.encode(), durable=False)
-    log.log(logging.WARNING if moved or left else logging.INFO, "scrubbed: %s", text)
+    log.log(logging.WARNING if moved or left else logging.INFO, "[scrubbed] %s", text)
     return True
 
 
@@ -123,7 +123,7 @@ def _is_set_aside(space: Space, name: str, found: Entry) -> bool:
         if messages.fetch(space, branch, written) is None:
             return True
     except RetryLater as lack:
-        log.warning("%s", lack)
+        log.warning("[no-room-yet] %s", lack)
         return False
     messages.put_back(space, branch, [written])  # it is in memory yet, and whole there
     return False

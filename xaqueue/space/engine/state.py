@@ -303,7 +303,7 @@ class Space(Memory):
                 self.check_owner()
                 self.waiting.run(partial(self.counter_file.write, counted))
         except RetryLater as full:
-            log.warning("no checkpoint yet: %s", full)
+            log.warning("[no-room-yet] no checkpoint yet: %s", full)
         except OSError as error:
             raise self.fence(error) from error
 

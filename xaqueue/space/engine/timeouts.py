@@ -124,7 +124,7 @@ def _complete(space: Space, branch: Branch, limit: _Limit) -> None:
         commit.commit(space, branch)
         with space.lock:
             space.remember(branch.xid, Outcome.COMMITTED, branch.begun_by)  # for who commits it again
-        log.warning("branch %s found no room when it was committed: it is completed", branch.xid)
+        log.warning("[branch-completed] branch %s found no room when it was committed: it is completed", branch.xid)
 
 
 def _is_overdue(branch: Branch, now: float) -> bool:
@@ -163,7 +163,7 @@ def _undo(space: Space, branch: Branch, now: float) -> bool:
     try:
         commit.undo(space, branch)
     except RetryLater as full:
-        log.warning("branch %s is rolled back later: %s", branch.xid, full)
+        log.warning("[no-room-yet] branch %s is rolled back later: %s", branch.xid, full)
         return False
     if branch.lessee is not None:  # who settles it is told that it is over
         with space.lock:
@@ -171,7 +171,7 @@ def _undo(space: Space, branch: Branch, now: float) -> bool:
     branch.blocks.clear()
     branch.branch_block, branch.kept_bytes, branch.base = None, 0, State.UNDONE
     branch.progress = now
-    log.warning("%s: it is rolled back", branch.rollback_reason)
+    log.warning("[branch-timeout] %s: it is rolled back", branch.rollback_reason)
     return True
 
 
@@ -214,9 +214,9 @@ def _sweep(space: Space, gtrid: bytes) -> int:
         try:
             batch_steps.undo(space, gtrid, branches)
         except RetryLater as full:
-            log.warning("%s: they are rolled back later: %s", left, full)
+            log.warning("[no-room-yet] %s: they are rolled back later: %s", left, full)
             return 0
-        log.warning("%s: they are rolled back", left)
+        log.warning("[batch-timeout] %s: they are rolled back", left)
         return len(branches)
 
 
@@ -229,11 +229,11 @@ def _forget(space: Space) -> None:
     try:
         batch_steps.forget(space, old)
     except RetryLater as full:
-        log.warning("decisions on batches are forgotten later: %s", full)
+        log.warning("[no-room-yet] decisions on batches are forgotten later: %s", full)
         return
     if old:
         days = space.definitions.forget_after_s / 86_400
-        log.info("%d queries wrote one batch over %g days ago: it is forgotten that they did", len(old), days)
+        log.info("[batch-forgotten] %d queries, which wrote one batch over %g days ago, are forgotten", len(old), days)
 
 
 def _is_over(space: Space, path: str, before_us: int) -> bool:

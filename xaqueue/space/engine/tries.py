@@ -150,7 +150,7 @@ def count_killed(space: Space, set_aside: Callable[[str, str], object]) -> None:
         held = [pair for taken, had in decode(data).items() if (pair := _uncounted_locked(space, taken, had))]
     count(space, _NOBODY, held)
     if held:
-        log.info("a try of %d messages is counted: a process was killed with them", len(held))
+        log.info("[tries-counted] a try of %d messages is counted: a process was killed with them", len(held))
 
 
 def _uncounted_locked(space: Space, taken: Taken, had: int) -> tuple[str, Entry] | None:

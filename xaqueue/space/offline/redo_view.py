@@ -245,7 +245,9 @@ def look_into(path: str | os.PathLike[str]) -> Looked:
     """
     looked = _look_into(path)
     if looked.journal.damage:
-        log.warning("%s. What is shown may lack what was prepared or committed", looked.journal.damage)
+        log.warning(
+            "[journal-damaged] %s. What is shown may lack what was prepared or committed", looked.journal.damage
+        )
     return looked
 
 

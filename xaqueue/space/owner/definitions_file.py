@@ -78,7 +78,7 @@ def keep_good(path: str | os.PathLike[str], wrong: str = "", text: str | None = 
     wrong: why it was not taken. text: what it said; what it says now without it.
     """
     if wrong:
-        log.warning("%s", wrong)
+        log.warning("[definitions-refused] %s", wrong)
         return
     try:
         text = definitions.read(path) if text is None else text
@@ -91,4 +91,4 @@ def keep_good(path: str | os.PathLike[str], wrong: str = "", text: str | None = 
     except FileNotFoundError:
         return  # nothing is defined
     except (OSError, UnicodeDecodeError) as error:
-        log.warning("no good copy of queues.toml is kept: %s", error)
+        log.warning("[definitions-uncopied] no good copy of queues.toml is kept: %s", error)

@@ -267,7 +267,7 @@ def _open(
         if space.read_only is None:
             lacking = room.restore(definitions)
             if lacking:
-                log.warning("%s", lacking)
+                log.warning("[reserve-short] %s", lacking)
             owner = replace(owner, state=READY, boot=boot, journalled=hardening.journal)
             keep_good(root, wrong)
         else:
@@ -293,8 +293,10 @@ def _open(
     if space.read_only is None:
         trouble = trouble_of(str(root), is_durable=hardening != NOTHING)
         if trouble:
-            log.warning("%s", trouble)
-        log.info("space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise)
+            log.warning("[mount-unsafe] %s", trouble)
+        log.info(
+            "[space-open] space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise
+        )
     return _Attached(space, files, lock, watching, background, watchdog, pair, owner)
 
 

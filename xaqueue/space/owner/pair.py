@@ -105,7 +105,7 @@ class Pair:
                 return
             except OSError as error:
                 if str(error) != complaint:
-                    log.warning("the heartbeat is not written (%s): a standby takes that for silence", error)
+                    log.warning("[heartbeat-unwritten] a standby takes that for silence: %s", error)
                 complaint = str(error)
             self._stopped.wait(BEAT_S)
 

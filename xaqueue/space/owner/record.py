@@ -155,7 +155,7 @@ def write_owner(files: OwnerFileSystem, lock: OwnerFile, owner: Owner, *, durabl
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        log.warning("no room to write %s: %s", layout.OWNER, error.strerror)
+        log.warning("[no-room-yet] no room to write %s: %s", layout.OWNER, error.strerror)
 
 
 def _parse_owner(content: bytes) -> Owner | None:

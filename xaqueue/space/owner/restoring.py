@@ -106,7 +106,8 @@ def attach_or_restore(path: str | os.PathLike[str], **options: Any) -> Session:
         done = restore(path)
     except SpaceError as error:
         raise SpaceError(f"{why}. No snapshot has taken its place: {error}") from error
-    log.error("%s: snapshot %d is in its place, and what it has replaced is in %s", why, done.snapshot, done.removed)
+    text = "[restored] %s: snapshot %d is in its place, and what it has replaced is in %s"
+    log.error(text, why, done.snapshot, done.removed)
     return attach(path, **options)
 
 

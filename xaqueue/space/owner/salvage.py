@@ -97,7 +97,7 @@ def salvage(path: str | os.PathLike[str]) -> Salvaged:
             done = give_up(fs, definitions.journal_segment_bytes)
     finally:
         lock.release()
-    log.warning("the journal of %s was given up; %d steps of it were done again", path, done.steps)
+    log.warning("[journal-salvaged] the journal of %s was given up; %d steps of it were done again", path, done.steps)
     return done
 
 

@@ -51,7 +51,7 @@ def wait(
         while not lock.acquire():
             look()
             if takeover_s is not None and silence.seconds(lock) >= takeover_s and lock.take_over(silence.locked):
-                log.warning("space %s is taken over: its owner was silent for %g s", root, takeover_s)
+                log.warning("[takeover] space %s is taken over: its owner was silent for %g s", root, takeover_s)
                 break
             time.sleep(POLL_S)
     except OSError as error:

@@ -122,7 +122,7 @@ class Checkpointer(_BackgroundThread):
             except ResourceFailed:
                 return  # which is logged
             except OSError as error:
-                log.warning("the journal that is kept for replicas is not looked through: %s", error)
+                log.warning("[archive-unread] the journal that is kept for replicas is not looked through: %s", error)
             covered, made, last = journal.position, journal_log.made, time.monotonic()
             self.checkpoints += 1
             self.seconds = last - started
@@ -144,7 +144,7 @@ class Snapshotter(_BackgroundThread):
             except ResourceFailed:
                 return  # which is logged
             except (Error, OSError) as error:
-                log.warning("no snapshot was taken: %s", error)
+                log.warning("[snapshot-failed] no snapshot was taken: %s", error)
                 if self._stopped.wait(RETRY_SNAPSHOT_S):
                     return
 
@@ -177,7 +177,7 @@ class Scrubber(_BackgroundThread):
             except ResourceFailed:
                 return  # the space says so itself
             except (RetryLater, OSError) as error:
-                log.warning("the scrub was broken off, and begins anew: %s", error)
+                log.warning("[scrub-broken-off] the scrub was broken off, and begins anew: %s", error)
                 self._stopped.wait(SCRUB_LOOK_S)
 
     def _wait_s(self) -> float:

@@ -59,7 +59,7 @@ class DefinitionsWatch(FileSystemEventHandler):
             self._observer.schedule(self, str(root), recursive=False, event_filter=_ARRIVALS)
             self._observer.start()
         except OSError as error:
-            log.warning("queues.toml is not watched (%s): restart to reload it", error)
+            log.warning("[definitions-unwatched] queues.toml is not watched (%s): restart to reload it", error)
         self.reload()  # it may have changed since the open read it
 
     def stop(self) -> None:
@@ -85,7 +85,7 @@ class DefinitionsWatch(FileSystemEventHandler):
                 self._check_shipping(parsed)
             except (OSError, InvalidArgument, UnicodeDecodeError) as error:
                 self.complaint = str(error)
-                log.warning("queues.toml is not taken, the old definitions hold: %s", error)
+                log.warning("[definitions-refused] queues.toml is not taken, the old definitions hold: %s", error)
                 return
             self.complaint = ""
             if self._space.read_only is None:
@@ -94,7 +94,7 @@ class DefinitionsWatch(FileSystemEventHandler):
                 return
             self._space.redefine(parsed)
         self._space.has_consumed()  # a new limit may be one that some messages have reached
-        log.info("queues.toml reloaded: %d queues", len(parsed.queues))
+        log.info("[definitions-reloaded] queues.toml reloaded: %d queues", len(parsed.queues))
 
     def _check_shipping(self, parsed: definitions.Definitions) -> None:
         """InvalidArgument where steps were to wait for a replica that nobody can follow here."""

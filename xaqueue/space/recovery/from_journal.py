@@ -89,9 +89,9 @@ def open_journal(
     if records:
         journal.write_checkpoint(journal.position)
         journal.recycle()
-        log.info("%d records of the journal were done again", len(records))
+        log.info("[journal-replayed] %d records of the journal were done again", len(records))
     for note in notes:
-        log.warning("%s", note)
+        log.warning("[journal-note] %s", note)
     return journal if hardening.journal else None, records, notes
 
 
@@ -160,7 +160,7 @@ def open_for_reading(space: Space, damage: JournalDamaged, progress: Progress | 
     space.read_only = damage
     space.fs = ReadOnlyFileSystem(space.fs)
     space.log.end(ResourceFailed(f"the space is open for reading only: {damage}"))
-    log.error("the space is open for reading only: %s", damage)
+    log.error("[read-only] the space is open for reading only: %s", damage)
     report.notes.append(str(damage))
     space.begin_counting(lambda lost: None)
     Load(space, lambda path, reason: report.notes.append(f"{path}: {reason}"), report.notes.append).rest(progress)

@@ -177,7 +177,7 @@ class _Recovery:
         with self.space.lock:
             self.report.messages = sum(len(queue.index) for queue in self.space.queues.values())
         self.report.seconds = time.monotonic() - started
-        log.info("recovered: %s", self.report)
+        log.info("[recovered] %s", self.report)
         return self.report
 
     def _branches(self, messages: Load) -> None:
@@ -452,7 +452,7 @@ class _Recovery:
             self._note(f"{path} is damaged ({reason}) and cannot be moved: {error.strerror}; it is left alone")
             return
         self.report.quarantined.append(f"{path}: {reason}")
-        log.warning("quarantined %s as %s: %s", path, target, reason)
+        log.warning("[quarantined] %s as %s: %s", path, target, reason)
 
     def _tell_gone(self, uncounted: Mapping[str, int]) -> None:
         """What was there when the space was closed, and left by no way that is counted.
@@ -473,7 +473,7 @@ class _Recovery:
 
     def _note(self, text: str) -> None:
         self.report.notes.append(text)
-        log.warning("%s", text)
+        log.warning("[recovery-note] %s", text)
 
     def _count_branches(self) -> None:
         in_doubt = [branch for branch in self.space.branches.values() if branch.base is State.PREPARED]

@@ -113,7 +113,7 @@ class Consumer:
         _, failures = call_with_deadline(take, wanted, self._timeout_s, self._stuck)
         if self._options.skips_missing:
             if failures and self._logged != frozenset(failures):
-                _log.warning("consumed later, once they can be reached: %s", "; ".join(map(str, failures.values())))
+                _log.warning("[consumed-later] until they can be reached: %s", "; ".join(map(str, failures.values())))
             self._logged, failures = frozenset(failures), {}
         _raise(failures, "consumed")
 

@@ -245,7 +245,7 @@ class Reader:
                 f"{what}: messages may be missing. Start another checkpoint, or go on with what there is with "
                 "option failOnDataLoss=false"
             )
-        _log.warning("%s: messages may be missing", what)
+        _log.warning("[messages-missing] %s: messages may be missing", what)
 
     def _tasks(self, spans: Sequence[QueueSpan], stream: str = "") -> list[InputPartition]:
         options = self._options
@@ -260,7 +260,7 @@ class Reader:
         if not self._is_logged:
             log_ignored(self._options.ignored)
             for unknown in self._unknown:
-                _log.warning("%s", unknown)
+                _log.warning("[options-ignored] %s", unknown)
         self._is_logged = True
 
     def _ahead(self, asked: str, state: QueueState) -> OperationalError:

@@ -144,7 +144,9 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
         if snapshot.missing and self._options.fails_on_loss:  # a batch without them would lose what they hold
             raise self._spaces.missing(snapshot.missing, planned=True)
         if snapshot.missing:
-            _log.warning("messages of this batch are given up: %s", "; ".join(snapshot.missing.values()))
+            _log.warning(
+                "[messages-missing] messages of this batch are given up: %s", "; ".join(snapshot.missing.values())
+            )
         ended.check_spaces(snapshot.ids)
         spans = []
         for path, number, queue, after, upto in parts:
@@ -226,7 +228,7 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
             raise self._spaces.missing(failures)
         missing = {**snapshot.missing, **failures}
         if missing and self._logged != frozenset(missing):
-            _log.warning("left out until they are back: %s", "; ".join(missing.values()))
+            _log.warning("[space-missing] left out until they are back: %s", "; ".join(missing.values()))
         self._logged = frozenset(missing)
         return [span for span in spans if span.key.path not in failures]
 
