@@ -1,0 +1,235 @@
+"""The guide does what it shows: its sessions are typed into a shell, its code is that of examples, the site builds.
+
+A block of code in a page is one of these:
+
+    ```console              commands behind "$ " and what they print; "..." stands for anything, alone for lines
+    ```python title="f.py"  a file (of any kind) that is there for the commands below it
+    ```python               some lines of a file of examples/, as they stand there
+    ```text                 a picture, or what is no command and no code
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from support import ROOT
+from xaqueue.cli.main import app
+from xaqueue.space.model.branch import TRANSITIONS, Call, State
+from xaqueue.xa import Code
+
+GUIDE = ROOT / "man" / "guide"
+PAGES = sorted(GUIDE.glob("*.md"))
+FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+PATIENCE_S = 60.0
+BY_HAND = ("python3 -m venv", "pip install", "sudo ", "docker ", "kubectl ")
+"""What begins so is not typed: it is for the reader's machine."""
+NEEDS = {"asyncio": "aiosqlite", "migrating": "persistqueue"}
+NOISE = re.compile(r"^bash: line \d+: +\d+ (Killed|Terminated)|is on tmpfs, which is memory")
+"""What an interactive shell says otherwise, and what is so where the tests are."""
+
+
+def fences(page: Path) -> list[tuple[str, str, str]]:
+    """Kind, title and text of each block."""
+    return [(found[1], found[2] or "", found[3]) for found in FENCE.finditer(page.read_text())]
+
+
+def with_sessions() -> list[str]:
+    """That of the lake needs a Java, and has a test of its own."""
+    return [page.stem for page in PAGES if page.stem != "lake" and any(kind == "console" for kind, *_ in fences(page))]
+
+
+class Shell:
+    """One bash for a page; what its commands print comes in as it is printed."""
+
+    def __init__(self, directory: Path) -> None:
+        for name, words in (("xaqueue", "-m xaqueue"), ("python", "-W error")):
+            script = directory / "bin" / name
+            script.parent.mkdir(exist_ok=True)
+            script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+            script.chmod(0o755)
+        (work := directory / "work").mkdir()
+        (work / "examples").symlink_to(ROOT / "examples")
+        self.work = work
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("XAQUEUE_")}
+        environment |= {"PATH": f"{directory}/bin:{os.environ['PATH']}", "COLUMNS": "120", "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(
+            ["bash", "--norc"],
+            cwd=work,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.printed = ""
+        self.number = 0
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if not NOISE.search(line):
+                self.printed += line
+
+    def type(self, command: str, expected: str) -> None:
+        """Until it has ended and has printed what it should; what runs on in the background may print it later."""
+        self.number += 1
+        done = f"--done-{self.number}--\n"
+        assert self.process.stdin is not None
+        print(f"{command}\necho; echo {done}", end="", file=self.process.stdin, flush=True)
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            before, ended, after = self.printed.partition(f"\n{done}")
+            printed = before + after
+            if ended and matches(printed, expected):
+                break
+            if (ended and not command.endswith("&")) or time.monotonic() > until:
+                raise AssertionError(f"$ {command}\nprinted:\n{printed}\nexpected:\n{expected}")
+            time.sleep(0.01)
+        self.printed = ""
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("kill $(jobs -p) 2>/dev/null; wait\nexit\n")
+        self.process.stdin.close()
+        self.process.wait(PATIENCE_S)
+        self.reader.join(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def matches(printed: str, expected: str) -> bool:
+    wanted = [
+        "(?:.*\n)*" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*") + "\n" for line in lines_of(expected)
+    ]
+    return re.fullmatch("".join(wanted), "".join(f"{line}\n" for line in lines_of(printed))) is not None
+
+
+def lines_of(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    opened = Shell(tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("page", with_sessions())
+def test_a_session_prints_what_its_page_shows(page: str, shell: Shell) -> None:
+    if page in NEEDS:
+        pytest.importorskip(NEEDS[page])
+    typed = 0
+    for kind, title, text in fences(GUIDE / f"{page}.md"):
+        if title:
+            (shell.work / title).write_text(text)
+        elif kind == "console":
+            for command, expected in re.findall(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
+                if not command.startswith(BY_HAND):
+                    shell.type(command, expected)
+                    typed += 1
+    assert typed > 0
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.usefixtures("spark")
+def test_a_queue_becomes_a_table_as_the_page_shows(tmp_path: Path) -> None:
+    import pyarrow.dataset as ds
+
+    session = next(text for kind, _, text in fences(GUIDE / "lake.md") if kind == "console")
+    for place in ("data/shop", "lake/orders"):  # the directory of the tests' Java is another one
+        session = session.replace(place, str(tmp_path / place))
+    (tmp_path / "data").mkdir()
+    for line in session.splitlines():
+        done = CliRunner().invoke(app, shlex.split(line.removeprefix("$ xaqueue ")))
+        assert done.exit_code == 0, done.output
+    files = [path for path in (tmp_path / "lake").rglob("*.parquet") if "day=" in str(path)]
+    rows = [
+        row for path in files for row in ds.dataset(path).to_table().to_pylist() if "_dead_letters" not in str(path)
+    ]
+    assert sorted((row["item"], row["count"]) for row in rows) == [("apples", 2), ("pears", 3)]
+    assert any("_dead_letters" in str(path) for path in files)
+
+
+def test_every_block_is_of_a_kind_that_is_tested() -> None:
+    examples = ["\n".join(bare(path.read_text())) for path in (ROOT / "examples").rglob("*") if is_text(path)]
+    wrong = [
+        f"{page.name}: {text[:60]!r}"
+        for page in PAGES
+        for kind, title, text in fences(page)
+        if kind not in ("console", "text") and not title
+        if not any("\n".join(bare(text)) in example for example in examples)
+    ]
+    assert wrong == []
+    assert all(page.read_text().count("\n```") == 2 * len(fences(page)) for page in PAGES)
+
+
+def test_the_figures_are_those_that_were_measured() -> None:
+    told = (GUIDE / "performance.md").read_text()
+    engine, ledger = (
+        json.loads((GUIDE / "figures" / f"{name}.json").read_text())["results"] for name in ("engine", "ledger")
+    )
+    rows = [[f"`{row['flags']}`", row["threads"], row["operation"], row["per_s"], row["bare_per_s"]] for row in engine]
+    rows += [[row["way"], row["threads"], row["transaction"], row["per_s"]] for row in ledger]
+    latencies = [(row["p50_us"], row["p99_us"]) for row in (*engine, *ledger)]
+    for row, latency in zip(rows, latencies, strict=True):
+        cells = [f"{cell:,.0f}" if isinstance(cell, float) else str(cell) for cell in (*row, *latency)]
+        assert f"| {' | '.join(cells)} |\n" in told
+    assert told.count("\n| `") + told.count(" | produce | ") + told.count(" | consume | ") == len(rows)
+
+
+def test_what_a_state_takes_is_what_the_table_says() -> None:
+    """Of states.md: the calls that get XA_OK there."""
+    told = (GUIDE / "states.md").read_text()
+    rows = re.findall(r"^\| `([^`]+)` \| [^|]+ \| ([^|]+) \| [^|]+ \|$", told, re.MULTILINE)
+    taken = {state.value: names(call.value for call in Call if answer(call, state) is Code.XA_OK) for state in State}
+    assert len(rows) > 8
+    assert {state: names(re.split(", ", calls.strip())) for state, calls in rows} == {
+        state: taken[state] for state, _ in rows
+    }
+
+
+def answer(call: Call, state: State) -> Code | None:
+    return TRANSITIONS.get((call, state), (None, state))[0]
+
+
+def names(calls: Iterable[str]) -> set[str]:
+    """``end`` is three calls, ``commit(ONEPHASE)`` one that has a flag."""
+    return {"end" if call.startswith("end") else call.removesuffix("()") for call in calls}
+
+
+def is_text(path: Path) -> bool:
+    return path.is_file() and path.suffix not in (".png", ".pyc")
+
+
+def bare(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines() if line.strip()]
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """Pages, links, anchors and names of the API: mkdocs looks at them all."""
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    words = ["build", "--strict", "-q", "-f", str(ROOT / "man" / "mkdocs.yml"), "-d", str(tmp_path / "site")]
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", *words], env=quiet, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (tmp_path / "site" / "api.html").read_text()
+    assert all(f'id="xaqueue.Connection.{name}"' in page for name in ("enqueue", "dequeue", "tpc_prepare", "receive"))
