@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from xaqueue.errors import OperationalError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from support.pair import Networks
     from support.sqlalchemy_scene import Shop
     from xaqueue.tools.postgres import PostgresServer
 
@@ -140,6 +142,19 @@ def dsn(postgres_server: PostgresServer) -> Iterator[str]:
 
     with database(postgres_server) as name:
         yield name
+
+
+@pytest.fixture
+def networks() -> Iterator[Networks]:
+    """Of a pair of servers; skips where this machine has none to give."""
+    from support.pair import Networks
+
+    try:
+        made = Networks()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this machine gives no network namespaces: {error}")
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")
