@@ -11,6 +11,7 @@ from xaqueue.space.engine.busy import Busy
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.block import (
     NO_MESSAGE,
+    NO_TRY,
     NOTHING,
     UNLIMITED,
     Block,
@@ -93,14 +94,14 @@ def add_dequeue(space: Space, branch: Branch, written: Written) -> None:
 
 def dequeue_block(space: Space, written: Written) -> bytes:
     """The block that names the message to remove, and says how many tries that had had."""
-    packed = _packed(written.queue, written.entry.tries if written.entry is not None else 0)
+    packed = _packed(written.queue, written.entry.tries if written.entry is not None else 0, written.is_try)
     head, written.checksum = head_of(Kind.DEQUEUE, written.message_id, packed, b"", space.epoch)
     return head
 
 
 @lru_cache(maxsize=1024)
-def _packed(queue: str, tries: int) -> bytes:
-    return pack_properties(Properties(queue, tries=tries))
+def _packed(queue: str, tries: int, is_try: bool) -> bytes:
+    return pack_properties(Properties(queue, tries=tries, unknown={} if is_try else {NO_TRY: True}))
 
 
 def add_branch_block(space: Space, branch: Branch) -> None:

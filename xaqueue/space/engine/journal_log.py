@@ -164,7 +164,7 @@ class JournalLog(JournalCommit):
                 raise
 
     def take(self, branch: Branch, written: Written, block: Callable[[], bytes]) -> None:
-        if self.register is not None and written.entry is not None:
+        if self.register is not None and written.entry is not None and written.is_try:
             self.register.add(written.queue, written.entry)
 
     def hand_back(self, written: Written) -> None:

@@ -322,6 +322,7 @@ def _take(
                 branch.numbers += 1
                 number = branch.numbers
                 written = Written(number, Kind.DEQUEUE, name, entry.message_id, 0, entry, f"{number:03d}")
+                written.is_try = not even_early
                 branch.blocks.append(written)
                 taken.append(written)
                 return written

@@ -31,7 +31,7 @@ from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 Held = tuple[str, Entry]
 """Queue and entry of a message that a branch dequeued."""
 Failed = tuple[str, Entry, Retry]
-"""The same of a delivery that has failed, and what is remembered of it from now on."""
+"""The same, and what is remembered of it from now on."""
 KILLED, ROLLED_BACK, LEASE_EXPIRED = "killed", "rolled back", "lease expired"
 _REASONS = {Code.XA_RBTIMEOUT: "timeout", Code.XA_RBCOMMFAIL: "session lost"}
 _NOBODY = str(Xid(LOCAL_FORMAT_ID, b"tries", b""))
@@ -41,15 +41,16 @@ log = logging.getLogger("xaqueue")
 
 
 def failed_by(space: Space, branch: Branch) -> list[Failed]:
-    """The deliveries that fail with this branch."""
-    held = [(w.queue, w.entry) for w in branch.blocks if w.kind is Kind.DEQUEUE and w.entry is not None]
+    """The deliveries that fail with this branch, and what comes back as it was."""
+    held = [(w.queue, w.entry, w.is_try) for w in branch.blocks if w.kind is Kind.DEQUEUE and w.entry is not None]
     if not held:
         return []
+    back = [(queue, entry, _before(entry)) for queue, entry, is_try in held if not is_try]
     why = branch.rollback_reason
     reason = ROLLED_BACK if why is None else _REASONS.get(why.code, ROLLED_BACK)
     if branch.lessee is not None and why is not None and why.code is Code.XA_RBTIMEOUT:
         reason = LEASE_EXPIRED
-    return _failed(space, held, reason)
+    return back + _failed(space, [(queue, entry) for queue, entry, is_try in held if is_try], reason)
 
 
 def failed_now(space: Space, queue: str, entry: Entry, reason: str) -> Retry:
@@ -66,8 +67,9 @@ def hand_back(space: Space, branch: Branch, delay_us: int | None) -> None:
     queue, entry = written.queue, written.entry
     assert entry is not None
     policy = (space.definitions.of(queue) or UNDEFINED).retry
-    retry = policy.put_off(entry.retry or Retry(entry.tries), entry.message_id, space.now_us(), delay_us)
-    put_off = [(queue, entry, retry)] if retry.not_before is not None else []
+    before = _before(entry)
+    retry = policy.put_off(before, entry.message_id, space.now_us(), delay_us)
+    put_off = [(queue, entry, retry)] if retry.not_before is not None and retry != before else []
     ops = records_of(space, put_off)
     if len(ops) < len(put_off):
         raise RetryLater(f"no room to record that a message of queue {queue} is put off: it is held still")
@@ -95,17 +97,21 @@ def _failed(space: Space, held: Sequence[Held], reason: str) -> list[Failed]:
     found = []
     for queue, entry in held:
         policy = (space.definitions.of(queue) or UNDEFINED).retry
-        before = entry.retry or Retry(0)
-        if before.tries != entry.tries:
-            before = replace(before, tries=entry.tries)
-        found.append((queue, entry, policy.failed(before, entry.message_id, now_us, reason)))
+        found.append((queue, entry, policy.failed(_before(entry), entry.message_id, now_us, reason)))
     return found
 
 
+def _before(entry: Entry) -> Retry:
+    before = entry.retry or Retry(entry.tries)
+    return before if before.tries == entry.tries else replace(before, tries=entry.tries)
+
+
 def records_of(space: Space, failed: Sequence[Failed]) -> list[Op]:
-    """What records these, as far as there is room. Raises ResourceFailed."""
+    """What records these, as far as there is room; what is as it was needs none. Raises ResourceFailed."""
     ops: list[Op] = []
     for queue, entry, retry in failed:
+        if retry == _before(entry):
+            continue
         path = layout.retry_path(queue, entry.seq, entry.message_id)
         content = records.encode_retry(queue, entry.message_id, retry, space.epoch)
         try:
@@ -122,7 +128,10 @@ def publish(space: Space, failed: Sequence[Failed]) -> None:
     """The messages are back, put off or set aside. Called with the lock held."""
     for name, entry, retry in failed:
         queue = space.queue(name)
-        queue.index.fail(entry, retry)
+        if retry == _before(entry):
+            queue.index.come_back(entry)
+        else:
+            queue.index.fail(entry, retry)
         if queue.index.exhausted:
             space.has_consumed()
         queue.arrived.notify_all()  # the first who waits may wait for another id

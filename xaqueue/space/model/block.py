@@ -45,6 +45,8 @@ BODY_LIMIT_BYTES = 64 * 1024 * 1024
 """Default limit of a body; ``[space] max_body_bytes`` in queues.toml changes it for a space."""
 UNLIMITED = 1 << 62
 """For blocks whose size was checked when their message came in."""
+NO_TRY = "no_try"
+"""A property of a dequeue's block, true where somebody moves or removes the message: no delivery fails with it."""
 HEAD_READ_BYTES = PREFIX_BYTES + PROPERTIES_LIMIT_BYTES + 1024
 """Enough of a file for ``decode_head``, and all of a small one."""
 

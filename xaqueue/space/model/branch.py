@@ -243,6 +243,8 @@ class Written:
     """When that window ends, once its commit has begun."""
     leaving: str = ""
     """By which other way than by being consumed the message of a dequeue leaves; see ``Counters``."""
+    is_try: bool = True
+    """Of a dequeue: where it comes to nothing, a delivery has failed. Not so where somebody moves or removes it."""
 
 
 @dataclass(slots=True)

@@ -215,10 +215,14 @@ class QueueIndex:
                 self._delays.discard(before)
             if entry.not_before is not None:
                 self._delays.add(entry.not_before)
-        if entry.locked and not self._is_exhausted(entry):
-            self.release(entry)
-        elif self._is_exhausted(entry):
+        self.come_back(entry)
+
+    def come_back(self, entry: Entry) -> None:
+        """What a branch had locked is back, or leaves where it had all its tries."""
+        if self._is_exhausted(entry):
             self._exhaust(entry)
+        elif entry.locked:
+            self.release(entry)
 
     def find_exhausted(self) -> None:
         """Adds to ``exhausted`` what nobody was going to find so: after an opening, or for a new limit."""

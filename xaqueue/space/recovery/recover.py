@@ -31,7 +31,7 @@ from xaqueue.space.engine.register import Register
 from xaqueue.space.engine.shipping import Shipping
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import change, layout, restored
-from xaqueue.space.model.block import NO_MESSAGE, Head, Kind
+from xaqueue.space.model.block import NO_MESSAGE, NO_TRY, Head, Kind
 from xaqueue.space.model.block_files import listed
 from xaqueue.space.model.branch import Branch, State, Written
 from xaqueue.space.model.change import Kind as Step
@@ -282,6 +282,7 @@ class _Recovery:
             queue.pending.add(head.message_id)
         number = int(suffix) or 1
         written = Written(number, head.kind, queue.name, head.message_id, head.checksum, entry, suffix, path=path)
+        written.is_try = NO_TRY not in head.properties.unknown
         branch.blocks.append(written)
         return written
 
@@ -372,7 +373,8 @@ class _Recovery:
                 head = read_head(self.fs, path)
             except (DamagedBlock, FileNotFoundError):
                 continue  # torn by the crash, and promised to nobody; or set aside
-            if head.kind is Kind.DEQUEUE and xid not in self.space.branches and not moving.is_own(xid):
+            tried = head.kind is Kind.DEQUEUE and NO_TRY not in head.properties.unknown
+            if tried and xid not in self.space.branches and not moving.is_own(xid):
                 entry = self.space.queue(head.properties.queue).index.find(head.message_id)
                 if entry is not None and not entry.locked and entry.tries <= head.properties.tries:
                     entry.tries = head.properties.tries

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
+from xaqueue.connection import Connection
 from xaqueue.errors import DiskLow, RetryLater, UnknownQueue
-from xaqueue.message import Message, Origin
+from xaqueue.message import Message, MessageId, Origin
 from xaqueue.space.engine import cleanup, moving
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
@@ -303,6 +304,51 @@ def test_a_move_that_is_refused_leaves_the_message_to_be_taken(bare: BareSpace) 
             connection.move("others", message.message_id, "orders")
         connection.commit()
     assert bare.take("others") == [b"one"]
+
+
+def take_by_hand(connection: Connection, verb: str, message_id: MessageId) -> None:
+    if verb == "move":
+        assert connection.move("orders", message_id, "others") is not None
+    elif verb == "requeue":
+        assert connection.requeue("orders", message_id) is not None
+    else:
+        assert connection.remove("orders", message_id)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("is_prepared", [False, True])
+@pytest.mark.parametrize("verb", ["move", "requeue", "remove"])
+def test_what_somebody_moves_or_removes_in_vain_is_no_try(
+    bare: BareSpace, clock: Clock, verb: str, is_prepared: bool, is_killed: bool
+) -> None:
+    bare.put("others", b"one")
+    with bare.connect() as connection:
+        (message,) = connection.browse("others")
+        assert connection.move("others", message.message_id, "orders") is not None
+        connection.commit()
+    for tries in (0, 2):
+        before = seen(bare, "orders")
+        assert [one.tries for one in before] == [tries]
+        for number in range(4):
+            connection, xid = bare.connect(), Xid(1, b"%d" % number, b"b")
+            if is_prepared:
+                connection.tpc_begin(xid)
+            take_by_hand(connection, verb, message.message_id)
+            if is_prepared:
+                connection.tpc_prepare()
+            if is_killed:
+                bare.reopen()
+                connection = bare.connect()
+            if is_prepared:
+                connection.tpc_rollback(xid if is_killed else None)
+            elif not is_killed:
+                connection.rollback()
+        move(bare)
+        assert seen(bare, "orders") == before, "as it was, and not put off"
+        for _ in range(2 - tries):
+            assert fail(bare)
+            clock.us += 10 * SECOND_US
+    assert bare.take("orders") == [b"one"]
 
 
 def test_a_queue_that_is_stuck_holds_up_no_other(bare: BareSpace, clock: Clock) -> None:
