@@ -73,6 +73,8 @@ class Transaction:
 
     adds: dict[str, tuple[str, str | None, str | None]] = field(default_factory=dict)
     taken: list[str] = field(default_factory=list)
+    moved: set[str] = field(default_factory=set)
+    """Of what was taken, that of which no delivery fails."""
     taking: tuple[str, str | None] | None = None
     """Queue and id, if it is said, of what it was about to lock."""
     asked: str = ""
@@ -99,6 +101,7 @@ class Model:
             if len(said) > 1:
                 self._check_turn(*said)
                 last.taken.append(said[1])
+                last.moved |= {said[1]} if said[2] < 0 else set()
         elif verb == "adds":
             last.adds[said[1]] = said[0], said[2], said[3]
         elif verb == "added":
@@ -185,7 +188,7 @@ class Model:
         for message_id in branch.taken:
             if commits:
                 del self.known[message_id]
-            else:
+            elif message_id not in branch.moved:
                 self.known[message_id].tries += 1
         for message_id, (queue, group, key) in branch.adds.items() if commits else ():
             self.count += 1
@@ -217,8 +220,8 @@ class Model:
             undone = self._ended(commits=False)
             yield undone
             queue, message_id = self.last.taking or ("", None)
-            for name, one in self.known.items():
-                if message_id == name or (message_id is None and one.queue == queue) or (one.leaves and queue):
+            for name, one in self.known.items() if queue and message_id is None else ():
+                if one.queue == queue or one.leaves:
                     tried = copy.deepcopy(undone)
                     tried.see_moved(tried.known[name], queue)
                     tried.known[name].tries += 1

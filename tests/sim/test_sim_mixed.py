@@ -82,6 +82,8 @@ class Known:
 class Branch:
     adds: list[Known] = field(default_factory=list)
     takes: list[Known] = field(default_factory=list)
+    moves: list[Known] = field(default_factory=list)
+    """Of what it takes, that of which no delivery fails."""
     is_prepared: bool = False
 
 
@@ -138,8 +140,10 @@ class Model:
         self.seen |= {one.key: (one.number, self.now_us + WINDOW_US) for one in branch.adds if one.key is not None}
 
     def rollback(self, number: int) -> None:
-        for one in self.branches.pop(number).takes:
-            self.fail(one)
+        branch = self.branches.pop(number)
+        for one in branch.takes:
+            if one not in branch.moves:
+                self.fail(one)
 
     def fail(self, one: Known) -> None:
         one.tries, one.due_us = one.tries + 1, self.now_us + DELAY_US if one.queue == "work" else 0
@@ -249,6 +253,7 @@ class Machine(RuleBasedStateMachine):
             return
         assert session.move("failed", _id(one.number)) == _id(one.number)
         branch.takes.append(one)
+        branch.moves.append(one)
         branch.adds.append(Known(one.number, "work", one.group, one.priority))
 
     @precondition(lambda self: self.model.known)

@@ -153,7 +153,6 @@ class Machine(RuleBasedStateMachine):
             self.queues[to].append(Known(one.number))
         else:
             session.rollback(xid)
-            one.tries += 1
 
     @rule()
     def clean(self) -> None:
