@@ -109,6 +109,7 @@ NEEDS: dict[str, Need] = {
     "hello": _FREE,
     "echo": _FREE,
     "status": _FREE,
+    "metrics": _FREE,
     "close": _FREE,
     "start": _BRANCH,
     "end": _BRANCH,

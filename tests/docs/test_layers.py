@@ -48,6 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("xaqueue.contrib",),
     ("xaqueue.spark",),
     ("xaqueue.tools",),
+    ("xaqueue.metrics",),
     ("xaqueue.web",),
     ("xaqueue.cli", "xaqueue.__main__"),
 )
@@ -80,6 +81,7 @@ OWNED = {
     "click": ("xaqueue.cli",),
     "watchdog": ("xaqueue.space",),
     "sqlalchemy": ("xaqueue.contrib",),
+    "prometheus_client": ("xaqueue.metrics", "xaqueue.web"),
     "starlette": ("xaqueue.web",),
     "uvicorn": ("xaqueue.web",),
     "fcntl": ("xaqueue.storage", "xaqueue.tools"),
@@ -132,6 +134,7 @@ EXCEPTIONS = {
     "xaqueue.spark.java": "links a Java runtime into the person's cache",
     "xaqueue.cli.messages": "writes a message's body into a file that the person named",
     "xaqueue.cli.copies": "writes an export into a file that the person named, and makes it durable",
+    "xaqueue.cli.metrics": "replaces a file that the person named, as a whole",
     "xaqueue.cli.snapshots": "copies a snapshot to a directory that the person named",
     "xaqueue.cli.tools": "writes a bench's result into a file that the person named",
     "xaqueue.cli.exit_codes": "points standard output at nothing once its reader is gone",

@@ -15,6 +15,7 @@ from xaqueue.cli import (
     ingest,
     log_output,
     messages,
+    metrics,
     moves,
     repairs,
     replicas,
@@ -98,7 +99,7 @@ def options(
 
 
 for verb in (
-    *(spaces.init, spaces.status, spaces.define, spaces.queues, spaces.release),
+    *(spaces.init, spaces.status, spaces.define, spaces.queues, spaces.release, metrics.metrics),
     *(messages.put, messages.get, messages.browse, messages.tail, moves.move, moves.requeue),
     *(moves.purge, moves.rm, moves.undefine, copies.show, copies.export),
     *(work.work, work.forward),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -31,8 +33,11 @@ if TYPE_CHECKING:
     from xaqueue.web.front import HttpFront
 
 LOOK_S = 0.2
+HANG_S = 2.0
+"""How long calls that are on their way may take when the process ends."""
 SAY_S = 10.0
 """How often it is said what is left."""
+log = logging.getLogger("xaqueue.server")
 _LIMITS = Limits()
 _PLACE, _FILE, _NUMBER, _SECONDS = "HOST:PORT", "FILE", "N", "S"
 
@@ -154,7 +159,20 @@ def serve(
             )
     except ResourceFailed as fenced:
         complain(str(fenced))
+        _leave(ExitCode.FENCED)
         raise typer.Exit(ExitCode.FENCED) from None
+    _leave(0)
+
+
+def _leave(code: int) -> None:
+    """Ends the process where a call hangs in the kernel: the interpreter would wait for its thread for ever."""
+    deadline = time.monotonic() + HANG_S
+    while hanging := [one for one in threading.enumerate() if one.name.startswith(("xaqueue-slow", "xaqueue-http_"))]:
+        if time.monotonic() > deadline:
+            log.error("[disk-hangs] %d calls have not returned: the process ends without them", len(hanging))
+            sys.stdout.flush()
+            os._exit(code)
+        time.sleep(0.05)
 
 
 def _print_ready(directory: Path, urls: list[str], front: HttpFront | None) -> None:

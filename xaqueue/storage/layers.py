@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic
@@ -17,6 +18,19 @@ from typing import Any, NoReturn
 
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.reserve import FULL, PIECE_BYTES, Reserve
+
+SYNC_STEPS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Up to which times syncs are counted together; one more step is for those that took longer."""
+
+
+class SyncTimes:
+    """How long the syncs of an owner took. Two threads that count at once may lose one of them."""
+
+    __slots__ = ("counts", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SYNC_STEPS_S) + 1)
+        self.total_s = 0.0
 
 
 class Layer:
@@ -48,11 +62,12 @@ class OwnerFileSystem(Layer):
         ``Reserve.again``."""
         self.running: dict[int, tuple[float, str, str]] = {}
         """By thread: when a call began, which, and its path."""
+        self.syncs = SyncTimes()
 
     def unreserved(self) -> OwnerFileSystem:
         """The same port, for what may be left undone without room."""
         port = OwnerFileSystem(self._fs)
-        port.running = self.running
+        port.running, port.syncs = self.running, self.syncs
         return port
 
     def create(self, path: str, chunks: Sequence[bytes]) -> None:
@@ -113,12 +128,15 @@ class OwnerFileSystem(Layer):
         self._watched_sync(self._fs.sync_file, path)
 
     def sync_data(self, path: str) -> None:
-        me = get_ident()
+        me, began, syncs = get_ident(), monotonic(), self.syncs
         try:
-            self.running[me] = monotonic(), "sync", path
+            self.running[me] = began, "sync", path
             self._fs.sync_data(path)
         finally:
             self.running.pop(me, None)
+            taken_s = monotonic() - began
+            syncs.counts[bisect_left(SYNC_STEPS_S, taken_s)] += 1
+            syncs.total_s += taken_s
 
     def sync_dir(self, path: str) -> None:
         self._watched_sync(self._fs.sync_dir, path)
@@ -127,12 +145,15 @@ class OwnerFileSystem(Layer):
         self._watched_sync(lambda _: self._fs.sync_all(), "the whole file system")
 
     def _watched_sync(self, sync: Callable[[str], None], path: str) -> None:
-        me = get_ident()
+        me, began, syncs = get_ident(), monotonic(), self.syncs
         try:
-            self.running[me] = monotonic(), "sync", path
+            self.running[me] = began, "sync", path
             sync(path)
         finally:
             self.running.pop(me, None)
+            taken_s = monotonic() - began
+            syncs.counts[bisect_left(SYNC_STEPS_S, taken_s)] += 1
+            syncs.total_s += taken_s
 
     def slow(self, deadline_s: float) -> str:
         """In words, the call that has been on its way longest, where that is longer than this; else empty."""

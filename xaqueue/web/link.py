@@ -29,7 +29,9 @@ ANSWER_S = 20.0
 THREADS = 8
 REFUSALS_LOGGED = 100
 """As long as the server runs: who is refused for ever does not fill the disk."""
-OVERVIEW = frozenset({"hello", "close", "echo", "status", "sessions", "indoubt_list", "indoubt_next", "depths"})
+OVERVIEW = frozenset(
+    {"hello", "close", "echo", "status", "metrics", "sessions", "indoubt_list", "indoubt_next", "depths"}
+)
 """What is for whoever is there where nobody need show a token."""
 BODIES = frozenset({"browse", "browse_next", "browse_end"})
 """And this, where tokens are not used at all."""
@@ -117,4 +119,5 @@ class Link:
     def close(self) -> None:
         """No more is asked."""
         self.server = None
+        self._threads.shutdown(wait=False)
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -59,6 +59,10 @@ class RemoteManager(BranchCalls, MessageCalls, LeaseCalls, QueryCalls):
 
         return decode(Scrubbed, self.call("repair", queue, waits_s=LONG_S))
 
+    def another(self) -> RemoteManager:
+        """A session of its own with the same server, for another thread. Raises ConnectionLost, AccessDenied."""
+        return RemoteManager(self._dial, connect_s=0.0, hello=self._hello, is_one_of_several=self._is_one_of_several)
+
     def flush(self) -> None:
         """Sends what is pipelined and waits until it is done. Raises what it failed with."""
         self._check_working()

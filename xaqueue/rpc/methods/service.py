@@ -121,6 +121,10 @@ def status(caller: Caller) -> dict[str, Any]:
     return caller.host.status()
 
 
+def metrics(caller: Caller) -> dict[str, Any]:
+    return caller.host.metrics()
+
+
 def sessions(caller: Caller) -> list[SessionStatus]:
     return caller.host.session_list()
 
@@ -311,7 +315,7 @@ def depths(caller: Caller, names: Any) -> dict[str, int]:
 
 
 SERVICE_METHODS = (
-    *(hello, echo, close, status, sessions, drain),
+    *(hello, echo, close, status, metrics, sessions, drain),
     *(indoubt_list, indoubt_next, indoubt_decide, indoubt_forget, indoubt_forgotten, depths),
 )
 

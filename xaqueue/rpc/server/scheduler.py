@@ -73,7 +73,7 @@ class Scheduler(Threads):
 
     def close(self) -> None:
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.shutdown(wait=False)  # one that hangs in the kernel never returns
         if self._syncs is not None:
             self._syncs.put(None)
             self._syncing.join()

@@ -28,6 +28,7 @@ from xaqueue.access import Identity
 from xaqueue.errors import InvalidArgument, ResourceFailed, SpaceError, SpaceInUse
 from xaqueue.rpc import wire
 from xaqueue.rpc.methods import service
+from xaqueue.rpc.methods.meters import metrics_in
 from xaqueue.rpc.methods.sessions import SessionStatus, with_work
 from xaqueue.rpc.server.listeners import ListenConfig, Listeners, clear_own
 from xaqueue.rpc.server.peer import Limits
@@ -227,7 +228,14 @@ class Server:
         asyncio.run_coroutine_threadsafe(accept(), self.loop)
 
     def status(self) -> dict[str, Any]:
-        return service.status_in(self.space, self.root, sum(session.guest is None for session in self.sessions))
+        return service.status_in(self.space, self.root, self._session_count)
+
+    def metrics(self) -> dict[str, Any]:
+        return metrics_in(self.space, self._session_count)
+
+    @property
+    def _session_count(self) -> int:
+        return sum(session.guest is None for session in self.sessions)
 
     def session_list(self) -> list[SessionStatus]:
         there = [session for session in self.sessions if session.guest is None]

@@ -103,7 +103,7 @@ def _expired(space: Space, queue: Queue) -> list[Entry]:
         index.find_expired(space.now_us(), PIECE)
         piece = index.expired[-PIECE:]
         del index.expired[-PIECE:]
-        queue.expiring = len(piece)
+        queue.expiring = set(piece)
         return piece
 
 
@@ -122,11 +122,11 @@ def _remove_expired(space: Space, queue: Queue, piece: Sequence[Entry]) -> None:
         with space.lock:
             spent = [entry.seq >> RANGE_BITS for entry in piece if queue.consumed(entry)]
             queue.counters.expired += len(piece)
-            piece, queue.expiring = [], 0
+            piece = []
     finally:
         with space.lock:
             queue.index.expired += piece  # what is there still
-            queue.expiring = 0
+            queue.expiring.clear()
             space.settled.notify_all()
     _remove_spent(space, queue, spent)
 

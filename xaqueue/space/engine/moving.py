@@ -89,7 +89,7 @@ def _move_out(space: Space, queue: Queue, reason: str, stopped: Callable[[], boo
                 if entry.locked:
                     _leaving(queue, reason).append(entry)
             queue.is_to_be_searched |= bool(kept)
-            queue.expiring = 0
+            queue.expiring.clear()
             space.settled.notify_all()
     if count:
         log.info("[messages-moved] %d messages left queue %s, reason: %s", count, queue.name, reason)
@@ -107,7 +107,7 @@ def _next(space: Space, queue: Queue, reason: str) -> Entry | None:
         found = _leaving(queue, reason)
         if reason == EXPIRED:
             queue.index.find_expired(space.now_us(), 1)
-        queue.expiring = 1 if found else 0
+        queue.expiring = {found[0]} if found else set()
         return found.pop(0) if found else None
 
 

@@ -32,7 +32,7 @@ from xaqueue.space.model.block_files import damage_of
 from xaqueue.space.model.branch import Branch, State
 from xaqueue.space.model.change import DROP, PUT, Change
 from xaqueue.space.model.change import Kind as Step
-from xaqueue.space.model.counters import Counting
+from xaqueue.space.model.counters import Counters, Counting
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.layout import Watermark
@@ -92,6 +92,11 @@ class Space(Memory):
         self.epoch = epoch
         self.counter_file = CounterFile(fs, durable=hardening.journal or bool(hardening.content))
         self.counting = Counting(0, 0, epoch)
+        self.counted_before: dict[str, Counters] = {}
+        """What was counted before this owner began."""
+        self.began_at = self.now_us()
+        self.fenced_at = 0
+        """When an owner before this one was fenced last, int microseconds UTC; 0 where none was."""
         self._lost = lost
         self.life = Life(space_id, epoch, fresh_id().hex())
         self.is_delivering = False
@@ -312,6 +317,7 @@ class Space(Memory):
         self.counting, found = self.counter_file.load(self.epoch, self.now_us(), note)
         for name, counters in found.items():
             self.queue(name).counters = counters
+            self.counted_before[name] = replace(counters)
 
     def counted(self, *, closed: bool = False) -> Counted:
         """Until now."""

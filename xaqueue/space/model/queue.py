@@ -69,7 +69,7 @@ class Queue:
         """Up to this number the files of what was consumed are gone."""
         self.in_hand = False
         """Its record is being changed."""
-        self.expiring = 0
+        self.expiring: set[Entry] = set()
         """Messages that have expired, or had all their tries, and that are being removed or moved now."""
         self.is_wanted = False
         """A stream waits to reserve it: nothing more is removed until it has."""
@@ -139,7 +139,7 @@ class Queue:
     @property
     def leaving(self) -> int:
         """Messages that nobody is given any more: the index counts them, as locked, until they have left."""
-        return len(self.index.expired) + len(self.index.exhausted) + self.expiring
+        return len(self.index.expired) + len(self.index.exhausted) + len(self.expiring)
 
     def keep_leaving(self) -> None:
         """What was to leave stays: a stream takes that, too."""
@@ -250,6 +250,8 @@ class Queue:
 
     def consumed(self, entry: Entry) -> bool:
         """The message's removal is hardened. Whether its range has become spent: whoever clears removes that."""
+        if self.expiring:
+            self.expiring.discard(entry)
         if self.index.remove(entry) and self.waiters:
             self.arrived.notify_all()
         if self.limits is not None:

@@ -274,6 +274,7 @@ def _open(
             owner = replace(owner, state=READ_ONLY, boot=behind)
         owner = replace(owner, recovery=str(space.report))
         write_owner(files, lock, owner)
+        space.fenced_at = owner.fenced_at
         space.define = partial(_redefine, root, space)
         space.undefine = partial(_undefine, root, space)
         watching = _watch(root, space) if watch else None

@@ -67,6 +67,8 @@ class Owner:
     """The boot in which it was opened, until it is closed well; see ``boot_to_close``."""
     beats: bool = False
     """Whether it writes ``heartbeat`` once a second, without which it may be taken over from."""
+    fenced_at: int = 0
+    """When it was fenced, or the last one that was before it; int microseconds UTC."""
 
     @classmethod
     def of(cls, given: Any) -> Owner:
@@ -93,6 +95,7 @@ def next_owner(
     Where that cannot be read, the epoch is above any that can have been used, and the journal is believed to count.
     """
     before = _parse_owner(content or b"")
+    fenced_at = before.fenced_at if before is not None else 0
     if before is not None:
         epoch, boot, journalled = before.epoch + 1, before.boot, before.journalled
     elif content is not None or has_journal:
@@ -111,6 +114,7 @@ def next_owner(
         space=found.line,
         unclosed=boot_to_close(),
         beats=beats,
+        fenced_at=fenced_at,
     )
 
 
@@ -136,7 +140,8 @@ def in_use(root: Path, owner: Owner | None) -> SpaceInUse:
 def record_trouble(files: OwnerFileSystem, lock: OwnerFile, owner: Owner, reason: str) -> None:
     """Not durably: the disk may hang. One that a power loss leaves empty is taken for the worst."""
     with suppress(OSError, ResourceFailed):
-        write_owner(files, lock, replace(owner, trouble=reason), durable=False)
+        fenced = replace(owner, trouble=reason, fenced_at=time.time_ns() // 1000)
+        write_owner(files, lock, fenced, durable=False)
 
 
 def write_owner(files: OwnerFileSystem, lock: OwnerFile, owner: Owner, *, durable: bool = True) -> None:

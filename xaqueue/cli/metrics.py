@@ -1,0 +1,66 @@
+"""Metrics in Prometheus's text format, for who is not scraped."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xaqueue.cli.location import SpaceOption, location_of
+from xaqueue.errors import Error, SpaceError
+
+MODE = 0o644
+
+
+def metrics(
+    ctx: typer.Context,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Replace FILE as a whole, which anybody may read."),
+    ] = None,
+    space: SpaceOption = None,
+) -> None:
+    """Write the metrics of a space in Prometheus's text format, as `serve --http` has them under /metrics.
+
+    For cron and node_exporter's textfile collector. Asks the server where one serves the space, else reads its files:
+    then counters are those since the space was made. Where nobody answers it writes xaqueue_up 0, says why, and exits
+    with 3. Needs xaqueue[metrics].
+    """
+    from xaqueue.metrics import ask_at, check_library, name_of, text_of
+
+    check_library()
+    place, failed = str(location_of(ctx, space)), list[Error]()
+
+    def ask() -> dict[str, Any]:
+        try:
+            return ask_at(place)
+        except Error as error:
+            failed.append(error)
+            raise
+
+    text = text_of(ask, name_of(place))
+    if output is None:
+        typer.echo(text.decode(), nl=False)
+    else:
+        _replace(output, text)
+    if failed:
+        raise failed[0]
+
+
+def _replace(file: Path, text: bytes) -> None:
+    """Whoever reads it has the old one or the new one. The file beside it has a name that no collector takes."""
+    try:
+        descriptor, beside = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as made:
+                made.write(text)
+                os.fchmod(descriptor, MODE)
+            Path(beside).replace(file)
+        except BaseException:
+            Path(beside).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise SpaceError(f"{file} cannot be written: {error.strerror}. It is as it was") from error

@@ -1,0 +1,192 @@
+"""What an owner measures, for ``xaqueue.metrics``: one answer, which reads of a queue when its oldest message came.
+
+The space's lock is held for one queue at a time, and once to look at the branches. Counters begin at 0 with each owner:
+what a crash takes of those that outlive it would make them fall, and who computes rates would take all for new.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from xaqueue.rpc import wire
+from xaqueue.rpc.methods.sessions import UNPREPARED, since_of
+from xaqueue.space.engine import disk_space
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model import layout, replicated
+from xaqueue.space.model.block_files import listed
+from xaqueue.space.model.branch import State
+from xaqueue.space.model.counters import Counters
+from xaqueue.space.model.replicated import ReplicationStatus
+from xaqueue.space.offline.inspect import QueueStatus, Status
+from xaqueue.space.offline.inspect_branches import InDoubt
+from xaqueue.storage.layers import OwnerFileSystem
+
+QueueRow = tuple[str, int, int, int, int, int, int, int, int, bool, bool, str, int, int, int, int, int, int, int]
+"""Name; messages that are ready, delayed, locked, in doubt, exhausted; age of the oldest that is ready in microseconds;
+bytes; consumers; whether it is stuck, and full; the stream that has it and how far that is behind; then the counters of
+``Counters``, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Of one owner, at one moment; its answer has ``queues`` as well, a list of ``QueueRow``.
+
+    Times are int microseconds UTC, ages int microseconds; 0 where there is none.
+    """
+
+    state: str
+    """"recovering", "ready", "read-only", "draining" or "fenced"; empty where nobody owns the space."""
+    sync: str
+    epoch: int
+    began_at: int
+    fenced_at: int
+    active: int = 0
+    in_doubt: int = 0
+    damaged: int = 0
+    """How many of those in doubt have lost something."""
+    in_doubt_age: int = 0
+    """Of the oldest."""
+    sync_counts: list[int] = field(default_factory=list)
+    """By ``layers.SYNC_STEPS_S``."""
+    sync_total_s: float = 0.0
+    rounds: int = 0
+    steps: int = 0
+    """Steps that were hardened, several in a round."""
+    journal_end: int | None = None
+    """LSN of the next record; None without a journal."""
+    behind_bytes: int = 0
+    """Of the journal, which the directories do not have yet."""
+    hits: int = 0
+    misses: int = 0
+    """Reads from memory, and from files, where there is a journal."""
+    free_bytes: int = 0
+    free_inodes: int | None = None
+    is_low: bool = False
+    """Enqueues are refused for want of room."""
+    quarantined: int = 0
+    replication: ReplicationStatus | None = None
+    sessions: int = 0
+    waiting: int = 0
+    """Sessions that wait for a message."""
+
+
+def metrics_in(space: Space, sessions: int) -> dict[str, Any]:
+    """The fields of ``Metrics``. While the space recovers they are few. Raises ResourceFailed."""
+    head = {
+        "state": _state(space),
+        "sync": str(space.hardening),
+        "epoch": space.epoch,
+        "began_at": space.began_at,
+        "fenced_at": space.fenced_at,
+        "sessions": sessions,
+    }
+    if not space.loaded:
+        return head
+    found = space.waiting.run(partial(_of_disk, space))
+    return {**head, **found, **_of_branches(space), **_of_log(space), "queues": _queues(space)}
+
+
+def metrics_of(status: Status, waiting: list[InDoubt]) -> dict[str, Any]:
+    """What the files tell of a space: less than its owner knows, and counters from the day that it was made."""
+    now, none, journal, owner = time.time_ns() // 1000, Counters(), status.journal, status.owner
+    since = min((branch.since for branch in waiting if branch.since and branch.decision is None), default=0)
+    return {
+        "state": {"": "", "alive": "ready"}.get(status.state, status.state),
+        "sync": status.sync,
+        "epoch": owner.epoch if owner is not None else 0,
+        "began_at": 0,
+        "fenced_at": owner.fenced_at if owner is not None else 0,
+        "active": status.active,
+        "in_doubt": status.in_doubt,
+        "damaged": status.damaged,
+        "in_doubt_age": max(now - since, 0) if since else 0,
+        "journal_end": journal.end if journal is not None else None,
+        "free_bytes": status.free_bytes,
+        "free_inodes": status.free_inodes,
+        "is_low": bool(status.low),
+        "quarantined": status.quarantined,
+        "replication": None if status.replication is None else wire.plain(status.replication),
+        "queues": [_row(queue, none, now) for queue in status.queues],
+    }
+
+
+def _state(space: Space) -> str:
+    if space.log.fenced:
+        return "fenced"
+    if not space.loaded:
+        return "recovering"
+    return "read-only" if space.read_only is not None else "draining" if space.draining else "ready"
+
+
+def _of_disk(space: Space) -> dict[str, Any]:
+    left, shipping = space.fs.room(), space.shipping
+    status = replicated.status(space.fs, space.now_us()) if shipping is None else shipping.status
+    return {
+        "free_bytes": left.free_bytes,
+        "free_inodes": left.free_inodes if left.total_inodes else None,
+        "is_low": bool(disk_space.refusal(space.definitions, left)),
+        "quarantined": sum(1 for name in listed(space.fs, layout.QUARANTINE) if not name.endswith(".reason")),
+        "replication": None if status is None else wire.plain(status),
+    }
+
+
+def _of_branches(space: Space) -> dict[str, Any]:
+    with space.lock:
+        open_ones = [branch for branch in space.branches.values() if branch.decided is None]
+        waiting = len({number for branch in open_ones for number in branch.working})
+    in_doubt = [branch for branch in open_ones if branch.base in (State.PREPARED, State.CARRIED)]
+    since = min((at for branch in in_doubt if (at := since_of(space, branch))), default=0)
+    return {
+        "active": sum(branch.base in UNPREPARED for branch in open_ones),
+        "in_doubt": len(in_doubt),
+        "damaged": sum(bool(branch.damage) for branch in in_doubt),
+        "in_doubt_age": max(space.now_us() - since, 0) if since else 0,
+        "waiting": waiting,
+    }
+
+
+def _of_log(space: Space) -> dict[str, Any]:
+    log, journal = space.log, space.journal_log
+    found: dict[str, Any] = {"rounds": log.rounds, "steps": log.steps}
+    if isinstance(space.fs, OwnerFileSystem):
+        found |= {"sync_counts": list(space.fs.syncs.counts), "sync_total_s": space.fs.syncs.total_s}
+    if journal is not None:
+        end = journal.journal.position
+        behind = max(end - journal.followed, 0) if journal.pending else 0
+        found |= {"journal_end": end, "behind_bytes": behind, "hits": journal.hits, "misses": journal.misses}
+    return found
+
+
+def _queues(space: Space) -> list[QueueRow]:
+    from xaqueue.rpc.methods.service import queue_list
+
+    now, before, none = space.now_us(), space.counted_before, Counters()
+    return [_row(queue, before.get(queue.name, none), now) for queue in queue_list(space)]
+
+
+def _row(queue: QueueStatus, before: Counters, now: int) -> QueueRow:
+    counters = queue.counters
+    return (
+        queue.name,
+        queue.ready,
+        queue.delayed,
+        max(queue.held - queue.in_doubt, 0),
+        queue.in_doubt,
+        queue.exhausted,
+        max(now - queue.oldest, 0) if queue.oldest is not None else 0,
+        queue.size_bytes,
+        queue.consumers,
+        bool(queue.stuck),
+        bool(queue.full),
+        queue.stream,
+        queue.lag,
+        counters.enqueued - before.enqueued,
+        counters.dequeued - before.dequeued,
+        counters.redelivered - before.redelivered,
+        counters.expired - before.expired,
+        counters.dead_lettered - before.dead_lettered,
+        counters.moved - before.moved,
+    )
