@@ -23,6 +23,7 @@ from xaqueue.errors import (
     SpaceInUse,
     UnknownQueue,
 )
+from xaqueue.space.offline.health import KINDS, NOTE
 
 
 class ExitCode(IntEnum):
@@ -42,12 +43,16 @@ class ExitCode(IntEnum):
     PIPE_CLOSED = 141
 
 
+HEALTH_CODES = {kind: 10 + number for number, kind in enumerate(KINDS) if kind != NOTE}
+"""Of ``health``, by its worst finding."""
+
 EXIT_HELP = (
     "Exit codes: 0 done; 1 nothing to get, damage or duplicates found, no advice, a participant that cannot be asked, "
     "branches left after the timeout of drain, "
     "a message that failed under --until-empty, or a question answered with no; 2 wrong usage; "
     "3 the space cannot be used, another process owns it, or its server does not answer; 4 any other error; "
     "5 serve, work or forward ended since its disk failed: start it again; "
+    "10 to 18 what health has found; "
     "130 interrupted, or ingest --once ended before all was in."
 )
 

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from xaqueue.cli import (
     checks,
     copies,
+    health,
     indoubt,
     ingest,
     log_output,
@@ -99,7 +100,7 @@ def options(
 
 
 for verb in (
-    *(spaces.init, spaces.status, spaces.define, spaces.queues, spaces.release, metrics.metrics),
+    *(spaces.init, spaces.status, spaces.define, spaces.queues, spaces.release, metrics.metrics, health.health),
     *(messages.put, messages.get, messages.browse, messages.tail, moves.move, moves.requeue),
     *(moves.purge, moves.rm, moves.undefine, copies.show, copies.export),
     *(work.work, work.forward),

@@ -11,11 +11,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from xaqueue.errors import Error
-from xaqueue.web import console, metrics
+from xaqueue.web import console, metrics, probes
 from xaqueue.web.door import Door, Refused, answer_to
 from xaqueue.web.link import Link
 
-ROUTES: list[BaseRoute] = [*console.ROUTES, *metrics.ROUTES]
+ROUTES: list[BaseRoute] = [*console.ROUTES, *metrics.ROUTES, *probes.ROUTES]
 """All there is. An endpoint asks the server by ``door.ask``, and finds it at ``door.link_of(request).server``."""
 
 

@@ -21,6 +21,8 @@ from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import Message, check_queue_name, id_digits_of, id_of
 from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.methods.service import status_of
+from xaqueue.space.offline.health import findings
 from xaqueue.storage.ids import fresh_id
 from xaqueue.web import indoubt
 from xaqueue.web.door import action_of, answered, ask, asker_of, link_of, part
@@ -51,8 +53,10 @@ async def overview(request: Request) -> Response:
     defined = served.space.definitions.queues.values()
 
     def look(manager: RemoteManager) -> dict[str, Any]:
+        told = manager.status()
         return {
-            "status": manager.status(),
+            "status": told,
+            "health": _health(told, manager.call("metrics")["in_doubt_age"] / 1e6),
             "sessions": part(lambda: _sessions(manager)),
             "in_doubt": part(lambda: indoubt.listed(manager)),
         }
@@ -61,6 +65,12 @@ async def overview(request: Request) -> Response:
     failures = sorted({queue.failure_queue for queue in defined if queue.failure_queue})
     more = {"now": time.time_ns() // 1000, "acts": asker.acts, "failure_queues": failures}
     return answered(found | more)
+
+
+def _health(told: dict[str, Any], in_doubt_age_s: float) -> list[dict[str, Any]]:
+    few = [queue for queue in told["queues"] if queue["full"] or queue["stuck"]]
+    found = findings(status_of(told | {"queues": few}), draining=told["draining"], in_doubt_age_s=in_doubt_age_s)
+    return [{"text": f"{one.kind}: {one.text}", "bad": one.is_bad} for one in found]
 
 
 def _sessions(manager: RemoteManager) -> dict[str, Any]:

@@ -269,6 +269,49 @@ def test_a_unix_socket(server: ServerThread, room: Path) -> None:
     assert not (room / "http").exists()
 
 
+def text_at(made: HttpFront, path: str, **headers: str) -> tuple[int, str]:
+    connection = HTTPConnection("127.0.0.1", port_of(made), timeout=20)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def test_probes_tell_whether_it_lives_and_is_ready(tmp_path: Path) -> None:
+    create(tmp_path / "space")
+    write_definitions(tmp_path / "space", ROLES)
+    thread = ServerThread(tmp_path / "space", tmp_path / "socket", sync="NONE")
+    try:
+        with HttpFront(HttpConfig("127.0.0.1:0")) as made:
+            assert text_at(made, "/livez") == (200, "alive\n")
+            assert text_at(made, "/readyz") == (503, "standing by, being opened, or ending\n")
+            assert text_at(made, "/metrics")[1].endswith("\nxaqueue_up 0.0\n")
+            made.show(thread.server)
+            assert text_at(made, "/readyz") == (200, "ready\n")
+            thread.space.draining = True
+            assert text_at(made, "/readyz") == (503, "draining\n")
+            thread.space.serving = False
+            assert text_at(made, "/readyz") == (503, "recovering\n")
+            thread.space.serving = True
+            thread.space.log.fenced = True
+            assert text_at(made, "/readyz") == (503, "fenced\n")
+            thread.space.log.fenced = False
+            assert text_at(made, "/livez") == (200, "alive\n")
+    finally:
+        thread.stop()
+
+
+def test_metrics_are_for_who_may_look(shown: HttpFront, server: ServerThread) -> None:
+    status, text = text_at(shown, "/metrics")
+    assert status == 200
+    assert "\nxaqueue_up 1.0\n" in text
+    assert '\nxaqueue_queue_messages{queue="orders",state="ready"} ' in text
+    assert text_at(shown, "/metrics", Authorization=f"Bearer {TOKEN}")[0] == 200
+    assert text_at(shown, "/metrics", Authorization="Bearer " + "0" * 64)[0] == 403
+    assert all("token" not in line for line in text.splitlines())
+
+
 def test_before_and_after_a_server_it_says_so() -> None:
     with HttpFront(HttpConfig("127.0.0.1:0")) as made:
         status, told, _ = asked(HTTPConnection("127.0.0.1", port_of(made), timeout=20), "GET", "/api/overview")

@@ -1,6 +1,6 @@
 // The page asks the server that it is from and nobody else. What comes is made into text nodes, never into markup.
 
-const EVERY_MS = 2000, KEPT = 60, RATE_POINTS = 6, OLD_DOUBT_S = 60;
+const EVERY_MS = 2000, KEPT = 60, RATE_POINTS = 6;
 const TOKEN = "xaqueue.token";
 const $ = (id) => document.getElementById(id);
 const history = new Map();  // of each queue: {at, depth, came, went}, the oldest first
@@ -118,35 +118,15 @@ function light(kind, text) {
   document.title = `${{ good: "", fair: "(!) ", bad: "(!!) " }[kind]}${$("name").textContent}`;
 }
 
-function findings(status) {
-  const bad = [status.trouble, status.state === "read-only" && `read-only: ${status.journal?.damage || "its owner changes nothing"}`];
-  const fair = [
-    status.state === "recovering" && "recovering: messages are being loaded",
-    status.low && `enqueues are refused: ${status.low}`,
-    status.draining && "draining: no new branches are taken until xaqueue drain --resume",
-    status.complaint && `queues.toml: ${status.complaint}`,
-    status.damaged && `${status.damaged} branches in doubt are damaged`,
-    status.quarantined && `${status.quarantined} damaged or foreign files are in quarantine/`,
-    ...status.carriers.filter((one) => one.pending && one.state === "open").map((one) => `waits for database ${one.carrier}: ${one.queues.join(", ")} hand nothing out`),
-    ...status.queues.filter((one) => one.full).map((one) => `queue ${one.name} is full: ${one.full}`),
-    ...status.queues.filter((one) => one.stuck).map((one) => `queue ${one.name}: ${one.stuck}`),
-  ];
-  const replica = status.replication;
-  if (replica?.role === "source" && !replica.connected) fair.push("its replica is not heard of");
-  const old = shown.in_doubt.rows.filter((one) => !one.decision && shown.now - one.since > OLD_DOUBT_S * 1e6);
-  if (old.length) fair.push(`in doubt for ${age(old[0].since)}: branch ${old[0].xid}`);
-  return { bad: bad.filter(Boolean), fair: fair.filter(Boolean) };
-}
-
 // The parts of the page
 
 function draw() {
   const status = shown.status;
   $("name").textContent = status.format.name;
-  const found = findings(status), count = found.bad.length + found.fair.length;
-  const kind = found.bad.length ? "bad" : count ? "fair" : "good";
-  light(kind, count ? `${found.bad.length ? "It does not work as it should" : "It works"}: ${count} ${count > 1 ? "things want" : "thing wants"} a look.` : "All is well.");
-  const rows = [...found.bad.map((text) => node("li", { class: "bad", text })), ...found.fair.map((text) => node("li", { text }))];
+  const found = shown.health, count = found.length, isBad = found.some((one) => one.bad);
+  const kind = isBad ? "bad" : count ? "fair" : "good";
+  light(kind, count ? `${isBad ? "It does not work as it should" : "It works"}: ${count} ${count > 1 ? "things want" : "thing wants"} a look.` : "All is well.");
+  const rows = found.map((one) => node("li", { class: one.bad && "bad", text: one.text }));
   const list = $("findings");
   if (list.textContent !== rows.map((row) => row.textContent).join("")) list.replaceChildren(...rows);
   who(shown.acts ? "With a token." : "Read-only: no token is shown.");

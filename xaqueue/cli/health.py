@@ -1,0 +1,71 @@
+"""Whether a space is well, for probes and for people."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from xaqueue.cli import output
+from xaqueue.cli.exit_codes import HEALTH_CODES
+from xaqueue.cli.location import JsonOption, SpaceOption, location_of, remote, served_at
+from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.rpc.methods.service import status_of
+from xaqueue.space.offline import inspect
+from xaqueue.space.offline.health import IN_DOUBT_S, LAG_S, NOTE, Finding, findings
+from xaqueue.space.offline.inspect_branches import in_doubt
+from xaqueue.space.owner.record import RECOVERING
+
+ANSWER_S = 5.0
+
+
+def health(
+    ctx: typer.Context,
+    in_doubt_age: Annotated[
+        float, typer.Option("--in-doubt-age", metavar="SECONDS", min=0, help="A branch may be in doubt for so long.")
+    ] = IN_DOUBT_S,
+    replica_lag: Annotated[
+        float, typer.Option("--replica-lag", metavar="SECONDS", min=0, help="A replica may be silent for so long.")
+    ] = LAG_S,
+    json: JsonOption = False,
+    space: SpaceOption = None,
+) -> None:
+    """Say whether a space is well, and what to do where it is not.
+
+    A line for each finding, the worst first, which decides the exit code: 10 fenced, 11 nobody has it open, 12 for
+    reading only, 13 a branch in doubt has lost something, 14 the disk is low, 15 its replica, 16 a branch is in doubt
+    for long, 17 it recovers, 18 it is drained; 3 its server does not answer; 0 else, also where there are notes.
+    """
+    location = location_of(ctx, space)
+    url, limits = served_at(location), {"in_doubt_s": in_doubt_age, "lag_s": replica_lag}
+    if url:
+        with remote(url, answer_s=ANSWER_S) as manager:
+            found = _of_server(manager, limits)
+    else:
+        found = _of_files(location.directory, limits)
+    kind = found[0].kind if found else NOTE
+    if json:
+        output.as_json({"ready": kind == NOTE, "findings": [asdict(one) for one in found]})
+    else:
+        for one in found:
+            typer.echo(f"{one.kind}: {one.text}")
+        if kind == NOTE:
+            typer.echo("ready")
+    if kind != NOTE:
+        raise typer.Exit(HEALTH_CODES[kind])
+
+
+def _of_server(manager: RemoteManager, limits: dict[str, float]) -> list[Finding]:
+    told: dict[str, Any] = manager.call("metrics")
+    if told["state"] == RECOVERING:
+        return [Finding(RECOVERING, "messages are being loaded: wait")]
+    status = manager.status()
+    age_s = told["in_doubt_age"] / 1_000_000
+    return findings(status_of(status), draining=status["draining"], in_doubt_age_s=age_s, **limits)
+
+
+def _of_files(directory: str, limits: dict[str, float]) -> list[Finding]:
+    told, waiting = inspect.status(directory), in_doubt(directory)
+    ages = [output.age_s(branch.since) for branch in waiting if branch.since and branch.decision is None]
+    return findings(told, draining=False, in_doubt_age_s=max(ages, default=0.0), **limits)
