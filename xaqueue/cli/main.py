@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from xaqueue.cli import (
     checks,
     copies,
+    glance,
     indoubt,
     ingest,
     log_output,
@@ -98,7 +99,7 @@ def options(
 
 
 for verb in (
-    *(spaces.init, spaces.status, spaces.define, spaces.queues, spaces.release),
+    *(spaces.init, spaces.status, spaces.define, glance.queues, spaces.release),
     *(messages.put, messages.get, messages.browse, messages.tail, moves.move, moves.requeue),
     *(moves.purge, moves.rm, moves.undefine, copies.show, copies.export),
     *(work.work, work.forward),
