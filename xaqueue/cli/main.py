@@ -99,7 +99,7 @@ def options(
 
 
 for verb in (
-    *(spaces.init, spaces.status, spaces.define, glance.queues, spaces.release),
+    *(spaces.init, spaces.status, spaces.define, glance.queues, glance.sessions, spaces.release),
     *(messages.put, messages.get, messages.browse, messages.tail, moves.move, moves.requeue),
     *(moves.purge, moves.rm, moves.undefine, copies.show, copies.export),
     *(work.work, work.forward),

@@ -12,8 +12,8 @@ import typer
 from xaqueue.carried import CarrierState, CarrierStatus
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.cli.glance import counter_table, queue_table
-from xaqueue.cli.location import JsonOption, SpaceOption, location_of, reached, remote
+from xaqueue.cli.glance import counter_table, queue_document, queue_table, served_status
+from xaqueue.cli.location import JsonOption, SpaceOption, location_of, reached, remote, served_at
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation
@@ -59,22 +59,21 @@ def init(
 def status(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = None) -> None:
     """Show what a space is and holds.
 
-    Works while another process owns it, and of a server by its URL.
+    Works while another process owns it, and of a server by its URL. A directory that is served is asked about by its
+    server; where that does not answer within 5 s, or is recovering, and of any other owner, the files are read.
     """
     location = location_of(ctx, space)
     server: list[tuple[str, object]] = []
-    if location.url:
-        with remote(location.url) as manager:
-            fields = manager.status()
+    fields = served_status(location)
+    if fields is not None:
         found = status_of(fields)
         sessions = f"{fields['sessions']:,}" + (f", {fields['waiting']:,} of them wait" if fields["waiting"] else "")
         draining = "no new branches are taken until `xaqueue drain --resume`" if fields["draining"] else ""
-        server = [("server", location.url), ("sessions", sessions), ("draining", draining)]
+        server = [("server", served_at(location)), ("sessions", sessions), ("draining", draining)]
     else:
         found = inspect.status(location.directory)
-        fields = asdict(found)
     if json:
-        output.as_json(fields)
+        output.as_json({**(fields or asdict(found)), "queues": [queue_document(queue) for queue in found.queues]})
         return
     output.pairs([*server, *_status_rows(found, has_all=bool(server))])
     typer.echo()
