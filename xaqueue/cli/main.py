@@ -24,6 +24,7 @@ from xaqueue.cli import (
     spaces,
     tm,
     tools,
+    top,
     work,
 )
 from xaqueue.cli.exit_codes import EXIT_HELP, translated
@@ -99,7 +100,7 @@ def options(
 
 
 for verb in (
-    *(spaces.init, spaces.status, spaces.define, glance.queues, glance.sessions, spaces.release),
+    *(spaces.init, spaces.status, spaces.define, glance.queues, glance.sessions, top.top, spaces.release),
     *(messages.put, messages.get, messages.browse, messages.tail, moves.move, moves.requeue),
     *(moves.purge, moves.rm, moves.undefine, copies.show, copies.export),
     *(work.work, work.forward),

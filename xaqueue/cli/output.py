@@ -82,8 +82,9 @@ def grid(
 
     texts = [[_plain(cell) if width is None else _shown(cell) for cell in row] for row in rows]
     whole = {at: max(map(cell_len, cells)) for at, cells in enumerate(zip(headings, *texts, strict=True))}
-    for name in spare if width is not None else ():
-        if sum(min(size, 2 * FOLDED) + _BETWEEN for size in whole.values()) > width + _BETWEEN:
+    for name in spare:
+        needed = sum(min(size, 2 * FOLDED) + _BETWEEN for size in whole.values()) - _BETWEEN
+        if width is not None and needed > width and name in headings:
             del whole[headings.index(name)]
     drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     if width is None:
