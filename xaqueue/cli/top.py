@@ -88,17 +88,17 @@ def top(
     """
     from rich.console import Console
 
-    watch = Watch(location_of(ctx, space), interval)
-    console = Console()
+    location, console = location_of(ctx, space), Console()
     if not console.is_terminal or console.is_dumb_terminal:
-        look = watch.first()
+        with Watch(location, interval) as watch:
+            look = watch.first()
         plain = Console(color_system=None, force_terminal=False, width=max(console.width, 100))
         with plain.capture() as captured:
             plain.print(drawn(look, None, "", plain.width, sys.maxsize))
         for line in captured.get().splitlines():
             typer.echo(line.rstrip())
         return
-    with suppress(KeyboardInterrupt), ended_in_order():
+    with suppress(KeyboardInterrupt), ended_in_order(), Watch(location, interval) as watch:
         _show(watch, console)
 
 
@@ -142,7 +142,7 @@ def _keys() -> Iterator[Callable[[float], bool]]:
 
 
 class Watch:
-    """Looks in a thread, from now on until the process ends: a look that hangs is left to itself."""
+    """Looks in a thread, from now on until its end: a look that hangs is left to itself then."""
 
     def __init__(self, location: Location, interval_s: float) -> None:
         self.shown: Look | None = None
@@ -155,7 +155,14 @@ class Watch:
         self._asks = True
         self._ended = threading.Event()
         """A look came to its end, well or not."""
+        self._over = threading.Event()
         threading.Thread(target=self._run, name="xaqueue-top", daemon=True).start()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
 
     @property
     def problem(self) -> str:
@@ -175,16 +182,17 @@ class Watch:
         return self.shown
 
     def _run(self) -> None:
-        while True:
+        while not self._over.is_set():
             try:
                 self._began, self._asks = time.monotonic(), True
                 url = served_at(self._location)
                 if url:
                     with remote(url, answer_s=ANSWER_S) as manager:
-                        while True:
+                        while not self._over.is_set():
                             self._take(by_server(url, manager))
                             self._began, self._asks = time.monotonic(), True
-                self._take(by_files(self._location.directory))
+                else:
+                    self._take(by_files(self._location.directory))
             except (Error, OSError) as error:
                 self._failure = error
                 self._rest()
@@ -198,7 +206,7 @@ class Watch:
     def _rest(self) -> None:
         self._asks = False
         self._ended.set()
-        time.sleep(self._interval_s)
+        self._over.wait(self._interval_s)
 
 
 def by_server(url: str, manager: RemoteManager) -> Look:
