@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -23,8 +23,9 @@ from xaqueue.cli.glance import ANSWER_S, SESSION_HEADINGS
 from xaqueue.cli.location import Location, SpaceOption, location_of, remote, served_at
 from xaqueue.errors import AccessDenied, ConnectionLost, Error
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.methods.service import RemoteOperator, status_of
-from xaqueue.rpc.methods.sessions import ACTIVE, SessionStatus
+from xaqueue.rpc.methods.service import status_of
+from xaqueue.rpc.methods.sessions import UNFINISHED, SessionStatus
+from xaqueue.rpc.wire import decode
 from xaqueue.space.offline import inspect
 from xaqueue.space.offline.inspect import QueueStatus, Status
 from xaqueue.space.offline.inspect_branches import in_doubt
@@ -45,29 +46,21 @@ SPARE = ("bytes", "delayed", "in doubt", "from", "connected", "consumers")
 RIGHT = (*QUEUE_HEADINGS[1:], "session", "connected", "idle", "branches", "age")
 
 
-class Doubt(NamedTuple):
-    """A prepared branch."""
-
-    xid: Xid
-    state: str
-    since: int
-
-
 class Look(NamedTuple):
     """What was seen at one moment."""
 
     at: float
     """Of the monotonic clock."""
-    seen: str
+    clock: str
     """The same, for people."""
     url: str
     """Of the server that was asked; empty where the files were read."""
     found: Status
     draining: bool
-    sessions: list[SessionStatus] | None
-    """None where nobody tells: there is no server, or who asks may not know."""
-    doubts: list[Doubt]
-    """The oldest first; empty also where who asks may not know."""
+    sessions: list[SessionStatus]
+    """Empty also where nobody tells: there is no server, or who asks may not know; as ``doubts``."""
+    doubts: list[tuple[Xid, str, int]]
+    """Of prepared branches the xid, the state and since when; the oldest first."""
 
 
 def top(
@@ -185,11 +178,11 @@ class Watch:
         while not self._over.is_set():
             try:
                 self._began, self._asks = time.monotonic(), True
-                url = served_at(self._location)
+                url, refused = served_at(self._location), set[str]()
                 if url:
                     with remote(url, answer_s=ANSWER_S) as manager:
                         while not self._over.is_set():
-                            self._take(by_server(url, manager))
+                            self._take(by_server(url, manager, refused))
                             self._began, self._asks = time.monotonic(), True
                 else:
                     self._take(by_files(self._location.directory))
@@ -209,24 +202,27 @@ class Watch:
         self._over.wait(self._interval_s)
 
 
-def by_server(url: str, manager: RemoteManager) -> Look:
-    """Raises ConnectionLost, and what the server refuses with."""
-    fields = manager.status()
-    found, sessions, doubts = status_of(fields), None, list[Doubt]()
-    with suppress(AccessDenied):
-        sessions = RemoteOperator(manager).sessions()
-    if found.in_doubt or found.committing:
+def by_server(url: str, manager: RemoteManager, refused: set[str]) -> Look:
+    """refused: what was refused before, and is not asked again. Raises ConnectionLost, AccessDenied, ResourceFailed."""
+
+    def asked(method: str) -> Any:
         with suppress(AccessDenied):
-            left = manager.call("drain")["left"]  # only asks, and is told of the oldest
-            doubts = [Doubt(Xid(*one["xid"]), one["state"], one["since"]) for one in left if one["state"] != ACTIVE]
+            return None if method in refused else manager.call(method)
+        return refused.add(method)
+
+    fields = manager.status()
+    found, sessions = status_of(fields), [decode(SessionStatus, one) for one in asked("sessions") or ()]
+    left = asked("drain") if found.in_doubt or found.committing else None  # without more it only asks, of the oldest
+    doubts = [(Xid(*one["xid"]), one["state"], one["since"]) for one in (left or {}).get("left", ())]
+    doubts = [one for one in doubts if one[1] in UNFINISHED.values()]
     return Look(time.monotonic(), time.strftime("%H:%M:%S"), url, found, fields["draining"], sessions, doubts)
 
 
 def by_files(directory: str) -> Look:
     """Raises SpaceError."""
     found = inspect.status(directory)
-    doubts = [Doubt(one.xid, one.state, one.since) for one in in_doubt(directory) if one.decision is None]
-    return Look(time.monotonic(), time.strftime("%H:%M:%S"), "", found, False, None, doubts)
+    doubts = [(one.xid, one.state, one.since) for one in in_doubt(directory) if one.decision is None]
+    return Look(time.monotonic(), time.strftime("%H:%M:%S"), "", found, False, [], doubts)
 
 
 def findings(look: Look) -> list[tuple[str, str]]:
@@ -269,12 +265,12 @@ def drawn(look: Look, before: Look | None, problem: str, width: int, height: int
 
     found, place = look.found, look.url or look.found.directory
     told = findings(look)[: max(height // 4, 1)]
-    lines = [_line(f"{found.format.name}  {place}  {look.seen}", "bold")]
+    lines = [_line(f"{found.format.name}  {place}  {look.clock}", "bold")]
     lines += [_line(problem, "bold red")] if problem else []
     lines += [_line(f"● {text}", colour) for colour, text in told]
     rest = height - len(lines)
-    doubts = [(one.xid, one.state, output.age(one.since)) for one in look.doubts]
-    others = sorted((one for one in look.sessions or () if not one.asks), key=lambda one: (not one.holds, one.since))
+    doubts = [(xid, state, output.age(since)) for xid, state, since in look.doubts]
+    others = sorted((one for one in look.sessions if not one.asks), key=lambda one: (not one.holds, one.since))
     below = _part("in doubt", ("xid", "state", "age"), doubts, rest // 4, width)
     spare = rest - below[1] - (LEAST - 1 + len(found.queues))
     middle = _part("sessions", SESSION_HEADINGS, [*map(glance.session_row, others)], max(rest // 3, spare), width)

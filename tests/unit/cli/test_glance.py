@@ -22,7 +22,7 @@ from support.served import ServerThread
 from xaqueue.cli import glance, output, top
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import Location, remote
-from xaqueue.errors import ConnectionLost
+from xaqueue.errors import AccessDenied, ConnectionLost
 from xaqueue.rpc.methods.sessions import SessionStatus
 from xaqueue.space.model.counters import Counters
 from xaqueue.space.offline.inspect import QueueStatus
@@ -184,7 +184,7 @@ def screen(
 
 def test_the_screen_has_queues_sessions_and_doubts(server: ServerThread) -> None:
     with remote(server.url) as manager:
-        before, look = top.by_server(server.url, manager), top.by_server(server.url, manager)
+        before, look = top.by_server(server.url, manager, set()), top.by_server(server.url, manager, set())
     look = look._replace(at=before.at + 2)
     lines = [line.split() for line in screen(look, before).splitlines()]
     assert lines[0][:2] == ["space", server.url]
@@ -194,6 +194,26 @@ def test_the_screen_has_queues_sessions_and_doubts(server: ServerThread) -> None
     assert next(line for line in lines if line[0] == "replies")[:3] == ["replies", "0.0", "0.0"]
     assert next(line for line in lines if line[0] == str(XID))[1:3] == ["in", "doubt"]
     assert any("replies," in line for line in lines), "who waits for it"
+
+
+def test_what_is_refused_is_not_asked_again(server: ServerThread) -> None:
+    """Each refusal is a line in the server's log."""
+    asked: list[str] = []
+
+    class Guest:
+        def call(self, method: str) -> object:
+            asked.append(method)
+            raise AccessDenied("no")
+
+        def status(self) -> dict[str, object]:
+            with remote(server.url) as manager:
+                return manager.status()
+
+    refused = set[str]()
+    for _ in range(2):
+        look = top.by_server(server.url, Guest(), refused)  # type: ignore[arg-type]
+        assert (look.found.in_doubt, look.sessions, look.doubts) == (1, [], [])
+    assert asked == ["sessions", "drain"]
 
 
 def test_one_look_without_a_terminal(server: ServerThread) -> None:
@@ -283,7 +303,7 @@ def test_the_busiest_come_first_and_very_many_are_cut(plain: top.Look) -> None:
 
 def test_the_screen_is_no_larger_than_the_terminal(server: ServerThread) -> None:
     with remote(server.url) as manager:
-        look = top.by_server(server.url, manager)
+        look = top.by_server(server.url, manager, set())
     assert look.found.owner is not None
     sessions = [SessionStatus(f"user:{number}" * 9, "", "unix", 1, 1, 1, number=number) for number in range(99)]
     queues, fenced = [queue("x" * number) for number in range(1, 99)], replace(look.found.owner, trouble="y" * 300)
