@@ -31,7 +31,10 @@ NUMBERS = ("messages", "ready", "delayed", "locked", "in doubt", "oldest", "byte
 def queues(
     ctx: typer.Context,
     counters: Annotated[
-        bool, typer.Option("--counters", help="Show what each has had and lost since the space was made.")
+        bool,
+        typer.Option(
+            "--counters", help="Show what each has had and lost since the space was made; see COUNTERS in xaqueue(7)."
+        ),
     ] = False,
     json: JsonOption = False,
     space: SpaceOption = None,

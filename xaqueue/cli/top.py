@@ -115,7 +115,8 @@ def _keys() -> Iterator[Callable[[float], bool]]:
     import termios
     import tty
 
-    terminal, there = sys.stdin.fileno(), sys.stdin.isatty()
+    there = sys.stdin is not None and sys.stdin.isatty()
+    terminal = sys.stdin.fileno() if there else -1
 
     def pressed(seconds: float) -> bool:
         if not select.select([terminal] if there else [], [], [], seconds)[0]:
@@ -228,6 +229,7 @@ def by_files(directory: str) -> Look:
 def findings(look: Look) -> list[tuple[str, str]]:
     """What somebody has to look at, the worst first: each in words, and as the colour of a light."""
     found = look.found
+    doubtful = output.counted(found.in_doubt, "branch", "branches")
     damaged = f", {found.damaged:,} of them damaged" if found.damaged else ""
     unable = [queue.name for queue in found.queues if queue.stuck]
     full = [queue.name for queue in found.queues if queue.full]
@@ -236,10 +238,7 @@ def findings(look: Look) -> list[tuple[str, str]]:
         ("red", "read-only: nothing can be changed" if found.state == READ_ONLY else ""),
         ("red", f"low disk: enqueues are refused: {found.low}" if found.low else ""),
         ("red", f"the journal is damaged: {found.journal.damage}" if found.journal and found.journal.damage else ""),
-        (
-            "yellow",
-            f"{output.counted(found.in_doubt, 'branch', 'branches')} in doubt{damaged}" if found.in_doubt else "",
-        ),
+        ("yellow", f"{doubtful} in doubt{damaged}" if found.in_doubt else ""),
         ("yellow", "recovering" if found.state == RECOVERING else ""),
         ("yellow", "" if found.owned else "not open: nobody works with it"),
         ("yellow", "draining: no new branch is taken" if look.draining else ""),
