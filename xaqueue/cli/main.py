@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from xaqueue.cli import (
     checks,
     copies,
+    glance,
     health,
     indoubt,
     ingest,
@@ -25,6 +26,7 @@ from xaqueue.cli import (
     spaces,
     tm,
     tools,
+    top,
     work,
 )
 from xaqueue.cli.exit_codes import EXIT_HELP, translated
@@ -100,7 +102,8 @@ def options(
 
 
 for verb in (
-    *(spaces.init, spaces.status, spaces.define, spaces.queues, spaces.release, metrics.metrics, health.health),
+    *(spaces.init, spaces.status, spaces.define, glance.queues, glance.sessions, top.top, spaces.release),
+    *(metrics.metrics, health.health),
     *(messages.put, messages.get, messages.browse, messages.tail, moves.move, moves.requeue),
     *(moves.purge, moves.rm, moves.undefine, copies.show, copies.export),
     *(work.work, work.forward),

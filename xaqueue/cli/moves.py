@@ -136,7 +136,7 @@ def undefine(
 def rm(
     ctx: typer.Context,
     queue: QueueArgument,
-    message_ids: Annotated[list[str], typer.Argument(metavar="ID", help="32 hex digits each.")],
+    message_ids: Annotated[list[str], typer.Argument(metavar="ID", help="32 hex digits each, as `browse` shows them.")],
     space: SpaceOption = None,
 ) -> None:
     """Remove messages by their ids, all of them in one transaction, or none: exit 1 where one is not there, or held."""
@@ -170,7 +170,7 @@ def _run(
         return
     with connected(location) as connection:
         count, left = _work(connection, queue, tests, limit, step, done)
-    stay = f"; {left:,} are held by transactions, or gone" if left else ""
+    stay = f"; {left:,} left: held by transactions, or gone" if left else ""
     typer.echo(f"{output.counted(count, 'message')} of queue {queue} {done}{stay}")
 
 

@@ -22,6 +22,7 @@ from xaqueue.message import Message, Properties, body_of, check_queue_name, id_o
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
+    from rich.table import Table
 
 T = TypeVar("T")
 
@@ -39,36 +40,66 @@ _ENCODED = ("body_base64", "unknown_base64", *(f"{name}_base64" for name in _PLA
 _WRITTEN = tuple(name for name in Properties.__dataclass_fields__ if name not in ("queue", "unknown", *_PLAIN_BYTES))
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-    """Rows below headings, aligned. ``right``: the headings of numbers, which have separators on a terminal only.
-
-    On a terminal what does not fit is folded; elsewhere every row is one line, however long.
-    """
-    from rich import box
-    from rich.cells import cell_len
+def table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Sequence[str] = (),
+    spare: Sequence[str] = (),
+) -> None:
+    """Rows below headings, aligned; see ``grid``. On a terminal what does not fit is folded."""
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     terminal = sys.stdout.isatty()
-    texts = [[_shown(cell) if terminal else _plain(cell) for cell in row] for row in rows]
-    drawn = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False)
-    needed = 0
-    for heading, *cells in zip(headings, *texts, strict=True):
-        width = max(cell_len(text) for text in (heading, *cells))
-        fixed = heading in WHOLE or not terminal
-        least = width if fixed else min(width, FOLDED)
-        needed += least + _BETWEEN
-        side: Literal["left", "right"] = "right" if heading in right else "left"
-        drawn.add_column(heading, justify=side, overflow="fold", min_width=least, no_wrap=fixed)
-    for row in texts:
-        drawn.add_row(*map(Text, row))
     console = Console() if terminal else Console(color_system=None, force_terminal=False)
+    drawn, needed = grid(headings, rows, right=right, spare=spare, width=console.width if terminal else None)
     console.width = max(console.width, needed)  # the terminal itself breaks such a line, and copies it as one
     with console.capture() as captured:
         console.print(drawn, crop=False)
     for line in captured.get().splitlines():
         typer.echo(line.rstrip())
+
+
+def grid(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Sequence[str] = (),
+    spare: Sequence[str] = (),
+    width: int | None = None,
+    folds: bool = True,
+) -> tuple[Table, int]:
+    """Rows below headings, to be drawn, and how many characters they need at least.
+
+    right: the headings of numbers, which have separators on a terminal only. spare: headings of columns that a terminal
+    lacks where it is too narrow, the first of them first. width: of the terminal; without one every row is one line,
+    however long. folds: what does not fit is folded, else it is cut off.
+    """
+    from rich import box
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    texts = [[_plain(cell) if width is None else _shown(cell) for cell in row] for row in rows]
+    whole = {at: max(map(cell_len, cells)) for at, cells in enumerate(zip(headings, *texts, strict=True))}
+    for name in spare:
+        needed = sum(min(size, 2 * FOLDED) + _BETWEEN for size in whole.values()) - _BETWEEN
+        if width is not None and needed > width and name in headings:
+            del whole[headings.index(name)]
+    drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    if width is None:
+        drawn = Table(box=None, pad_edge=False)
+    needed = 0
+    for at, size in whole.items():
+        fixed = headings[at] in WHOLE or width is None
+        least = size if fixed else min(size, FOLDED)
+        needed += least + _BETWEEN
+        side: Literal["left", "right"] = "right" if headings[at] in right else "left"
+        overflow: Literal["fold", "ellipsis"] = "fold" if folds else "ellipsis"
+        drawn.add_column(headings[at], justify=side, overflow=overflow, min_width=least, no_wrap=fixed or not folds)
+    for row in texts:
+        drawn.add_row(*(Text(row[at]) for at in whole))
+    return drawn, needed
 
 
 def records(
@@ -156,8 +187,12 @@ def text_of(value: bytes | None) -> str:
 
 def printable(name: bytes) -> str:
     """Bytes of a name for people: nothing in them moves the cursor."""
-    text = text_of(name)
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    return one_line(text_of(name))
+
+
+def one_line(text: str) -> str:
+    """A text for people: nothing in it moves the cursor."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def preview(body: bytes) -> str:
@@ -253,4 +288,4 @@ def _shown(cell: object) -> str:
 
 
 def _plain(cell: object) -> str:
-    return "-" if cell is None else str(cell)
+    return "-" if cell is None else one_line(str(cell))

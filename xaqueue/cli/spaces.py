@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, astuple
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -13,25 +12,18 @@ import typer
 from xaqueue.carried import CarrierState, CarrierStatus
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.cli.location import (
-    JsonOption,
-    Location,
-    SpaceOption,
-    location_of,
-    reached,
-    remote,
-    served_at,
-)
-from xaqueue.errors import ConnectionLost, InvalidArgument
+from xaqueue.cli.glance import counter_table, queue_document, queue_table, served_status
+from xaqueue.cli.location import JsonOption, SpaceOption, location_of, reached, remote, served_at
+from xaqueue.errors import InvalidArgument
 from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation
 from xaqueue.rpc.methods.service import status_of
 from xaqueue.space.model import definition_edits, definitions, layout
-from xaqueue.space.model.counters import Counters, Counting
+from xaqueue.space.model.counters import Counting
 from xaqueue.space.model.index import Order
 from xaqueue.space.offline import inspect
 from xaqueue.space.offline.aside import Aside
-from xaqueue.space.offline.inspect import JournalStatus, QueueStatus
+from xaqueue.space.offline.inspect import JournalStatus
 from xaqueue.space.owner import open
 from xaqueue.storage.hardening import DEFAULT, GRAMMAR, Hardening
 
@@ -67,22 +59,21 @@ def init(
 def status(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = None) -> None:
     """Show what a space is and holds.
 
-    Works while another process owns it, and of a server by its URL.
+    Works while another process owns it, and of a server by its URL. A directory that is served is asked about by its
+    server; where that does not answer within 5 s, or is recovering, and of any other owner, the files are read.
     """
     location = location_of(ctx, space)
     server: list[tuple[str, object]] = []
-    if location.url:
-        with remote(location.url) as manager:
-            fields = manager.status()
+    fields = served_status(location)
+    if fields is not None:
         found = status_of(fields)
         sessions = f"{fields['sessions']:,}" + (f", {fields['waiting']:,} of them wait" if fields["waiting"] else "")
         draining = "no new branches are taken until `xaqueue drain --resume`" if fields["draining"] else ""
-        server = [("server", location.url), ("sessions", sessions), ("draining", draining)]
+        server = [("server", served_at(location)), ("sessions", sessions), ("draining", draining)]
     else:
         found = inspect.status(location.directory)
-        fields = asdict(found)
     if json:
-        output.as_json(fields)
+        output.as_json({**(fields or asdict(found)), "queues": [queue_document(queue) for queue in found.queues]})
         return
     output.pairs([*server, *_status_rows(found, has_all=bool(server))])
     typer.echo()
@@ -216,29 +207,6 @@ def define(
     typer.echo(f"queue {queue}: {made.order.value}" + (f", {made.description}" if made.description else ""))
 
 
-def queues(
-    ctx: typer.Context,
-    counters: Annotated[
-        bool, typer.Option("--counters", help="Show what each has had and lost since the space was made.")
-    ] = False,
-    json: JsonOption = False,
-    space: SpaceOption = None,
-) -> None:
-    """List the queues.
-
-    With their order, their number of messages and their watermark. Of a queue that a stream consumes also which one
-    that is, up to which number it has consumed, what it reads now, and how far it is behind. Works while another
-    process owns the space, and of a server by its URL.
-    """
-    found = _found(location_of(ctx, space))
-    if json:
-        output.as_json([{**asdict(queue), "lag": queue.lag} for queue in found])
-    elif counters and found:
-        counter_table(found)
-    else:
-        queue_table(found)
-
-
 def release(
     ctx: typer.Context,
     queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="Its name.")] = None,
@@ -306,45 +274,3 @@ def _print_ended(ended: Reservation) -> None:
         typer.echo(f"read already, perhaps, and there again: {read}; look where the stream writes before others do")
     elif ended.lag:
         typer.echo(f"what follows, up to number {ended.latest:,}, the stream may have read in part already")
-
-
-def _found(location: Location) -> list[QueueStatus]:
-    if location.url:
-        with remote(location.url) as manager:
-            return status_of(manager.status()).queues
-    found, url = inspect.queue_list(location.directory), served_at(location)
-    if not url or not any(queue.stream for queue in found):
-        return found
-    with suppress(ConnectionLost), remote(url) as manager:  # what is in flight only the owner knows
-        in_flight = {one.queue: one.in_flight for one in manager.reservations()}
-        return [replace(queue, in_flight=in_flight.get(queue.name)) for queue in found]
-    return found
-
-
-def counter_table(found: list[QueueStatus]) -> None:
-    names = [name.replace("_", " ") for name in Counters.__dataclass_fields__]
-    output.table(("queue", *names), [(queue.name, *astuple(queue.counters)) for queue in found], right=names)
-
-
-def queue_table(found: list[QueueStatus]) -> None:
-    if not found:
-        typer.echo("no queues yet: `xaqueue define QUEUE` makes one")
-        return
-    rows = [(q.name, q.order, q.depth, None if q.watermark is None else str(q.watermark), q.description) for q in found]
-    output.table(("queue", "order", "messages", "watermark", "description"), rows, right=("messages", "watermark"))
-    streams: list[tuple[object, ...]] = []
-    for q in found:
-        if q.stream:
-            in_flight = f"{q.in_flight[0] + 1} to {q.in_flight[1]}" if q.in_flight else ""
-            streams.append((q.name, q.stream, str(q.consumed), in_flight, q.lag))
-    if streams:
-        typer.echo()
-        output.table(("queue", "stream", "consumed", "in flight", "lag"), streams, right=("consumed", "lag"))
-    full = [(q.name, q.full) for q in found if q.full]
-    if full:
-        typer.echo()
-        output.table(("queue", "is full by"), full)
-    stuck = [(q.name, q.exhausted, q.stuck) for q in found if q.exhausted or q.stuck]
-    if stuck:
-        typer.echo()
-        output.table(("queue", "had all their tries", "cannot be moved since"), stuck, right=("had all their tries",))

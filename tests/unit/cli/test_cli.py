@@ -156,11 +156,13 @@ def test_define_while_the_space_is_in_use_is_taken_by_the_owner(space: Path) -> 
 
 def test_queues(space: Path) -> None:
     run("put", "orders", "x")
-    assert run("queues").splitlines() == [
-        "queue   order     messages  watermark  description",
-        "orders  fifo             1          1",
-        "urgent  priority         0          0  at once",
-    ]
+    headings, orders, urgent = run("queues").splitlines()
+    assert " ".join(headings.split()) == (
+        "queue messages ready delayed locked in doubt oldest bytes consumers watermark order description"
+    )
+    assert orders.split()[:6] == ["orders", "1", "1", "0", "0", "0"]
+    assert orders.split()[-4:] == ["B", "0", "1", "fifo"]
+    assert urgent.split() == ["urgent", *"00000", "0", "B", "0", "0", "priority", "at", "once"]
     shown = lines(run("queues", "--json"))[0][0]
     assert 0 < time.time() - shown.pop("oldest") / 1e6 < PATIENCE_S
     assert 0 < shown.pop("size_bytes") < 200
@@ -172,6 +174,7 @@ def test_queues(space: Path) -> None:
         "ready": 1,
         "delayed": 0,
         "held": 0,
+        "locked": 0,
         "consumers": 0,
         "is_estimated": False,
         "in_doubt": 0,
@@ -213,7 +216,9 @@ def test_status(space: Path) -> None:
         (parsed,) = lines(run("status", "--json"))
     assert f"owner          process {os.getpid()} on " in told
     assert "sync           NONE: a commit survives a killed process" in told
-    assert "orders  fifo" in told
+    assert ["orders", "0", "0", "0", "-", "0", "0", "B", "-", "0", "fifo"] in [
+        line.split() for line in told.splitlines()
+    ]
     assert (parsed["owned"], parsed["owner"]["pid"], parsed["sync"]) == (True, os.getpid(), "NONE")
     assert "last owner" in run("status")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from support.served import ServerThread
 from xaqueue.cli.main import app
 from xaqueue.connection import Connection
 from xaqueue.rpc.client.manager import remote_manager
-from xaqueue.rpc.methods.service import status_of
+from xaqueue.rpc.methods import service
+from xaqueue.rpc.methods.service import queue_list, status_of
 from xaqueue.rpc.wire import MalformedFrame
 from xaqueue.space.engine import heuristics
+from xaqueue.space.model.branch import Branch
 from xaqueue.space.offline import inspect
 from xaqueue.space.owner import open as attach_room
 from xaqueue.xid import Xid
@@ -82,6 +85,8 @@ def test_it_is_what_the_directory_tells(served: ServerThread, connection: Connec
     for status in (answered, seen):
         for name in ("as_of", "hits", "misses"):
             assert status["counting"].pop(name) >= 0
+    asked, read = ([queue.pop("consumers") for queue in status["queues"]] for status in (answered, seen))
+    assert (asked, read) == ([0] * 4, [None] * 4), "only the owner knows who waits"
     for name in seen.keys() - CHANGING - {"cache"}:
         assert answered[name] == seen[name], name
     assert (answered["in_doubt"], answered["heuristic"], answered["state"]) == (1, 1, "ready")
@@ -139,7 +144,61 @@ def test_the_command_shows_the_same_rows_by_url(served: ServerThread, connection
     assert shown[0].split() == ["server", served.url]
     assert "sessions       2" in shown
     seen = CliRunner().invoke(app, ["status", "--space", str(served.root)]).stdout.splitlines()
-    unlike = {line.split("  ")[0] for line in {*seen} - {*shown}}
-    assert unlike <= {"disk free", "cache", "active"}
-    (active,) = (line for line in shown if line.startswith("active"))
-    assert (f"{active} with files" if served.space.journal_log else active) in seen
+    assert {line.split("  ")[0] for line in {*seen} ^ {*shown}} <= {"disk free", "cache", "counted"}
+
+
+def test_the_numbers_of_a_queue_are_of_one_moment(served: ServerThread) -> None:
+    """While transactions come and go: what the states count is all that there is, and none is less than nothing."""
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            with xaqueue.connect(served.url) as connection:
+                turn = 0
+                while not stop.is_set():
+                    turn += 1
+                    connection.tpc_begin(Xid(number, b"%d" % turn, b""))
+                    connection.enqueue("orders", b"x")
+                    connection.dequeue("orders")
+                    connection.tpc_prepare()
+                    (connection.tpc_commit if turn % 3 else connection.tpc_rollback)()
+        except BaseException as error:
+            failed.append(error)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in (1, 2, 3)]
+    for worker in workers:
+        worker.start()
+    try:
+        states, deadline = list[tuple[int, int]](), time.monotonic() + PATIENCE_S
+        while len(states) < 200 or len(set(states)) == 1:
+            assert time.monotonic() < deadline
+            queue = next(one for one in queue_list(served.space) if one.name == "orders")
+            assert queue.locked is not None
+            assert min(queue.ready, queue.delayed, queue.locked, queue.in_doubt, queue.exhausted) >= 0
+            assert queue.depth == queue.ready + queue.delayed + queue.held + queue.exhausted
+            states.append((queue.locked, queue.in_doubt))
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join(PATIENCE_S)
+    assert failed == []
+
+
+def test_a_branch_that_ends_during_a_look_holds_nothing(
+    served: ServerThread, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(connection, b"x")
+    connection.tpc_begin(Xid(1, b"ends", b""))
+    assert connection.dequeue("orders") is not None
+    connection.tpc_prepare()
+
+    def look(branches: Iterable[Branch]) -> dict[str, list[tuple[Branch, int]]]:
+        found = holders(branches)
+        connection.tpc_rollback()
+        return found
+
+    holders = service._holders
+    assert [(q.ready, q.in_doubt, q.locked) for q in queue_list(served.space) if q.name == "orders"] == [(0, 1, 0)]
+    monkeypatch.setattr(service, "_holders", look)
+    assert [(q.ready, q.in_doubt, q.locked) for q in queue_list(served.space) if q.name == "orders"] == [(1, 0, 0)]

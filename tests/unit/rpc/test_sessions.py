@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -74,6 +75,9 @@ def test_who_is_connected_and_since_when(operator: RemoteOperator, user: Connect
     assert abs(other.since - began) < PATIENCE_S * 1e6
     assert (other.who, other.address, other.transport, other.protocol) == (own.who, "", "unix", 1)
     assert own.who.startswith("user:")
+    assert (own.asks, other.asks, own.pid, other.pid) == (True, False, os.getpid(), os.getpid())
+    assert 0 < own.number < other.number
+    assert own.heard >= other.heard >= other.since
     assert (other.waits_for, other.waits_since, other.holds, other.branches) == ("", 0, 0, [])
     list(user.browse("orders"))
     assert operator.sessions()[1].calls == other.calls + 1
@@ -96,6 +100,7 @@ def test_who_waits_for_a_message(
     found = seen(operator, lambda one: bool(one.waits_for))
     assert found.waits_for == "orders"
     assert began <= found.waits_since <= time.time_ns() // 1000
+    seen(operator, lambda one: bool(one.waits_for) and one.heard > found.heard)  # it is not idle while it waits
     with xaqueue.connect(server.url) as other:
         put(other, b"x")
     waiting.join(PATIENCE_S)
@@ -146,8 +151,11 @@ def test_which_branches_a_session_holds(
     assert [one.state for one in held] == ["in doubt"] * 3 + ["active"]
 
 
-def test_of_very_many_branches_each_is_that_of_whoever_holds_it(server: ServerThread) -> None:
-    """A branch that nobody connected holds is nobody's."""
+def test_of_very_many_branches_each_is_that_of_whoever_holds_it(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A branch that nobody connected holds is nobody's. They are looked at in pieces."""
+    monkeypatch.setattr(sessions, "PIECE", 1)
     space = server.space
     one, other = Session(space), Session(space)
     one.start(Xid(7, b"one", b"b"))

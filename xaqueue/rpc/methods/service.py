@@ -61,6 +61,7 @@ KEY_BYTES = 16
 """Of a session's key, at least."""
 LISTED = 1000
 """Branches of one answer, at most."""
+IN_DOUBT = (State.PREPARED, State.CARRIED)
 
 
 def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def metrics(caller: Caller) -> dict[str, Any]:
 
 
 def sessions(caller: Caller) -> list[SessionStatus]:
-    return caller.host.session_list()
+    return caller.host.session_list(caller)
 
 
 def _left(space: Space) -> tuple[list[Branch], list[Branch]]:
@@ -191,27 +192,36 @@ def queue_list(space: Space) -> list[QueueStatus]:
     definitions = space.definitions
     with space.lock:
         used = [name for name, queue in space.queues.items() if queue.exists or queue.last or queue.record]
-        in_doubt = Counter(
-            written.queue
-            for branch in space.branches.values()
-            if branch.base in (State.PREPARED, State.CARRIED)
-            for written in branch.blocks
-            if written.kind is Kind.DEQUEUE
-        )
-    names = sorted({*definitions.queues, *used})
-    looked = [_queue(space, name, in_doubt[name], share(len(names))) for name in names]
+        branches = list(space.branches.values())
+    names, holders = sorted({*definitions.queues, *used}), _holders(branches)
+    looked = [_queue(space, name, holders.get(name, ()), share(len(names))) for name in names]
     return space.waiting.run(lambda: [_measured(space, *one) for one in looked if one[0].is_known])
 
 
-def _queue(space: Space, name: str, in_doubt: int, most: int) -> tuple[QueueStatus, Entry | None, list[Entry] | None]:
+def _holders(branches: Iterable[Branch]) -> dict[str, list[tuple[Branch, int]]]:
+    """Of each queue the prepared branches that hold messages of it, and how many."""
+    found: dict[str, list[tuple[Branch, int]]] = {}
+    for branch in branches:
+        if branch.base in IN_DOUBT:
+            held = Counter(written.queue for written in branch.blocks if written.kind is Kind.DEQUEUE)
+            for queue, messages in held.items():
+                found.setdefault(queue, []).append((branch, messages))
+    return found
+
+
+def _queue(
+    space: Space, name: str, holders: Iterable[tuple[Branch, int]], most: int
+) -> tuple[QueueStatus, Entry | None, list[Entry] | None]:
     """Also the message that is ready for longest, and up to so many whose sizes are to be found; None: they are
-    known."""
+    known. All is of one moment; a branch that was prepared a moment ago may be told as one at work."""
     order, description = described(space.definitions, name)
     with space.lock:
         queue = space.queues.get(name)
         if queue is None:
-            return QueueStatus(name, order, description, 0, 0, in_doubt=in_doubt), None, None
+            return QueueStatus(name, order, description, 0, 0, consumers=0), None, None
         index, now = queue.index, space.now_us()
+        known = space.branches
+        in_doubt = sum(n for one, n in holders if one.base in IN_DOUBT and known.get(one.xid) is one)
         exhausted, held, delayed = len(index.exhausted), index.locked - queue.leaving, index.delayed(now)
         made = QueueStatus(
             name,
@@ -222,7 +232,7 @@ def _queue(space: Space, name: str, in_doubt: int, most: int) -> tuple[QueueStat
             ready=len(index) - index.locked - delayed,
             delayed=delayed,
             held=held,
-            in_doubt=in_doubt,
+            in_doubt=min(in_doubt, held),
             size_bytes=queue.size_bytes,
             consumers=queue.takers,
             exhausted=exhausted,

@@ -26,6 +26,8 @@ UNFINISHED = {
 ACTIVE, ON_LEASE = "active", "on lease"
 LISTED = 100
 """Branches of one session."""
+PIECE = 200
+"""So many branches are looked at before others may have the space's lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,14 @@ class SessionStatus:
     holds: int = 0
     """Branches, the first begun of which are listed."""
     branches: list[HeldBranch] = field(default_factory=list)
+    number: int = 0
+    """By which people call it; no other session of this server has it."""
+    pid: int = 0
+    """Of its process, on a Unix socket; else 0."""
+    heard: int = 0
+    """When it has last asked for something; while that is being done, now."""
+    asks: bool = False
+    """It is the session that this is told to."""
 
 
 def with_work(space: Space, found: Iterable[tuple[SessionStatus, Session]]) -> list[SessionStatus]:
@@ -68,20 +78,23 @@ def with_work(space: Space, found: Iterable[tuple[SessionStatus, Session]]) -> l
     held: list[list[HeldBranch]] = [[] for _ in known]
     with space.lock:
         waits = [session.waits_locked() for _, session in known]
-        for branch in space.branches.values():
-            if branch.decided is None and (branch.base in UNPREPARED or branch.base in UNFINISHED):
-                for at in {numbers[one] for one in _holders(branch) if one in numbers}:
-                    state, since = state_of(branch), since_of(space, branch)
-                    held[at].append(HeldBranch(branch.xid, state, since, len(branch.blocks)))
+        branches = list(space.branches.values())
+    for first in range(0, len(branches), PIECE):
+        with space.lock:
+            for branch in branches[first : first + PIECE]:
+                if branch.decided is None and (branch.base in UNPREPARED or branch.base in UNFINISHED):
+                    for at in {numbers[one] for one in _holders(branch) if one in numbers}:
+                        state, since = state_of(branch), since_of(space, branch)
+                        held[at].append(HeldBranch(branch.xid, state, since, len(branch.blocks)))
     return [
         replace(
             told,
             waits_for=queue,
             waits_since=_wall(space, began),
-            holds=len(branches),
-            branches=sorted(branches, key=lambda one: one.since)[:LISTED],
+            holds=len(holds),
+            branches=sorted(holds, key=lambda one: one.since)[:LISTED],
         )
-        for (told, _), (queue, began), branches in zip(known, waits, held, strict=True)
+        for (told, _), (queue, began), holds in zip(known, waits, held, strict=True)
     ]
 
 

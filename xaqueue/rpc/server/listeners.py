@@ -232,9 +232,20 @@ def listen_tcp(host: str, port: int) -> list[socket.socket]:
 
 def unix_peer(connected: socket.socket) -> Identity:
     """Who connected, as the kernel saw it at that moment."""
-    raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(raw)
+    _, uid, _ = _credentials(connected)
     return unix_user(uid, os.geteuid())
+
+
+def unix_pid(connected: socket.socket) -> int:
+    """Of the process that connected; 0 where the kernel does not tell."""
+    return _credentials(connected)[0] if connected.family == socket.AF_UNIX else 0
+
+
+def _credentials(connected: socket.socket) -> tuple[int, int, int]:
+    """pid, uid and gid."""
+    raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid
 
 
 def unix_user(uid: int, own_uid: int) -> Identity:

@@ -53,7 +53,7 @@ class ServerCalls(Protocol):
 
     def metrics(self) -> dict[str, Any]: ...
 
-    def session_list(self) -> list[SessionStatus]: ...
+    def session_list(self, asks: Caller) -> list[SessionStatus]: ...
 
     def cut(self, key: bytes) -> None:
         """Ends the session of this key, if it is open: its client has lost it, and goes on in another."""
@@ -204,6 +204,10 @@ class PeerTimeouts:
         """Something came; ``whole``: that ends a request."""
         self._heard = now
         self._partial = not whole
+
+    def silent_s(self, now: float) -> float:
+        """For how long it has sent nothing."""
+        return now - self._heard
 
     def exceeded(self, now: float, limits: Limits, *, admitted: bool, idle: bool, unread: int) -> str | None:
         """Why the peer is waited for no longer. idle: it is its turn. unread: bytes of answers that it has not read."""

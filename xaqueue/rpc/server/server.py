@@ -31,7 +31,7 @@ from xaqueue.rpc.methods import service
 from xaqueue.rpc.methods.meters import metrics_in
 from xaqueue.rpc.methods.sessions import SessionStatus, with_work
 from xaqueue.rpc.server.listeners import ListenConfig, Listeners, clear_own
-from xaqueue.rpc.server.peer import Limits
+from xaqueue.rpc.server.peer import Caller, Limits
 from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.server.session import ServerSession
 from xaqueue.space.engine.session import Session
@@ -237,9 +237,10 @@ class Server:
     def _session_count(self) -> int:
         return sum(session.guest is None for session in self.sessions)
 
-    def session_list(self) -> list[SessionStatus]:
+    def session_list(self, asks: Caller) -> list[SessionStatus]:
         there = [session for session in self.sessions if session.guest is None]
-        return with_work(self.space, [(session.status, session.caller.session) for session in there])
+        found = [(session.status_for(asks), session.caller.session) for session in there]
+        return self.scheduler.run(partial(with_work, self.space, found))
 
     @property
     def endpoint(self) -> str:

@@ -28,7 +28,7 @@ from xaqueue.rpc.methods.messages import MESSAGE_METHODS
 from xaqueue.rpc.methods.replication import REPLICATION_METHODS, give_up_copy
 from xaqueue.rpc.methods.service import SERVICE_METHODS, hello
 from xaqueue.rpc.methods.sessions import SessionStatus
-from xaqueue.rpc.server.listeners import Listeners
+from xaqueue.rpc.server.listeners import Listeners, unix_pid
 from xaqueue.rpc.server.peer import UNAUTHENTICATED_BYTES, Caller, Limits, PeerTimeouts, ServerCalls
 from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.wire import CallFrame, MalformedFrame
@@ -167,6 +167,7 @@ class ServerSession(asyncio.Protocol):
         self._timeouts = PeerTimeouts(self._loop.time())
         self.name = "?"
         self._since = time.time_ns() // 1000
+        self._pid = 0
         self._answered = 0
         """Calls, and those that want no answer."""
 
@@ -192,6 +193,7 @@ class ServerSession(asyncio.Protocol):
         identity = self.guest or listeners.identify(transport)
         self.caller = Caller(session, host, identity, listeners.trust, name=self.name if self.guest is None else "")
         self.caller.log_admission()
+        self._pid = unix_pid(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         if self._lost or self._ending:
@@ -217,14 +219,21 @@ class ServerSession(asyncio.Protocol):
         if self._received_bytes - self._begun_bytes > UNAUTHENTICATED_BYTES:
             self._host.check_memory()
 
-    @property
-    def status(self) -> SessionStatus:
+    def status_for(self, asks: Caller) -> SessionStatus:
         """Without what its branches tell."""
         caller, address = self.caller, self.name.partition(" ")[2]
         is_tls = self._transport.get_extra_info("ssl_object") is not None
-        transport = ("tls" if is_tls else "tcp") if address else "unix"
         return SessionStatus(
-            str(caller.identity), address, transport, caller.protocol, self._since, calls=self._answered
+            str(caller.identity),
+            address,
+            ("tls" if is_tls else "tcp") if address else "unix",
+            caller.protocol,
+            self._since,
+            calls=self._answered,
+            number=caller.session.number,
+            pid=self._pid,
+            heard=time.time_ns() // 1000 - int(self._timeouts.silent_s(self._loop.time()) * 1e6 if self._idle else 0),
+            asks=caller is asks,
         )
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,7 +70,7 @@ class QueueStatus:
     delayed: int = 0
     """Messages that wait for their time."""
     held: int = 0
-    """Messages that branches hold, or, where the owner was not asked, that branches in doubt hold."""
+    """Messages that branches hold, or, where the owner was not asked, that prepared ones hold."""
     in_doubt: int = 0
     """Of those, what branches in doubt hold."""
     oldest: int | None = None
@@ -80,8 +80,8 @@ class QueueStatus:
     """Of its messages' files."""
     is_estimated: bool = False
     """Of ``size_bytes``: by the sizes of some of them, for there are very many."""
-    consumers: int = 0
-    """Sessions that wait for a message of it now, where the owner was asked."""
+    consumers: int | None = None
+    """Sessions that wait for a message of it now; None where there is an owner that was not asked."""
     exhausted: int = 0
     """Messages that had all their tries, are given to nobody, and are to move to the failure queue."""
     stuck: str = ""
@@ -89,6 +89,12 @@ class QueueStatus:
     full: str = ""
     """The limit by which it is full, where the owner was asked."""
     counters: Counters = field(default_factory=Counters)
+
+    @property
+    def locked(self) -> int | None:
+        """Messages that branches at work hold; None where only the owner knows, which was not asked. They are among
+        those that are ready, or delayed, then."""
+        return None if self.consumers is None else self.held - self.in_doubt
 
     @property
     def is_known(self) -> bool:
@@ -186,7 +192,7 @@ def status(path: str | os.PathLike[str]) -> Status:
         owned=owned,
         sync=str(hardening),
         promise=hardening.promise,
-        queues=queue_list_in(fs, definitions, waiting),
+        queues=queue_list_in(fs, definitions, waiting, owned=owned),
         active=len(prepared.unprepared(fs)),
         carriers=carriers_in(fs, owned=owned),
         in_doubt=len(doubtful),
@@ -236,19 +242,26 @@ def carriers_in(fs: FileSystem, *, owned: bool) -> list[CarrierStatus]:
 def queue_list(path: str | os.PathLike[str]) -> list[QueueStatus]:
     """The queues that are defined or have a directory, sorted. Raises SpaceError."""
     looked = look_into(path)
-    return queue_list_in(looked.fs, _definitions(path)[0], in_doubt_in(looked.fs, looked.again))
+    return queue_list_in(looked.fs, _definitions(path)[0], in_doubt_in(looked.fs, looked.again), owned=looked.owned)
 
 
-def queue_list_in(fs: FileSystem, definitions: Definitions, branches: Iterable[InDoubt]) -> list[QueueStatus]:
+def queue_list_in(
+    fs: FileSystem, definitions: Definitions, branches: Iterable[InDoubt], *, owned: bool
+) -> list[QueueStatus]:
     """As ``queue_list``, of the space behind a port. branches: of ``in_doubt``."""
     reserved = {queue for name in listed(fs, layout.STREAMS) if (queue := layout.parse_queue_directory(name))}
     names = sorted({*queues_in(fs), *definitions.queues, *reserved})
-    held: dict[str, set[str]] = {}
-    for content in (content for branch in branches if branch.decision is None for content in branch.held):
-        held.setdefault(content.queue, set()).add(content.message_id.hex())
+    held: dict[str, dict[str, bool]] = {}
+    for branch in branches:
+        for content in branch.held if branch.decision is None else ():
+            held.setdefault(content.queue, {})[content.message_id.hex()] = branch.state == Verdict.IN_DOUBT.value
     files, known = QueueFiles(fs, time.time_ns() // 1000, share(len(names))), (counters.read(fs) or (None, {}))[1]
     found = (
-        replace(_queue(fs, name, definitions, files, held.get(name, ())), counters=known.get(name, Counters()))
+        replace(
+            _queue(fs, name, definitions, files, held.get(name, {})),
+            counters=known.get(name, Counters()),
+            consumers=None if owned else 0,
+        )
         for name in names
     )
     return [queue for queue in found if queue.is_known]
@@ -294,12 +307,12 @@ def described(definitions: Definitions, queue: str) -> tuple[str, str]:
 
 
 def _queue(
-    fs: FileSystem, name: str, definitions: Definitions, files: QueueFiles, held: Collection[str]
+    fs: FileSystem, name: str, definitions: Definitions, files: QueueFiles, held: Mapping[str, bool]
 ) -> QueueStatus:
     watermark, (order, description) = _watermark(fs, name), described(definitions, name)
     names, definition = prepared.message_names(fs, name), definitions.of(name)
     limit = definition.retry.max_tries if definition is not None and definition.failure_queue != name else 0
-    seen = {**files.glance(name, names, held, limit)._asdict(), "held": len(held), "in_doubt": len(held)}
+    seen = files.glance(name, names, held, limit)._asdict()
     try:
         record = records.read_stream(fs, name)
     except (DamagedBlock, OSError) as error:

@@ -6,7 +6,7 @@ No file is opened. Where there are very many, the sizes of some stand for all.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from xaqueue.space.model import layout, message_name, records
@@ -25,6 +25,8 @@ class Glance(NamedTuple):
 
     ready: int
     delayed: int
+    held: int
+    in_doubt: int
     exhausted: int
     oldest: int | None
     size_bytes: int
@@ -50,17 +52,17 @@ class QueueFiles:
         self._now_us = now_us
         self._most = most
 
-    def glance(self, queue: str, names: Iterable[str], held: Collection[str], max_tries: int) -> Glance:
-        """names: of its files. held: ids, in hex, of messages that branches hold."""
-        ready, delayed, exhausted = list[str](), 0, 0
+    def glance(self, queue: str, names: Iterable[str], held: Mapping[str, bool], max_tries: int) -> Glance:
+        """names: of its files. held: ids, in hex, of messages that branches hold, and whether one in doubt does."""
+        ready, holders, delayed, exhausted = list[str](), list[bool](), 0, 0
         named, retries = sorted(names), records.read_retries(self._fs, queue)
         for name in named:
             place = message_name.parse(name) if retries or len(name) > PLAIN_NAME else None
             retry = retries.get(place[:2]) if place is not None else None
-            if retry is not None and 0 < max_tries <= retry.tries:
+            if held and name[ID_DIGITS] in held:
+                holders.append(held[name[ID_DIGITS]])
+            elif retry is not None and 0 < max_tries <= retry.tries:
                 exhausted += 1
-            elif held and name[ID_DIGITS] in held:
-                continue
             elif place is not None and self._is_delayed(place[2], retry):
                 delayed += 1
             else:
@@ -69,7 +71,8 @@ class QueueFiles:
         sizes = list(self._each(self._fs.size, queue, some))
         times = list(self._each(self._fs.modified_ns, queue, ready[:1]))
         since = times[0] // 1000 if times else None
-        return Glance(len(ready), delayed, exhausted, since, sum_of(sizes, len(named)), len(some) < len(named))
+        counts = len(ready), delayed, len(holders), sum(holders), exhausted
+        return Glance(*counts, since, sum_of(sizes, len(named)), len(some) < len(named))
 
     def _is_delayed(self, tags: str, retry: Retry | None) -> bool:
         until = max((retry.not_before if retry is not None else 0) or 0, message_name.read_tags(tags).not_before or 0)

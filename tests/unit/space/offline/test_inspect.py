@@ -189,6 +189,17 @@ def test_a_committing_branch_is_told(space: Path) -> None:
     (branch,) = in_doubt(space)
     assert (branch.state, len(branch.added), len(branch.held)) == ("committing", 1, 1)
     assert (status(space).in_doubt, status(space).committing) == (0, 1)
+    (orders,) = queue_list(space)
+    assert (orders.ready, orders.held, orders.in_doubt, orders.locked, orders.consumers) == (0, 1, 0, 1, 0)
+
+
+def test_what_only_the_owner_knows_is_not_told_by_files(space: Path) -> None:
+    with xaqueue.connect(space) as connection:
+        connection.enqueue("orders", b"x")
+        connection.commit()
+        assert connection.dequeue("orders") is not None
+        (orders,) = queue_list(space)
+        assert (orders.ready, orders.held, orders.locked, orders.consumers) == (1, 0, None, None)
 
 
 def test_an_incomplete_branch_is_promised_to_nobody(space: Path) -> None:

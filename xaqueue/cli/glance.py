@@ -1,0 +1,187 @@
+"""What is going on in a space, at a glance: its queues, and who is connected to its server.
+
+Of a directory that is served the server is asked: what branches at work hold, and who waits, only the owner knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, astuple
+from typing import Annotated, Any
+
+import typer
+
+from xaqueue.cli import output
+from xaqueue.cli.exit_codes import complain
+from xaqueue.cli.location import JsonOption, Location, SpaceOption, location_of, remote, served_at
+from xaqueue.errors import Error, SpaceError
+from xaqueue.rpc.methods.service import RemoteOperator, status_of
+from xaqueue.rpc.methods.sessions import SessionStatus
+from xaqueue.space.model.counters import Counters
+from xaqueue.space.offline import inspect
+from xaqueue.space.offline.inspect import QueueStatus
+from xaqueue.space.owner.record import RECOVERING, read_owner
+from xaqueue.storage.owner_file import is_owned
+
+ANSWER_S = 5.0
+"""For how long a server is waited for where the files tell much of the same."""
+NUMBERS = ("messages", "ready", "delayed", "locked", "in doubt", "oldest", "bytes", "consumers", "watermark")
+
+
+def queues(
+    ctx: typer.Context,
+    counters: Annotated[
+        bool,
+        typer.Option(
+            "--counters", help="Show what each has had and lost since the space was made; see COUNTERS in xaqueue(7)."
+        ),
+    ] = False,
+    json: JsonOption = False,
+    space: SpaceOption = None,
+) -> None:
+    """List the queues, and what each holds.
+
+    How many messages are ready, wait for their time (delayed), are held by transactions at work (locked) or by branches
+    in doubt; the age of the oldest that is ready; the bytes of all, and how many sessions wait for one. A narrow
+    terminal lacks some columns; --json has all. Of a queue that a stream consumes also which one that is, up to which
+    number it has consumed, what it reads now, and how far it is behind.
+
+    Works while another process owns the space, and of a server by its URL. A "-" is what is not known: what is locked,
+    and who waits, only the process knows that has the space open, and only a server can be asked. Of any other process
+    the files are read, and what is locked is among ready and delayed.
+    """
+    location = location_of(ctx, space)
+    fields = served_status(location)
+    found = inspect.queue_list(location.directory) if fields is None else status_of(fields).queues
+    if json:
+        output.as_json([queue_document(queue) for queue in found])
+    elif counters and found:
+        counter_table(found)
+    else:
+        queue_table(found)
+
+
+def sessions(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = None) -> None:
+    """List who is connected to the server of a space.
+
+    Who each session is and from where, for how long it is connected and has asked for nothing, for which queue it
+    waits, and which branches it holds. By the server's URL, or by the directory that it serves. The session of this
+    command is left out; --json has it, marked by "asks".
+    """
+    with remote(server_of(location_of(ctx, space))) as manager:
+        found = RemoteOperator(manager).sessions()
+    if json:
+        output.as_json([_session_document(one) for one in found])
+        return
+    others = [one for one in found if not one.asks]
+    if not others:
+        typer.echo("nobody else is connected")
+        return
+    output.table(SESSION_HEADINGS, map(session_row, others), right=("session", "connected", "idle", "branches"))
+    held = [
+        (one.number, branch.xid, branch.state, output.age(branch.since), branch.messages)
+        for one in others
+        for branch in one.branches
+    ]
+    if held:
+        typer.echo()
+        output.table(("session", "xid", "state", "age", "messages"), held, right=("session", "age", "messages"))
+    for one in others:
+        if one.holds > len(one.branches):
+            typer.echo(f"session {one.number} holds {one.holds - len(one.branches):,} branches more")
+
+
+def served_status(location: Location) -> dict[str, Any] | None:
+    """What the server says of the space; None: there is none, or it does not answer, and the files are to be read.
+
+    By a URL there are no files to read: raises ConnectionLost, and what the server refuses with.
+    """
+    if location.url:
+        with remote(location.url) as manager:
+            return manager.status()
+    url, owner = served_at(location), read_owner(location.directory)
+    if not url or owner is None or owner.state == RECOVERING:
+        return None
+    try:
+        with remote(url, answer_s=ANSWER_S) as manager:
+            return manager.status()
+    except Error as error:
+        complain(f"this is what the files tell, for the server at {url} does not: {error}")
+        return None
+
+
+def server_of(location: Location) -> str:
+    """The URL of the space's server. Raises SpaceError where it has none."""
+    url = served_at(location)
+    if url:
+        return url
+    owner, where = read_owner(location.directory), location.directory
+    if owner is not None and is_owned(where):
+        raise SpaceError(
+            f"process {owner.pid} on {owner.host} has {where} open and serves it to nobody: only a server tells who is "
+            "connected. Stop that process, or let it connect to `xaqueue serve`"
+        )
+    raise SpaceError(f"nobody serves {where}: `xaqueue serve --space {where}` does, and tells who is connected")
+
+
+SESSION_HEADINGS = ("session", "who", "from", "connected", "idle", "waits for", "branches")
+
+
+def session_row(one: SessionStatus) -> tuple[object, ...]:
+    place = one.address or (f"pid {one.pid}" if one.pid else one.transport)
+    waits = f"{one.waits_for}, {output.age(one.waits_since)}" if one.waits_for else ""
+    return str(one.number), one.who, place, output.age(one.since), output.age(one.heard), waits, one.holds
+
+
+def _session_document(one: SessionStatus) -> dict[str, Any]:
+    return {**asdict(one), "branches": [{**asdict(branch), "xid": str(branch.xid)} for branch in one.branches]}
+
+
+def queue_document(queue: QueueStatus) -> dict[str, Any]:
+    """All that is told of a queue, for programs."""
+    return {**asdict(queue), "locked": queue.locked, "lag": queue.lag}
+
+
+def counter_table(found: Sequence[QueueStatus]) -> None:
+    names = [name.replace("_", " ") for name in Counters.__dataclass_fields__]
+    output.table(("queue", *names), [(queue.name, *astuple(queue.counters)) for queue in found], right=names)
+
+
+def oldest_of(queue: QueueStatus) -> str | None:
+    """The age of the oldest message that is ready; empty where none is, None where it is not known."""
+    return output.age(queue.oldest or 0) or (None if queue.ready else "")
+
+
+def bytes_of(queue: QueueStatus) -> str:
+    return ("~" if queue.is_estimated else "") + output.size(queue.size_bytes)
+
+
+def queue_table(found: Sequence[QueueStatus]) -> None:
+    if not found:
+        typer.echo("no queues yet: `xaqueue define QUEUE` makes one")
+        return
+    rows = [
+        (
+            *(q.name, q.depth, q.ready, q.delayed, q.locked, q.in_doubt, oldest_of(q), bytes_of(q), q.consumers),
+            *(None if q.watermark is None else str(q.watermark), q.order, q.description),
+        )
+        for q in found
+    ]
+    spare = ("description", "order", "messages", "watermark")
+    output.table(("queue", *NUMBERS, "order", "description"), rows, right=NUMBERS, spare=spare)
+    streams: list[tuple[object, ...]] = []
+    for q in found:
+        if q.stream:
+            in_flight = f"{q.in_flight[0] + 1} to {q.in_flight[1]}" if q.in_flight else ""
+            streams.append((q.name, q.stream, str(q.consumed), in_flight, q.lag))
+    if streams:
+        typer.echo()
+        output.table(("queue", "stream", "consumed", "in flight", "lag"), streams, right=("consumed", "lag"))
+    full = [(q.name, q.full) for q in found if q.full]
+    if full:
+        typer.echo()
+        output.table(("queue", "is full by"), full)
+    stuck = [(q.name, q.exhausted, q.stuck) for q in found if q.exhausted or q.stuck]
+    if stuck:
+        typer.echo()
+        output.table(("queue", "had all their tries", "cannot be moved since"), stuck, right=("had all their tries",))
