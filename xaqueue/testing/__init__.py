@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from xaqueue.testing.memory import Crash as Crash
     from xaqueue.testing.memory import MemorySpace as MemorySpace
     from xaqueue.testing.memory import every_crash as every_crash
+    from xaqueue.testing.serving import served as served
 else:
 
     def __getattr__(name):
         """The engine is loaded with the first that needs it: pytest loads the plugin at each start."""
         if name in __all__:
-            from xaqueue.testing import crashing, memory
+            from xaqueue.testing import crashing, memory, serving
 
-            return getattr(crashing if name == "Crashed" else memory, name)
+            return getattr({"Crashed": crashing, "served": serving}.get(name, memory), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["Crash", "Crashed", "MemorySpace", "every_crash"]
+__all__ = ["Crash", "Crashed", "MemorySpace", "every_crash", "served"]

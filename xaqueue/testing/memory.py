@@ -64,7 +64,7 @@ class MemorySpace:
         sync: flags, as for ``xaqueue.connect``. Raises InvalidArgument.
         """
         self._pid = os.getpid()
-        self._text = _text_of(queues)
+        self._text = text_of(queues)
         definitions = _parsed(self._text)
         self._hardening = hardening_of(sync, definitions)
         self._id = str(uuid.uuid4())
@@ -326,7 +326,7 @@ def _left_of(fs: _SharedFileSystem, kept: Kept) -> Tree:
     raise InvalidArgument(f"kept {kept!r} is refused: {', '.join(get_args(Kept))} are wanted")
 
 
-def _text_of(queues: Queues) -> str:
+def text_of(queues: Queues) -> str:
     """As a queues.toml. Raises InvalidArgument."""
     if isinstance(queues, os.PathLike) or (isinstance(queues, str) and "\n" not in queues):
         path = Path(queues)
