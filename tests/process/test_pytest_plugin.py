@@ -109,6 +109,12 @@ def test_queues_of_a_file(home: Path) -> None:
     assert re.search(r"^3 passed", said, re.MULTILINE), said
 
 
+def test_the_example(home: Path) -> None:
+    (home / "test_mine.py").unlink()
+    said = run(home, str(ROOT / "examples" / "test_orders.py"), "-p", "no:cacheprovider")
+    assert re.search(r"^7 passed", said, re.MULTILINE), said
+
+
 def test_without_it(home: Path) -> None:
     (home / "pytest.ini").write_text("[pytest]\n")
     (home / "test_mine.py").write_text("def test_space(queue_space):\n    pass\n\ndef test_other():\n    pass\n")

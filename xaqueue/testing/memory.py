@@ -161,8 +161,6 @@ class MemorySpace:
             space_id=self._id,
             now_ns=lambda: time.time_ns() + self._ahead_ns,
         )
-        if self._epoch == 1:
-            engine.counter_file.write(engine.counted())  # a recovery misses nothing
         engine.define, engine.undefine = self._define, self._undefine
         self._threads = [_Clearer(engine), _Timekeeper(engine)]
 

@@ -114,8 +114,9 @@ def test_a_row_and_a_message_are_both_there_or_neither(tmp_path: Path) -> None:
             with crash, xaqueue.TransactionManager(home / "log", participants) as manager, manager.transaction() as tx:
                 tx["db"].execute("insert into orders values (1)")
                 tx["queue"].enqueue("orders", b"1")
-            with xaqueue.TransactionManager(home / "log", participants):
-                found.add((len(database.execute("select * from orders").fetchall()), counts(crash.space)[0]))
+            with xaqueue.TransactionManager(home / "log", participants) as manager:
+                assert manager.recover(timeout_s=60.0).complete
+            found.add((len(database.execute("select * from orders").fetchall()), counts(crash.space)[0]))
     assert found == {(0, 0), (1, 1)}
 
 
