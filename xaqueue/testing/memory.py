@@ -116,11 +116,6 @@ class MemorySpace:
     # Power losses
 
     @property
-    def calls(self) -> int:
-        """How many calls to the disk have changed or synced something since it was opened."""
-        return self._fs.calls
-
-    @property
     def is_crashed(self) -> bool:
         """Whether the power is gone."""
         return self._fs.crashed
@@ -141,10 +136,11 @@ class MemorySpace:
     def reopen(self, kept: Kept = "everything") -> Self:
         """The power comes back, or goes now and comes back: recovers from what was synced, and what was ``kept`` of
         the rest. Connections of before stay dead. Returns itself."""
+        if kept not in get_args(Kept):
+            raise InvalidArgument(f"kept {kept!r} is refused: {', '.join(get_args(Kept))} are wanted")
         self._check(is_crashed=True)
-        left = _left_of(self._fs, kept)
         self.crash()
-        self._begin(left)
+        self._begin(_left_of(self._fs, kept))
         return self
 
     # Within
@@ -168,7 +164,8 @@ class MemorySpace:
         """Ends the engine where it is; nothing more is written."""
         self._engine.log.end(ResourceFailed("the space in memory is closed, or its power is gone: reopen() it"))
         for thread in self._threads:
-            thread.stop()
+            with suppress(Crashed):
+                thread.stop()
         self._engine.close()
 
     def _check(self, *, is_crashed: bool = False) -> None:
@@ -319,9 +316,7 @@ def _left_of(fs: _SharedFileSystem, kept: Kept) -> Tree:
         if kept == "nothing":
             *_, barest = fs.barest_trees()
             return barest
-        if kept == "part":
-            return fs.tree_by_chance(random.Random(fs.calls))
-    raise InvalidArgument(f"kept {kept!r} is refused: {', '.join(get_args(Kept))} are wanted")
+        return fs.tree_by_chance(random.Random(fs.calls))
 
 
 def text_of(queues: Queues) -> str:
