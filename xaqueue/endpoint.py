@@ -41,6 +41,8 @@ OPTIONS: dict[Scheme, tuple[str, ...]] = {
     Scheme.TLS: ("token_file", "timeout_s", "ca", "cert", "key"),
 }
 """What the query of a URL may say."""
+MEMORY = "xaq+memory"
+"""No scheme of a server: a space in the memory of one process, for tests."""
 
 _URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<place>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?(?P<rest>.*)", re.S)
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9.])?")
@@ -169,6 +171,11 @@ def parse(text: str) -> Endpoint:
     match = _URL.fullmatch(text)
     if match is None:
         raise InvalidArgument(f"this is no URL of a server: write {EXAMPLES}")
+    if match["scheme"] == MEMORY:
+        raise InvalidArgument(
+            "a space in memory is its own process's, by xaqueue.connect: for anything else have the space in a "
+            "directory, served by `xaqueue serve` or the pytest fixture queue_server"
+        )
     try:
         scheme = Scheme(match["scheme"])
     except ValueError:

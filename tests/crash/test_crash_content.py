@@ -10,7 +10,7 @@ import pytest
 
 from support.forgetful import ForgetfulFileSystem, Tree
 from support.torn import EVERY, TornContent
-from xaqueue.tools.torture.content import PAGE_SECTORS, SECTOR_BYTES, fingerprint
+from xaqueue.testing.content import PAGE_SECTORS, SECTOR_BYTES, fingerprint
 
 SEGMENT_BYTES = 64 * 1024
 PAGE_BYTES = PAGE_SECTORS * SECTOR_BYTES

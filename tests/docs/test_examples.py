@@ -40,6 +40,7 @@ TESTED = {
     *("fastapi_service.py", "fastapi_worker.py", "retries.py", "groups.py", "topics.py", "limits.py", "moving.py"),
     *("requests.py", "worker_function.py", "leases.py", "once.py"),
     *("spark_copy.py", "spark_flights.py", "spark_join.py"),
+    "test_orders.py",  # see test_pytest_plugin
     *("asyncio_orders.py", "migrate_outbox.py", "migrate_persist_queue.py"),  # by their pages, see test_guide
 }
 

@@ -45,6 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("xaqueue.work",),
     ("xaqueue.replication",),
     ("xaqueue",),
+    ("xaqueue.testing",),
     ("xaqueue.contrib",),
     ("xaqueue.spark",),
     ("xaqueue.tools",),

@@ -25,8 +25,8 @@ from xaqueue.errors import DiskFull
 from xaqueue.space.engine.session import Session
 from xaqueue.space.owner import open
 from xaqueue.storage.fs import FileSystem
+from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.tools.torture import power, run
-from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.tools.torture.ledger import CrashTally, Ledger
 from xaqueue.tools.torture.power import PowerLost, RecordingFileSystem, laid_out, tree_in
 from xaqueue.tools.torture.run import Child, Life, LifeFailed, Result

@@ -13,22 +13,13 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
 
 from support.torn import TornContent
-from xaqueue.tools.torture import forgetful
-from xaqueue.tools.torture.content import FileContent
-from xaqueue.tools.torture.forgetful import Node
-
-CHANGES = (
-    *("create", "write_at", "set_modified_ns", "rename", "link", "unlink", "make_dir", "remove_dir"),
-    *("sync_file", "sync_data", "sync_dir", "sync_all"),
-)
-LOOKS = ("read", "modified_ns", "list", "exists", "hold_dir")
-
-
-class Crashed(BaseException):
-    """The power is gone. No ``except Exception`` absorbs it."""
+from xaqueue.testing import forgetful
+from xaqueue.testing.content import FileContent
+from xaqueue.testing.crashing import Crashed as Crashed
+from xaqueue.testing.crashing import CrashingFileSystem
+from xaqueue.testing.forgetful import Node
 
 
 class Tree(forgetful.Tree):
@@ -41,24 +32,17 @@ class Tree(forgetful.Tree):
         return LastingFileSystem(self)
 
 
-class ForgetfulFileSystem(forgetful.ForgetfulFileSystem):
-    """``crash_after``: how many calls that change or sync something are still done."""
-
+class ForgetfulFileSystem(CrashingFileSystem):
     content = TornContent
 
     def __init__(self, crash_after: int | None = None, tree: forgetful.Tree | None = None) -> None:
-        self.crash_after = crash_after
-        self.calls = 0
-        self.crashed = False
         self.fail_after: int | None = None
         """The first sync behind so many calls fails, once."""
         self.fail_number = errno.EIO
         self.failed = False
-        self.before_call: Callable[[], object] = lambda: None
-        """Is told before each call that changes or syncs something: it may look, or take a copy."""
         self._held: set[int] = set()
         """Nodes whose content a copy has as well."""
-        super().__init__(tree)
+        super().__init__(crash_after, tree)
 
     def copy(self) -> ForgetfulFileSystem:
         """What a crash now would leave: the power goes there, while it goes on here."""
@@ -90,18 +74,6 @@ class ForgetfulFileSystem(forgetful.ForgetfulFileSystem):
     def some_trees_after_crash(self, count: int, dice: random.Random) -> Iterator[Tree]:
         """Two extremes that a power loss can leave now, and so many of the others (``Survivors.some``)."""
         return Survivors(self).some(count, dice)
-
-    def _call(self) -> None:
-        self.before_call()
-        self._look()
-        if self.crash_after is not None and self.calls >= self.crash_after:
-            self.crashed = True
-            raise Crashed(f"before call {self.calls + 1}")
-        self.calls += 1
-
-    def _look(self) -> None:
-        if self.crashed:
-            raise Crashed("nobody is there any more")
 
     def _sync(self, path: str, files: Sequence[FileContent]) -> None:
         if self.fail_after is not None and self.calls > self.fail_after:
@@ -148,19 +120,6 @@ class LastingFileSystem(forgetful.ForgetfulFileSystem):
         else:
             self._names[directory][name] = node
         return 0
-
-
-def _watched(method: Callable[..., Any], watch: str) -> Callable[..., Any]:
-    def call(fs: ForgetfulFileSystem, *arguments: Any, **named: Any) -> Any:
-        getattr(fs, watch)()
-        return method(fs, *arguments, **named)
-
-    return call
-
-
-for _names, _watch in ((CHANGES, "_call"), (LOOKS, "_look")):
-    for _name in _names:
-        setattr(ForgetfulFileSystem, _name, _watched(getattr(forgetful.ForgetfulFileSystem, _name), _watch))
 
 
 class Survivors:

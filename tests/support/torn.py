@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from xaqueue.tools.torture.content import PAGE_SECTORS, SECTOR_BYTES, Choice, FileContent
+from xaqueue.testing.content import PAGE_SECTORS, SECTOR_BYTES, Choice, FileContent
 
 EVERY = 32
 """A file is torn in every way where there are no more ways than this; elsewhere in those that are named below."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from xaqueue.connection import Connection
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from xaqueue.rpc.client.manager import RemoteManager
 
 
+in_memory: dict[str, Callable[[str | None], Connection]] = {}
+"""Spaces of ``xaqueue.testing``, by what names them: each connects, and is told the flags that are wanted."""
+
+
 def served_at(path: str | os.PathLike[str]) -> str:
     """The URL under which the space is served now; empty where no server owns it."""
     owner = read_owner(path)
@@ -29,6 +34,8 @@ def served_at(path: str | os.PathLike[str]) -> str:
 
 def connect(place: str, *, create: bool = False, sync: str | None = None) -> Connection:
     """To a directory or a URL; see ``xaqueue.connect``."""
+    if place in in_memory:
+        return in_memory[place](sync)
     if not is_url(place):
         directory, name = parse_open_string(place)
         return Connection(session(directory, name, create=create, sync=sync), fresh_id)

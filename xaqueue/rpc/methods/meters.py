@@ -178,7 +178,7 @@ def _row(queue: QueueStatus, before: Counters, now: int) -> QueueRow:
         queue.exhausted,
         max(now - queue.oldest, 0) if queue.oldest is not None else 0,
         queue.size_bytes,
-        queue.consumers,
+        queue.consumers or 0,
         bool(queue.stuck),
         bool(queue.full),
         queue.stream,

@@ -456,7 +456,7 @@ def _undefine(root: Path, space: Space, queue: str) -> None:
     try:
         with space.defining, _defining:
             changed, before = definition_edits.without_queue(_read(root), queue), space.definitions
-            space.redefine(definitions_of.parse(changed), partial(_check_empty, space, queue))
+            space.redefine(definitions_of.parse(changed), partial(check_empty, space, queue))
             try:
                 write_definitions(root, changed)
             except BaseException:
@@ -466,7 +466,7 @@ def _undefine(root: Path, space: Space, queue: str) -> None:
         raise RetryLater(f"queues.toml cannot be changed ({error}): nothing was changed") from error
 
 
-def _check_empty(space: Space, name: str) -> None:
+def check_empty(space: Space, name: str) -> None:
     """Called with the lock held. Raises RetryLater, QueueReserved, QueueWaiting."""
     queue = space.queue(name)
     if queue.keeper is not None:

@@ -25,7 +25,7 @@ from xaqueue.space.owner import open
 from xaqueue.space.recovery.recover import open_space
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.hardening import Hardening
-from xaqueue.tools.torture.forgetful import ForgetfulFileSystem, Tree
+from xaqueue.testing.forgetful import ForgetfulFileSystem, Tree
 from xaqueue.tools.torture.ledger import CrashTally, Ledger, Statement
 from xaqueue.tools.torture.work import Worker, reopened
 

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from xaqueue.storage.fs import Room
-from xaqueue.tools.torture.content import FileContent, fingerprint
+from xaqueue.testing.content import FileContent, fingerprint
 
 ROOT = 0
 
