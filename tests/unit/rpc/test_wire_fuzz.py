@@ -84,6 +84,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("browse_end", [1]),
         ("close", []),
         ("status", []),
+        ("metrics", []),
         ("sessions", []),
         ("indoubt_list", []),
         ("indoubt_next", []),
