@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from xaqueue.cli import output
+from xaqueue.cli import completion, output
 from xaqueue.cli.exit_codes import ExitCode, complain, extra_there
 from xaqueue.cli.location import (
     DirectoryOption,
@@ -47,7 +47,9 @@ If a copy of the lost segment can be had, put it back into journal/ instead."""
 
 def check(
     ctx: typer.Context,
-    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="Only this one.")] = None,
+    queue: Annotated[
+        str | None, typer.Argument(metavar="QUEUE", help="Only this one.", autocompletion=completion.queues)
+    ] = None,
     repair_too: Annotated[
         bool, typer.Option("--repair", help="Open the space, and move what is damaged into quarantine/.")
     ] = False,

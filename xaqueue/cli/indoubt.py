@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import advise as advising
-from xaqueue.cli import branches, parameters
+from xaqueue.cli import branches, completion, parameters
 from xaqueue.cli import tm_log as log
 from xaqueue.cli.branches import backend_of
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of
@@ -28,7 +28,9 @@ app = typer.Typer(
 XidArgument = Annotated[
     str,
     typer.Argument(
-        metavar="XID", help=f"The branch: {parameters.XID_FORMS}; the beginning will do where only one has it."
+        metavar="XID",
+        help=f"The branch: {parameters.XID_FORMS}; the beginning will do where only one has it.",
+        autocompletion=completion.xids,
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -16,6 +16,7 @@ from xaqueue.cli import (
     indoubt,
     ingest,
     log_output,
+    manual,
     messages,
     metrics,
     moves,
@@ -109,7 +110,7 @@ for verb in (
     *(work.work, work.forward),
     *(serve.serve, serve.drain, checks.check, checks.verify, checks.salvage_journal, snapshots.restore, ingest.ingest),
     *(repairs.reconstruct, repairs.clean, replicas.replica, replicas.promote),
-    *(tools.demo, tools.bench, tools.iotest, tools.torture),
+    *(tools.demo, tools.bench, tools.iotest, tools.torture, manual.man),
 ):
     app.command()(verb)
 app.command("import")(copies.import_)

@@ -13,7 +13,7 @@ from typing import Annotated, BinaryIO, Literal
 
 import typer
 
-from xaqueue.cli import output, parameters
+from xaqueue.cli import completion, output, parameters
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import DirectoryOption, SpaceOption, connected, directory_of, location_of, reached
 from xaqueue.connection import Connection
@@ -32,7 +32,7 @@ LINES_A_BRANCH = 200
 TABLE_ROWS = 100
 """A table is drawn when it is whole, so it has an end; JSON has none."""
 
-QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", autocompletion=completion.queues)]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="One JSON object a line, whole bodies.")]
 HEADINGS = ("seq", "message id", "bytes", "tries", "correlation id", "body")
 

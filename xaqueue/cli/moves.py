@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xaqueue.cli import output, parameters
+from xaqueue.cli import completion, output, parameters
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import Location, SpaceOption, connected, location_of
 from xaqueue.cli.messages import QueueArgument
@@ -54,7 +54,9 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 def move(
     ctx: typer.Context,
     queue: QueueArgument,
-    to: Annotated[str, typer.Argument(metavar="TO", help="The queue that they go to.")],
+    to: Annotated[
+        str, typer.Argument(metavar="TO", help="The queue that they go to.", autocompletion=completion.queues)
+    ],
     where: WhereOption = None,
     limit: LimitOption = None,
     dry_run: DryRunOption = False,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from xaqueue.carried import CarrierState, CarrierStatus
-from xaqueue.cli import output
+from xaqueue.cli import completion, output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.glance import counter_table, queue_document, queue_table, served_status
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of, reached, remote, served_at
@@ -173,7 +173,7 @@ def _journal(journal: JournalStatus) -> str:
 
 def define(
     ctx: typer.Context,
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Its name.")],
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Its name.", autocompletion=completion.queues)],
     settings: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="A key as in queues.toml; without a value it is taken away."),
@@ -209,7 +209,9 @@ def define(
 
 def release(
     ctx: typer.Context,
-    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="Its name.")] = None,
+    queue: Annotated[
+        str | None, typer.Argument(metavar="QUEUE", help="Its name.", autocompletion=completion.queues)
+    ] = None,
     carrier: Annotated[
         str | None, typer.Option(metavar="NAME", help="Do not wait for this database any more; `status` names it.")
     ] = None,

@@ -1,0 +1,61 @@
+"""Names for the shell's completion: found within half a second, or none. Nothing is locked, and no error is shown."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import typer
+
+from xaqueue.cli.location import Location, location_of, remote, served_at
+from xaqueue.errors import Error
+
+LIMIT_S = 0.5
+
+
+def queues(ctx: typer.Context, incomplete: str) -> list[str]:
+    return _within(ctx, incomplete, _queues)
+
+
+def xids(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Of branches in doubt."""
+    return _within(ctx, incomplete, _xids)
+
+
+def _within(ctx: typer.Context, incomplete: str, look: Callable[[Location], list[str]]) -> list[str]:
+    def late(*_: object) -> None:
+        raise TimeoutError
+
+    found: list[str] = []
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    try:
+        found = look(location_of(ctx, ctx.params.get("space")))
+    except (Error, OSError):  # a server may be away, and slow to say so
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return sorted(name for name in set(found) if name.startswith(incomplete))
+
+
+def _queues(location: Location) -> list[str]:
+    if location.url:
+        with remote(location.url, answer_s=LIMIT_S) as manager:
+            return list(manager.space["queues"])
+    from xaqueue.space.offline import inspect
+    from xaqueue.space.owner.definitions_file import usable_definitions
+    from xaqueue.storage.directory_fs import DirectoryFileSystem
+
+    there = inspect.queues_in(DirectoryFileSystem(location.directory, keep_unsynced=False))
+    return [*usable_definitions(location.directory)[0].queues, *there]
+
+
+def _xids(location: Location) -> list[str]:
+    from xaqueue.rpc.methods.service import RemoteOperator
+    from xaqueue.space.offline.inspect_branches import in_doubt
+
+    if url := served_at(location):
+        with remote(url, answer_s=LIMIT_S) as manager:
+            return [str(branch.xid) for branch in RemoteOperator(manager).in_doubt()]
+    return [str(branch.xid) for branch in in_doubt(location.directory)]

@@ -1,0 +1,70 @@
+"""``xaqueue man``: the manual pages that came with the package."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import xaqueue
+from xaqueue.errors import SpaceError
+
+
+class Section(Enum):
+    """Of the manual."""
+
+    commands = "1"
+    files = "5"
+    concepts = "7"
+
+
+def man(
+    section: Annotated[
+        Section, typer.Argument(help="1: the commands; 5: files and protocol; 7: concepts and promises.")
+    ] = Section.commands,
+) -> None:
+    """Show a manual page: by man on a terminal, else as text."""
+    page = _page(section.value)
+    if sys.stdout.isatty() and shutil.which("man"):
+        raise typer.Exit(subprocess.run(["man", "-l", str(page)], check=False).returncode)
+    typer.echo(_text(page))
+
+
+def _page(section: str) -> Path:
+    name, package = f"xaqueue.{section}", Path(xaqueue.__file__).parent
+    places = (Path(sys.prefix) / "share" / "man" / f"man{section}" / name, package.parent / "man" / name)
+    for place in places:
+        if place.is_file():
+            return place
+    raise SpaceError(
+        f"the page {name} is not there: it belongs to {places[0]}. Install the package again: pip install "
+        "--force-reinstall xaqueue"
+    )
+
+
+def _text(page: Path) -> str:
+    for command in (["mandoc", "-T", "utf8"], ["man", "-l"]):
+        if shutil.which(command[0]):
+            done = subprocess.run([*command, str(page)], capture_output=True, check=False)
+            if done.returncode == 0:
+                return re.sub(r".\x08", "", done.stdout.decode("utf-8", "replace"))
+    return _stripped(page.read_text("utf-8"))
+
+
+def _stripped(source: str) -> str:
+    """The source without its macros, where there is no formatter: it can be read."""
+    lines = []
+    for line in source.splitlines():
+        if line.startswith(('.\\"', ".Bl", ".El", ".Bd", ".Ed", ".Os", ".Dd", ".Dt", ".Pp")):
+            continue
+        text = re.sub(
+            r"^\.[A-Z][a-z] ?|\b(?:Ar|Cm|Fl|Li|Pa|Va|Oo|Oc|Op|Xo|Xc|Ns|Ta|Dq|Pq|Fn|Nm|Sy|No|Em)\b ?", "", line
+        )
+        lines.append(f"\n{text}\n" if line.startswith((".Sh", ".Ss")) else text.replace("\\-", "-").replace("\\&", ""))
+    return "\n".join(lines)
