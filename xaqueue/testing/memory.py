@@ -212,6 +212,7 @@ class Crash:
         self.call = call
         """The power goes before this call of the block to the disk, counted from 0, or at its end."""
         self.kept = kept
+        """Of what was not synced."""
         self.is_finished: bool | None = None
         """Whether the block came to its end; None before it ran."""
 

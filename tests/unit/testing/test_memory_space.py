@@ -133,6 +133,7 @@ def test_the_queues_toml_of_a_space(tmp_path: Path) -> None:
     "queues",
     [
         "no/such/file",
+        "orders",
         {"a": {"max_tries": object()}},
         {"a": {"order": None}},
         {"a": {"colour": "red"}},
