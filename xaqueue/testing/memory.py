@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +42,7 @@ from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
 from xaqueue.testing.crashing import CHANGES, LOOKS, Crashed, CrashingFileSystem
 from xaqueue.testing.forgetful import Tree
+from xaqueue.times import span_us
 
 Queues = Iterable[str] | Mapping[str, Mapping[str, Any]] | str | os.PathLike[str]
 Kept = Literal["nothing", "part", "everything"]
@@ -91,10 +93,10 @@ class MemorySpace:
         with self.connect() as connection:
             return list(connection.browse(queue))
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, seconds: float | timedelta) -> None:
         """The clock of the space goes on by so much: what is delayed becomes due, what expires does so, also over a
-        ``reopen``. Not moved: leases, time limits of branches, and how long a call waits."""
-        self._ahead_ns += int(seconds * 1e9)
+        ``reopen``. Not moved: leases, time limits of branches, and how long a call waits. Raises InvalidArgument."""
+        self._ahead_ns += span_us("seconds", seconds) * 1000
         with self._engine.lock:
             for queue in self._engine.queues.values():
                 queue.arrived.notify_all()
@@ -210,6 +212,7 @@ class Crash:
         self.call = call
         """The power goes before this call of the block to the disk, counted from 0, or at its end."""
         self.kept = kept
+        """Of what was not synced."""
         self.is_finished: bool | None = None
         """Whether the block came to its end; None before it ran."""
 
@@ -332,16 +335,17 @@ def text_of(queues: Queues) -> str:
             ) from error
     if isinstance(queues, str):
         return queues
-    options = dict(queues) if isinstance(queues, Mapping) else {name: {} for name in queues}
+    options = dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues)
     for name in options:
         check_queue_name(name)
-    if not options:
-        return "[default]\n"
     if not any(options.values()):
-        return "".join(f'[queues."{name}"]\n' for name in options)
+        return "".join(f'[queues."{name}"]\n' for name in options) or "[default]\n"
     import tomlkit  # slow to load
 
-    return tomlkit.dumps({"queues": options})
+    try:
+        return tomlkit.dumps({"queues": {name: given or {} for name, given in options.items()}})
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"queues are refused ({error}): give each its options, as queues.toml has them") from None
 
 
 def _parsed(text: str) -> Definitions:

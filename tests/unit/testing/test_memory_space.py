@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,18 @@ def test_the_queues_toml_of_a_space(tmp_path: Path) -> None:
             assert bodies(space, "orders") == [b"2", b"1"]
 
 
-@pytest.mark.parametrize("queues", ["no/such/file", {"a": {"colour": "red"}}, ["a b"], "[queues.a]\ncolour = 1\n"])
+@pytest.mark.parametrize(
+    "queues",
+    [
+        "no/such/file",
+        "orders",
+        {"a": {"max_tries": object()}},
+        {"a": {"order": None}},
+        {"a": {"colour": "red"}},
+        ["a b"],
+        "[queues.a]\ncolour = 1\n",
+    ],
+)
 def test_definitions_that_are_refused(queues: str | list[str]) -> None:
     with pytest.raises(InvalidArgument):
         MemorySpace(queues)
@@ -158,7 +170,9 @@ def test_time_is_moved() -> None:
         connection.enqueue("orders", b"later", delay=3600)
         connection.enqueue("orders", b"gone", ttl=60)
         connection.commit()
-        space.advance(61)
+        with pytest.raises(InvalidArgument, match="seconds"):
+            space.advance(-1)
+        space.advance(timedelta(seconds=61))
         late = connection.dequeue("late", wait_s=30.0)
         assert late is not None
         assert late.body == b"gone"
