@@ -194,8 +194,12 @@ def queue_list(space: Space) -> list[QueueStatus]:
         used = [name for name, queue in space.queues.items() if queue.exists or queue.last or queue.record]
         branches = list(space.branches.values())
     names, holders = sorted({*definitions.queues, *used}), _holders(branches)
-    looked = [_queue(space, name, holders.get(name, ()), share(len(names))) for name in names]
-    return space.waiting.run(lambda: [_measured(space, *one) for one in looked if one[0].is_known])
+
+    def look() -> list[QueueStatus]:
+        looked = (_queue(space, name, holders.get(name, ()), share(len(names))) for name in names)
+        return [_measured(space, *one) for one in looked if one[0].is_known]
+
+    return space.waiting.run(look)  # there may be very many
 
 
 def _holders(branches: Iterable[Branch]) -> dict[str, list[tuple[Branch, int]]]:
