@@ -40,6 +40,7 @@ TESTED = {
     *("fastapi_service.py", "fastapi_worker.py", "retries.py", "groups.py", "topics.py", "limits.py", "moving.py"),
     *("requests.py", "worker_function.py", "leases.py", "once.py"),
     *("spark_copy.py", "spark_flights.py", "spark_join.py"),
+    "tracing.py",
     "test_orders.py",  # see test_pytest_plugin
     *("asyncio_orders.py", "migrate_outbox.py", "migrate_persist_queue.py"),  # by their pages, see test_guide
 }
@@ -69,6 +70,14 @@ def run(name: str, *arguments: str, directory: Path, said: str = "") -> str:
 
 def test_every_example_has_its_test() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == TESTED
+
+
+def test_tracing(tmp_path: Path) -> None:
+    """What one order leads to is one trace."""
+    lines = dict(line.split(": trace ") for line in run("tracing.py", "space", directory=tmp_path).splitlines())
+    one = {"take an order", "send orders", "process orders", "send parcels"}
+    assert set(lines) - {"receive orders", "commit orders"} == one
+    assert len({lines[name].partition(",")[0] for name in one}) == 1
 
 
 def test_quickstart(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         ("xaqueue.message_calls", "xaqueue.queue_calls"),
     ),
     ("xaqueue.connection",),
+    ("xaqueue.spans",),
     ("xaqueue.storage",),
     ("xaqueue.space.model",),
     ("xaqueue.space.engine",),
@@ -82,6 +83,7 @@ OWNED = {
     "click": ("xaqueue.cli",),
     "watchdog": ("xaqueue.space",),
     "sqlalchemy": ("xaqueue.contrib",),
+    "opentelemetry": ("xaqueue.spans",),
     "prometheus_client": ("xaqueue.metrics", "xaqueue.web"),
     "starlette": ("xaqueue.web",),
     "uvicorn": ("xaqueue.web",),
@@ -244,7 +246,7 @@ def test_contrib_uses_what_everybody_may_use(module: str) -> None:
 @pytest.mark.parametrize("module", [module for module in sorted(NAMES) if is_in(module, "xaqueue.work")])
 def test_workers_use_what_everybody_may_use(module: str) -> None:
     """The front door has them, so that they cannot come in by it: they import what it hands out."""
-    handed_out = {"xaqueue.connection", "xaqueue.errors", "xaqueue.message", "xaqueue.tm.manager"}
+    handed_out = {"xaqueue.connection", "xaqueue.errors", "xaqueue.message", "xaqueue.spans", "xaqueue.tm.manager"}
     others = {found.name for found in imports_of(module) if not is_in(found.name, "xaqueue.work")}
     assert {name for name in others if is_in(name, "xaqueue")} <= handed_out | {"xaqueue.rpc.client.reach"}
 

@@ -37,6 +37,7 @@ from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.owner.open import check_empty, hardening_of
 from xaqueue.space.owner.threads import Timekeeper
 from xaqueue.space.recovery.recover import open_space
+from xaqueue.spans import connection
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.journal import SMALLEST_SEGMENT_BYTES
@@ -86,7 +87,7 @@ class MemorySpace:
     def connect(self) -> Connection:
         """A connection of its own session. Raises ResourceFailed in a forked child, without power, and once closed."""
         self._check()
-        return Connection(cast(ResourceManager, _Cut(Session(self._engine), self._fs)), fresh_id)
+        return connection(cast(ResourceManager, _Cut(Session(self._engine), self._fs)), fresh_id)
 
     def messages(self, queue: str) -> list[Message]:
         """All messages of a queue in its order, as ``Connection.browse`` has them. Raises as that does."""

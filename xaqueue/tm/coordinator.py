@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from xaqueue.errors import InterfaceError
+from xaqueue.spans import Tracing
 from xaqueue.tm import last_resource
 from xaqueue.tm.awaiting import Loop
 from xaqueue.tm.carriage import Carriages
@@ -116,6 +117,7 @@ class Coordinator:
         self.wake: Callable[[Iterable[str]], None] = lambda _: None
         """Tells recovery that these participants have something to finish."""
         self.carriages = Carriages(log.node)
+        self.tracing = Tracing.of_process()
         self._ready: set[str] = set()
         """Participants whose databases may decide in this life: they have the table, and the log says so."""
         self._undecided: dict[bytes, Undecided] = {}

@@ -18,6 +18,7 @@ from typing import Any
 
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, Error, HeuristicOutcome, ResourceFailed, UnknownXid
+from xaqueue.spans import TracedConnection
 from xaqueue.tm.awaiting import kind_of
 from xaqueue.tm.gtrid import FORMAT_ID
 from xaqueue.tm.voting import Reply
@@ -52,7 +53,7 @@ _DIALECTS = {
     **dict.fromkeys(("MySQLdb", "pymysql", "mysql", "mariadb"), Dialect.MYSQL),
 }
 """By the package of a connection's class."""
-_OURS = (Connection.__module__, "xaqueue.rpc.client.asyncio")
+_OURS = (Connection.__module__, TracedConnection.__module__, "xaqueue.rpc.client.asyncio")
 _NAMED = frozenset(dialect.value for dialect in Dialect)
 
 

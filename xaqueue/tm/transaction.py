@@ -264,10 +264,17 @@ class Transaction:
 
     def _run(self, vote: Voting) -> TransactionResult:
         try:
-            return voting.run(vote, self._perform)
+            return voting.run(vote, self._perform if self._coordinator.tracing is None else self._traced)
         except BaseException:
             self._interrupted()
             raise
+
+    def _traced(self, command: Command) -> Replies:
+        assert self._coordinator.tracing is not None
+        with self._coordinator.tracing.step(
+            command.verb.name.lower().replace("_", " "), str(self.gtrid), command.names
+        ):
+            return self._perform(command)
 
     def _perform(self, command: Command) -> Replies:
         if command.verb is Verb.DECIDE:

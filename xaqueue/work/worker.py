@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import Message, check_queue_name
+from xaqueue.spans import Tracing, process
 from xaqueue.work.loop import Loop, Turn
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Worker(Loop):
         check_queue_name(queue)
         super().__init__(os.fspath(target), queue, threads=threads, tm=tm, until_empty=until_empty)
         self._handler = checked(handler)
+        self._tracing = Tracing.of_process()
 
     def _turn(self, connection: Connection | None) -> Turn:
         message = None
@@ -58,7 +60,8 @@ class Worker(Loop):
                 message = queue.dequeue(self._queue, wait_s=self._wait_s)
                 if message is None:
                     return Turn.EMPTY
-                self._handle(message, tx)
+                with process(self._tracing, message):
+                    self._handle(message, tx)
         except Exception as error:
             if message is None:
                 raise

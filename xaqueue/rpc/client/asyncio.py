@@ -35,6 +35,7 @@ from xaqueue.errors import ConnectionLost, InterfaceError, InvalidArgument, Outc
 from xaqueue.message import Message
 from xaqueue.rpc.client.link import keep_alive
 from xaqueue.rpc.client.manager import RemoteManager, connect_s_of, dialer, hello_of
+from xaqueue.spans import connection
 from xaqueue.storage.ids import fresh_id
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -232,7 +233,7 @@ def _connection(endpoint: Endpoint) -> Connection:
         is_one_of_several=bool(endpoint.others),
         pause=lambda pause_s: awaited(asyncio.sleep(pause_s)),
     )
-    return Connection(manager, fresh_id)
+    return connection(manager, fresh_id)
 
 
 async def _connected(endpoint: Endpoint, context: ssl.SSLContext | None, limit_s: float) -> AwaitedSocket:

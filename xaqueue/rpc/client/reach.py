@@ -14,6 +14,7 @@ from xaqueue.space.model.format import read_format
 from xaqueue.space.owner.open import is_attached
 from xaqueue.space.owner.record import read_owner
 from xaqueue.space.owner.restoring import attach_or_restore
+from xaqueue.spans import connection
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.owner_file import is_owned
@@ -38,12 +39,12 @@ def connect(place: str, *, create: bool = False, sync: str | None = None) -> Con
         return in_memory[place](sync)
     if not is_url(place):
         directory, name = parse_open_string(place)
-        return Connection(session(directory, name, create=create, sync=sync), fresh_id)
+        return connection(session(directory, name, create=create, sync=sync), fresh_id)
     if create or sync is not None:
         raise InvalidArgument("create= and sync= are for a directory: whoever serves a space opens it, and says how")
     from xaqueue.rpc.client.manager import remote_manager  # who opens a directory needs no sockets
 
-    return Connection(remote_manager(place), fresh_id)
+    return connection(remote_manager(place), fresh_id)
 
 
 def session(directory: str, name: str | None, *, create: bool, sync: str | None) -> Session | RemoteManager:
