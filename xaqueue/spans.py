@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -64,13 +65,11 @@ class Tracing:
 
         Looked up anew for each connection, worker and transaction manager.
         """
-        if os.environ.get(OFF_VARIABLE):
+        if os.environ.get(OFF_VARIABLE) or "opentelemetry.trace" not in sys.modules:
             return None
         try:
             from opentelemetry.trace import ProxyTracerProvider, get_tracer_provider
-        except ModuleNotFoundError:
-            return None
-        try:
+
             return None if isinstance(get_tracer_provider(), ProxyTracerProvider) else Tracing()
         except Exception as error:
             _failed(error)
