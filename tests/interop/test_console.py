@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
@@ -134,7 +134,7 @@ def doctored(page: Page, status: dict[str, Any], **parts: Any) -> Iterator[None]
     page.route("**/api/overview", answer)
     ask(page)
     yield
-    page.unroute("**/api/overview")
+    page.unroute_all(behavior="ignoreErrors")
 
 
 REPLICA = {"role": "source", "url": "", "waits": True, "connected": False, "lag_bytes": 2048, "lag_s": 90.0}
@@ -345,6 +345,84 @@ def test_a_decision_that_comes_too_late_is_refused(page: Page, console: Console,
 
 
 # For everybody
+
+
+def test_of_two_decisions_at_once_one_is_sent(page: Page, doubt: Xid) -> None:
+    sign(page)
+    dialog = branch(page, doubt)
+    dialog.get_by_label("Reason").fill("because")
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
+    page.evaluate("""() => {
+        const buttons = [...document.querySelectorAll("#branch .act")].filter((one) => !one.hidden);
+        for (const one of [...buttons, ...buttons]) one.click();
+    }""")
+    page.get_by_text(f"Branch {doubt} is ").wait_for()
+    assert len(sent) == 1
+
+
+def test_an_answer_that_comes_late_is_for_what_it_was_asked_for(page: Page, console: Console, doubt: Xid) -> None:
+    """Neither the branch that is looked at meanwhile, nor a list that was closed."""
+    sign(page)
+    held: list[Any] = []
+    page.route("**/api/decide", lambda route: held.append(route))
+    dialog = branch(page, doubt)
+    dialog.get_by_label("Reason").fill("because")
+    dialog.get_by_role("button", name="Commit").click()
+    page.keyboard.press("Escape")
+    dialog = branch(page, scene.FOREIGN)
+    until(page, lambda: bool(held))
+    held[0].continue_()
+    page.get_by_text(f"Branch {doubt} is committed.").wait_for()
+    expect(dialog).to_be_visible()
+    page.keyboard.press("Escape")
+    held.clear()
+    page.route("**/api/messages*", lambda route: held.append(route))
+    page.get_by_role("button", name="orders.failed", exact=True).click()
+    until(page, lambda: bool(held))
+    page.unroute("**/api/messages*")
+    look(page, "events")
+    held[0].continue_()
+    ask(page)
+    page.wait_for_timeout(200)
+    expect(page.get_by_role("heading", name="Messages of events", exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name="Messages of orders.failed", exact=True)).to_have_count(0)
+
+
+def until(page: Page, seen: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if seen():
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError("it never came to that")
+
+
+def test_a_server_that_hangs_is_told_and_what_is_shown_is_old(page: Page) -> None:
+    page.route("**/api/overview", lambda _: None)
+    ask(page)
+    expect(page.locator("#state")).to_contain_text("has not answered for 10 s", timeout=60_000)
+    expect(page.locator("body")).to_have_class(re.compile("old"))
+    page.unroute("**/api/overview")
+    ask(page)
+    expect(page.locator("body")).not_to_have_class(re.compile("old"), timeout=60_000)
+
+
+def test_nothing_that_is_not_there_has_a_name(page: Page, console: Console) -> None:
+    queue = {
+        "watermark": None,
+        "oldest": None,
+        "consumers": None,
+        "description": "",
+        "in_flight": None,
+        "size_bytes": None,
+    }
+    journal = {"end": None, "checkpoint": None, "segments": 0, "allocated_bytes": 0, "ahead": None, "damage": ""}
+    status = {"owner": None, "journal": journal, "replication": REPLICA | {"lag_s": None}, "free_inodes": None}
+    overview = page.request.get(f"{console.url}api/overview").json()
+    queues = [one | queue for one in overview["status"]["queues"]]
+    with doctored(page, status | {"queues": queues}):
+        expect(page.get_by_role("region", name="Space and replica")).to_contain_text("in 0 segments")
+        assert not re.search(r"\b(null|undefined|NaN)\b", page.locator("main").inner_text())
 
 
 def test_it_is_used_by_keyboard(page: Page, doubt: Xid) -> None:

@@ -19,11 +19,11 @@ ROUTES: list[BaseRoute] = [*console.ROUTES, *metrics.ROUTES, *probes.ROUTES]
 """All there is. An endpoint asks the server by ``door.ask``, and finds it at ``door.link_of(request).server``."""
 
 
-def app_of(link: Link, host: str | None, advise: Callable[[str], dict[str, Any]] | None) -> Door:
-    """host: see ``Door``, which is before all of it, also before what answers that something is broken here."""
+def app_of(link: Link, host: str | None, advise: Callable[[str], dict[str, Any]] | None, *, is_open: bool) -> Door:
+    """host, is_open: see ``Door``, which is before all of it, also before what answers that something is broken."""
     app = Starlette(routes=ROUTES, exception_handlers={Refused: _answer, Error: _answer})
     app.state.link, app.state.advise = link, advise
-    return Door(app, host)
+    return Door(app, host, is_open=is_open)
 
 
 def _answer(_: Request, error: Exception) -> Response:

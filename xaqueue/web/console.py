@@ -123,10 +123,33 @@ async def requeue(request: Request) -> Response:
     return answered({"moved": await ask(request, move), "asked": len(wanted)})
 
 
+async def failed(request: Request) -> Response:
+    """A piece of all messages of a queue up to a number goes back; asked again as long as there are more."""
+    body = await action_of(request)
+    queue, upto = check_queue_name(body.get("queue", "")), body.get("upto")
+    if not isinstance(upto, int) or isinstance(upto, bool):
+        raise InvalidArgument("upto: a number is wanted, of the last message that goes back")
+
+    def move(manager: RemoteManager) -> dict[str, Any]:
+        moved = stay = 0
+        with Connection(manager, fresh_id) as connection, connection.transaction():
+            for message in manager.browse(queue):
+                if moved == AT_ONCE:
+                    break
+                if message.seq <= upto:
+                    was_elsewhere = message.origin is not None and message.origin.queue
+                    went = was_elsewhere and connection.requeue(queue, message.message_id) is not None
+                    moved, stay = moved + bool(went), stay + (not went)
+        return {"moved": moved, "stay": stay, "more": moved == AT_ONCE}
+
+    return answered(await ask(request, move))
+
+
 ROUTES: list[BaseRoute] = [
     *(Route(path, page) for path in FILES),
     Route("/api/overview", overview),
     Route("/api/messages", messages),
     Route("/api/requeue", requeue, methods=["POST"]),
+    Route("/api/failed", failed, methods=["POST"]),
     *indoubt.ROUTES,
 ]

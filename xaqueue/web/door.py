@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -56,9 +58,14 @@ class Refused(Exception):
 class Door:
     """The outermost layer of the application."""
 
-    def __init__(self, app: ASGIApp, host: str | None) -> None:
-        """host: the one that this is served at, beside the names of this machine; None where names prove nothing."""
-        self._app, self._host = app, host
+    def __init__(self, app: ASGIApp, host: str | None, *, is_open: bool = False) -> None:
+        """host: the one that this is served at, beside the names of this machine; None where names prove nothing.
+
+        is_open: others reach it without a token. A page of theirs may have its own name point here, so no name is
+        taken that somebody may have given: only addresses, this host's own names, and such as have no dot.
+        """
+        self._app, self._host, self._is_open = app, host, is_open
+        self._own = {socket.gethostname().lower(), socket.getfqdn().lower()} if is_open else set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def sealed(message: Message) -> None:
@@ -77,6 +84,8 @@ class Door:
         host = _host_of(headers.get("host", ""))
         if self._host is not None and not (is_loopback(host) or host == self._host):
             raise Refused(421, "this is not the host that the request names: use 127.0.0.1 or localhost")
+        if self._is_open and not (is_address(host) or "." not in host or host in self._own):
+            raise Refused(421, "where no token is wanted only an address, or this host's own name, is taken: use one")
         if method not in ("GET", "HEAD", "POST"):
             raise Refused(405, f"{method[:20]} is not for anything here: GET and POST are")
         site = headers.get("sec-fetch-site")
@@ -94,6 +103,14 @@ class Door:
             raise Refused(403, f"an action needs the header {HEADER}: 1, so that no other site's page can ask for it")
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise Refused(415, "an action is asked for in JSON: Content-Type: application/json")
+
+
+def is_address(host: str) -> bool:
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _host_of(text: str) -> str:

@@ -150,7 +150,12 @@ class HttpFront:
 
         logging.getLogger("uvicorn").setLevel(logging.ERROR)  # else every odd request is a line
         config = uvicorn.Config(
-            app_of(self.link, self.config.host if self.config.is_local else None, self._advise),
+            app_of(
+                self.link,
+                self.config.host if self.config.is_local else None,
+                self._advise,
+                is_open=self.config.insecure and not self.config.is_local,
+            ),
             http=_protocol_of(self._tls),
             ws="none",
             lifespan="off",
@@ -169,7 +174,15 @@ def _protocol_of(context: ssl.SSLContext | None) -> Any:
     """What uvicorn makes of each connection, which is given to nobody but this class."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    taken: set[asyncio.Protocol] = set()
+    taken: dict[asyncio.Protocol, Callable[[], object]] = {}
+    """Each connection, the oldest first, and how it is cut off."""
+
+    def take(one: asyncio.Protocol, cut: Callable[[], object]) -> None:
+        """Where all places are taken, the oldest that has not sent a whole request goes, else the newcomer."""
+        taken[one] = cut
+        if len(taken) > CONNECTIONS:
+            waiting = (other for other in taken if getattr(other, "cycle", None) is None)
+            taken.pop(next(waiting, one))()
 
     class Bounded(H11Protocol):
         """Has its place, and its time."""
@@ -177,27 +190,22 @@ def _protocol_of(context: ssl.SSLContext | None) -> Any:
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._late = self.loop.call_later(REQUEST_S, transport.abort)
-            taken.add(self)
-            if len(taken) > CONNECTIONS:
-                transport.abort()
+            take(self, transport.abort)
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._late.cancel()
-            taken.discard(self)
+            taken.pop(self, None)
 
     if context is None:
         return Bounded
 
     def over(layer: TlsLayer) -> None:
-        taken.discard(layer)
+        taken.pop(layer, None)
 
     def with_tls(**given: Any) -> asyncio.Protocol:
         layer = TlsLayer(context, partial(Bounded, **given), over, HANDSHAKE_S)
-        taken.add(layer)
-        if len(taken) > CONNECTIONS:
-            layer.abort()
-            over(layer)
+        take(layer, layer.abort)
         return layer
 
     return with_tls

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import xaqueue
 from support.certificates import Authority
 from support.served import ServerThread
 from xaqueue.errors import AccessDenied, InvalidArgument
@@ -332,6 +333,66 @@ def test_who_is_slow_or_many_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None
                 continue
         connection = HTTPConnection("127.0.0.1", port_of(made), timeout=20)
         assert asked(connection, "GET", "/")[0] == 200
+
+
+def test_who_sends_no_whole_request_makes_room_for_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "CONNECTIONS", 3)
+    with HttpFront(HttpConfig("127.0.0.1:0")) as made, ExitStack() as stack:
+        for number in range(9):
+            peer = stack.enter_context(socket.create_connection(("127.0.0.1", port_of(made)), 20))
+            peer.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n")
+            if number % 3 == 2:
+                assert text_at(made, "/livez") == (200, "alive\n")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *[
+            (one, 200)
+            for one in ("10.1.2.3:8000", "[2001:db8::1]:8000", "server:8000", "localhost", socket.gethostname())
+        ],
+        *[(one, 421) for one in ("rebound.example.org", "10.1.2.3.example.org:8000", "127.0.0.1.nip.io", "a.b")],
+    ],
+)
+def test_where_no_token_is_wanted_no_name_is_taken_that_others_may_give(host: str, status: int) -> None:
+    with HttpFront(HttpConfig("0.0.0.0:0", insecure=True)) as made:
+        assert text_at(made, "/livez", Host=host)[0] == status
+
+
+def test_all_that_have_failed_go_back_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those up to the number alone, also behind such as are held, or came from nowhere."""
+    monkeypatch.setattr("xaqueue.web.console.AT_ONCE", 4)
+    create(tmp_path / "space")
+    role = f'members = ["token:{sha256(TOKEN.encode()).hexdigest()}"]\nproduce = ["*"]\nconsume = ["*"]\nbrowse = ["*"]'
+    write_definitions(tmp_path / "space", f"[queues.orders]\n[queues.failed]\n[access.roles.shop]\n{role}\n")
+    thread = ServerThread(tmp_path / "space", tmp_path / "socket", sync="NONE")
+    with HttpFront(HttpConfig("127.0.0.1:0")) as made, xaqueue.connect(thread.url) as connection:
+        made.show(thread.server)
+        for queue, count in (("failed", 3), ("orders", 10)):
+            for number in range(count):
+                connection.enqueue(queue, b"%d" % number)
+        connection.commit()
+        for message in list(connection.browse("orders")):
+            connection.move("orders", message.message_id, "failed")
+        connection.commit()
+        holder = xaqueue.connect(thread.url)
+        assert holder.dequeue("failed", message_id=list(connection.browse("failed"))[3].message_id) is not None
+        headers, found = ACTION | {"Authorization": f"Bearer {TOKEN}"}, []
+        for _ in range(4):
+            body = json.dumps({"queue": "failed", "upto": 12})
+            peer = HTTPConnection("127.0.0.1", port_of(made), timeout=20)
+            found.append(asked(peer, "POST", "/api/failed", body=body, headers=headers)[1])
+        for upto in (None, True, "1"):
+            peer = HTTPConnection("127.0.0.1", port_of(made), timeout=20)
+            body = json.dumps({"queue": "failed", "upto": upto})
+            assert asked(peer, "POST", "/api/failed", body=body, headers=headers)[0] == 400
+        assert len(list(connection.browse("orders"))) == 8
+        assert [message.seq for message in connection.browse("failed")] == [1, 2, 3, 4, 13]
+        holder.close()
+    thread.stop()
+    assert [(one["moved"], one["more"]) for one in found] == [(4, True), (4, True), (0, False), (0, False)]
+    assert found[-1]["stay"] == 4
 
 
 def test_who_lacks_a_right_is_logged_and_who_only_looks_is_not(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:

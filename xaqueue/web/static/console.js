@@ -1,6 +1,6 @@
 // The page asks the server that it is from and nobody else. What comes is made into text nodes, never into markup.
 
-const EVERY_MS = 2000, KEPT = 60, RATE_POINTS = 6;
+const EVERY_MS = 2000, KEPT = 60, RATE_POINTS = 6, LOOK_MS = 10000, ACT_MS = 60000;
 const TOKEN = "xaqueue.token";
 const $ = (id) => document.getElementById(id);
 const history = new Map();  // of each queue: {at, depth, came, went}, the oldest first
@@ -8,13 +8,15 @@ let shown = null;  // the last overview
 let looked = null;  // the messages that are listed: {queue, rows}
 let open = null;  // the message or branch that a dialog is about
 let turn = 0;  // of polls: an answer to an older one, with another token perhaps, is let go
+let looking = 0;  // likewise of lists of messages
+let acting = false;  // something is being changed: nothing else is sent meanwhile
 
 // Asking
 
 async function ask(path, action, token = sessionStorage.getItem(TOKEN)) {
   const headers = {};
   if (token) headers.authorization = `Bearer ${token}`;
-  const how = { headers, cache: "no-store" };
+  const how = { headers, cache: "no-store", signal: AbortSignal.timeout(action ? ACT_MS : LOOK_MS) };
   if (action) {
     Object.assign(headers, { "x-xaqueue": "1", "content-type": "application/json" });
     Object.assign(how, { method: "POST", body: JSON.stringify(action) });
@@ -22,8 +24,9 @@ async function ask(path, action, token = sessionStorage.getItem(TOKEN)) {
   let answer;
   try {
     answer = await fetch(path, how);
-  } catch {
-    throw Object.assign(new Error("the server does not answer: is it running?"), { status: 0 });
+  } catch (error) {
+    const late = error.name === "TimeoutError", told = action ? "whether it was done is not known: look before you do it again." : "is it stopped, or its disk?";
+    throw Object.assign(new Error(late ? `the server has not answered for ${(action ? ACT_MS : LOOK_MS) / 1000} s: ${told}` : "the server does not answer: is it running?"), { status: 0 });
   }
   const found = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
   if (!answer.ok) throw Object.assign(new Error(found.error || `the server answered ${answer.status}`), { status: answer.status });
@@ -211,7 +214,7 @@ function facts(status) {
     ["Sync", `${status.sync}: a commit ${status.promise}`],
     ["Replica", replica ? `${roles[replica.role]}; ${heard}; ${size(replica.lag_bytes)} behind${replica.lag_s ? `, ${span(replica.lag_s)}` : ""}${replica.waits ? "; steps wait for it" : ""}` : "none"],
     ["Branches", `${status.active} at work, ${status.in_doubt} in doubt, ${status.committing} committing, ${status.heuristic} decided by hand`],
-    ["Journal", journal && (journal.damage || `${size(journal.allocated_bytes)} in ${journal.segments} segments, ${journal.ahead} records ahead of the directories`)],
+    ["Journal", journal && (journal.damage || `${size(journal.allocated_bytes)} in ${journal.segments} segments${Number.isInteger(journal.ahead) ? `, ${journal.ahead} records ahead of the directories` : ""}`)],
     ["Disk free", size(status.free_bytes)],
     ["Quarantine", `${status.quarantined} files`],
     ["Last recovery", status.recovery || owner?.recovery],
@@ -222,9 +225,11 @@ function facts(status) {
 // Messages
 
 async function openQueue(name, keepsFocus = false) {
+  const mine = ++looking;
   const digits = looked && looked.queue === name ? $("digits").value.trim() : "";
   if (!looked || looked.queue !== name) $("digits").value = "";
   const found = await ask(`api/messages?queue=${encodeURIComponent(name)}&id=${encodeURIComponent(digits)}`);
+  if (mine !== looking) return;
   looked = found;
   $("messages").hidden = false;
   $("messages-title").textContent = `Messages of ${name}`;
@@ -278,16 +283,16 @@ async function requeue(queue, ids) {
 }
 
 async function requeueAll(queue) {
-  let moved = 0, stay = 0;
-  for (let more = true; more;) {
-    const found = await ask(`api/messages?queue=${encodeURIComponent(queue)}`);
-    const ids = found.rows.filter((one) => one.origin?.queue).map((one) => one.message_id);
-    const went = ids.length ? (await ask("api/requeue", { queue, ids })).moved : 0;
-    moved += went;
-    stay = found.rows.length - went;
-    more = found.more && went > 0;
-  }
-  await wentBack(queue, moved, stay && "the others are held by transactions, or came from no other queue");
+  // Those that are there now: what fails meanwhile is not taken again and again.
+  await poll();
+  const upto = shown.status.queues.find((one) => one.name === queue)?.watermark ?? 0;
+  let moved = 0, found;
+  do {
+    found = await ask("api/failed", { queue, upto });
+    moved += found.moved;
+    done(`${moved} messages of ${queue} went back so far.`);
+  } while (found.more);
+  await wentBack(queue, moved, found.stay && `${found.stay} are held by transactions, or came from no other queue`);
 }
 
 async function wentBack(queue, moved, stay) {
@@ -350,9 +355,10 @@ async function decide(path, body, text) {
     $("reason").focus();
     throw new Error("write a reason: it is recorded with who and when.");
   }
-  await ask(path, { xid: open.xid, reason, ...body });
-  done(`Branch ${open.xid} ${text}.`);
-  $("branch").close();
+  const branch = open;
+  await ask(path, { xid: branch.xid, reason, ...body });
+  done(`Branch ${branch.xid} ${text}.`);
+  if (open === branch) $("branch").close();
   await poll();
 }
 
@@ -362,10 +368,14 @@ const acts = {
   openQueue: (name) => openQueue(name),
   openMessage: async (id) => openMessage(id),
   openBranch,
-  closeMessages: async () => { $("messages").hidden = true; looked = null; },
+  closeMessages: async () => { looking++; $("messages").hidden = true; looked = null; },
   requeueShown: () => requeue(looked.queue, looked.rows.filter((one) => one.origin?.queue).map((one) => one.message_id)),
   requeueAll,
-  requeueOne: async () => { await requeue(looked.queue, [open.message_id]); $("message").close(); },
+  requeueOne: async () => {
+    const message = open;
+    await requeue(looked.queue, [message.message_id]);
+    if (open === message) $("message").close();
+  },
   commit: () => decide("api/decide", { commit: true }, "is committed"),
   rollback: () => decide("api/decide", { commit: false }, "is rolled back"),
   forget: () => decide("api/forget", {}, "is forgotten"),
@@ -389,7 +399,12 @@ const acts = {
   },
 };
 
+const SENDING = new Set(["commit", "rollback", "forget", "requeueShown", "requeueAll", "requeueOne"]);
+
 async function perform(name, from) {
+  const sends = SENDING.has(name);
+  if (sends && acting) return;
+  acting ||= sends;
   const place = from.closest("dialog")?.querySelector(".failure") || $("failure");
   place.textContent = "";
   $("done").textContent = "";
@@ -401,6 +416,7 @@ async function perform(name, from) {
     place.scrollIntoView({ block: "nearest" });
   } finally {
     from.removeAttribute("aria-busy");
+    if (sends) acting = false;
   }
 }
 
