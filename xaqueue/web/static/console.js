@@ -108,6 +108,7 @@ function span(seconds) {
 const age = (at) => (at ? span(Math.max(0, (shown.now - at) / 1e6)) : "");
 const when = (at) => (at ? new Date(at / 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC" : "");
 function size(bytes) {
+  if (!Number.isFinite(bytes)) return "";
   let unit = 0;
   for (; bytes >= 1024 && unit < 4; unit++) bytes /= 1024;
   return `${unit ? bytes.toFixed(1) : bytes} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
