@@ -6,7 +6,6 @@ run again it goes on.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import SpaceOption, connected, location_of
 from xaqueue.cli.messages import QueueArgument, complain_of_damage, opened
 from xaqueue.cli.moves import PIECE, LimitOption, WhereOption, chosen, looked, some
+from xaqueue.cli.replacing import replacing
 from xaqueue.connection import Connection
 from xaqueue.errors import Error, InvalidArgument, OutcomeUnknown
 from xaqueue.message import Message, check_queue_name, id_digits_of
@@ -87,13 +87,12 @@ def export(
         lost.append(seq)
         complain_of_damage(seq, why)
 
-    with looked(location_of(ctx, space), queue, damaged=damaged) as messages, opened(file, "wb") as sink:
+    into = opened(None, "wb") if file is None else replacing(file)
+    with looked(location_of(ctx, space), queue, damaged=damaged) as messages, into as sink:
         for message in some(messages, tests, limit):
             sink.write(output.json_text(output.message_json(message)).encode() + b"\n")
             count += 1
         sink.flush()
-        if file is not None:
-            os.fsync(sink.fileno())
     if file is not None:
         typer.echo(f"{output.counted(count, 'message')} of queue {queue} written to {file}")
     if lost:

@@ -8,14 +8,25 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import queue
 import re
+import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Annotated
 
 import typer
 
+WAITING = 10_000
+"""Events that wait to be written."""
+FINISH_S = 1.0
+
+log = logging.getLogger("xaqueue.server")
 _CODE = re.compile(r"\[([a-z-]+)\] (.*)", re.DOTALL)
 
 
@@ -92,6 +103,67 @@ def use_level(wanted: LogLevel | None) -> LogLevel | None:
         logging.lastResort.setLevel(wanted.name.upper())
         logging.getLogger("xaqueue").setLevel(wanted.name.upper())
     return wanted
+
+
+class WrittenAside(logging.Handler):
+    """Events are written by a thread of their own, so that nobody waits for whoever reads them, or does not.
+
+    What comes beyond ``WAITING`` is dropped, and an event tells how many that were once there is room again.
+    """
+
+    def __init__(self, told: logging.Handler, descriptor: int) -> None:
+        super().__init__(told.level)
+        self.formatter = told.formatter
+        self._descriptor = descriptor
+        self._waiting: queue.Queue[bytes] = queue.Queue(WAITING)
+        self._lost = 0
+        threading.Thread(target=self._write, name="xaqueue-log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._waiting.put_nowait(f"{self.format(record)}\n".encode("utf-8", "backslashreplace"))
+        except queue.Full:
+            self._lost += 1
+
+    def finish(self, limit_s: float) -> None:
+        """Waits until all is written, so long at most."""
+        deadline = time.monotonic() + limit_s
+        while self._waiting.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _write(self) -> None:
+        while True:
+            left = self._waiting.get()
+            try:
+                while left:
+                    left = left[os.write(self._descriptor, left) :]
+            except OSError:  # nobody will ever read it
+                pass
+            finally:
+                self._waiting.task_done()
+            if self._lost:
+                lost, self._lost = self._lost, 0
+                log.warning("[events-lost] %d events were dropped: whoever reads stderr was too slow", lost)
+
+
+@contextmanager
+def written_aside() -> Iterator[None]:
+    """Around a program that runs on. Where stderr is no file of the process, as in a test, nothing is changed."""
+    before = logging.lastResort
+    try:
+        descriptor = sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        before = None
+    if before is None:
+        yield
+        return
+    aside = WrittenAside(before, descriptor)
+    logging.lastResort = aside
+    try:
+        yield
+    finally:
+        logging.lastResort = before
+        aside.finish(FINISH_S)
 
 
 LogFormatOption = Annotated[

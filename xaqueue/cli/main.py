@@ -26,6 +26,7 @@ from xaqueue.cli import (
     snapshots,
     spaces,
     tm,
+    tokens,
     tools,
     top,
     work,
@@ -104,7 +105,7 @@ def options(
 
 for verb in (
     *(spaces.init, spaces.status, spaces.define, glance.queues, glance.sessions, top.top, spaces.release),
-    *(metrics.metrics, health.health),
+    *(metrics.metrics, health.health, tokens.token),
     *(messages.put, messages.get, messages.browse, messages.tail, moves.move, moves.requeue),
     *(moves.purge, moves.rm, moves.undefine, copies.show, copies.export),
     *(work.work, work.forward),

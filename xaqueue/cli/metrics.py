@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from xaqueue.cli.location import SpaceOption, location_of
-from xaqueue.errors import Error, SpaceError
+from xaqueue.cli.replacing import replacing
+from xaqueue.errors import Error
 
 MODE = 0o644
 
@@ -45,22 +44,7 @@ def metrics(
     if output is None:
         typer.echo(text.decode(), nl=False)
     else:
-        _replace(output, text)
+        with replacing(output, MODE) as made:
+            made.write(text)
     if failed:
         raise failed[0]
-
-
-def _replace(file: Path, text: bytes) -> None:
-    """Whoever reads it has the old one or the new one. The file beside it has a name that no collector takes."""
-    try:
-        descriptor, beside = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as made:
-                made.write(text)
-                os.fchmod(descriptor, MODE)
-            Path(beside).replace(file)
-        except BaseException:
-            Path(beside).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise SpaceError(f"{file} cannot be written: {error.strerror}. It is as it was") from error

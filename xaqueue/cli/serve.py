@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ from xaqueue.cli import advise as advising
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, remote, served_at
-from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption
+from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption, written_aside
 from xaqueue.cli.tm_log import load
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.rpc.client.manager import RemoteManager
@@ -145,7 +146,7 @@ def serve(
     listen = with_default(listen, directory)
     _tell_former(directory, listen)
     try:
-        with front or nullcontext():
+        with written_aside(), front or nullcontext():
             run(
                 directory,
                 listen,
@@ -158,10 +159,18 @@ def serve(
                 ready=lambda urls: _print_ready(directory, urls, front),
             )
     except ResourceFailed as fenced:
-        complain(str(fenced))
+        _complain(str(fenced))
         _leave(ExitCode.FENCED)
         raise typer.Exit(ExitCode.FENCED) from None
     _leave(0)
+
+
+def _complain(text: str) -> None:
+    """Where somebody reads stderr: this process ends in any case."""
+    with suppress(OSError, ValueError):
+        if not select.select([], [sys.stderr.fileno()], [], HANG_S)[1]:
+            return
+    complain(text)
 
 
 def _leave(code: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, astuple
 from enum import Enum
 from pathlib import Path
@@ -14,7 +15,7 @@ from xaqueue.cli import completion, output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.glance import counter_table, queue_document, queue_table, served_status
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of, reached, remote, served_at
-from xaqueue.errors import InvalidArgument
+from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument
 from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation
 from xaqueue.rpc.methods.service import status_of
@@ -199,6 +200,9 @@ def define(
             manager.define(queue, given, topic)
         typer.echo(f"{'topic' if topic else 'queue'} {queue} is defined")
         return
+    if url := served_at(location):  # which has it in force when it answers
+        with suppress(ConnectionLost, AccessDenied), remote(url) as manager:
+            manager.define(queue, given, topic)
     defined = open.define(location.directory, queue, given, topic)
     if topic:
         typer.echo(f"topic {queue} is defined")

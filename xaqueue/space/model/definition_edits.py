@@ -66,6 +66,26 @@ def with_default(text: str, order: str) -> str:
     return _with(text, ("default",), {"order": order})
 
 
+def with_member(text: str, role: str, member: str, *, only: bool) -> str:
+    """The same queues.toml, with a member of a role; only: and no other token. Raises InvalidArgument: no such role."""
+    import tomlkit
+
+    roles = parse(text).access.roles or ()
+    if role not in {one.name for one in roles}:
+        names = ", ".join(one.name for one in roles) or "none"
+        raise InvalidArgument(
+            f"queues.toml has no role {role!r} in [access.roles], but {names}: write its rights there first"
+        )
+    document = tomlkit.parse(text)
+    table: Any = document["access"]["roles"][role]
+    before = [str(one) for one in table.get("members", ())]
+    kept = [one for one in before if one != member and not (only and one.startswith("token:"))]
+    table["members"] = [*kept, member]
+    made = tomlkit.dumps(document)
+    parse(made)
+    return made
+
+
 def _with(text: str, path: Sequence[str], options: Mapping[str, object]) -> str:
     import tomlkit  # only writers need it, and it is slow to load
 

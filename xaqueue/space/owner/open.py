@@ -429,6 +429,15 @@ def define(
     return parsed
 
 
+def edit_definitions(path: str | os.PathLike[str], edit: Callable[[str], str]) -> None:
+    """Likewise, by any edit of its text. Raises as that does, and then nothing was changed; OSError."""
+    with _defining:
+        text = _read(path)
+        changed = edit(text)
+        if changed != text:
+            write_definitions(path, changed)
+
+
 def _redefine(root: Path, space: Space, name: str, settings: Mapping[str, object], is_topic: bool) -> None:
     """Holds at once, also where nobody watches the file."""
     space.check_owner()

@@ -1,0 +1,90 @@
+"""``xaqueue token``: the file has a token that holds at every moment, whatever is killed."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import xaqueue
+from xaqueue.access import Identity, token_name
+from xaqueue.cli.main import app
+from xaqueue.space.model import definitions
+from xaqueue.space.owner.open import write_definitions
+
+TEXT = """\
+[queues.orders]
+[access.roles.shop]   # who sells
+members = ["user:1000", "token:{}"]
+produce = ["*"]
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    xaqueue.connect(tmp_path / "s", create=True).close()
+    write_definitions(tmp_path / "s", TEXT.format("0" * 64))
+    return tmp_path / "s"
+
+
+def token(place: Path, *words: object) -> int:
+    return CliRunner().invoke(app, ["token", *map(str, words), "--space", str(place)]).exit_code
+
+
+def members(place: Path) -> tuple[str, ...]:
+    (role,) = definitions.parse((place / "queues.toml").read_text()).access.roles or ()
+    return role.members
+
+
+def holds(place: Path, file: Path) -> bool:
+    """Whether the token of the file may do something."""
+    identity = Identity().with_token(file.read_text().strip(), trusted=False)
+    return not definitions.parse((place / "queues.toml").read_text()).access.rights_of(identity).refusal
+
+
+def test_a_role_gets_a_token_and_loses_the_others(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    assert token(place, "shop", file) == 0
+    first = file.read_text().strip()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert members(place) == ("user:1000", f"token:{'0' * 64}", token_name(first))
+    assert "# who sells" in (place / "queues.toml").read_text()
+    assert token(place, "shop", file, "--only") == 0
+    assert file.read_text().strip() != first
+    assert members(place) == ("user:1000", token_name(file.read_text().strip()))
+
+
+def test_a_role_that_is_not_there_is_refused_and_nothing_is_written(place: Path, tmp_path: Path) -> None:
+    before = (place / "queues.toml").read_text()
+    assert token(place, "nobody", tmp_path / "token") == 2
+    assert not (tmp_path / "token").exists()
+    assert token(place, "shop", tmp_path / "none" / "token") == 3
+    assert members(place)[:2] == ("user:1000", f"token:{'0' * 64}")
+    assert before.splitlines()[0] == "[queues.orders]"
+
+
+@pytest.mark.parametrize("dies_at", [1, 2, 3])
+def test_a_rotation_that_is_cut_off_leaves_a_token_that_holds(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int
+) -> None:
+    file, calls = tmp_path / "token", 0
+    assert token(place, "shop", file) == 0
+    rename, replace = xaqueue.storage.directory_fs.DirectoryFileSystem.rename, Path.replace
+
+    def dying(call: object) -> object:
+        def called(*given: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls >= dies_at:
+                raise KeyboardInterrupt
+            return call(*given)  # type: ignore[operator]
+
+        return called
+
+    monkeypatch.setattr(xaqueue.storage.directory_fs.DirectoryFileSystem, "rename", dying(rename))
+    monkeypatch.setattr(Path, "replace", dying(replace))
+    assert token(place, "shop", file, "--only") != 0
+    assert calls == dies_at
+    assert holds(place, file)
