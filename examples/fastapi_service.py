@@ -1,6 +1,7 @@
 """A FastAPI service takes orders: the row and the message, both or neither. Try:
 
-    xaqueue init queue && xaqueue serve --space queue &
+    xaqueue init queue --default fifo
+    xaqueue serve --space queue &
     uvicorn fastapi_service:app &
     python fastapi_worker.py &
     curl -X PUT "localhost:8000/orders/1?item=two+apples"; sleep 1; curl localhost:8000/orders/1
@@ -9,7 +10,7 @@
 once more: each order is a row, and is handled once. SHOP_DATABASE is another database's URL for SQLAlchemy, SHOP_QUEUE
 the queue space's directory or URL. Each process has decisions of its own.
 
-Needs: pip install "xaqueue[sqlalchemy]" fastapi uvicorn
+Needs: pip install "xaqueue[server,sqlalchemy]" fastapi uvicorn
 """
 
 from __future__ import annotations
