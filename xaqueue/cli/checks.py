@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -194,7 +193,7 @@ def salvage_journal(
     document = {"damage": loss.damage, "lost": lost, "files": loss.files, "steps": steps, "done": None}
     if not json:
         _print_loss(loss)
-    if not (yes or (not json and sys.stdin.isatty() and typer.confirm("go on without what is lost?", err=True))):
+    if not (yes or (not json and output.may_ask() and typer.confirm("go on without what is lost?", err=True))):
         if json:
             output.as_json(document)
         complain("nothing was done: with --yes it goes on without what is lost")

@@ -5,14 +5,13 @@ Each works on a space, or with ``--tm`` on the log of a transaction manager.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from xaqueue.cli import advise as advising
-from xaqueue.cli import branches, completion, parameters
+from xaqueue.cli import branches, completion, output, parameters
 from xaqueue.cli import tm_log as log
 from xaqueue.cli.branches import backend_of
 from xaqueue.cli.location import JsonOption, SpaceOption, location_of
@@ -181,7 +180,7 @@ def _confirm(yes: bool) -> branches.Confirm:
     """Asks on a terminal; a script is taken at its word."""
 
     def confirm(question: str) -> None:
-        if not yes and sys.stdin.isatty():
+        if not yes and output.may_ask():
             typer.confirm(question, abort=True, err=True)
 
     return confirm

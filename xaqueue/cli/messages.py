@@ -100,7 +100,7 @@ def put(
             put_in = _put_lines(connection, add, source, count_per_branch)
         typer.echo(f"{output.counted(put_in, 'message')} put into {queue}")
         return
-    if body is None and file is None and sys.stdin.isatty():
+    if body is None and file is None and output.may_ask():
         complain("reading the body from the terminal; end it with Ctrl-D")
     if body is None:
         with opened(file, "rb") as source:
@@ -276,7 +276,10 @@ def _put_lines(connection: Connection, add: Callable[[bytes], object], source: B
 def opened(file: Path | None, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
     """The file, or else stdin or stdout, which stays open."""
     if file is None:
-        yield sys.stdin.buffer if mode == "rb" else sys.stdout.buffer
+        stream = sys.stdin if mode == "rb" else sys.stdout
+        if stream is None:
+            raise InvalidArgument("there is no standard input or output here: name a file")
+        yield stream.buffer
     else:
         with file.open(mode) as stream:
             yield stream

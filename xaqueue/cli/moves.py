@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import operator
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -193,7 +192,7 @@ def _work(
 
 def _ask(which: str, queue: str) -> None:
     """Ends the command where the answer is no, or nobody is there to give one."""
-    if not (sys.stdin.isatty() and typer.confirm(f"remove {which} of queue {queue} for good?", err=True)):
+    if not (output.may_ask() and typer.confirm(f"remove {which} of queue {queue} for good?", err=True)):
         complain("nothing was removed: with --yes it is done without a question, and --dry-run says how many")
         raise typer.Exit(ExitCode.NOTHING)
 

@@ -219,6 +219,11 @@ def size(size_bytes: int) -> str:
     return f"{amount:.1f} TiB"
 
 
+def may_ask() -> bool:
+    """Whether a person is at the other end of stdin; under a supervisor there may be none at all."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def counted(number: int, one: str, many: str = "") -> str:
     """``1 message``, ``2 messages``."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated
@@ -75,7 +74,7 @@ def clean(
     directory, age_s = directory_of(ctx, space), span / timedelta(seconds=1)
     given_up, kept = aside.look(directory, age_s)
     if not dry_run and given_up:
-        if not (yes or (not json and sys.stdin.isatty() and _is_agreed(given_up))):
+        if not (yes or (not json and output.may_ask() and _is_agreed(given_up))):
             complain("nothing was removed: with --yes it is done without a question, and --dry-run shows what")
             raise typer.Exit(ExitCode.NOTHING)
         given_up, kept = aside.clean(directory, age_s)

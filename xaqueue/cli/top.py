@@ -115,7 +115,7 @@ def _keys() -> Iterator[Callable[[float], bool]]:
     import termios
     import tty
 
-    there = sys.stdin is not None and sys.stdin.isatty()
+    there = output.may_ask()
     terminal = sys.stdin.fileno() if there else -1
 
     def pressed(seconds: float) -> bool:

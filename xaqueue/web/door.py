@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import Callable
 from ipaddress import ip_address
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 T = TypeVar("T")
+FAULTS_LOGGED = 100
+"""As long as the server runs."""
+
+log = logging.getLogger("xaqueue.http")
 
 BODY_BYTES = 64 * 1024
 BODY_S = 10.0
@@ -65,6 +70,7 @@ class Door:
         taken that somebody may have given: only addresses, this host's own names, and such as have no dot.
         """
         self._app, self._host, self._is_open = app, host, is_open
+        self._faults = 0
         self._own = {socket.gethostname().lower(), socket.getfqdn().lower()} if is_open else set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +84,12 @@ class Door:
         except Refused as refused:
             await answer_to(refused)(scope, receive, sealed)
             return
-        await self._app(scope, receive, sealed)
+        try:
+            await self._app(scope, receive, sealed)
+        except Exception as fault:  # of this program; who asked has been answered with 500
+            self._faults += 1
+            if self._faults <= FAULTS_LOGGED:
+                log.error("[http-fault] %s %s: %r", scope["method"], scope["path"], fault, exc_info=True)
 
     def _check(self, method: str, path: str, headers: Headers) -> None:
         host = _host_of(headers.get("host", ""))

@@ -35,6 +35,7 @@ def test_queues_and_branches_are_completed(tmp_path: Path, monkeypatch: pytest.M
         for queue in ("orders", "orders.failed", "parcels"):
             connection.enqueue(queue, b"one")
         connection.commit()
+        connection._manager.space.settle()  # type: ignore[attr-defined]  # the directories have them
         connection.tpc_begin(connection.xid(1, "order-7", "queue"))
         connection.enqueue("orders", b"two")
         connection.tpc_prepare()

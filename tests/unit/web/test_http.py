@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from hashlib import sha256
@@ -402,3 +403,21 @@ def test_who_lacks_a_right_is_logged_and_who_only_looks_is_not(ask: Ask, caplog:
     ask("GET", "/api/messages?queue=orders", authorization=f"Bearer {TOKEN}")
     assert len(caplog.messages) == 1
     assert "needs the right to browse" in caplog.messages[0]
+
+
+def test_a_fault_of_the_program_is_an_event_and_an_answer(
+    shown: HttpFront, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError("of a route")
+
+    monkeypatch.setattr("xaqueue.web.probes._refusal", breaks)
+    for _ in range(2):
+        status, text = text_at(shown, "/readyz")
+        assert (status, "of a route" in text) == (500, False)
+    for _ in range(1200):  # it is told behind the answer
+        if len(caplog.records) == 2:
+            break
+        time.sleep(0.05)
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["[http-fault] GET /readyz"] * 2
+    assert text_at(shown, "/livez")[0] == 200

@@ -109,7 +109,8 @@ class Caller:
 
     @property
     def who(self) -> str:
-        return f"{self._name} ({self.identity})"
+        """With the number by which `xaqueue sessions` knows it, so that its events can be followed."""
+        return f"{self._name} {self.session.number} ({self.identity})"
 
     def log_admission(self) -> None:
         """Who is refused is logged with the refusal."""
