@@ -142,9 +142,9 @@ def _counted(counting: Counting) -> str:
     text = f"since {output.moment(counting.since)}, as of {output.moment(counting.as_of)}"
     if not counting.crashes:
         return text
-    crash = "a crash" if counting.crashes == 1 else f"the last of {counting.crashes} crashes"
+    ends = "a crash or a restore" if counting.crashes == 1 else f"the last of {counting.crashes} crashes or restores"
     after, found = output.moment(counting.lost_after), output.moment(counting.found_at)
-    return f"{text}; {crash}, found at {found}, may have taken what was counted after {after}"
+    return f"{text}; {ends} found at {found} may have taken what was counted after {after}"
 
 
 def _cache(hits: int, misses: int) -> str:

@@ -32,6 +32,7 @@ from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.space.engine.operator_log import forgotten
 from xaqueue.space.model import layout
 from xaqueue.space.owner.open import create
+from xaqueue.space.owner.watches import DefinitionsWatch
 from xaqueue.xid import Xid
 
 BRANCHES = 100
@@ -322,3 +323,13 @@ def test_one_queue_is_repaired_while_it_is_served(tmp_path: Path, *, by_url: boo
     finally:
         server.stop()
         shutil.rmtree(short)
+
+
+def test_a_definition_by_the_directory_is_in_force_when_it_returns(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the server hears of a changed file only later."""
+    monkeypatch.setattr(DefinitionsWatch, "on_any_event", lambda *_: None)
+    run("define", "new", "--space", server.server.root)
+    with xaqueue.connect(server.url) as connection:
+        connection.enqueue("new", b"at once")
