@@ -331,5 +331,4 @@ def test_a_definition_by_the_directory_is_in_force_when_it_returns(
     """Also where the server hears of a changed file only later."""
     monkeypatch.setattr(DefinitionsWatch, "on_any_event", lambda *_: None)
     run("define", "new", "--space", server.server.root)
-    with xaqueue.connect(server.url) as connection:
-        connection.enqueue("new", b"at once")
+    assert "new" in server.space.definitions.queues
