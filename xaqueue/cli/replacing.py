@@ -17,12 +17,12 @@ def replacing(file: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """Writes beside the file, and puts that in its place, durably, where the block ends well. A pipe or a device is
     written itself. mode: of the file; without it as it was, or as new files are. Raises SpaceError.
     """
-    if file.exists() and not file.is_file():
-        with file.open("wb") as made:
-            yield made
-        return
     place = file.resolve()  # of a link what it leads to
     try:
+        if place.exists() and not place.is_file():
+            with place.open("wb") as made:
+                yield made
+            return
         descriptor, beside = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
     except OSError as error:
         raise SpaceError(f"{file} cannot be written: {error.strerror}") from error

@@ -56,6 +56,7 @@ class Link:
         """None while there is none: the space is being opened, or waited for, or the process ends."""
         self._is_open = is_open
         self._refused = 0
+        self._is_over = False
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="xaqueue-http")
 
     def served(self) -> Server:
@@ -85,6 +86,8 @@ class Link:
 
     async def ask(self, asker: Asker, what: Callable[[RemoteManager], T]) -> T:
         """In one of the threads, with a session that ends with it. Raises what ``what`` does, and ConnectionLost."""
+        if self._is_over:
+            raise ConnectionLost("the server is ending: ask again when it runs")
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, asker, what)
 
     def _ask(self, asker: Asker, what: Callable[[RemoteManager], T]) -> T:
@@ -118,6 +121,6 @@ class Link:
 
     def close(self) -> None:
         """No more is asked."""
-        self.server = None
+        self.server, self._is_over = None, True
         self._threads.shutdown(wait=False)
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -44,6 +44,7 @@ def test_an_export_that_fails_leaves_the_one_before(
         assert export(place, file) == 3
     assert file.read_bytes() == before
     assert export(place, tmp_path / "none" / "x.jsonl") == 3
+    assert export(place, tmp_path) == 3
     assert sorted(one.name for one in tmp_path.iterdir()) == ["s", "x.jsonl"]
     assert export(place, file) == 0
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
