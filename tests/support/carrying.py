@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from xaqueue import TransactionManager
+from xaqueue import RolledBack, TransactionManager
 
 PATIENCE_S = 60.0
 WARMING = "warming"
@@ -34,7 +35,8 @@ def wait_until_it_carries(manager: TransactionManager, database: str = "ledger",
     work = small(database, queue)
     while not carries(manager, database, queue):
         assert time.monotonic() < until, manager._coordinator.trouble
-        with manager.transaction() as tx:
+        # What it sees of the database may be from before this life; then it is to be done again.
+        with suppress(RolledBack), manager.transaction() as tx:
             work(tx)
         manager.recover(PATIENCE_S)
 
