@@ -113,10 +113,24 @@ def check_library() -> None:
 
 
 def text_of(ask: Ask, space: str = "") -> bytes:
-    """In Prometheus's text format; see ``registry``. Raises as ``ask`` does where that is no Error."""
-    from prometheus_client import generate_latest
+    """In Prometheus's text format; see ``registry``. Raises as ``ask`` does where that is no Error.
 
-    return generate_latest(SpaceCollector(ask, space))
+    As prometheus_client writes it, which takes four times as long where there are many queues.
+    """
+    kept = []  # as long as the ids of their labels are used
+    lines, known = list[str](), dict[int, str]()
+    for family in SpaceCollector(ask, space).collect():
+        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+        kind = "gauge" if family.type == "info" else family.type
+        lines.append(f"# HELP {name} {family.documentation}\n# TYPE {name} {kind}\n")
+        for sample in family.samples:
+            labels = known.get(id(sample.labels))  # all families of a queue have the same
+            if labels is None:
+                pairs = ",".join(f'{key}="{_escaped(value)}"' for key, value in sample.labels.items())
+                labels = known[id(sample.labels)] = f"{{{pairs}}}" if pairs else ""
+            lines.append(f"{sample.name}{labels} {sample.value}\n")
+        kept.append(family)
+    return "".join(lines).encode()
 
 
 def ask_at(place: str) -> dict[str, Any]:
@@ -218,6 +232,10 @@ class SpaceCollector:
         made = HistogramMetricFamily("xaqueue_sync_duration_seconds", "How long syncs took", labels=list(self._labels))
         made.add_metric(list(self._labels.values()), buckets, found.sync_total_s)
         return made
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 def _family(name: str, kind: str, meaning: str, rows: list[tuple[dict[str, str], Any]]) -> Metric:

@@ -135,6 +135,19 @@ def scrape(of: object) -> dict[tuple[str, ...], float]:
     return parsed(generate_latest(metrics.registry(of)).decode())  # type: ignore[arg-type]
 
 
+def test_the_text_is_that_of_the_library(bare: BareSpace) -> None:
+    bare.put("orders", b"one")
+    answer = metrics_in(bare.space, 3)
+    for space in ("", 'a "space"\\of\nmine'):
+        text = metrics.text_of(lambda: dict(answer), space).decode()
+        library = generate_latest(metrics.SpaceCollector(lambda: dict(answer), space)).decode()
+        assert parsed(text) == parsed(library)
+        assert len(parsed(text)) > 40
+        assert {one for one in text.splitlines() if one[0] == "#"} == {
+            one for one in library.splitlines() if one[0] == "#"
+        }
+
+
 def test_a_connection_and_its_directory(tmp_path: Path) -> None:
     place = tmp_path / "s"
     with xaqueue.connect(place, create=True) as connection:
