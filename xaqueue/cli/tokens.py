@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,10 @@ import typer
 from xaqueue.access import token_name
 from xaqueue.cli.location import DirectoryOption, directory_of
 from xaqueue.cli.replacing import replacing
+from xaqueue.errors import InvalidArgument
+from xaqueue.rpc.credentials import read_token
 from xaqueue.space.model.definition_edits import with_member
+from xaqueue.space.owner.definitions_file import usable_definitions
 from xaqueue.space.owner.open import edit_definitions
 
 
@@ -26,15 +30,28 @@ def token(
     """Make a token for a role, and write it into FILE.
 
     queues.toml gets its SHA-256. A server takes that within a second or two, and clients read FILE at each connect. To
-    rotate tokens: run this, hand FILE to the clients, and run it with --only once they have it. FILE has a token that
-    holds at every moment: the role knows the new one before FILE has it, and loses the others last.
+    rotate tokens: run this, hand FILE to the clients, and once they have it run it with --only, which keeps the token
+    of FILE and takes all others away. FILE has a token that holds at every moment: the role knows a new one before FILE
+    has it.
     """
     directory = directory_of(ctx, space)
-    made = secrets.token_hex(32)
-    admits = partial(with_member, role=role, member=token_name(made))
-    edit_definitions(directory, partial(admits, only=False))
-    with replacing(file, 0o600) as written:
-        written.write(f"{made}\n".encode())
+    member = _held(directory, role, file) if only else None
+    if member is None:
+        made = secrets.token_hex(32)
+        member = token_name(made)
+        edit_definitions(directory, partial(with_member, role=role, member=member, only=False))
+        with replacing(file, 0o600) as written:
+            written.write(f"{made}\n".encode())
     if only:
-        edit_definitions(directory, partial(admits, only=True))
+        edit_definitions(directory, partial(with_member, role=role, member=member, only=True))
     typer.echo(f"{file} has a token of role {role}" + (", the only one" if only else ""))
+
+
+def _held(directory: str, role: str, file: Path) -> str | None:
+    """The token in the file, as a member of the role; None where there is none that the role has."""
+    with suppress(InvalidArgument):
+        found = token_name(read_token(file))
+        roles = usable_definitions(directory)[0].access.roles or ()
+        if any(found in one.members for one in roles if one.name == role):
+            return found
+    return None

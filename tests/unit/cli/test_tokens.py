@@ -52,7 +52,12 @@ def test_a_role_gets_a_token_and_loses_the_others(place: Path, tmp_path: Path) -
     assert members(place) == ("user:1000", f"token:{'0' * 64}", token_name(first))
     assert "# who sells" in (place / "queues.toml").read_text()
     assert token(place, "shop", file, "--only") == 0
-    assert file.read_text().strip() != first
+    assert file.read_text().strip() == first, "clients have it"
+    assert members(place) == ("user:1000", token_name(first))
+    assert token(place, "shop", file) == 0
+    assert len(members(place)) == 3
+    file.write_text("a token that the role does not know\n")
+    assert token(place, "shop", file, "--only") == 0
     assert members(place) == ("user:1000", token_name(file.read_text().strip()))
 
 
@@ -65,9 +70,9 @@ def test_a_role_that_is_not_there_is_refused_and_nothing_is_written(place: Path,
     assert before.splitlines()[0] == "[queues.orders]"
 
 
-@pytest.mark.parametrize("dies_at", [1, 2, 3])
+@pytest.mark.parametrize(("words", "dies_at"), [((), 1), ((), 2), (("--only",), 1), (("--only",), 2), (("--only",), 3)])
 def test_a_rotation_that_is_cut_off_leaves_a_token_that_holds(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], dies_at: int
 ) -> None:
     file, calls = tmp_path / "token", 0
     assert token(place, "shop", file) == 0
@@ -83,8 +88,14 @@ def test_a_rotation_that_is_cut_off_leaves_a_token_that_holds(
 
         return called
 
-    monkeypatch.setattr(xaqueue.storage.directory_fs.DirectoryFileSystem, "rename", dying(rename))
-    monkeypatch.setattr(Path, "replace", dying(replace))
-    assert token(place, "shop", file, "--only") != 0
+    with monkeypatch.context() as killed:
+        killed.setattr(xaqueue.storage.directory_fs.DirectoryFileSystem, "rename", dying(rename))
+        killed.setattr(Path, "replace", dying(replace))
+        if words and dies_at > 1:  # else the token of the file is kept, which is one step
+            killed.setattr("xaqueue.cli.tokens._held", lambda *_: None)
+        assert token(place, "shop", file, *words) != 0
     assert calls == dies_at
     assert holds(place, file)
+    assert token(place, "shop", file, "--only") == 0
+    assert holds(place, file)
+    assert len(members(place)) == 2
