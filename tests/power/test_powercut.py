@@ -55,6 +55,19 @@ def test_the_power_is_really_cut(drive: Disk) -> None:
     assert not lost.exists() or lost.read_bytes() != b"content"
 
 
+TOLD = (
+    "nobody prepared it",
+    "lost: ",
+    "is not in doubt",
+    "is in doubt again",
+    "comes twice",
+    "from nowhere",
+    "out twice",
+    "in part",
+)
+"""What the judge says of a loss: which it finds first is chance."""
+
+
 def test_without_syncs_a_cut_loses_what_was_acknowledged(drive: Disk) -> None:
     """The judge would notice."""
     lives = Lives(drive, seeded(), "NONE", small_journal=False)
@@ -63,7 +76,7 @@ def test_without_syncs_a_cut_loses_what_was_acknowledged(drive: Disk) -> None:
         lives.live("", 0.5)
         lives.judge()
 
-    with pytest.raises(AssertionError, match=r"and no damage|lost: |is not in doubt"):
+    with pytest.raises(AssertionError, match="and no damage|" + "|".join(TOLD)):
         live_and_judge()
     assert lives.ledger.heard["acked"] > 0
 
