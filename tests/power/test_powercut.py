@@ -63,7 +63,7 @@ TOLD = (
     "comes twice",
     "from nowhere",
     "out twice",
-    "in part",
+    "part of branch",
 )
 """What the judge says of a loss: which it finds first is chance."""
 
