@@ -23,7 +23,7 @@ def xids(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _within(ctx: typer.Context, incomplete: str, look: Callable[[Location], list[str]]) -> list[str]:
-    # The shell waits: whatever hangs, a name's resolution or a handshake, the process is over then and has said nothing.
+    # The shell waits: whatever hangs, a look-up of a host or a handshake, the process then ends and has said nothing.
     late = threading.Timer(LIMIT_S, os._exit, (0,))
     late.daemon = True
     late.start()
