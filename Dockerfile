@@ -4,7 +4,7 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY man man
 COPY xaqueue xaqueue
-RUN python -m venv /opt/xaqueue && /opt/xaqueue/bin/pip install --no-cache-dir '.[server,http,postgres]'
+RUN python -m venv /opt/xaqueue && /opt/xaqueue/bin/pip install --no-cache-dir '.[server,http]' 'psycopg[binary]>=3.2'
 
 FROM python:3.13-slim
 RUN useradd --system --uid 10001 --no-create-home xaqueue \

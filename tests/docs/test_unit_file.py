@@ -17,6 +17,7 @@ from xaqueue.cli.main import app
 from xaqueue.endpoint import Scheme, parse
 
 UNIT = ROOT / "examples" / "xaqueue@.service"
+COMMAND = "/opt/xaqueue/bin/xaqueue"
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +28,18 @@ def unit() -> dict[str, str]:
 
 def test_its_command_is_one_of_ours(unit: dict[str, str]) -> None:
     command = shlex.split(unit["ExecStart"])
-    assert command[:2] == ["/usr/bin/xaqueue", "serve"]
+    assert command[:2] == [COMMAND, "serve"]
     told = re.sub(r"\x1b\[[0-9;]*m", "", CliRunner().invoke(app, ["serve", "--help"], terminal_width=200).stdout)
     for word in command:
         if word.startswith("--"):
             assert word in told
+
+
+def test_its_command_is_where_the_guide_installs_it() -> None:
+    prefix = COMMAND.removesuffix("/bin/xaqueue")
+    installed = [f"python3 -m venv {prefix}", f"{prefix}/bin/pip install 'xaqueue[server]'"]
+    guide = (ROOT / "man" / "guide" / "operating.md").read_text("utf-8")
+    assert all(words in text for words in installed for text in (guide, UNIT.read_text("utf-8")))
 
 
 def test_it_waits_until_the_server_is_ready_and_watches_it(unit: dict[str, str]) -> None:
@@ -53,7 +61,7 @@ def test_the_socket_that_it_tells_is_the_one_that_is_served(unit: dict[str, str]
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_takes_it(tmp_path: Path) -> None:
     copy = tmp_path / UNIT.name
-    copy.write_text(UNIT.read_text("utf-8").replace("/usr/bin/xaqueue", sys.executable), "utf-8")
+    copy.write_text(UNIT.read_text("utf-8").replace(COMMAND, sys.executable), "utf-8")
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False
     )

@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from enum import Enum
+from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Annotated
 
@@ -37,13 +39,16 @@ def man(
 
 
 def _page(section: str) -> Path:
-    name, package = f"xaqueue.{section}", Path(xaqueue.__file__).parent
-    places = (Path(sys.prefix) / "share" / "man" / f"man{section}" / name, package.parent / "man" / name)
+    name = f"xaqueue.{section}"
+    places = [Path(xaqueue.__file__).parent.parent / "man" / name]  # of a checkout
+    with suppress(PackageNotFoundError):
+        # pip's own record: share/man is elsewhere with --user, and beside a distribution's Python
+        places += [Path(str(file.locate())) for file in files("xaqueue") or () if file.name == name]
     for place in places:
         if place.is_file():
             return place
     raise SpaceError(
-        f"the page {name} is not there: it belongs to {places[0]}. Install the package again: pip install "
+        f"the page {name} is not there: it belongs to {places[-1]}. Install the package again: pip install "
         "--force-reinstall xaqueue"
     )
 
