@@ -118,13 +118,22 @@ async def ready(tm: TransactionManager) -> None:
 
 
 async def disposed(engine: AsyncEngine) -> None:
-    """Nobody has a connection of it any more, nor keeps one a moment later."""
+    """Nobody has a connection of it any more, nor keeps one a moment later.
+
+    Where a task was cancelled twice, SQLAlchemy stops the thread of an aiosqlite connection and leaves a task behind
+    that waits for that thread. It survives its first cancellation, and ``asyncio.run`` cancels once and waits for ever.
+    """
     pool: Any = engine.pool
     until = time.monotonic() + PATIENCE_S
     while pool.checkedout():
         assert time.monotonic() < until
         await asyncio.sleep(0.01)
     await engine.dispose()
+    while left := [one for one in asyncio.all_tasks() if "_terminate_graceful_close" in repr(one.get_coro())]:
+        assert time.monotonic() < until
+        for task in left:
+            task.cancel()
+        await asyncio.sleep(0.01)
 
 
 async def fail(tx: Any) -> None:

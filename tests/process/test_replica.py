@@ -226,7 +226,7 @@ def test_it_follows_streams_topics_and_definitions(tmp_path: Path, serve: Serve,
     until(lambda: "later" in (there / layout.QUEUES).read_text())
     assert [[one.body for one in browse(there, queue)] for queue in ("one", "two")] == [[b"both"], [b"both"]]
     assert [one.body for one in browse(there, "read")] == [b"3", b"4"]
-    assert len(list((there / "committed/queue=read").glob("range=*/*"))) == 2
+    until(lambda: len(list((there / "committed/queue=read").glob("range=*/*"))) == 2)
 
 
 # Where steps wait for it
