@@ -332,6 +332,23 @@ def test_a_branch_is_decided_with_a_reason_and_forgotten(
     assert doubt not in left(console)
 
 
+def test_a_branch_is_opened_again_as_it_is_by_then(page: Page, doubt: Xid) -> None:
+    """The answers with what there is come late."""
+    sign(page)
+    dialog = branch(page, doubt)
+    page.evaluate(
+        "() => { const real = fetch; window.fetch = async (path, how) => {"
+        " if (path === 'api/overview') await new Promise((ready) => setTimeout(ready, 700));"
+        " return real(path, how); }; }"
+    )
+    dialog.get_by_label("Reason").fill("because")
+    dialog.get_by_role("button", name="Roll back").click()
+    page.get_by_text(f"Branch {doubt} is rolled back.").wait_for()
+    dialog = branch(page, doubt)
+    expect(dialog).to_contain_text("because")
+    expect(dialog.get_by_role("button", name="Roll back")).to_be_hidden()
+
+
 def test_a_decision_that_comes_too_late_is_refused(page: Page, console: Console, doubt: Xid) -> None:
     sign(page)
     dialog = branch(page, doubt)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import queue
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,7 @@ from support.contract_connection import PATIENCE_S
 from support.served import ServerThread
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.errors import DecisionLogError, Error, ProtocolError, ResourceFailed
+from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.server import server as server_room
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.rpc.server.server import Server
@@ -34,6 +38,15 @@ LEVELS = ["JOURNAL", DURABLE, "NONE"]
 def critical(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was logged as bad; anything else of a fence would be a second line."""
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+class Ending(queue.Queue[bool]):
+    """What ends a server that hangs; ``wait`` tells whether that was fenced."""
+
+    __call__ = queue.Queue.put
+
+    def wait(self) -> bool:
+        return self.get(timeout=PATIENCE_S)
 
 
 def settled(bare: BareSpace) -> None:
@@ -286,10 +299,46 @@ def test_one_that_hangs_ends_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(server_room, "HANG_S", 0.05)
     xaqueue.connect(tmp_path / "space", create=True).close()
     server = ServerThread(tmp_path / "space", tmp_path / "socket", limits=Limits(stop_s=0.05))
-    hung, ended = threading.Event(), threading.Event()
-    server.server.give_up_late = ended.set
+    hung, ended = threading.Event(), Ending()
+    server.server.give_up_late = ended
     server.server.loop.call_soon_threadsafe(hung.wait)
     server.space.fence(OSError(errno.EIO, "Input/output error"))
-    assert ended.wait(PATIENCE_S)
+    assert ended.wait()
     hung.set()
+    server.stop()
+
+
+@pytest.mark.parametrize("is_fenced", [False, True])
+def test_one_whose_session_waits_for_a_call_that_hangs_ends_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fenced: bool
+) -> None:
+    monkeypatch.setattr(server_room, "HANG_S", 0.05)
+    xaqueue.connect(tmp_path / "space", create=True).close()
+    server = ServerThread(tmp_path / "space", tmp_path / "socket", limits=Limits(stop_s=0.05))
+    begun, hung, ended, statvfs = threading.Event(), threading.Event(), Ending(), os.statvfs
+
+    def hangs(path: Any) -> Any:
+        if threading.current_thread().name.startswith("xaqueue-slow"):
+            begun.set()
+            hung.wait()
+        return statvfs(path)
+
+    def ask() -> None:
+        with suppress(Error):
+            remote_manager(server.url).call("metrics")
+
+    monkeypatch.setattr(os, "statvfs", hangs)
+    server.server.give_up_late = ended
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        assert begun.wait(PATIENCE_S)
+        if is_fenced:
+            server.space.fence(OSError(errno.EIO, "Input/output error"))
+        else:
+            server.server.loop.call_soon_threadsafe(server.server.stop)
+        assert ended.wait() is is_fenced
+    finally:
+        hung.set()
+    asking.join()
     server.stop()

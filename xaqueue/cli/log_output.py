@@ -166,6 +166,12 @@ def written_aside() -> Iterator[None]:
         aside.finish(FINISH_S)
 
 
+def finish() -> None:
+    """Before the process ends: what ``written_aside`` has not written yet, within a moment."""
+    if isinstance(logging.lastResort, WrittenAside):
+        logging.lastResort.finish(FINISH_S)
+
+
 LogFormatOption = Annotated[
     LogFormat, typer.Option("--log-format", callback=use_format, help="Of the events on stderr.")
 ]

@@ -20,7 +20,7 @@ from xaqueue.cli import advise as advising
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, remote, served_at
-from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption, written_aside
+from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption, finish, written_aside
 from xaqueue.cli.tm_log import load
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.rpc.client.manager import RemoteManager
@@ -155,7 +155,7 @@ def serve(
                 notify=notify,
                 stand_by=partial(_stand_by, directory, takeover_after, sync) if standby else None,
                 show=(lambda _: None) if front is None else front.show,
-                give_up_late=lambda: os._exit(ExitCode.FENCED),
+                give_up_late=lambda is_fenced: _end_without(ExitCode.FENCED if is_fenced else ExitCode.OK),
                 ready=lambda urls: _print_ready(directory, urls, front),
             )
     except ResourceFailed as fenced:
@@ -176,12 +176,17 @@ def _complain(text: str) -> None:
 def _leave(code: int) -> None:
     """Ends the process where a call hangs in the kernel: the interpreter would wait for its thread for ever."""
     deadline = time.monotonic() + HANG_S
-    while hanging := [one for one in threading.enumerate() if one.name.startswith(("xaqueue-slow", "xaqueue-http_"))]:
+    while any(one.name.startswith(("xaqueue-slow", "xaqueue-http_")) for one in threading.enumerate()):
         if time.monotonic() > deadline:
-            log.error("[disk-hangs] %d calls have not returned: the process ends without them", len(hanging))
-            sys.stdout.flush()
-            os._exit(code)
+            _end_without(code)
         time.sleep(0.05)
+
+
+def _end_without(code: int) -> None:
+    log.error("[disk-hangs] calls have not returned: the process ends without them")
+    finish()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _print_ready(directory: Path, urls: list[str], front: HttpFront | None) -> None:

@@ -45,7 +45,7 @@ from xaqueue.storage.owner_file import OwnerFile
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HANG_S = 5.0
-"""Behind the time that peers have: a fenced server that is still there then hangs."""
+"""Behind the time that peers have: a session that is still there then waits for a call that hangs in the kernel."""
 TICK_S = 1.0
 LEAST_TICK_S = 0.01
 SWEEP_S = 60.0
@@ -184,8 +184,8 @@ class Server:
         self._housekeeping: Housekeeping
         self.notifier = Notifier({})
         """Whom it tells that it is ready, and that it stops."""
-        self.give_up_late: Callable[[], object] = lambda: None
-        """Called where it has not ended long after a fence: its disk may hang."""
+        self.give_up_late: Callable[[bool], object] = lambda is_fenced: None
+        """Called where it does not end: its disk may hang."""
         self.is_told = False
         """To stop, and not to open the space anew."""
         self._stopping = asyncio.Event()
@@ -343,7 +343,7 @@ class Server:
 
     def _leave_fenced(self) -> None:
         """In any thread. A loop that hangs in the kernel, or a close that does, does not keep the server."""
-        self._late = threading.Timer(self.limits.stop_s + HANG_S, self.give_up_late)
+        self._late = threading.Timer(self.limits.stop_s + HANG_S, self._hangs)
         self._late.daemon = True
         self._late.start()
         with suppress(RuntimeError):  # the loop is over
@@ -354,10 +354,12 @@ class Server:
         await self.listeners.close()
         self.space.ends_snapshots = True
         deadline = self.loop.call_later(self.limits.stop_s, self._cut_off)
+        hang = self.loop.call_later(self.limits.stop_s + HANG_S, self._hangs)
         await self._end([session for session in self.sessions if not session.caller.is_replica])
         await self._housekeeping.stop()
         await self._end(list(self.sessions))
         deadline.cancel()
+        hang.cancel()
         try:
             if self.space.shipping is not None:
                 self.space.shipping.close()
@@ -367,6 +369,9 @@ class Server:
             self.scheduler.close()
             if self._late is not None:
                 self._late.cancel()
+
+    def _hangs(self) -> None:
+        self.give_up_late(self.space.log.fenced)
 
     async def _end(self, sessions: list[ServerSession]) -> None:
         for session in sessions:
@@ -390,13 +395,13 @@ def run(
     notify: bool = False,
     stand_by: Callable[[Callable[[], None]], OwnerFile] | None = None,
     show: Callable[[Server | None], None] = lambda _: None,
-    give_up_late: Callable[[], object] = lambda: None,
+    give_up_late: Callable[[bool], object] = lambda is_fenced: None,
     ready: Callable[[list[str]], None] = lambda _: None,
 ) -> None:
     """Serves the space there until SIGTERM, SIGINT or SIGHUP. Raises ResourceFailed once it is fenced.
 
     notify: whether systemd is told how far it is. stand_by: waits until the space is free, and calls what it is given
-    now and then; see ``standby.wait``. give_up_late: ends the process of a fenced server that hangs. ready:
+    now and then; see ``standby.wait``. give_up_late: ends the process of a server that hangs, fenced or not. ready:
     is given the URLs. show: is given the server when it listens, to ``admit`` guests, and None when it ends.
     """
 

@@ -8,6 +8,7 @@ let shown = null;  // the last overview
 let looked = null;  // the messages that are listed: {queue, rows}
 let open = null;  // the message or branch that a dialog is about
 let turn = 0;  // of polls: an answer to an older one, with another token perhaps, is let go
+let polling = null;  // the newest of them
 let looking = 0;  // likewise of lists of messages
 let acting = false;  // something is being changed: nothing else is sent meanwhile
 
@@ -33,16 +34,21 @@ async function ask(path, action, token = sessionStorage.getItem(TOKEN)) {
   return found;
 }
 
-async function poll() {
-  const mine = ++turn;
+// Returns when what is shown is no older than the call.
+function poll() {
+  polling = look(++turn);
+  return polling;
+}
+
+async function look(mine) {
   try {
     const found = await ask("api/overview");
-    if (mine !== turn) return;
+    if (mine !== turn) return polling;
     shown = found;
     document.body.classList.remove("old");
     draw();
   } catch (error) {
-    if (mine !== turn) return;
+    if (mine !== turn) return polling;
     document.body.classList.add("old");
     light("bad", shown ? `${error.message} What stands below is old.` : error.message);
     who(error.status === 403 ? "nothing is shown without a token that the server knows" : "");
@@ -359,8 +365,8 @@ async function decide(path, body, text) {
   const branch = open;
   await ask(path, { xid: branch.xid, reason, ...body });
   done(`Branch ${branch.xid} ${text}.`);
-  if (open === branch) $("branch").close();
   await poll();
+  if (open === branch) $("branch").close();
 }
 
 // What buttons and forms do
