@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from xaqueue.errors import SpaceError
+from xaqueue.storage import brief_lock
 
 
 @contextmanager
@@ -73,7 +73,8 @@ def _made(beside: Path) -> int:
 
 def _is_locked_by_its_name(descriptor: int, path: Path) -> bool:
     """False: another command has removed it meanwhile. Raises BlockingIOError where another one has the lock."""
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not brief_lock.lock(descriptor):
+        raise BlockingIOError
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     return False
