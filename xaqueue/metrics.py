@@ -143,7 +143,7 @@ def ask_at(place: str) -> dict[str, Any]:
     url = place if is_url(place) else reach.served_at(place)
     if not url:
         return metrics_of(inspect.status(place), in_doubt(place))
-    manager = remote_manager(url, connect_s=1.0)
+    manager = remote_manager(url, connect_s=1.0, answer_s=ANSWER_S)
     try:
         answer: dict[str, Any] = manager.call("metrics")
         return answer
@@ -167,7 +167,7 @@ def _asking(of: Connection | str | os.PathLike[str]) -> Ask:
 
 
 def _ask_another(manager: RemoteManager) -> dict[str, Any]:
-    other = manager.another()
+    other = manager.another(ANSWER_S)
     try:
         answer: dict[str, Any] = other.call("metrics")
         return answer

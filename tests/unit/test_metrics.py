@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +16,10 @@ from typer.testing import CliRunner
 
 import xaqueue
 from support.bare_space import BareSpace, bare_space
+from support.served import ServerThread
 from xaqueue import metrics
 from xaqueue.cli.main import app
+from xaqueue.rpc.client import link
 from xaqueue.rpc.methods.meters import metrics_in
 from xaqueue.space.engine import cleanup, moving
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
@@ -194,6 +198,27 @@ def test_a_space_in_memory_has_them_too() -> None:
         assert scrape(connection)["xaqueue_queue_messages", "orders", "ready"] == 1
         with pytest.raises(xaqueue.errors.InvalidArgument, match="space in memory"):
             metrics.registry(space)
+
+
+def test_a_server_that_does_not_answer_holds_no_scrape_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = list[float | None]()
+    settimeout = link.PlainSocket.settimeout
+
+    def noted(plain: link.PlainSocket, limit_s: float | None) -> None:
+        limits.append(limit_s)
+        settimeout(plain, limit_s)
+
+    xaqueue.connect(tmp_path / "s", create=True).close()
+    short = Path(tempfile.mkdtemp(prefix="xaq-"))
+    server = ServerThread(tmp_path / "s", short / "socket")
+    try:
+        with xaqueue.connect(server.url) as connection, monkeypatch.context() as watched:
+            watched.setattr(link.PlainSocket, "settimeout", noted)
+            assert [scrape(of)["xaqueue_up",] for of in (connection, server.url)] == [1, 1]
+    finally:
+        server.stop()
+        shutil.rmtree(short)
+    assert set(limits) == {metrics.ANSWER_S}
 
 
 def test_only_who_waits_for_a_message_waits(bare: BareSpace) -> None:
