@@ -56,7 +56,7 @@ async def overview(request: Request) -> Response:
         told = manager.status()
         return {
             "status": told,
-            "health": _health(told, manager.call("metrics")["in_doubt_age"] / 1e6),
+            "health": _health(told),
             "sessions": part(lambda: _sessions(manager)),
             "in_doubt": part(lambda: indoubt.listed(manager)),
         }
@@ -67,9 +67,10 @@ async def overview(request: Request) -> Response:
     return answered(found | more)
 
 
-def _health(told: dict[str, Any], in_doubt_age_s: float) -> list[dict[str, Any]]:
+def _health(told: dict[str, Any]) -> list[dict[str, Any]]:
     few = [queue for queue in told["queues"] if queue["full"] or queue["stuck"]]
-    found = findings(status_of(told | {"queues": few}), draining=told["draining"], in_doubt_age_s=in_doubt_age_s)
+    age_s = told["in_doubt_age"] / 1e6
+    found = findings(status_of(told | {"queues": few}), draining=told["draining"], in_doubt_age_s=age_s)
     return [{"text": f"{one.kind}: {one.text}", "bad": one.is_bad} for one in found]
 
 

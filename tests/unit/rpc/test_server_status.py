@@ -28,7 +28,7 @@ from xaqueue.space.offline import inspect
 from xaqueue.space.owner import open as attach_room
 from xaqueue.xid import Xid
 
-MORE = {"sessions", "waiting", "draining"}
+MORE = {"sessions", "waiting", "draining", "in_doubt_age"}
 CHANGING = {"free_bytes", "free_inodes"}
 
 

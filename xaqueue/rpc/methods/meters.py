@@ -13,7 +13,7 @@ from typing import Any
 
 from xaqueue.errors import ResourceFailed
 from xaqueue.rpc import wire
-from xaqueue.rpc.methods.sessions import UNPREPARED, since_of
+from xaqueue.rpc.methods.sessions import UNPREPARED, age_of_oldest
 from xaqueue.space.engine import disk_space
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout, replicated
@@ -142,12 +142,11 @@ def _of_branches(space: Space) -> dict[str, Any]:
         open_ones = [branch for branch in space.branches.values() if branch.decided is None]
         waiting = sum(queue.takers for queue in space.queues.values())
     in_doubt = [branch for branch in open_ones if branch.base in (State.PREPARED, State.CARRIED)]
-    since = min((at for branch in in_doubt if (at := since_of(space, branch))), default=0)
     return {
         "active": sum(branch.base in UNPREPARED for branch in open_ones),
         "in_doubt": len(in_doubt),
         "damaged": sum(bool(branch.damage) for branch in in_doubt),
-        "in_doubt_age": max(space.now_us() - since, 0) if since else 0,
+        "in_doubt_age": age_of_oldest(space, in_doubt),
         "waiting": waiting,
     }
 
