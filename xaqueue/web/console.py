@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from xaqueue.connection import Connection
-from xaqueue.errors import InvalidArgument
+from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.message import Message, check_queue_name, id_digits_of, id_of
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import status_of
@@ -48,8 +48,11 @@ async def page(request: Request) -> Response:
 
 
 async def overview(request: Request) -> Response:
-    """All that the page shows of its own accord, of one moment."""
+    """All that the page shows of its own accord, of one moment. While messages are being loaded it is refused at once:
+    who waited for that would take a thread from a scrape."""
     asker, served = asker_of(request), link_of(request).served()
+    if not served.space.loaded:
+        raise ResourceFailed("messages are being loaded: wait")
     defined = served.space.definitions.queues.values()
 
     def look(manager: RemoteManager) -> dict[str, Any]:
