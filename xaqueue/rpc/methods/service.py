@@ -185,7 +185,10 @@ def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
     with space.lock:
         waiting = len({number for branch in space.branches.values() for number in branch.working})
     more = {"waiting": waiting, "draining": space.draining, "in_doubt_age": age_of_oldest(space, in_doubt)}
-    return {**wire.plain(made), "sessions": sessions, **more}
+    queues = space.waiting.run(
+        lambda: [wire.plain(one) | {"counters": wire.plain(one.counters)} for one in made.queues]
+    )
+    return {**wire.plain(made), "queues": queues, "sessions": sessions, **more}
 
 
 def queue_list(space: Space) -> list[QueueStatus]:
