@@ -79,8 +79,7 @@ def _of_replication(status: Status, lag_s: float) -> list[Finding]:
         return []
     if one.role == REPLACED:
         return [Finding("replica", f"{one}: connect there")]
-    late = one.lag_s > lag_s and (one.lag_bytes > 0 or not one.connected)
-    if one.role in (SOURCE, REPLICA) and (late or not one.connected):
+    if one.role in (SOURCE, REPLICA) and one.lag_s > lag_s and (one.lag_bytes > 0 or not one.connected):
         return [Finding("replica", f"{one}: is `xaqueue replica` at work, and is the network?")]
     return []
 
