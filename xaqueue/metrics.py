@@ -22,7 +22,7 @@ from xaqueue.rpc.client import reach
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.rpc.methods.meters import Metrics, QueueRow, metrics_in, metrics_of
 from xaqueue.rpc.wire import decode
-from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.state import Space
 from xaqueue.space.model.replicated import REPLICA, SOURCE, ReplicationStatus
 from xaqueue.space.offline import inspect
 from xaqueue.space.offline.inspect_branches import in_doubt
@@ -39,19 +39,24 @@ ANSWER_S = 10.0
 """As long as Prometheus waits for a scrape."""
 US = 1_000_000
 
+
+def _seconds(microseconds: int | None) -> float | None:
+    return None if microseconds is None else microseconds / US
+
+
 STATES = ("recovering", "ready", "read-only", "draining", "fenced")
 OF_STATE = ("ready", "delayed", "locked", "in_doubt", "exhausted")
 """States of messages, as they stand in a row of a queue."""
 OF_SPACE: tuple[tuple[str, str, str, Callable[[Metrics], float | None]], ...] = (
     ("epoch", "gauge", "Number of the owner of now", lambda m: m.epoch),
-    ("owner_start_timestamp_seconds", "gauge", "When the owner of now began", lambda m: m.began_at / US),
+    ("owner_start_timestamp_seconds", "gauge", "When the owner of now began", lambda m: _seconds(m.began_at or None)),
     ("last_fence_timestamp_seconds", "gauge", "When an earlier owner was fenced; 0: none", lambda m: m.fenced_at / US),
     ("sessions", "gauge", "Sessions of a server", lambda m: m.sessions),
     ("waiting_sessions", "gauge", "Sessions that wait for a message", lambda m: m.waiting),
     ("active_branches", "gauge", "Branches that are not prepared", lambda m: m.active),
     ("indoubt_branches", "gauge", "Branches in doubt", lambda m: m.in_doubt),
     ("indoubt_damaged_branches", "gauge", "Branches in doubt that have lost something", lambda m: m.damaged),
-    ("indoubt_oldest_seconds", "gauge", "Age of the oldest branch in doubt", lambda m: m.in_doubt_age / US),
+    ("indoubt_oldest_seconds", "gauge", "Age of the oldest branch in doubt", lambda m: _seconds(m.in_doubt_age)),
     ("free_bytes", "gauge", "Free on the file system", lambda m: m.free_bytes),
     ("free_inodes", "gauge", "Free inodes, where it counts them", lambda m: m.free_inodes),
     ("disk_low", "gauge", "1: enqueues are refused for want of room", lambda m: m.is_low),
@@ -63,7 +68,7 @@ OF_SPACE: tuple[tuple[str, str, str, Callable[[Metrics], float | None]], ...] = 
     ("reads_from_memory", "counter", "Reads that memory has answered", lambda m: m.hits),
     ("reads_from_files", "counter", "Reads that it has not", lambda m: m.misses),
 )
-"""Name, type, meaning, and the figure; None where there is none. Of a counter the name gets ``_total``."""
+"""Name, type, meaning, and the figure; None where nobody knows it now. Of a counter the name gets ``_total``."""
 OF_REPLICATION: tuple[tuple[str, str, str, Callable[[ReplicationStatus], float]], ...] = (
     ("replica_lag_bytes", "gauge", "Of the journal, which a replica does not have", lambda r: r.lag_bytes),
     ("replica_lag_seconds", "gauge", "How old what it has is", lambda r: r.lag_s),
@@ -93,7 +98,7 @@ def registry(of: Connection | str | os.PathLike[str], *, space: str = "") -> Col
 
     of: an open connection, or a directory or URL, which is asked at each scrape. A connection to a server gets a
     session of its own for that. space: a label of all, where there are several. Where nobody answers there is
-    xaqueue_up 0. Raises InvalidArgument: prometheus_client is missing.
+    xaqueue_up 0. Raises InvalidArgument: prometheus_client is missing, or there is no such kind of space.
     """
     check_library()
     from prometheus_client import CollectorRegistry
@@ -138,7 +143,7 @@ def ask_at(place: str) -> dict[str, Any]:
     url = place if is_url(place) else reach.served_at(place)
     if not url:
         return metrics_of(inspect.status(place), in_doubt(place))
-    manager = remote_manager(url, connect_s=1.0)
+    manager = remote_manager(url, connect_s=1.0, answer_s=ANSWER_S)
     try:
         answer: dict[str, Any] = manager.call("metrics")
         return answer
@@ -148,17 +153,21 @@ def ask_at(place: str) -> dict[str, Any]:
 
 def _asking(of: Connection | str | os.PathLike[str]) -> Ask:
     if not isinstance(of, Connection):
-        return partial(ask_at, os.fspath(of))
+        place = os.fspath(of)
+        if is_url(place):
+            parse(place)
+        return partial(ask_at, place)
     manager = of._manager  # noqa: SLF001
-    if isinstance(manager, Session):
-        return partial(metrics_in, manager.space, 0)
     if isinstance(manager, RemoteManager):
         return partial(_ask_another, manager)
+    space = getattr(manager, "space", None)  # also of one in memory
+    if isinstance(space, Space):
+        return partial(metrics_in, space, 0)
     raise InvalidArgument(f"there are no metrics of {of!r}: give a connection to a space, its directory or its URL")
 
 
 def _ask_another(manager: RemoteManager) -> dict[str, Any]:
-    other = manager.another()
+    other = manager.another(ANSWER_S)
     try:
         answer: dict[str, Any] = other.call("metrics")
         return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import threading
@@ -308,6 +309,15 @@ def test_it_begins_again_where_it_found_no_source(tmp_path: Path, follow: Follow
         replica = follow(there, f"xaq+unix://{tmp_path}/nobody")
         until((there / layout.LAG).exists)
         replica.stop()
+
+
+def test_what_it_has_grows_old_while_it_finds_no_source(tmp_path: Path) -> None:
+    with owned(tmp_path / "replica") as (fs, lock):
+        follower = Follower(tmp_path / "replica", fs, lock, "xaq://localhost:1", threading.Event())
+        follower._had_all_us -= 90_000_000
+        follower._behind = 0, 0.1
+        follower._say(is_connected=False)
+        assert json.loads(fs.read(layout.LAG))["lag_s"] >= 90
 
 
 @pytest.mark.parametrize("path", ["READY", "replication", "owner", "committed/../../x", "/x", "committed//x", ""])

@@ -91,7 +91,7 @@ def screen(root: Path) -> Iterator[Screen]:
 
 @pytest.mark.parametrize("key", [b"q", b"\x03"])
 def test_a_key_ends_it(screen: Screen, key: bytes) -> None:
-    screen.until(ENTERS, b"orders", b"not open")
+    screen.until(ENTERS, b"orders", b"nobody has the space open")
     screen.press(b"x")
     screen.until(b"orders")
     screen.press(key)
@@ -100,13 +100,13 @@ def test_a_key_ends_it(screen: Screen, key: bytes) -> None:
 
 def test_a_server_that_comes_works_and_dies(screen: Screen, root: Path) -> None:
     """It follows the directory from its files to the server, and back."""
-    screen.until(ENTERS, b"not open")
+    screen.until(ENTERS, b"nobody has the space open")
     with Process(root, "--sync", "NONE") as server, xaqueue.connect(f"xaq+unix://{server.path}") as connection:
         connection.enqueue("orders", b"x")
         connection.flush()
         screen.until(b"all is well", b"sessions: 1", f"pid {os.getpid()}".encode())
         connection.commit()
-    screen.until(b"not open", b"orders")
+    screen.until(b"nobody has the space open", b"orders")
     screen.press(b"Q")
     assert screen.end() == ExitCode.OK
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +16,16 @@ from typer.testing import CliRunner
 
 import xaqueue
 from support.bare_space import BareSpace, bare_space
+from support.served import ServerThread
 from xaqueue import metrics
 from xaqueue.cli.main import app
+from xaqueue.rpc.client import link
 from xaqueue.rpc.methods.meters import metrics_in
 from xaqueue.space.engine import cleanup, moving
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.space.model.retry import RetryPolicy
 from xaqueue.space.owner.record import read_owner
+from xaqueue.testing import MemorySpace
 from xaqueue.xid import Xid
 
 DEFINED = Definitions(
@@ -160,6 +165,70 @@ def test_a_connection_and_its_directory(tmp_path: Path) -> None:
     found = scrape(place)
     assert (found["xaqueue_up",], found["xaqueue_queue_messages", "orders", "ready"]) == (0, 1)
     assert scrape(tmp_path / "nothing") == {("xaqueue_up",): 0}
+
+
+def test_a_connection_whose_space_is_closed_tells_nothing(tmp_path: Path) -> None:
+    connection, other = xaqueue.connect(tmp_path / "s", create=True), xaqueue.connect(tmp_path / "s")
+    registry = metrics.registry(connection)
+    connection.close()
+    assert parsed(generate_latest(registry).decode())["xaqueue_up",] == 1
+    other.close()
+    assert parsed(generate_latest(registry).decode()) == {("xaqueue_up",): 0}
+
+
+def test_what_nobody_knows_is_absent(tmp_path: Path) -> None:
+    with bare_space(tmp_path, "JOURNAL") as bare:
+        told_now = metrics_in(bare.space, 3)
+    head = {key: told_now[key] for key in ("sync", "epoch", "began_at", "fenced_at", "sessions")}
+    recovering = parsed(metrics.text_of(lambda: {"state": "recovering", **head}).decode())
+    assert {key[0] for key in recovering} == {
+        *("xaqueue_up", "xaqueue_build_info", "xaqueue_state", "xaqueue_epoch", "xaqueue_sessions"),
+        *("xaqueue_owner_start_timestamp_seconds", "xaqueue_last_fence_timestamp_seconds"),
+    }
+    xaqueue.connect(tmp_path / "s", create=True).close()
+    of_files = scrape(tmp_path / "s")
+    assert of_files["xaqueue_free_bytes",] > 0
+    assert {"xaqueue_steps_total", "xaqueue_sessions"}.isdisjoint(key[0] for key in of_files)
+
+
+def test_a_space_in_memory_has_them_too() -> None:
+    with MemorySpace(["orders"]) as space, space.connect() as connection:
+        connection.enqueue("orders", b"one")
+        connection.commit()
+        assert scrape(connection)["xaqueue_queue_messages", "orders", "ready"] == 1
+        with pytest.raises(xaqueue.errors.InvalidArgument, match="space in memory"):
+            metrics.registry(space)
+
+
+def test_a_server_that_does_not_answer_holds_no_scrape_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = list[float | None]()
+    settimeout = link.PlainSocket.settimeout
+
+    def noted(plain: link.PlainSocket, limit_s: float | None) -> None:
+        limits.append(limit_s)
+        settimeout(plain, limit_s)
+
+    xaqueue.connect(tmp_path / "s", create=True).close()
+    short = Path(tempfile.mkdtemp(prefix="xaq-"))
+    server = ServerThread(tmp_path / "s", short / "socket")
+    try:
+        with xaqueue.connect(server.url) as connection, monkeypatch.context() as watched:
+            watched.setattr(link.PlainSocket, "settimeout", noted)
+            assert [scrape(of)["xaqueue_up",] for of in (connection, server.url)] == [1, 1]
+    finally:
+        server.stop()
+        shutil.rmtree(short)
+    assert set(limits) == {metrics.ANSWER_S}
+
+
+def test_only_who_waits_for_a_message_waits(bare: BareSpace) -> None:
+    with bare.connect() as connection:
+        connection.enqueue("orders", b"one")
+        (branch,) = bare.space.branches.values()
+        branch.working.add(7)
+        assert told(bare)["xaqueue_waiting_sessions",] == 0
+        branch.working.clear()
+        connection.rollback()
 
 
 def test_a_name_that_is_no_unicode_breaks_no_scrape(bare: BareSpace) -> None:

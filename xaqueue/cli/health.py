@@ -61,7 +61,7 @@ def _of_server(manager: RemoteManager, limits: dict[str, float]) -> list[Finding
     if told["state"] == RECOVERING:
         return [Finding(RECOVERING, "messages are being loaded: wait")]
     status = manager.status()
-    age_s = told["in_doubt_age"] / 1_000_000
+    age_s = status["in_doubt_age"] / 1_000_000
     return findings(status_of(status), draining=status["draining"], in_doubt_age_s=age_s, **limits)
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from xaqueue.cli.output import progress_bar
 from xaqueue.connection import Connection
-from xaqueue.endpoint import parse, parse_open_string
+from xaqueue.endpoint import parse_open_string
 from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
 from xaqueue.rpc.client import reach
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
@@ -120,10 +120,7 @@ def remote(url: str, *, answer_s: float | None = None) -> Iterator[RemoteManager
 
     Raises ConnectionLost, InvalidArgument.
     """
-    endpoint = parse(url)
-    if endpoint.timeout_s is None:
-        url = str(replace(endpoint, timeout_s=answer_s))
-    manager = remote_manager(url, connect_s=CONNECT_S)
+    manager = remote_manager(url, connect_s=CONNECT_S, answer_s=answer_s)
     try:
         yield manager
     finally:

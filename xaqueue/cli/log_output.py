@@ -121,7 +121,12 @@ class WrittenAside(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._waiting.put_nowait(f"{self.format(record)}\n".encode("utf-8", "backslashreplace"))
+            line = self.format(record)
+        except Exception as error:  # of what is told, an error of a driver perhaps: no log call may fail for it
+            told = f"{record.msg} (it cannot be told: {type(error).__name__})"
+            line = self.format(logging.makeLogRecord({**vars(record), "msg": told, "args": (), "exc_info": None}))
+        try:
+            self._waiting.put_nowait(f"{line}\n".encode("utf-8", "backslashreplace"))
         except queue.Full:
             self._lost += 1
 

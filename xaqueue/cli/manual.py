@@ -17,6 +17,8 @@ import typer
 import xaqueue
 from xaqueue.errors import SpaceError
 
+MACROS = re.compile(r"\b(?:Ar|Cm|Fl|Li|Pa|Va|Oo|Oc|Op|Xo|Xc|Ns|Ta|Dq|Pq|Fn|Nm|Sy|No|Em)\b ?")
+
 
 class Section(Enum):
     """Of the manual."""
@@ -68,8 +70,9 @@ def _stripped(source: str) -> str:
     for line in source.splitlines():
         if line.startswith(('.\\"', ".Bl", ".El", ".Bd", ".Ed", ".Os", ".Dd", ".Dt", ".Pp")):
             continue
-        text = re.sub(
-            r"^\.[A-Z][a-z] ?|\b(?:Ar|Cm|Fl|Li|Pa|Va|Oo|Oc|Op|Xo|Xc|Ns|Ta|Dq|Pq|Fn|Nm|Sy|No|Em)\b ?", "", line
-        )
+        text = line
+        if line.startswith("."):  # only there a macro is one: a sentence may begin with No
+            text = re.sub(r"\bFl ", "-", re.sub(r"\bNm\b(?! xaqueue)", "xaqueue", line[1:]))
+            text = MACROS.sub("", re.sub(r"^[A-Z][a-z]\b ?", "", text))
         lines.append(f"\n{text}\n" if line.startswith((".Sh", ".Ss")) else text.replace("\\-", "-").replace("\\&", ""))
     return "\n".join(lines)

@@ -26,10 +26,9 @@ from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import status_of
 from xaqueue.rpc.methods.sessions import UNFINISHED, SessionStatus
 from xaqueue.rpc.wire import decode
-from xaqueue.space.offline import inspect
+from xaqueue.space.offline import health, inspect
 from xaqueue.space.offline.inspect import QueueStatus, Status
 from xaqueue.space.offline.inspect_branches import in_doubt
-from xaqueue.space.owner.record import READ_ONLY, RECOVERING
 from xaqueue.xid import Xid
 
 if TYPE_CHECKING:
@@ -227,26 +226,13 @@ def by_files(directory: str) -> Look:
 
 
 def findings(look: Look) -> list[tuple[str, str]]:
-    """What somebody has to look at, the worst first: each in words, and as the colour of a light."""
-    found = look.found
-    doubtful = output.counted(found.in_doubt, "branch", "branches")
-    damaged = f", {found.damaged:,} of them damaged" if found.damaged else ""
-    unable = [queue.name for queue in found.queues if queue.stuck]
-    full = [queue.name for queue in found.queues if queue.full]
-    told = [
-        ("red", f"fenced, or was at last: {found.trouble}" if found.trouble else ""),
-        ("red", "read-only: nothing can be changed" if found.state == READ_ONLY else ""),
-        ("red", f"low disk: enqueues are refused: {found.low}" if found.low else ""),
-        ("red", f"the journal is damaged: {found.journal.damage}" if found.journal and found.journal.damage else ""),
-        ("yellow", f"{doubtful} in doubt{damaged}" if found.in_doubt else ""),
-        ("yellow", "recovering" if found.state == RECOVERING else ""),
-        ("yellow", "" if found.owned else "not open: nobody works with it"),
-        ("yellow", "draining: no new branch is taken" if look.draining else ""),
-        ("yellow", f"queues.toml: {found.complaint}" if found.complaint else ""),
-        ("yellow", f"messages cannot be moved out of {', '.join(unable)}" if unable else ""),
-        ("yellow", f"full: {', '.join(full)}" if full else ""),
-    ]
-    return [(colour, text) for colour, text in told if text] or [("green", "all is well")]
+    """What somebody has to look at, the worst first, as `xaqueue health` says it: each with the colour of a light."""
+    age_s = max((output.age_s(since) for _, _, since in look.doubts if since), default=0.0)
+    found = health.findings(look.found, draining=look.draining, in_doubt_age_s=age_s)
+    told = [("red" if one.is_bad else "yellow", f"{one.kind}: {one.text}") for one in found]
+    if look.found.in_doubt and "in doubt" not in (one.kind for one in found):  # not for long yet
+        told.append(("yellow", f"{output.counted(look.found.in_doubt, 'branch', 'branches')} in doubt"))
+    return told or [("green", "all is well")]
 
 
 def rates(now: QueueStatus, before: QueueStatus | None, elapsed_s: float) -> tuple[float, float] | None:

@@ -248,9 +248,12 @@ class Follower:
         if now - self._said_at < LAG_S and is_connected:
             return
         self._said_at = now
+        lacking, lag_s = self._behind
+        if not is_connected:
+            lag_s = max(time.time_ns() // 1000 - self._had_all_us, 0) / 1e6
         said = {
             **{"host": socket.gethostname(), "pid": os.getpid(), "at": time.time_ns() // 1000},
-            **{"connected": is_connected, "lag_bytes": self._behind[0], "lag_s": self._behind[1]},
+            **{"connected": is_connected, "lag_bytes": lacking, "lag_s": lag_s},
         }
         new = f".{layout.LAG}.new"
         discard(self._fs, new)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from xaqueue.connection import Connection
-from xaqueue.errors import InvalidArgument
+from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.message import Message, check_queue_name, id_digits_of, id_of
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.rpc.methods.service import status_of
@@ -48,15 +48,18 @@ async def page(request: Request) -> Response:
 
 
 async def overview(request: Request) -> Response:
-    """All that the page shows of its own accord, of one moment."""
+    """All that the page shows of its own accord, of one moment. While messages are being loaded it is refused at once:
+    who waited for that would take a thread from a scrape."""
     asker, served = asker_of(request), link_of(request).served()
+    if not served.space.loaded:
+        raise ResourceFailed("messages are being loaded: wait")
     defined = served.space.definitions.queues.values()
 
     def look(manager: RemoteManager) -> dict[str, Any]:
         told = manager.status()
         return {
             "status": told,
-            "health": _health(told, manager.call("metrics")["in_doubt_age"] / 1e6),
+            "health": _health(told),
             "sessions": part(lambda: _sessions(manager)),
             "in_doubt": part(lambda: indoubt.listed(manager)),
         }
@@ -67,9 +70,10 @@ async def overview(request: Request) -> Response:
     return answered(found | more)
 
 
-def _health(told: dict[str, Any], in_doubt_age_s: float) -> list[dict[str, Any]]:
+def _health(told: dict[str, Any]) -> list[dict[str, Any]]:
     few = [queue for queue in told["queues"] if queue["full"] or queue["stuck"]]
-    found = findings(status_of(told | {"queues": few}), draining=told["draining"], in_doubt_age_s=in_doubt_age_s)
+    age_s = told["in_doubt_age"] / 1e6
+    found = findings(status_of(told | {"queues": few}), draining=told["draining"], in_doubt_age_s=age_s)
     return [{"text": f"{one.kind}: {one.text}", "bad": one.is_bad} for one in found]
 
 

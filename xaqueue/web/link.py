@@ -36,6 +36,8 @@ OVERVIEW = frozenset(
 BODIES = frozenset({"browse", "browse_next", "browse_end"})
 """And this, where tokens are not used at all."""
 
+OVER = "the server is ending: ask again when it runs"
+
 log = logging.getLogger("xaqueue.http")
 
 
@@ -56,7 +58,6 @@ class Link:
         """None while there is none: the space is being opened, or waited for, or the process ends."""
         self._is_open = is_open
         self._refused = 0
-        self._is_over = False
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="xaqueue-http")
 
     def served(self) -> Server:
@@ -86,9 +87,11 @@ class Link:
 
     async def ask(self, asker: Asker, what: Callable[[RemoteManager], T]) -> T:
         """In one of the threads, with a session that ends with it. Raises what ``what`` does, and ConnectionLost."""
-        if self._is_over:
-            raise ConnectionLost("the server is ending: ask again when it runs")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, asker, what)
+        try:
+            asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, asker, what)
+        except RuntimeError as over:
+            raise ConnectionLost(OVER) from over
+        return await asked
 
     def _ask(self, asker: Asker, what: Callable[[RemoteManager], T]) -> T:
         manager = RemoteManager(lambda: self._dial(asker.identity), connect_s=0.0)
@@ -112,7 +115,7 @@ class Link:
         except RuntimeError as over:
             own.close()
             other.close()
-            raise ConnectionLost("the server is ending: ask again when it runs") from over
+            raise ConnectionLost(OVER) from over
         except BaseException:
             own.close()
             other.close()
@@ -121,6 +124,5 @@ class Link:
 
     def close(self) -> None:
         """No more is asked."""
-        self.server, self._is_over = None, True
-        self._threads.shutdown(wait=False)
+        self.server = None
         self._threads.shutdown(wait=False, cancel_futures=True)

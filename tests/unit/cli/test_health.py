@@ -25,13 +25,16 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({"trouble": "the sync failed"}, {}, ["fenced"]),
     ({"owned": False, "state": ""}, {}, ["unowned"]),
     ({"state": "read-only"}, {}, ["read-only"]),
+    ({"damage": "records are lost", "owned": False, "state": ""}, {}, ["read-only"]),
     ({"state": "recovering"}, {}, ["recovering"]),
     ({"damaged": 1, "in_doubt": 1}, {}, ["damaged"]),
     ({"low": "1 MiB is free"}, {"draining": True}, ["low disk", "draining"]),
     ({}, {"in_doubt_age_s": 601.0}, ["in doubt"]),
     ({}, {"in_doubt_age_s": 599.0}, []),
     ({"replication": ReplicationStatus("source", connected=True, lag_s=1.0)}, {}, []),
-    ({"replication": ReplicationStatus("source", lag_s=1.0)}, {}, ["replica"]),
+    ({"replication": ReplicationStatus("source", lag_s=59.0)}, {}, []),
+    ({"replication": ReplicationStatus("source", lag_s=61.0)}, {}, ["replica"]),
+    ({"replication": ReplicationStatus("source", lag_s=59.0)}, {"lag_s": 10.0}, ["replica"]),
     ({"replication": ReplicationStatus("source", connected=True, lag_bytes=9, lag_s=61.0)}, {}, ["replica"]),
     ({"owned": False, "state": "", "replication": ReplicationStatus("replica", connected=True)}, {}, []),
     ({"owned": False, "state": "", "replication": ReplicationStatus("replaced", "xaq://b")}, {}, ["replica"]),
@@ -50,8 +53,11 @@ def well(tmp_path_factory: pytest.TempPathFactory) -> Status:
 @pytest.mark.parametrize(("status", "more", "kinds"), CASES)
 def test_a_state_is_found(well: Status, status: dict[str, Any], more: dict[str, Any], kinds: list[str]) -> None:
     assert well.owner is not None
+    assert well.journal is not None
+    journal = replace(well.journal, damage=status.get("damage", well.journal.damage))
     owner = replace(well.owner, trouble=status.get("trouble", ""))
-    made = replace(well, **{"owner": owner, **{name: value for name, value in status.items() if name != "trouble"}})
+    told = {name: value for name, value in status.items() if name not in ("trouble", "damage")}
+    made = replace(well, **{"owner": owner, "journal": journal, **told})
     found = findings(made, **{"draining": False, "in_doubt_age_s": 0.0, **more})
     assert [one.kind for one in found] == kinds
     assert all(one.text[-1] != "." for one in found)

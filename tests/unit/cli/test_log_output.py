@@ -80,3 +80,24 @@ def test_a_traceback_stands_below_its_line() -> None:
         "Traceback (most recent call last):",
         "ValueError: invalid literal for int() with base 10: 'why'",
     )
+
+
+class Untold(Exception):
+    """What it is cannot be said."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("formatter", [log_output.TextFormatter, log_output.JsonFormatter])
+def test_what_cannot_be_told_fails_nobody(
+    last_resort: logging.Handler, capfd: pytest.CaptureFixture[str], formatter: type[logging.Formatter]
+) -> None:
+    last_resort.setFormatter(formatter())
+    with log_output.written_aside():
+        aside = logging.lastResort
+        assert isinstance(aside, log_output.WrittenAside)
+        aside.handle(record("[a-code] %s is lost", Untold()))
+    told = capfd.readouterr().err
+    assert "%s is lost (it cannot be told: RuntimeError)" in told
+    assert told.count("\n") == 1

@@ -27,6 +27,15 @@ def test_a_page_is_shown_as_text(section: str, formatter: bool, monkeypatch: pyt
     assert not [line for line in done.stdout.splitlines() if line.startswith((".Sh", ".It", ".Pp"))]
 
 
+def test_sentences_are_whole_without_a_formatter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    shown = CliRunner().invoke(app, ["man", "7"]).stdout.splitlines()
+    assert "No number of theirs is used again." in shown
+    assert (
+        manual._stripped(".Nm Cm status Fl Fl json ,\n.Fl Fl sync\n.Pq Fl q") == "xaqueue status --json ,\n--sync\n-q"
+    )
+
+
 def test_a_page_is_found_where_pip_has_put_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --user, say, it is not below the interpreter's own prefix."""
     record = tmp_path / "lib" / "xaqueue-9.dist-info" / "RECORD"

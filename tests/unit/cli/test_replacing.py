@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import xaqueue
 from xaqueue.cli import copies
 from xaqueue.cli.main import app
+from xaqueue.cli.replacing import replacing
 
 
 @pytest.fixture
@@ -48,6 +49,41 @@ def test_an_export_that_fails_leaves_the_one_before(
     assert sorted(one.name for one in tmp_path.iterdir()) == ["s", "x.jsonl"]
     assert export(place, file) == 0
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
+
+
+def test_what_a_killed_command_has_left_goes_with_the_next(place: Path, tmp_path: Path) -> None:
+    file, left = tmp_path / "x.jsonl", tmp_path / ".x.jsonl.new"
+    left.write_text("half of")
+    left.chmod(0o666)
+    assert export(place, file) == 0
+    assert len(file.read_bytes().splitlines()) == 3
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["s", "x.jsonl"]
+    left.symlink_to(tmp_path / "elsewhere")
+    assert export(place, file) == 3
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_two_commands_do_not_write_the_same_file(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    with replacing(file) as made:
+        made.write(b"one\n")
+        assert export(place, file) == 3
+    assert file.read_bytes() == b"one\n"
+    assert export(place, file) == 0
+
+
+def test_a_new_file_outlives_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[tuple[bool, bool]]()
+    sync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        seen.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), (tmp_path / "x").exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    with replacing(tmp_path / "x") as made:
+        made.write(b"one")
+    assert seen == [(False, False), (True, True)]
 
 
 def test_a_link_is_followed_and_a_pipe_is_written(place: Path, tmp_path: Path) -> None:

@@ -296,6 +296,11 @@ def test_probes_tell_whether_it_lives_and_is_ready(tmp_path: Path) -> None:
             thread.space.serving = False
             assert text_at(made, "/readyz") == (503, "recovering\n")
             thread.space.serving = True
+            thread.space.loaded = False
+            assert text_at(made, "/api/overview")[0] == 503
+            assert "messages are being loaded" in text_at(made, "/api/overview")[1]
+            assert 'xaqueue_state{state="recovering"} 1.0' in text_at(made, "/metrics")[1]
+            thread.space.loaded = True
             thread.space.log.fenced = True
             assert text_at(made, "/readyz") == (503, "fenced\n")
             thread.space.log.fenced = False

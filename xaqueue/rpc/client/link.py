@@ -128,6 +128,12 @@ class ClientSocket:
         self.requests = 0
         """How many it has sent, as far as they are counted: modulo 2**32."""
 
+    def hurry(self, answer_s: float) -> None:
+        """No answer may take longer than this."""
+        self._answer_s, self._timeout_s = (
+            answer_s if limit_s is None else min(limit_s, answer_s) for limit_s in (self._answer_s, self._timeout_s)
+        )
+
     def greeted(self) -> None:
         """The first answer has come."""
         self._timeout_s = self._answer_s

@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
@@ -59,9 +60,16 @@ class RemoteManager(BranchCalls, MessageCalls, LeaseCalls, QueryCalls):
 
         return decode(Scrubbed, self.call("repair", queue, waits_s=LONG_S))
 
-    def another(self) -> RemoteManager:
-        """A session of its own with the same server, for another thread. Raises ConnectionLost, AccessDenied."""
-        return RemoteManager(self._dial, connect_s=0.0, hello=self._hello, is_one_of_several=self._is_one_of_several)
+    def another(self, answer_s: float) -> RemoteManager:
+        """A session of its own with the same server, for another thread. answer_s: for how long each answer is waited
+        for, at most. Raises ConnectionLost, AccessDenied."""
+
+        def dial() -> ClientSocket:
+            made = self._dial()
+            made.hurry(answer_s)
+            return made
+
+        return RemoteManager(dial, connect_s=0.0, hello=self._hello, is_one_of_several=self._is_one_of_several)
 
     def flush(self) -> None:
         """Sends what is pipelined and waits until it is done. Raises what it failed with."""
@@ -99,13 +107,15 @@ class RemoteManager(BranchCalls, MessageCalls, LeaseCalls, QueryCalls):
         self._ask("close")  # a pipelined call of the branch had failed, which its next call tells
 
 
-def remote_manager(url: str, *, connect_s: float | None = None) -> RemoteManager:
+def remote_manager(url: str, *, connect_s: float | None = None, answer_s: float | None = None) -> RemoteManager:
     """A session with the server that the URL names. Raises InvalidArgument, ConnectionLost, AccessDenied.
 
     connect_s: for how long it is tried again, now and between transactions, while no server answers; several are all
-    tried. None: as long as is right.
+    tried. answer_s: for how long an answer is waited for, unless the URL says so. None: as long as is right.
     """
     endpoint = parse(url)
+    if endpoint.timeout_s is None and answer_s is not None:
+        endpoint = replace(endpoint, timeout_s=answer_s)
     return RemoteManager(
         dialer(endpoint),
         connect_s=connect_s_of(endpoint, connect_s),

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from xaqueue.errors import ResourceFailed
 from xaqueue.rpc import wire
-from xaqueue.rpc.methods.sessions import UNPREPARED, since_of
+from xaqueue.rpc.methods.sessions import UNPREPARED, age_of_oldest
 from xaqueue.space.engine import disk_space
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout, replicated
@@ -34,7 +35,8 @@ bytes; consumers; whether it is stuck, and full; the stream that has it and how 
 class Metrics:
     """Of one owner, at one moment; its answer has ``queues`` as well, a list of ``QueueRow``.
 
-    Times are int microseconds UTC, ages int microseconds; 0 where there is none.
+    Times are int microseconds UTC, ages int microseconds; 0 where there is none. None is what nobody knows: while the
+    space recovers, where only files were read, or without a journal.
     """
 
     state: str
@@ -43,38 +45,40 @@ class Metrics:
     epoch: int
     began_at: int
     fenced_at: int
-    active: int = 0
-    in_doubt: int = 0
-    damaged: int = 0
+    active: int | None = None
+    in_doubt: int | None = None
+    damaged: int | None = None
     """How many of those in doubt have lost something."""
-    in_doubt_age: int = 0
+    in_doubt_age: int | None = None
     """Of the oldest."""
     sync_counts: list[int] = field(default_factory=list)
     """By ``layers.SYNC_STEPS_S``."""
     sync_total_s: float = 0.0
-    rounds: int = 0
-    steps: int = 0
+    rounds: int | None = None
+    steps: int | None = None
     """Steps that were hardened, several in a round."""
     journal_end: int | None = None
-    """LSN of the next record; None without a journal."""
-    behind_bytes: int = 0
+    """LSN of the next record."""
+    behind_bytes: int | None = None
     """Of the journal, which the directories do not have yet."""
-    hits: int = 0
-    misses: int = 0
-    """Reads from memory, and from files, where there is a journal."""
-    free_bytes: int = 0
+    hits: int | None = None
+    misses: int | None = None
+    """Reads from memory, and from files."""
+    free_bytes: int | None = None
     free_inodes: int | None = None
-    is_low: bool = False
+    is_low: bool | None = None
     """Enqueues are refused for want of room."""
-    quarantined: int = 0
+    quarantined: int | None = None
     replication: ReplicationStatus | None = None
-    sessions: int = 0
-    waiting: int = 0
+    sessions: int | None = None
+    waiting: int | None = None
     """Sessions that wait for a message."""
 
 
 def metrics_in(space: Space, sessions: int) -> dict[str, Any]:
-    """The fields of ``Metrics``. While the space recovers they are few. Raises ResourceFailed."""
+    """The fields of ``Metrics``; few while the space recovers. Raises ResourceFailed, also once it is closed."""
+    if space.closed:
+        raise ResourceFailed("the space is closed")
     head = {
         "state": _state(space),
         "sync": str(space.hardening),
@@ -136,14 +140,13 @@ def _of_disk(space: Space) -> dict[str, Any]:
 def _of_branches(space: Space) -> dict[str, Any]:
     with space.lock:
         open_ones = [branch for branch in space.branches.values() if branch.decided is None]
-        waiting = len({number for branch in open_ones for number in branch.working})
+        waiting = sum(queue.takers for queue in space.queues.values())
     in_doubt = [branch for branch in open_ones if branch.base in (State.PREPARED, State.CARRIED)]
-    since = min((at for branch in in_doubt if (at := since_of(space, branch))), default=0)
     return {
         "active": sum(branch.base in UNPREPARED for branch in open_ones),
         "in_doubt": len(in_doubt),
         "damaged": sum(bool(branch.damage) for branch in in_doubt),
-        "in_doubt_age": max(space.now_us() - since, 0) if since else 0,
+        "in_doubt_age": age_of_oldest(space, in_doubt),
         "waiting": waiting,
     }
 

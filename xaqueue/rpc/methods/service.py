@@ -31,7 +31,7 @@ from xaqueue.errors import ConnectionLost, InvalidArgument, OutcomeUnknown, Retr
 from xaqueue.message import check_queue_name
 from xaqueue.rpc import wire
 from xaqueue.rpc.client.manager import RemoteManager
-from xaqueue.rpc.methods.sessions import ACTIVE, UNFINISHED, UNPREPARED, SessionStatus, since_of
+from xaqueue.rpc.methods.sessions import ACTIVE, UNFINISHED, UNPREPARED, SessionStatus, age_of_oldest, since_of
 from xaqueue.rpc.wire import decode
 from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.heuristics import Decision
@@ -184,7 +184,11 @@ def status_in(space: Space, root: Path, sessions: int) -> dict[str, Any]:
     )
     with space.lock:
         waiting = len({number for branch in space.branches.values() for number in branch.working})
-    return {**wire.plain(made), "sessions": sessions, "waiting": waiting, "draining": space.draining}
+    more = {"waiting": waiting, "draining": space.draining, "in_doubt_age": age_of_oldest(space, in_doubt)}
+    queues = space.waiting.run(
+        lambda: [wire.plain(one) | {"counters": wire.plain(one.counters)} for one in made.queues]
+    )
+    return {**wire.plain(made), "queues": queues, "sessions": sessions, **more}
 
 
 def queue_list(space: Space) -> list[QueueStatus]:

@@ -115,6 +115,12 @@ def since_of(space: Space, branch: Branch) -> int:
     return branch.prepared_at or _wall(space, branch.begun)
 
 
+def age_of_oldest(space: Space, branches: Iterable[Branch]) -> int:
+    """In microseconds; 0 where there is none whose age is known."""
+    since = min((at for branch in branches if (at := since_of(space, branch))), default=0)
+    return max(space.now_us() - since, 0) if since else 0
+
+
 def _wall(space: Space, moment: float) -> int:
     """A moment of the monotonic clock."""
     return space.now_us() - int((time.monotonic() - moment) * 1_000_000) if moment else 0

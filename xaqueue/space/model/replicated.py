@@ -79,9 +79,10 @@ def status(fs: FileSystem, now_us: int) -> ReplicationStatus | None:
     try:
         said = json.loads(fs.read(LAG, MOST_BYTES))
         is_fresh = said["connected"] and now_us - said["at"] < FRESH_US
-        return ReplicationStatus(REPLICA, found.url, False, is_fresh, said["lag_bytes"], said["lag_s"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return ReplicationStatus(REPLICA, found.url)
+        lag_s = said["lag_s"] if is_fresh else said["lag_s"] + max(now_us - said["at"], 0) / 1e6
+        return ReplicationStatus(REPLICA, found.url, False, is_fresh, said["lag_bytes"], lag_s)
+    except (OSError, ValueError, TypeError, KeyError):  # it has never said anything
+        return ReplicationStatus(REPLICA, found.url, lag_s=max(now_us - found.at, 0) / 1e6)
 
 
 def read(fs: FileSystem) -> Replicated | None:

@@ -50,8 +50,8 @@ def _of_owner(status: Status) -> list[Finding]:
         who = "the owner" if status.owned else "the last owner"
         way = "look at the disk and the kernel's log, then start it again"
         return [Finding("fenced", f"{who} is fenced: {status.trouble}. Nothing is acknowledged: {way}")]
-    if status.state == READ_ONLY:
-        why = status.journal.damage if status.journal is not None else ""
+    why = status.journal.damage if status.journal is not None else ""
+    if why or status.state == READ_ONLY:
         way = "`xaqueue check` says what is lost, `xaqueue salvage-journal` goes on without it"
         return [Finding("read-only", f"it is for reading only: {why or 'its owner changes nothing'}. {way}")]
     if status.state == RECOVERING:
@@ -79,8 +79,7 @@ def _of_replication(status: Status, lag_s: float) -> list[Finding]:
         return []
     if one.role == REPLACED:
         return [Finding("replica", f"{one}: connect there")]
-    late = one.lag_s > lag_s and (one.lag_bytes > 0 or not one.connected)
-    if one.role in (SOURCE, REPLICA) and (late or not one.connected):
+    if one.role in (SOURCE, REPLICA) and one.lag_s > lag_s and (one.lag_bytes > 0 or not one.connected):
         return [Finding("replica", f"{one}: is `xaqueue replica` at work, and is the network?")]
     return []
 

@@ -11,9 +11,10 @@ import logging
 import os
 import stat
 import threading
+import time
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,7 @@ from xaqueue.space.recovery.load import Progress
 from xaqueue.space.recovery.recover import open_space
 from xaqueue.space.snapshot import store
 from xaqueue.space.snapshot import take as snapshots
+from xaqueue.storage import brief_lock
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.hardening import DEFAULT, NOTHING, Hardening
 from xaqueue.storage.journal_reader import headers
@@ -418,24 +420,43 @@ def define(
     settings: keys of a queue's table, or of a topic's; None takes one away. hardening: of the space, where that is
     open. Raises InvalidArgument, and nothing was changed; OSError.
     """
-    with _defining:
-        text = _read(path)
-        edit = definition_edits.with_topic if is_topic else definition_edits.with_queue
-        changed = edit(text, name, settings)
+    with_it = definition_edits.with_topic if is_topic else definition_edits.with_queue
+
+    def edit(text: str) -> str:
+        changed = with_it(text, name, settings)
         parsed = definitions_of.parse(changed)
         parsed.check_sync(hardening or hardening_of(None, parsed))
-        if changed != text:
-            write_definitions(path, changed)
-    return parsed
+        return changed
+
+    return definitions_of.parse(edit_definitions(path, edit))
 
 
-def edit_definitions(path: str | os.PathLike[str], edit: Callable[[str], str]) -> None:
-    """Likewise, by any edit of its text. Raises as that does, and then nothing was changed; OSError."""
-    with _defining:
+def edit_definitions(path: str | os.PathLike[str], edit: Callable[[str], str]) -> str:
+    """Likewise, by any edit of its text, which is returned. Raises as that does, and then nothing was changed; OSError:
+    also where another process has edited it for long."""
+    with _editing(path):
         text = _read(path)
         changed = edit(text)
         if changed != text:
             write_definitions(path, changed)
+    return changed
+
+
+@contextmanager
+def _editing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """One edit of a queues.toml at a time, by whatever thread and process: what another one writes meanwhile would be
+    lost. The lock is on the directory. A file system without such locks keeps only the threads apart."""
+    directory, deadline = os.open(path, os.O_RDONLY | os.O_DIRECTORY), time.monotonic() + EDITS_S
+    try:
+        with _defining:
+            while not brief_lock.lock(directory):
+                if time.monotonic() > deadline:
+                    raise BlockingIOError(errno.EAGAIN, "another process is editing it", layout.QUEUES)
+                time.sleep(0.01)
+            yield
+    finally:
+        brief_lock.unlock(directory)
+        os.close(directory)
 
 
 def _redefine(root: Path, space: Space, name: str, settings: Mapping[str, object], is_topic: bool) -> None:
@@ -463,7 +484,7 @@ def _undefine(root: Path, space: Space, queue: str) -> None:
     an empty queue with its definition."""
     space.check_owner()
     try:
-        with space.defining, _defining:
+        with space.defining, _editing(root):
             changed, before = definition_edits.without_queue(_read(root), queue), space.definitions
             space.redefine(definitions_of.parse(changed), partial(check_empty, space, queue))
             try:
@@ -493,6 +514,8 @@ def check_empty(space: Space, name: str) -> None:
 
 _defining = threading.Lock()
 """Held by who edits a queues.toml."""
+EDITS_S = 5.0
+"""So long an edit waits for that of another process."""
 
 
 def _after_fork() -> None:

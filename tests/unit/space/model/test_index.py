@@ -663,3 +663,17 @@ def test_keys_of_delayed_messages_that_were_taken_by_their_ids_do_not_stay() -> 
     assert len(index._delayed) <= KEPT
     assert index.next_due() == 10
     assert index.take(10) is delayed[-1]
+
+
+def test_times_of_messages_that_were_taken_do_not_pile_up_where_nobody_asks() -> None:
+    index = QueueIndex()
+    for seq in range(1, 5001):
+        later = entry(seq, not_before=seq * 1_000_000)
+        index.add(later)
+        assert index.take(seq * 1_000_000) is later
+        index.remove(later)
+    found = index._delays
+    assert len(found._by_second) == 0
+    assert len(found._seconds) < 100
+    index.add(entry(5001, not_before=5_001_000_000))
+    assert (index.delayed(5_000_000_000), index.delayed(5_001_000_000)) == (1, 0)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import logging
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
 import xaqueue
 from support.forgetful import Crashed, Tree
-from xaqueue.errors import InvalidArgument
+from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.space.model import layout
 from xaqueue.space.offline import inspect
 from xaqueue.space.owner import definitions_file, open
@@ -110,3 +113,18 @@ def test_what_is_defined_is_in_the_copy_at_once(root: Path) -> None:
     session.close()
     gone(root / layout.QUEUES)
     assert list(usable_definitions(root)[0].queues) == ["orders", "later"]
+
+
+def test_an_edit_waits_for_that_of_another_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = os.open(root, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with xaqueue.connect(root, sync="NONE") as connection, monkeypatch.context() as hurried:
+        hurried.setattr(open, "EDITS_S", 0.05)
+        with pytest.raises(RetryLater, match="another process is editing it"):
+            connection.define("refused")
+    editing = threading.Thread(target=open.define, args=(root, "mine", {}), name="editing")
+    editing.start()
+    open.write_definitions(root, f"{TEXT}[queues.theirs]\n")
+    os.close(other)
+    editing.join()
+    assert sorted(open.read_definitions(root).queues) == ["mine", "orders", "theirs"]
