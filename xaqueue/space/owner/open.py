@@ -32,7 +32,7 @@ from xaqueue.space.model.block import FORMAT_VERSION
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, check_committed, check_new, checked_name, read_format
 from xaqueue.space.model.records import refusal
-from xaqueue.space.owner.definitions_file import keep_good, read_good, usable_definitions
+from xaqueue.space.owner.definitions_file import editing, keep_good, read_good, usable_definitions
 from xaqueue.space.owner.definitions_file import read_definitions as read_definitions
 from xaqueue.space.owner.pair import Pair
 from xaqueue.space.owner.record import (
@@ -416,9 +416,9 @@ def define(
     """Edits queues.toml, durably; an owner that watches it takes that. Returns what it says then.
 
     settings: keys of a queue's table, or of a topic's; None takes one away. hardening: of the space, where that is
-    open. Raises InvalidArgument, and nothing was changed; OSError.
+    open. Raises InvalidArgument, RetryLater, and nothing was changed; OSError.
     """
-    with _defining:
+    with editing(path):
         text = _read(path)
         edit = definition_edits.with_topic if is_topic else definition_edits.with_queue
         changed = edit(text, name, settings)
@@ -431,7 +431,7 @@ def define(
 
 def edit_definitions(path: str | os.PathLike[str], edit: Callable[[str], str]) -> None:
     """Likewise, by any edit of its text. Raises as that does, and then nothing was changed; OSError."""
-    with _defining:
+    with editing(path):
         text = _read(path)
         changed = edit(text)
         if changed != text:
@@ -463,7 +463,7 @@ def _undefine(root: Path, space: Space, queue: str) -> None:
     an empty queue with its definition."""
     space.check_owner()
     try:
-        with space.defining, _defining:
+        with space.defining, editing(root):
             changed, before = definition_edits.without_queue(_read(root), queue), space.definitions
             space.redefine(definitions_of.parse(changed), partial(check_empty, space, queue))
             try:
@@ -489,10 +489,6 @@ def check_empty(space: Space, name: str) -> None:
             f"queue {name} stays defined: it has {there:,} messages ({queue.index.locked:,} held, or leaving), and "
             f"transactions are adding {adding:,}. Take, move or `xaqueue purge` them first"
         )
-
-
-_defining = threading.Lock()
-"""Held by who edits a queues.toml."""
 
 
 def _after_fork() -> None:

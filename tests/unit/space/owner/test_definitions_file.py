@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
 import logging
 from pathlib import Path
@@ -10,11 +12,12 @@ import pytest
 
 import xaqueue
 from support.forgetful import Crashed, Tree
-from xaqueue.errors import InvalidArgument
+from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.space.model import layout
 from xaqueue.space.offline import inspect
 from xaqueue.space.owner import definitions_file, open
 from xaqueue.space.owner.definitions_file import keep_good, usable_definitions
+from xaqueue.storage.owner_file import FileLock
 
 TEXT = '[queues.orders]\norder = "lifo"\n'
 
@@ -110,3 +113,38 @@ def test_what_is_defined_is_in_the_copy_at_once(root: Path) -> None:
     session.close()
     gone(root / layout.QUEUES)
     assert list(usable_definitions(root)[0].queues) == ["orders", "later"]
+
+
+def test_no_edit_is_lost_to_another_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that read the same text would each write their own: the lock is held from the reading on."""
+    other = FileLock(root, create=False)
+    assert other.acquire()
+    monkeypatch.setattr(definitions_file, "EDIT_S", 0.0)
+    with xaqueue.connect(root, sync="NONE") as connection:
+        for call in (
+            lambda: connection.define("later"),
+            lambda: connection.undefine("orders"),
+            lambda: open.define(root, "later", {}),
+            lambda: open.edit_definitions(root, lambda text: text + "\n[queues.later]\n"),
+        ):
+            with pytest.raises(RetryLater, match="by another process"):
+                call()
+    assert (root / layout.QUEUES).read_text() == TEXT
+    other.release()
+    other = FileLock(root, create=False)
+
+    def edit(text: str) -> str:
+        assert not other.acquire()
+        return text
+
+    open.edit_definitions(root, edit)
+    assert other.acquire()
+    other.release()
+
+
+def test_where_no_directory_can_be_locked_it_is_edited(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EBADF, "as NFS")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    assert list(open.define(root, "later", {}).queues) == ["orders", "later"]
