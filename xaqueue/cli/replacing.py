@@ -39,6 +39,11 @@ def replacing(file: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
+    directory = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)  # else a power cut brings a token back that was taken away since
+    finally:
+        os.close(directory)
 
 
 def _mode_of(place: Path) -> int:
