@@ -130,3 +130,13 @@ def test_a_table_is_drawn_on_a_terminal(space: Path) -> None:
         os.close(terminal)
         os.close(side)
     assert "─────".encode() in drawn
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "latin-1"])
+def test_a_name_that_the_terminal_cannot_show_is_escaped(tmp_path: Path, encoding: str) -> None:
+    """As of a directory from another system, or of another language."""
+    place = os.fsencode(tmp_path / "odd-\u20ac-") + b"\xff"
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    made = subprocess.run([*RUN, "init", place], capture_output=True, env=environment, check=False)
+    assert (made.returncode, made.stderr) == (0, b"")
+    assert b"\\udcff is queue space " in made.stdout

@@ -248,9 +248,11 @@ def test_a_fence_is_told_by_the_next_owner(tmp_path: Path) -> None:
         if owner is not None and owner.trouble:
             break
         time.sleep(0.05)
+    assert scrape(place)["xaqueue_state", "fenced"] == 1  # by its files, too
     connection.close()
     for _ in range(2):
         with xaqueue.connect(place) as again:
+            assert scrape(place)["xaqueue_state", "ready"] == 1
             assert scrape(again)["xaqueue_last_fence_timestamp_seconds",] > 1_700_000_000
 
 

@@ -87,7 +87,7 @@ def print_branch(branch: InDoubt, json: bool) -> None:
         ]
     )
     for text in branch.damage:
-        typer.echo(f"damage    {text}")
+        typer.echo(f"damage    {output.one_line(text)}")
     if branch.added or branch.held:
         typer.echo()
         output.table(("queue", "adds", "holds"), traffic_of(branch), right=("adds", "holds"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ import typer
 from xaqueue.cli.location import Location, location_of, remote, served_at
 
 LIMIT_S = 0.5
+PLAIN = re.compile(r"[A-Za-z0-9._-]+")
+"""What the shell takes as it stands: all names are such, whatever a server calls one."""
 
 
 def queues(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -28,12 +31,12 @@ def _within(ctx: typer.Context, incomplete: str, look: Callable[[Location], list
     late.daemon = True
     late.start()
     try:
-        found = look(location_of(ctx, ctx.params.get("space")))
+        found = set(filter(PLAIN.fullmatch, look(location_of(ctx, ctx.params.get("space")))))
     except Exception:  # of any kind: an error in the middle of a line that is typed helps nobody
         return []
     finally:
         late.cancel()
-    return sorted(name for name in set(found) if name.startswith(incomplete))
+    return sorted(name for name in found if name.startswith(incomplete))
 
 
 def _queues(location: Location) -> list[str]:

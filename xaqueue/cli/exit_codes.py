@@ -12,6 +12,7 @@ from types import FrameType
 
 import typer
 
+from xaqueue.cli.output import one_line
 from xaqueue.errors import (
     ConnectionLost,
     Error,
@@ -68,8 +69,8 @@ def code_of(error: Error) -> ExitCode:
 
 
 def complain(text: str) -> None:
-    """One line on stderr."""
-    typer.echo(f"xaqueue: {' '.join(text.split())}", err=True)
+    """One line on stderr, also of what a server or a file says."""
+    typer.echo(f"xaqueue: {one_line(' '.join(text.split()))}", err=True)
 
 
 @contextmanager

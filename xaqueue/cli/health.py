@@ -49,7 +49,7 @@ def health(
         output.as_json({"ready": kind == NOTE, "findings": [asdict(one) for one in found]})
     else:
         for one in found:
-            typer.echo(f"{one.kind}: {one.text}")
+            typer.echo(output.one_line(f"{one.kind}: {one.text}"))
         if kind == NOTE:
             typer.echo("ready")
     if kind != NOTE:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from difflib import get_close_matches
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -121,5 +123,7 @@ app.add_typer(tm.app, name="tm")
 
 
 def main() -> None:
-    """The entry point."""
+    """The entry point. A name that the terminal's encoding lacks, or that is none of its texts, is escaped."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     app(prog_name="xaqueue")

@@ -42,7 +42,7 @@ def metrics(
 
     text = text_of(ask, name_of(place))
     if output is None:
-        typer.echo(text.decode(), nl=False)
+        typer.echo(text, nl=False)  # as text, click would take some of a label away
     else:
         with replacing(output, MODE) as made:
             made.write(text)

@@ -83,7 +83,7 @@ def clean(
         return
     _print(given_up)
     for one in kept:
-        typer.echo(f"kept: {one.path}: {one.kept}")
+        typer.echo(output.one_line(f"kept: {one.path}: {one.kept}"))
     size = output.size(sum(one.size_bytes for one in given_up))
     typer.echo(f"{output.counted(len(given_up), 'entry', 'entries')}, {size}, {'to remove' if dry_run else 'removed'}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from xaqueue.errors import SpaceError
-from xaqueue.storage import brief_lock
+from xaqueue.storage.owner_file import try_lock
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def _made(beside: Path) -> int:
 
 def _is_locked_by_its_name(descriptor: int, path: Path) -> bool:
     """False: another command has removed it meanwhile. Raises BlockingIOError where another one has the lock."""
-    if not brief_lock.lock(descriptor):
+    if not try_lock(descriptor):
         raise BlockingIOError
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.lstat())

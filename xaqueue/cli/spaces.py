@@ -208,7 +208,8 @@ def define(
         typer.echo(f"topic {queue} is defined")
         return
     made = defined.queues[queue]
-    typer.echo(f"queue {queue}: {made.order.value}" + (f", {made.description}" if made.description else ""))
+    told = f", {output.one_line(made.description)}" if made.description else ""
+    typer.echo(f"queue {queue}: {made.order.value}{told}")
 
 
 def release(

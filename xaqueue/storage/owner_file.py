@@ -44,6 +44,15 @@ _NFS = 0x6969
 """NFS_SUPER_MAGIC of statfs(2)."""
 
 
+def try_lock(descriptor: int) -> bool:
+    """False: another process has it locked. Where the file system has no such locks nobody is kept apart."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno != errno.EWOULDBLOCK
+    return True
+
+
 class FileLock:
     """An exclusive advisory lock on ``path``. Safe for several threads."""
 

@@ -22,6 +22,7 @@ ROUTES: list[BaseRoute] = [*console.ROUTES, *metrics.ROUTES, *probes.ROUTES]
 def app_of(link: Link, host: str | None, advise: Callable[[str], dict[str, Any]] | None, *, is_open: bool) -> Door:
     """host, is_open: see ``Door``, which is before all of it, also before what answers that something is broken."""
     app = Starlette(routes=ROUTES, exception_handlers={Refused: _answer, Error: _answer})
+    app.router.redirect_slashes = False  # nor is any address made of the Host that a request names
     app.state.link, app.state.advise = link, advise
     return Door(app, host, is_open=is_open)
 

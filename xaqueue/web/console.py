@@ -42,7 +42,7 @@ AT_ONCE = 100
 
 
 async def page(request: Request) -> Response:
-    name, kind = FILES[request.url.path]
+    name, kind = FILES[request.scope["path"]]
     content = resources.files("xaqueue.web").joinpath("static", name).read_bytes()
     return Response(content, media_type=f"{kind}; charset=utf-8")
 

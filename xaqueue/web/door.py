@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from xaqueue.endpoint import is_loopback
@@ -80,12 +80,12 @@ class Door:
             await send(message)
 
         try:
-            self._check(scope["method"], scope["path"], Headers(scope=scope))
-        except Refused as refused:
-            await answer_to(refused)(scope, receive, sealed)
-            return
-        try:
-            await self._app(scope, receive, sealed)
+            try:
+                self._check(scope["method"], scope["path"], Headers(scope=scope))
+            except Refused as refused:
+                await answer_to(refused)(scope, receive, sealed)
+            else:
+                await self._app(scope, receive, sealed)
         except Exception as fault:  # of this program; who asked has been answered with 500
             self._faults += 1
             if self._faults <= FAULTS_LOGGED:
@@ -108,7 +108,8 @@ class Door:
     @staticmethod
     def _check_action(headers: Headers, site: str | None) -> None:
         origin = headers.get("origin")
-        if site is None and origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        own = [f"{scheme}://{headers.get('host')}" for scheme in ("http", "https")]
+        if site is None and origin is not None and origin not in own:
             raise Refused(403, "the request comes from another site's page: nothing was done")
         if headers.get(HEADER) != "1":
             raise Refused(403, f"an action needs the header {HEADER}: 1, so that no other site's page can ask for it")
@@ -146,6 +147,8 @@ async def action_of(request: Request) -> dict[str, Any]:
                 received += piece
                 if len(received) > BODY_BYTES:
                     raise Refused(413, f"the request is over the limit of {BODY_BYTES:,} bytes")
+    except ClientDisconnect:
+        raise Refused(400, "the request ended before its body did") from None
     except TimeoutError:
         raise Refused(408, f"the request did not come within {BODY_S:g} s") from None
     try:

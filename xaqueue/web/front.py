@@ -148,7 +148,7 @@ class HttpFront:
 
         from xaqueue.web.app import app_of
 
-        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # else every odd request is a line
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # else odd requests are lines; the door tells of faults
         config = uvicorn.Config(
             app_of(
                 self.link,
@@ -172,6 +172,7 @@ class HttpFront:
 
 def _protocol_of(context: ssl.SSLContext | None) -> Any:
     """What uvicorn makes of each connection, which is given to nobody but this class."""
+    from h11 import IDLE, SEND_RESPONSE
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     taken: dict[asyncio.Protocol, Callable[[], object]] = {}
@@ -191,6 +192,16 @@ def _protocol_of(context: ssl.SSLContext | None) -> Any:
             super().connection_made(transport)
             self._late = self.loop.call_later(REQUEST_S, transport.abort)
             take(self, transport.abort)
+
+        def send_400_response(self, msg: str) -> None:
+            """What came is no HTTP. Where it is behind the head of a request, nobody else answers that any more."""
+            if self.cycle is not None:
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+            if self.conn.our_state in (IDLE, SEND_RESPONSE):
+                super().send_400_response(msg)
+            else:
+                self.transport.abort()
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)

@@ -140,6 +140,17 @@ def test_define_edits_the_definitions_and_keeps_their_comments(space: Path) -> N
     assert "# a remark\n" in (space / layout.QUEUES).read_text()
 
 
+def test_what_others_wrote_moves_no_cursor(space: Path) -> None:
+    """A description in queues.toml, a name in an error; a label of the metrics is exact, and is for programs."""
+    text = (space / layout.QUEUES).read_text()
+    (space / layout.QUEUES).write_text(f'{text}\n[queues.odd]\ndescription = "\u202e\\u001b[2J"\n')
+    assert run("define", "odd") == "queue odd: fifo, \\u202e\\x1b[2J\n"
+    place = space.parent / "odd\x1b[2J\u202e"
+    assert "odd\\x1b[2J\\u202e" in fails("status", "--space", place, code=ExitCode.SPACE)
+    run("init", place)
+    assert f'xaqueue_epoch{{space="{place}"}} ' in run("metrics", "--space", place)
+
+
 def test_define_while_the_space_is_in_use_is_taken_by_the_owner(space: Path) -> None:
     with xaqueue.connect(space) as connection:
         run("define", "fresh")

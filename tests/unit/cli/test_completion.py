@@ -66,3 +66,13 @@ def test_what_is_away_or_damaged_completes_nothing(tmp_path: Path, monkeypatch: 
     xaqueue.connect(tmp_path / "s", create=True).close()
     monkeypatch.setattr(completion, "_queues", fails)
     assert completed(monkeypatch, tmp_path / "s", "get ") == []
+
+
+def test_nothing_is_completed_that_the_shell_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may call anything a queue."""
+    xaqueue.connect(tmp_path / "s", create=True).close()
+    names = ["orders", "o$(touch x)", "o`x`", "o\x1b[2J", "o;x", "o\nx", "o x", "", "o/x", "o\u202e"]
+    monkeypatch.setattr(completion, "_queues", lambda _: names)
+    assert completed(monkeypatch, tmp_path / "s", "get o") == ["orders"]
+    monkeypatch.setattr(completion, "_queues", lambda _: [7, "orders"])
+    assert completed(monkeypatch, tmp_path / "s", "get o") == []

@@ -98,3 +98,18 @@ def test_a_link_is_followed_and_a_pipe_is_written(place: Path, tmp_path: Path) -
     assert export(place, tmp_path / "pipe") == 0
     reader.join()
     assert len(found[0].splitlines()) == 3
+
+
+def test_what_was_replaced_stays_so_over_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A role's old token is taken away once the new one is in its file: that must not bring the old one back."""
+    synced: list[tuple[int, bytes]] = []
+    file = tmp_path / "token"
+    file.write_bytes(b"old")
+
+    def sync(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_ino, file.read_bytes()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with replacing(file) as made:
+        made.write(b"new")
+    assert synced == [(file.stat().st_ino, b"old"), (tmp_path.stat().st_ino, b"new")]

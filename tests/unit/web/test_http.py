@@ -97,7 +97,8 @@ def test_the_page_and_its_data(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/api", "/console.py", "/../door.py", "/%2e%2e/door.py", "//etc/passwd", "/docs", "/openapi.json"]
+    "path",
+    ["/api", "/console.py", "/../door.py", "/%2e%2e/door.py", "//etc/passwd", "/docs", "/openapi.json", "/metrics/"],
 )
 def test_nothing_else_is_there(ask: Ask, path: str) -> None:
     assert ask("GET", path)[0] == 404
@@ -125,11 +126,35 @@ def test_names_of_this_machine_are_taken(ask: Ask, host: str) -> None:
         (403, ACTION | {"sec_fetch_site": "cross-site"}),
         (403, ACTION | {"sec_fetch_site": "same-site"}),
         (403, ACTION | {"origin": "http://evil.example"}),
-        (403, ACTION | {"origin": "null"}),
+        *[(403, ACTION | {"origin": origin}) for origin in ("null", "http://[", "http://[x]", "http://]", "\xff", "")],
     ],
 )
 def test_an_action_of_another_site_is_refused(ask: Ask, status: int, headers: dict[str, str]) -> None:
     assert ask("POST", "/api/decide", body=b"{}", authorization=f"Bearer {TOKEN}", **headers)[0] == status
+
+
+def test_an_action_of_the_page_itself_is_taken(ask: Ask) -> None:
+    headers = ACTION | {"host": "localhost:8000", "origin": "http://localhost:8000"}
+    assert ask("POST", "/api/decide", body=b"{}", authorization=f"Bearer {TOKEN}", **headers)[0] == 400
+
+
+@pytest.mark.parametrize("path", ["/api/requeue", "/none", "/"])
+@pytest.mark.parametrize("length", ["Content-Length: 100", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("how", [socket.SHUT_WR, None])
+def test_who_goes_within_a_request_is_no_fault(
+    shown: HttpFront, caplog: pytest.LogCaptureFixture, path: str, length: str, how: int | None
+) -> None:
+    """It gets an answer of some kind, or none; also where what it sends is no HTTP any more."""
+    head = "".join(f"{name}: {value}\r\n" for name, value in ACTION.items())
+    for piece in ("", "5\r\n{", "zz\r\n"):
+        with socket.create_connection(("127.0.0.1", port_of(shown)), 20) as peer:
+            bearer = f"Authorization: Bearer {TOKEN}\r\n"
+            peer.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{head}{bearer}{length}\r\n\r\n{piece}".encode())
+            if how is not None:
+                peer.shutdown(how)
+                assert peer.recv(65536)[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 404", b"HTTP/1.1 405")
+    assert [text_at(shown, "/livez")[0] for _ in range(3)] == [200] * 3  # behind what was there before
+    assert caplog.messages == []
 
 
 def test_data_are_for_no_other_site(ask: Ask) -> None:

@@ -98,7 +98,7 @@ def metrics_of(status: Status, waiting: list[InDoubt]) -> dict[str, Any]:
     now, none, journal, owner = time.time_ns() // 1000, Counters(), status.journal, status.owner
     since = min((branch.since for branch in waiting if branch.since and branch.decision is None), default=0)
     return {
-        "state": {"": "", "alive": "ready"}.get(status.state, status.state),
+        "state": "fenced" if status.owned and status.trouble else {"alive": "ready"}.get(status.state, status.state),
         "sync": status.sync,
         "epoch": owner.epoch if owner is not None else 0,
         "began_at": 0,

@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 import tomllib
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
-from xaqueue.errors import InvalidArgument
+from xaqueue.errors import InvalidArgument, RetryLater, SpaceError
 from xaqueue.space.model import definitions
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.layout import GOOD_QUEUES, QUEUES
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.fs import replace_file
 from xaqueue.storage.modes import PRIVATE, for_group
+from xaqueue.storage.owner_file import FileLock
 from xaqueue.storage.regular import READ, read_at_most
 
+EDIT_S = 10.0
+"""How long an edit waits for others."""
+PAUSE_S = 0.01
+
 log = logging.getLogger("xaqueue")
+_defining = threading.Lock()
 
 
 def read_definitions(path: str | os.PathLike[str]) -> Definitions:
@@ -92,3 +101,21 @@ def keep_good(path: str | os.PathLike[str], wrong: str = "", text: str | None = 
         return  # nothing is defined
     except (OSError, UnicodeDecodeError) as error:
         log.warning("[definitions-uncopied] no good copy of queues.toml is kept: %s", error)
+
+
+@contextmanager
+def editing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Around reading and replacing queues.toml: one edit at a time, else two that read the same text lose the first.
+
+    Of all processes, where the directory can be locked; NFS takes no lock on one. Raises RetryLater, OSError.
+    """
+    lock = FileLock(path, create=False)
+    with _defining, ExitStack() as stack:
+        stack.callback(lock.release)
+        until = time.monotonic() + EDIT_S
+        with suppress(SpaceError):
+            while not lock.acquire():
+                if time.monotonic() > until:
+                    raise RetryLater("queues.toml is being changed by another process: nothing was changed")
+                time.sleep(PAUSE_S)
+        yield

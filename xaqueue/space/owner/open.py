@@ -11,10 +11,9 @@ import logging
 import os
 import stat
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from xaqueue.space.model.block import FORMAT_VERSION
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, check_committed, check_new, checked_name, read_format
 from xaqueue.space.model.records import refusal
-from xaqueue.space.owner.definitions_file import keep_good, read_good, usable_definitions
+from xaqueue.space.owner.definitions_file import editing, keep_good, read_good, usable_definitions
 from xaqueue.space.owner.definitions_file import read_definitions as read_definitions
 from xaqueue.space.owner.pair import Pair
 from xaqueue.space.owner.record import (
@@ -56,7 +55,6 @@ from xaqueue.space.recovery.load import Progress
 from xaqueue.space.recovery.recover import open_space
 from xaqueue.space.snapshot import store
 from xaqueue.space.snapshot import take as snapshots
-from xaqueue.storage import brief_lock
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.hardening import DEFAULT, NOTHING, Hardening
 from xaqueue.storage.journal_reader import headers
@@ -418,7 +416,7 @@ def define(
     """Edits queues.toml, durably; an owner that watches it takes that. Returns what it says then.
 
     settings: keys of a queue's table, or of a topic's; None takes one away. hardening: of the space, where that is
-    open. Raises InvalidArgument, and nothing was changed; OSError.
+    open. Raises InvalidArgument, RetryLater, and nothing was changed; OSError.
     """
     with_it = definition_edits.with_topic if is_topic else definition_edits.with_queue
 
@@ -432,31 +430,13 @@ def define(
 
 
 def edit_definitions(path: str | os.PathLike[str], edit: Callable[[str], str]) -> str:
-    """Likewise, by any edit of its text, which is returned. Raises as that does, and then nothing was changed; OSError:
-    also where another process has edited it for long."""
-    with _editing(path):
+    """Likewise, by any edit of its text, which is returned. Raises as that does, and then nothing was changed."""
+    with editing(path):
         text = _read(path)
         changed = edit(text)
         if changed != text:
             write_definitions(path, changed)
     return changed
-
-
-@contextmanager
-def _editing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """One edit of a queues.toml at a time, by whatever thread and process: what another one writes meanwhile would be
-    lost. The lock is on the directory. A file system without such locks keeps only the threads apart."""
-    directory, deadline = os.open(path, os.O_RDONLY | os.O_DIRECTORY), time.monotonic() + EDITS_S
-    try:
-        with _defining:
-            while not brief_lock.lock(directory):
-                if time.monotonic() > deadline:
-                    raise BlockingIOError(errno.EAGAIN, "another process is editing it", layout.QUEUES)
-                time.sleep(0.01)
-            yield
-    finally:
-        brief_lock.unlock(directory)
-        os.close(directory)
 
 
 def _redefine(root: Path, space: Space, name: str, settings: Mapping[str, object], is_topic: bool) -> None:
@@ -484,7 +464,7 @@ def _undefine(root: Path, space: Space, queue: str) -> None:
     an empty queue with its definition."""
     space.check_owner()
     try:
-        with space.defining, _editing(root):
+        with space.defining, editing(root):
             changed, before = definition_edits.without_queue(_read(root), queue), space.definitions
             space.redefine(definitions_of.parse(changed), partial(check_empty, space, queue))
             try:
@@ -510,12 +490,6 @@ def check_empty(space: Space, name: str) -> None:
             f"queue {name} stays defined: it has {there:,} messages ({queue.index.locked:,} held, or leaving), and "
             f"transactions are adding {adding:,}. Take, move or `xaqueue purge` them first"
         )
-
-
-_defining = threading.Lock()
-"""Held by who edits a queues.toml."""
-EDITS_S = 5.0
-"""So long an edit waits for that of another process."""
 
 
 def _after_fork() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import logging
@@ -18,6 +19,7 @@ from xaqueue.space.model import layout
 from xaqueue.space.offline import inspect
 from xaqueue.space.owner import definitions_file, open
 from xaqueue.space.owner.definitions_file import keep_good, usable_definitions
+from xaqueue.storage.owner_file import FileLock
 
 TEXT = '[queues.orders]\norder = "lifo"\n'
 
@@ -115,16 +117,47 @@ def test_what_is_defined_is_in_the_copy_at_once(root: Path) -> None:
     assert list(usable_definitions(root)[0].queues) == ["orders", "later"]
 
 
-def test_an_edit_waits_for_that_of_another_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_waits_for_that_of_another_process(root: Path) -> None:
     other = os.open(root, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
-    with xaqueue.connect(root, sync="NONE") as connection, monkeypatch.context() as hurried:
-        hurried.setattr(open, "EDITS_S", 0.05)
-        with pytest.raises(RetryLater, match="another process is editing it"):
-            connection.define("refused")
     editing = threading.Thread(target=open.define, args=(root, "mine", {}), name="editing")
     editing.start()
     open.write_definitions(root, f"{TEXT}[queues.theirs]\n")
     os.close(other)
     editing.join()
     assert sorted(open.read_definitions(root).queues) == ["mine", "orders", "theirs"]
+
+
+def test_no_edit_is_lost_to_another_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that read the same text would each write their own: the lock is held from the reading on."""
+    other = FileLock(root, create=False)
+    assert other.acquire()
+    monkeypatch.setattr(definitions_file, "EDIT_S", 0.0)
+    with xaqueue.connect(root, sync="NONE") as connection:
+        for call in (
+            lambda: connection.define("later"),
+            lambda: connection.undefine("orders"),
+            lambda: open.define(root, "later", {}),
+            lambda: open.edit_definitions(root, lambda text: text + "\n[queues.later]\n"),
+        ):
+            with pytest.raises(RetryLater, match="by another process"):
+                call()
+    assert (root / layout.QUEUES).read_text() == TEXT
+    other.release()
+    other = FileLock(root, create=False)
+
+    def edit(text: str) -> str:
+        assert not other.acquire()
+        return text
+
+    open.edit_definitions(root, edit)
+    assert other.acquire()
+    other.release()
+
+
+def test_where_no_directory_can_be_locked_it_is_edited(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EBADF, "as NFS")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    assert list(open.define(root, "later", {}).queues) == ["orders", "later"]
