@@ -14,13 +14,14 @@ import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.cli.location import JsonOption
+from xaqueue.cli.location import JsonOption, no_url
 from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption
+from xaqueue.endpoint import is_url
 from xaqueue.errors import InvalidArgument
 
 TURN_S = 0.0005
 """What follows in the directories leaves the processor so soon to what is acknowledged."""
-DirectoryArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The replica's directory.")]
+DirectoryArgument = Annotated[Path, typer.Argument(metavar="DIR", callback=no_url, help="The replica's directory.")]
 
 
 def replica(
@@ -39,7 +40,7 @@ def replica(
     """
     from xaqueue.replication.follower import Follower, owned
 
-    if "://" not in source:
+    if not is_url(source):
         raise InvalidArgument(f"--from {source!r}: a URL is wanted, where `xaqueue serve` serves the space")
     sys.setswitchinterval(TURN_S)
     stopped = threading.Event()

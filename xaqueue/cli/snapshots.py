@@ -13,7 +13,7 @@ import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, reached
+from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, no_url, reached
 from xaqueue.cli.parameters import instant
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.snapshot import SnapshotStatus
@@ -33,7 +33,11 @@ def take(
     ctx: typer.Context,
     to: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Copy it there, to a directory that does not exist, and keep none here."),
+        typer.Option(
+            metavar="DIR",
+            callback=no_url,
+            help="Copy it there, to a directory that does not exist, and keep none here.",
+        ),
     ] = None,
     json: JsonOption = False,
     space: SpaceOption = None,
@@ -159,8 +163,9 @@ def restore(
     the same command.
     """
     given = space or ctx.find_root().params.get("space")
-    if not given or "://" in str(given):
+    if not given:
         raise InvalidArgument("restore works on the directory of a space that nobody has open: --space DIR")
+    no_url(Path(given))
     moment = instant(at)
     if isinstance(moment, timedelta):
         raise InvalidArgument("--at is in the future: name a moment that has been")

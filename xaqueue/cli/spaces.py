@@ -14,7 +14,7 @@ from xaqueue.carried import CarrierState, CarrierStatus
 from xaqueue.cli import completion, output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.glance import counter_table, queue_document, queue_table, served_status
-from xaqueue.cli.location import JsonOption, SpaceOption, location_of, reached, remote, served_at
+from xaqueue.cli.location import JsonOption, SpaceOption, location_of, no_url, reached, remote, served_at
 from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument
 from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation
@@ -32,7 +32,7 @@ OrderName = Enum("OrderName", {order.name: order.value for order in Order})  # t
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(help="Made if it is missing; empty if it is there.")],
+    directory: Annotated[Path, typer.Argument(callback=no_url, help="Made if it is missing; empty if it is there.")],
     sync: Annotated[
         str | None, typer.Option(help=f"How durable: {GRAMMAR}. Default: {DEFAULT}.", metavar="FLAGS")
     ] = None,

@@ -32,6 +32,7 @@ import typer
 
 from xaqueue.cli import output, parameters
 from xaqueue.cli.branches import Confirm, gtrid_json
+from xaqueue.endpoint import is_url
 from xaqueue.errors import DecisionLogInUse, InvalidArgument, ProtocolError, UnknownXid
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.tm.advice import LogStatus
@@ -116,7 +117,7 @@ def _participant(path: Path, name: str, row: Any) -> ParticipantConfig:
     address = row.get(key)
     if set(row) != {"kind", key} or not isinstance(address, str) or not address:
         raise InvalidArgument(f"{path}: participant {name!r} of kind {kind} takes {key} = TEXT and nothing else")
-    local = kind == "sqlite" or (kind == "xaqueue" and "://" not in address)
+    local = kind == "sqlite" or (kind == "xaqueue" and not is_url(address))
     try:
         place = str((path.parent / address).resolve()) if local else address
     except ValueError as error:

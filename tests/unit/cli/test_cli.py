@@ -102,6 +102,11 @@ def test_the_space_may_stand_before_or_behind_the_verb_or_in_the_environment(
         (["define", "a/b"], 2, "queue name 'a/b' is refused"),
         (["define", "orders", "--order", "random"], 2, "random"),
         (["init", "/proc/nowhere"], 3, "cannot be made a queue space"),
+        (["init", "/dev/null"], 3, "/dev/null is a file, and no directory"),
+        (["queues", "--space", "/dev/null"], 3, "/dev/null is no directory, and a queue space is one"),
+        (["queues", "--space", "/dev/null/x"], 3, "is no directory"),
+        (["restore", "--yes", "--space", "/dev/null"], 3, "/dev/null is no directory"),
+        (["queues", "--space", "xaq:/host"], 2, "this is no URL of a server: write xaq+unix:///path/to/socket"),
         (["tail", "orders", "--no-follow", "--from", "first"], 2, "earliest or latest"),
         (["get", "orders"], 1, "queue orders is empty"),
         (["get", "orders", "--correlation-id", "9"], 1, "no such message"),
@@ -109,6 +114,31 @@ def test_the_space_may_stand_before_or_behind_the_verb_or_in_the_environment(
 )
 def test_an_error_is_one_line_and_a_code(space: Path, words: list[str], code: int, said: str) -> None:
     assert said in fails(*words, code=code)
+
+
+@pytest.mark.parametrize("url", ["xaq://host:7878", "xaq:/host", "xaq+unix:///run/xaqueue.sock"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["init"],
+        ["restore", "--yes", "--space"],
+        ["snapshot", "take", "--to"],
+        ["replica", "--from", "xaq://host:1"],
+        ["promote", "--yes"],
+        ["iotest"],
+        ["torture"],
+        ["bench", "--directory"],
+        ["demo", "--directory"],
+    ],
+)
+def test_a_url_is_no_directory(space: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], url: str) -> None:
+    """None of that name is made: the path would be xaq:/host, below the directory one is in."""
+    monkeypatch.chdir(space.parent)
+    before = sorted(space.parent.iterdir())
+    told = fails(*words, url, code=ExitCode.USAGE)
+    assert "is a URL, and the path of a directory is wanted here" in told
+    assert "`xaqueue serve --space DIR`" in told
+    assert sorted(space.parent.iterdir()) == before
 
 
 # init, define, queues, status, check

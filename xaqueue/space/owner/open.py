@@ -132,6 +132,8 @@ def create(
                 files.make_dir(directory)
         _define(root, sync, any_queue)
         _write_durably(root, layout.FORMAT, f"{written.line}\n")
+    except (FileExistsError, NotADirectoryError) as error:
+        raise SpaceError(f"{root} cannot be made a queue space: {error.filename} is a file, and no directory") from None
     except OSError as error:
         raise SpaceError(f"{root} cannot be made a queue space: {error.strerror}") from error
     return written

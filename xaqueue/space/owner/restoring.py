@@ -35,7 +35,9 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: i
     """
     root = Path(path)
     if not (root / layout.SNAPSHOTS).is_dir():
-        raise SpaceError(f"{root} has no snapshots: `xaqueue snapshot take` makes one")
+        if not root.is_dir():
+            raise SpaceError(f"{root} is no directory: give that of the space which is to be restored")
+        raise SpaceError(f"{root} has no snapshots: `xaqueue snapshot take --space {root}` makes one")
     if at_us > time.time_ns() // 1000:
         raise InvalidArgument("--at is in the future: name a moment that has been")
     if at_us and number is not None:
