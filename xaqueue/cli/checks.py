@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import completion, output
-from xaqueue.cli.exit_codes import ExitCode, complain, extra_there
+from xaqueue.cli.exit_codes import ExitCode, agreed, extra_there
 from xaqueue.cli.location import (
     DirectoryOption,
     JsonOption,
@@ -193,11 +193,10 @@ def salvage_journal(
     document = {"damage": loss.damage, "lost": lost, "files": loss.files, "steps": steps, "done": None}
     if not json:
         _print_loss(loss)
-    if not (yes or (not json and output.may_ask() and typer.confirm("go on without what is lost?", err=True))):
+    if not yes:
         if json:
             output.as_json(document)
-        complain("nothing was done: with --yes it goes on without what is lost")
-        raise typer.Exit(ExitCode.NOTHING)
+        agreed("" if json else "go on without what is lost?")
     done = salvage(directory)
     with owned(directory) as session:
         opened = str(session.space.report)

@@ -12,6 +12,7 @@ from types import FrameType
 
 import typer
 
+from xaqueue.cli.output import may_ask
 from xaqueue.errors import (
     ConnectionLost,
     Error,
@@ -70,6 +71,21 @@ def code_of(error: Error) -> ExitCode:
 def complain(text: str) -> None:
     """One line on stderr."""
     typer.echo(f"xaqueue: {' '.join(text.split())}", err=True)
+
+
+def agreed(question: str, otherwise: str = "nothing was done", more: str = "") -> None:
+    """Ends the command, with the way to do it, where the answer is no or nobody is there to give one.
+
+    question: an empty one is asked nobody, as where stdout is for a program. otherwise, more: what it came to then, and
+    what else there is beside ``--yes``.
+    """
+    try:
+        if question and may_ask() and typer.confirm(question, err=True):
+            return
+    except typer.Abort:
+        typer.echo(err=True)  # behind the question, which Ctrl-C or Ctrl-D has answered
+    complain(f"{otherwise}: with --yes it is done without a question{more}")
+    raise typer.Exit(ExitCode.NOTHING)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from xaqueue.cli import completion, output, parameters
-from xaqueue.cli.exit_codes import ExitCode, complain
+from xaqueue.cli.exit_codes import ExitCode, agreed, complain
 from xaqueue.cli.location import Location, SpaceOption, connected, location_of
 from xaqueue.cli.messages import QueueArgument
 from xaqueue.connection import Connection
@@ -104,7 +104,7 @@ def purge(
     """
     found = chosen(where or ())
     if not (dry_run or yes):
-        _ask("messages" if where or limit else "all messages", queue)
+        _ask("messages" if where or limit else "all messages", queue, ", and --dry-run says how many")
     _run(ctx, space, queue, found, limit, lambda one, message: one.remove(queue, message), "removed", dry_run=dry_run)
 
 
@@ -190,11 +190,8 @@ def _work(
     return count, len(ids) - count
 
 
-def _ask(which: str, queue: str) -> None:
-    """Ends the command where the answer is no, or nobody is there to give one."""
-    if not (output.may_ask() and typer.confirm(f"remove {which} of queue {queue} for good?", err=True)):
-        complain("nothing was removed: with --yes it is done without a question, and --dry-run says how many")
-        raise typer.Exit(ExitCode.NOTHING)
+def _ask(which: str, queue: str, more: str = "") -> None:
+    agreed(f"remove {which} of queue {queue} for good?", "nothing was removed", more)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import output
-from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.exit_codes import agreed
 from xaqueue.cli.location import JsonOption, no_url
 from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption
 from xaqueue.endpoint import is_url
@@ -65,8 +65,8 @@ def promote(
     """
     from xaqueue.replication.promote import promote as promote_replica
 
-    if not yes and not typer.confirm(f"make {directory} the space, in the place of the one it follows?", err=True):
-        raise typer.Exit(ExitCode.NOTHING)
+    if not yes:
+        agreed(f"make {directory} the space, in the place of the one it follows?")
     done = promote_replica(directory, time.time_ns() // 1000)
     if json:
         output.as_json(asdict(done))

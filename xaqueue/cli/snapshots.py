@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import output
-from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.exit_codes import ExitCode, agreed
 from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, no_url, reached
 from xaqueue.cli.parameters import instant
 from xaqueue.errors import InvalidArgument, OperationalError
@@ -170,8 +170,8 @@ def restore(
     if isinstance(moment, timedelta):
         raise InvalidArgument("--at is in the future: name a moment that has been")
     at_us = 0 if moment is None else (moment - EPOCH) // timedelta(microseconds=1)
-    if not yes and not typer.confirm(f"replace what is in {given} by a snapshot?", err=True):
-        raise typer.Exit(ExitCode.NOTHING)
+    if not yes:
+        agreed(f"replace what is in {given} by a snapshot?", "nothing was restored")
     done = restore_space(str(given), snapshot, at_us=at_us, exact=exact)
     if json:
         output.as_json(asdict(done))

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import xaqueue
 from support.doubtful import fails, run
-from xaqueue.cli import messages, parameters
+from xaqueue.cli import exit_codes, messages, parameters
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.cli.output import counted, moment, preview, progress_bar, size
@@ -139,6 +139,32 @@ def test_a_url_is_no_directory(space: Path, monkeypatch: pytest.MonkeyPatch, wor
     assert "is a URL, and the path of a directory is wanted here" in told
     assert "`xaqueue serve --space DIR`" in told
     assert sorted(space.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("asked", ["nobody", "n\n", ""])
+@pytest.mark.parametrize(
+    ("words", "undone"),
+    [
+        (["purge", "orders"], "nothing was removed"),
+        (["undefine", "orders", "--purge"], "nothing was removed"),
+        (["restore", "--space"], "nothing was restored"),
+        (["promote"], "nothing was done"),
+    ],
+)
+def test_what_is_not_agreed_to_says_which_option_answers(
+    space: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], undone: str, asked: str
+) -> None:
+    """Without a terminal, and there after a no or Ctrl-D."""
+    run("put", "orders", "one")
+    monkeypatch.setattr(exit_codes, "may_ask", lambda: asked != "nobody")
+    if words[0] in ("restore", "promote"):
+        words = [*words, str(space)]
+    result = CliRunner().invoke(app, words, input="y\n" if asked == "nobody" else asked)
+    assert result.exit_code == ExitCode.NOTHING
+    assert f"xaqueue: {undone}: with --yes it is done without a question" in result.stderr
+    assert ("? [y/N]:" in result.stderr) is (asked != "nobody")
+    assert "Aborted" not in result.output
+    assert len(lines(run("browse", "orders", "--json"))) == 1
 
 
 # init, define, queues, status, check
