@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -12,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NoReturn, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -194,6 +195,23 @@ def test_define_edits_the_definitions_and_keeps_their_comments(space: Path) -> N
     assert run("define", "orders", "--description", "from the shop") == "queue orders: fifo, from the shop\n"
     assert run("define", "orders", "--order", "lifo") == "queue orders: lifo, from the shop\n"
     assert "# a remark\n" in (space / layout.QUEUES).read_text()
+
+
+@pytest.mark.parametrize(("call", "number"), [("writev", errno.ENOSPC), ("fsync", errno.EIO)])
+def test_a_definition_that_cannot_be_written_names_the_file(
+    space: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """The calls on a descriptor say nothing of it by themselves."""
+    before = (space / "queues.toml").read_bytes()
+
+    def failing(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, call, failing)
+        told = fails("define", "more", code=ExitCode.ERROR)
+    assert f"{space / 'queues.toml'}: cannot be written: {os.strerror(number)}" in told
+    assert (space / "queues.toml").read_bytes() == before
 
 
 def test_define_while_the_space_is_in_use_is_taken_by_the_owner(space: Path) -> None:

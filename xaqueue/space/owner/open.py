@@ -399,6 +399,8 @@ def _write_durably(root: Path, name: str, text: str) -> None:
         fs.sync_file(temporary)
         fs.rename(temporary, name)
         fs.sync_dir("")
+    except OSError as error:
+        raise OSError(error.errno, f"cannot be written: {error.strerror}", str(root / name)) from error
     finally:
         fs.close()
 
