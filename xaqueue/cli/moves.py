@@ -20,7 +20,7 @@ from xaqueue.cli.location import Location, SpaceOption, connected, location_of
 from xaqueue.cli.messages import QueueArgument
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, RetryLater
-from xaqueue.message import Message, MessageId, check_queue_name, id_of
+from xaqueue.message import Message, MessageId, check_queue_name
 from xaqueue.space.offline import inspect
 
 PIECE = 100
@@ -141,7 +141,7 @@ def rm(
     space: SpaceOption = None,
 ) -> None:
     """Remove messages by their ids, all of them in one transaction, or none: exit 1 where one is not there, or held."""
-    ids = [id_of(one) for one in message_ids]
+    ids = [parameters.message_id(one) for one in message_ids]
     with connected(location_of(ctx, space)) as connection:
         for one in dict.fromkeys(ids):
             if not connection.remove(queue, one):

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from xaqueue.cli.output import printable
 from xaqueue.errors import InvalidArgument, UnknownXid
-from xaqueue.message import MESSAGE_ID_BYTES
+from xaqueue.message import MESSAGE_ID_BYTES, MessageId
 from xaqueue.space.model.layout import parse_block
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.xid import Xid
@@ -66,17 +66,18 @@ def headers(given: Sequence[str] | None) -> dict[str, str] | None:
     return found
 
 
-def message_id(text: str | None) -> bytes | None:
+def message_id(text: str) -> MessageId:
     """The bytes of an id in hex. Raises InvalidArgument."""
-    if text is None:
-        return None
     try:
         value = bytes.fromhex(text)
     except ValueError:
         value = b""
     if len(value) != MESSAGE_ID_BYTES:
-        raise InvalidArgument(f"message id {text!r} is refused: {2 * MESSAGE_ID_BYTES} hex digits are wanted")
-    return value
+        raise InvalidArgument(
+            f"message id {text!r} is refused: {2 * MESSAGE_ID_BYTES} hex digits are wanted, as `xaqueue browse QUEUE` "
+            "shows them"
+        )
+    return MessageId(value)
 
 
 def xid(text: str) -> Xid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from contextlib import suppress
 from dataclasses import asdict, astuple
 from enum import Enum
@@ -186,7 +187,8 @@ def define(
 ) -> None:
     """Define a queue, or change its definition.
 
-    Edits queues.toml and leaves its comments as they are, by a server's URL, too. Takes effect at once.
+    Edits queues.toml and leaves its comments as they are, by a server's URL, too. Takes effect at once. Shows what
+    queues.toml says of the queue then.
 
     For example: xaqueue define orders max_tries=5 retry_delay_s=1 failure_queue=orders.failed
 
@@ -209,6 +211,9 @@ def define(
         return
     made = defined.queues[queue]
     typer.echo(f"queue {queue}: {made.order.value}" + (f", {made.description}" if made.description else ""))
+    table = tomllib.loads(definitions.read(location.directory))["queues"][queue]
+    for key in [key for key in definitions.QUEUE_KEYS if key in table and key not in options]:
+        typer.echo(f"  {key}={table[key] if isinstance(table[key], str) else output.json_text(table[key])}")
 
 
 def release(

@@ -94,7 +94,9 @@ def test_the_space_may_stand_before_or_behind_the_verb_or_in_the_environment(
         (["put", "odrers", "x"], 2, "did you mean 'orders'?"),
         (["browse", "odrers"], 2, "did you mean 'orders'?"),
         (["tail", "odrers"], 2, "did you mean 'orders'?"),
-        (["get", "orders", "--message-id", "12"], 2, "32 hex digits"),
+        (["get", "orders", "--message-id", "12"], 2, "32 hex digits are wanted, as `xaqueue browse QUEUE` shows them"),
+        (["rm", "orders", "4125ba43"], 2, "32 hex digits are wanted, as `xaqueue browse QUEUE` shows them"),
+        (["show", "orders", "4125ba43"], 1, "`xaqueue browse orders` shows those there are"),
         (["put", "orders", "x", "--priority", "10"], 2, "0 to 9"),
         (["put", "orders", "x", "--header", "novalue"], 2, "key=value"),
         (["put", "orders", "x", "--not-before", "tomorrow"], 2, "ISO 8601"),
@@ -195,6 +197,14 @@ def test_define_edits_the_definitions_and_keeps_their_comments(space: Path) -> N
     assert run("define", "orders", "--description", "from the shop") == "queue orders: fifo, from the shop\n"
     assert run("define", "orders", "--order", "lifo") == "queue orders: lifo, from the shop\n"
     assert "# a remark\n" in (space / layout.QUEUES).read_text()
+
+
+def test_define_shows_what_holds_then(space: Path) -> None:
+    run("define", "failed")
+    said = "queue orders: fifo\n  max_tries=5\n  failure_queue=failed\n"
+    assert run("define", "orders", "max_tries=5", "failure_queue=failed") == said
+    assert run("define", "orders") == said
+    assert run("define", "orders", "max_tries=", "failure_queue=") == "queue orders: fifo\n"
 
 
 @pytest.mark.parametrize(("call", "number"), [("writev", errno.ENOSPC), ("fsync", errno.EIO)])
@@ -406,6 +416,18 @@ def test_get_takes_several_and_writes_to_a_file_only_what_is_there(space: Path, 
     run("get", "orders", "--count", 2, "--output", target)
     assert target.read_bytes() == b"ab"
     assert run("get", "orders", "--count", 5) == "c"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_several_bodies_are_apart_on_a_terminal(
+    space: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *, terminal: bool
+) -> None:
+    for body in ("one", "two\n", "three"):
+        run("put", "orders", body)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    with pytest.raises(SystemExit, match="0"):
+        app(["get", "orders", "--count", "9"])
+    assert capfd.readouterr().out == ("one\ntwo\nthree\n" if terminal else "onetwo\nthree")
 
 
 def test_get_by_correlation_id(space: Path) -> None:

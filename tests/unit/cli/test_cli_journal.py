@@ -109,6 +109,7 @@ def test_a_space_in_use_is_left_alone(root: Path) -> None:
     with xaqueue.connect(root):
         before = files(root)
         _, complaint = run("salvage-journal", "--yes", code=ExitCode.SPACE)
+        assert f"is in use by process {os.getpid()} on " in complaint
         assert "stop its owner first" in complaint
         assert files(root) == before
 
