@@ -113,7 +113,10 @@ def translated() -> Iterator[None]:
         else:
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "xaqueue"
-            complain(f"{message().rstrip('.')} (see `{command} --help`)")
+            said = message().rstrip(".")
+            if "unexpected extra argument" in said and context is not None and "space" in context.params:
+                said += ": a space is named by --space"
+            complain(f"{said} (see `{command} --help`)")
         raise typer.Exit(ExitCode.USAGE) from None
 
 

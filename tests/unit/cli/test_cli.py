@@ -105,6 +105,8 @@ def test_the_space_may_stand_before_or_behind_the_verb_or_in_the_environment(
         (["define", "a/b"], 2, "queue name 'a/b' is refused"),
         (["define", "orders", "--order", "random"], 2, "random"),
         (["init", "/proc/nowhere"], 3, "cannot be made a queue space"),
+        (["status", "data/orders"], 2, "(data/orders): a space is named by --space (see `xaqueue status --help`)"),
+        (["torture", "/dev/null"], 2, "/dev/null is no directory"),
         (["init", "/dev/null"], 3, "/dev/null is a file, and no directory"),
         (["queues", "--space", "/dev/null"], 3, "/dev/null is no directory, and a queue space is one"),
         (["queues", "--space", "/dev/null/x"], 3, "is no directory"),
