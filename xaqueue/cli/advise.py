@@ -18,6 +18,7 @@ from xaqueue.cli import output, parameters
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import Location, remote
 from xaqueue.cli.tm_log import ParticipantConfig, TmConfig, load, postgres
+from xaqueue.endpoint import is_url
 from xaqueue.errors import DecisionLogError, InvalidArgument
 from xaqueue.rpc.client.reach import served_at
 from xaqueue.rpc.methods.service import RemoteOperator
@@ -257,7 +258,7 @@ def why_not(error: Exception) -> str:
 def location(participant: ParticipantConfig) -> Location:
     """Where its space is."""
     address = participant.address
-    return Location(url=address) if "://" in address else Location(directory=address)
+    return Location(url=address) if is_url(address) else Location(directory=address)
 
 
 def directory(place: Location) -> str:

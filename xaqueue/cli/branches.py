@@ -6,7 +6,7 @@ import getpass
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ import typer
 
 from xaqueue.batch import ONE_SPACE, is_of_a_batch, parse_gtrid
 from xaqueue.cli import output, parameters
+from xaqueue.cli.exit_codes import agreed
 from xaqueue.cli.location import Location, reached, remote
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.space.engine import heuristics, operator_log
@@ -26,8 +27,6 @@ from xaqueue.space.offline.inspect_branches import InDoubt, dry_run_of
 from xaqueue.tm.gtrid import Gtrid, parse_listed
 from xaqueue.xid import Xid
 
-Confirm = Callable[[str], None]
-"""Asks a question on a terminal, and ends the command where the answer is no."""
 FOREIGN = "foreign"
 """Stands for the coordinator of a branch whose xid another product made."""
 HEADINGS = ("xid", "state", "age", "coordinator", "queues", "damage")
@@ -208,10 +207,10 @@ def backend_of(location: Location) -> Iterator[DirectoryOperator | RemoteOperato
         yield DirectoryOperator(location)
 
 
-def find(waiting: Iterable[InDoubt], text: str) -> InDoubt:
-    """The branch that the text names. Raises UnknownXid, InvalidArgument."""
+def find(waiting: Iterable[InDoubt], text: str, *, whole: bool = False) -> InDoubt:
+    """The branch that the text names; the whole name, or the beginning does. Raises UnknownXid, InvalidArgument."""
     by_xid = {branch.xid: branch for branch in waiting}
-    return by_xid[parameters.named(text, list(by_xid))]
+    return by_xid[parameters.named(text, list(by_xid), whole=whole)]
 
 
 def dry_run(location: Location, text: str, commit: bool) -> None:
@@ -229,13 +228,15 @@ def dry_run(location: Location, text: str, commit: bool) -> None:
     output.table(headings, rows, right=headings[1:])
 
 
-def decide(location: Location, text: str, commit: bool, reason: str, confirm: Confirm) -> None:
+def decide(location: Location, text: str, commit: bool, reason: str, *, asks: bool) -> None:
+    """asks: a person, who is shown which branch it is."""
     check_text("reason", reason)
     with backend_of(location) as backend:
-        branch = find(backend.in_doubt(), text)
+        branch = find(backend.in_doubt(), text, whole=not asks)
         verb = "commit" if commit else "roll back"
         adds, holds = output.counted(len(branch.added), "message"), output.counted(len(branch.held), "message")
-        confirm(f"branch {branch.xid} adds {adds} and holds {holds}: {verb} it without its transaction manager?")
+        if asks:
+            agreed(f"branch {branch.xid} adds {adds} and holds {holds}: {verb} it without its transaction manager?")
         decision = backend.decide(branch.xid, commit, operator(), reason)
     if decision.outcome == "rollback":
         done = f"rolled back: {adds} dropped, {holds} back in place"
@@ -247,10 +248,11 @@ def decide(location: Location, text: str, commit: bool, reason: str, confirm: Co
     typer.echo(f"recorded as a decision by {decision.by}; `xaqueue indoubt forget` ends that record")
 
 
-def forget(location: Location, text: str, reason: str, confirm: Confirm) -> None:
+def forget(location: Location, text: str, reason: str, *, asks: bool) -> None:
     with backend_of(location) as backend:
-        branch = find(backend.in_doubt(), text)
-        confirm(f"forget that branch {branch.xid} is {branch.state}?")
+        branch = find(backend.in_doubt(), text, whole=not asks)
+        if asks:
+            agreed(f"forget that branch {branch.xid} is {branch.state}?")
         backend.forget(branch.xid, operator(), reason)
     typer.echo(f"branch {branch.xid}: its decision is forgotten")
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import completion, output
-from xaqueue.cli.exit_codes import ExitCode, complain, extra_there
+from xaqueue.cli.exit_codes import ExitCode, agreed, extra_there
 from xaqueue.cli.location import (
     DirectoryOption,
     JsonOption,
@@ -23,7 +23,7 @@ from xaqueue.cli.location import (
     paths_of,
     reached,
 )
-from xaqueue.errors import InvalidArgument, SpaceInUse
+from xaqueue.errors import InvalidArgument
 from xaqueue.message import check_queue_name
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model.layout import parse_xid
@@ -32,6 +32,7 @@ from xaqueue.space.offline import verify as many_spaces
 from xaqueue.space.offline.findings import Finding, Severity
 from xaqueue.space.offline.verify import Summary
 from xaqueue.space.owner.open import is_owned
+from xaqueue.space.owner.record import in_use, read_owner
 from xaqueue.space.owner.salvage import Loss, StepRead, find_loss, salvage
 
 ROWS = 20
@@ -183,7 +184,7 @@ def salvage_journal(
     """
     directory = directory_of(ctx, space)
     if is_owned(directory):
-        raise SpaceInUse(f"{directory} is in use: stop its owner first")
+        raise in_use(Path(directory), read_owner(directory), alone=True)
     loss = find_loss(directory)
     if loss is None:
         typer.echo(output.json_text({"damage": None}) if json else "the journal is sound: nothing was done")
@@ -193,11 +194,10 @@ def salvage_journal(
     document = {"damage": loss.damage, "lost": lost, "files": loss.files, "steps": steps, "done": None}
     if not json:
         _print_loss(loss)
-    if not (yes or (not json and output.may_ask() and typer.confirm("go on without what is lost?", err=True))):
+    if not yes:
         if json:
             output.as_json(document)
-        complain("nothing was done: with --yes it goes on without what is lost")
-        raise typer.Exit(ExitCode.NOTHING)
+        agreed("" if json else "go on without what is lost?")
     done = salvage(directory)
     with owned(directory) as session:
         opened = str(session.space.report)

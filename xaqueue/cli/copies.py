@@ -53,7 +53,7 @@ def show(
     with looked(location_of(ctx, space), queue, id_digits_of(message_id), complain_of_damage) as messages:
         found = list(islice(messages, 2))
     if not found:
-        complain(f"queue {queue} has no message {message_id}")
+        complain(f"queue {queue} has no message {message_id}: `xaqueue browse {queue}` shows those there are")
         raise typer.Exit(ExitCode.NOTHING)
     if len(found) > 1:
         raise InvalidArgument(f"several messages of queue {queue} begin with {message_id}: give more digits")

@@ -12,7 +12,7 @@ from types import FrameType
 
 import typer
 
-from xaqueue.cli.output import one_line
+from xaqueue.cli.output import may_ask, one_line
 from xaqueue.errors import (
     ConnectionLost,
     Error,
@@ -73,6 +73,21 @@ def complain(text: str) -> None:
     typer.echo(f"xaqueue: {one_line(' '.join(text.split()))}", err=True)
 
 
+def agreed(question: str, otherwise: str = "nothing was done", more: str = "") -> None:
+    """Ends the command, with the way to do it, where the answer is no or nobody is there to give one.
+
+    question: an empty one is asked nobody, as where stdout is for a program. otherwise, more: what it came to then, and
+    what else there is beside ``--yes``.
+    """
+    try:
+        if question and may_ask() and typer.confirm(question, err=True):
+            return
+    except typer.Abort:
+        typer.echo(err=True)  # behind the question, which Ctrl-C or Ctrl-D has answered
+    complain(f"{otherwise}: with --yes it is done without a question{more}")
+    raise typer.Exit(ExitCode.NOTHING)
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Around all work of the command line: what is raised inside becomes a line and an exit code."""
@@ -98,7 +113,10 @@ def translated() -> Iterator[None]:
         else:
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "xaqueue"
-            complain(f"{message().rstrip('.')} (see `{command} --help`)")
+            said = message().rstrip(".")
+            if "unexpected extra argument" in said and context is not None and "space" in context.params:
+                said += ": a space is named by --space"
+            complain(f"{said} (see `{command} --help`)")
         raise typer.Exit(ExitCode.USAGE) from None
 
 

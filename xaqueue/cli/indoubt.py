@@ -107,11 +107,11 @@ def _decision(commit: bool, help_text: str) -> None:
                 raise InvalidArgument(
                     "--reason with --tm is refused: what the log has decided is carried out; leave it out"
                 )
-            log.carry_out(tm, xid, commit=commit, dry_run=dry_run, confirm=_confirm(yes))
+            log.carry_out(tm, xid, commit=commit, dry_run=dry_run, asks=_asks(yes))
         elif dry_run:
             branches.dry_run(location_of(ctx, space), xid, commit)
         else:
-            branches.decide(location_of(ctx, space), xid, commit, reason, _confirm(yes))
+            branches.decide(location_of(ctx, space), xid, commit, reason, asks=_asks(yes))
 
     app.command("commit" if commit else "rollback", help=help_text)(verb)
 
@@ -150,9 +150,9 @@ def forget(
     """
     check_text("reason", reason)
     if tm is not None:
-        log.forget(tm, xid, by=branches.operator(), reason=reason, confirm=_confirm(yes))
+        log.forget(tm, xid, by=branches.operator(), reason=reason, asks=_asks(yes))
     else:
-        branches.forget(location_of(ctx, space), xid, reason, _confirm(yes))
+        branches.forget(location_of(ctx, space), xid, reason, asks=_asks(yes))
 
 
 @app.command()
@@ -176,11 +176,6 @@ def advise(
     advising.run(tm, gtrid, json)
 
 
-def _confirm(yes: bool) -> branches.Confirm:
-    """Asks on a terminal; a script is taken at its word."""
-
-    def confirm(question: str) -> None:
-        if not yes and output.may_ask():
-            typer.confirm(question, abort=True, err=True)
-
-    return confirm
+def _asks(yes: bool) -> bool:
+    """On a terminal; a script is taken at its word, and has to name the branch in full."""
+    return not yes and output.may_ask()

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from xaqueue.cli.output import progress_bar
 from xaqueue.connection import Connection
-from xaqueue.endpoint import parse_open_string
+from xaqueue.endpoint import is_url, parse_open_string
 from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
 from xaqueue.rpc.client import reach
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
@@ -57,12 +58,22 @@ class Location:
         return self.directory or self.url
 
 
+def no_url(given: Path | None) -> Path | None:
+    """The callback of a parameter that names a directory: of a URL none of that name is made, or looked for."""
+    if given is not None and is_url(str(given)):
+        raise InvalidArgument(
+            f"{given} is a URL, and the path of a directory is wanted here: run this on the machine that has it; "
+            "`xaqueue serve --space DIR` there gives a space a URL"
+        )
+    return given
+
+
 def location_of(ctx: typer.Context, space: str | None) -> Location:
     """The space: the option behind the verb, else the one before it, else the environment's."""
     given = space or ctx.find_root().params.get("space")
     if not given:
         raise InvalidArgument(f"no space is given: use --space DIR or URL, or set {SPACE_VARIABLE}")
-    if "://" in given:
+    if is_url(given):
         return Location(url=given)
     directory, name = parse_open_string(given)
     found = read_format(directory).name
@@ -85,7 +96,7 @@ def directory_of(ctx: typer.Context, space: str | None) -> str:
 def unchecked_directory_of(ctx: typer.Context, space: str | None) -> str:
     """As ``directory_of``, for a command that takes one which may be no whole space."""
     given = space or ctx.find_root().params.get("space")
-    if not given or "://" in given:
+    if not given or is_url(given):
         return directory_of(ctx, space)
     return parse_open_string(given)[0]
 
@@ -93,7 +104,7 @@ def unchecked_directory_of(ctx: typer.Context, space: str | None) -> str:
 def paths_of(ctx: typer.Context, space: str | None) -> str:
     """As ``directory_of``, for a command that takes several directories (a,b) and patterns, too."""
     given = space or ctx.find_root().params.get("space")
-    if given and "://" not in given and not {",", "*", "?", "["}.isdisjoint(given):
+    if given and not is_url(given) and not {",", "*", "?", "["}.isdisjoint(given):
         return str(given)
     return directory_of(ctx, space)
 

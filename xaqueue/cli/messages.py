@@ -127,14 +127,14 @@ def get(
 ) -> None:
     """Take messages out of a queue and write their bodies to stdout.
 
-    Byte for byte, with nothing between them; on a terminal a line end follows. Exit 1 where there is no message. A
+    Byte for byte, with nothing between them; on a terminal a line end follows each. Exit 1 where there is no message. A
     message is committed as taken once it was written and flushed, so a pipe sees it at least once: if this command dies
     in between, the message is back in its place, and the next get writes it again.
     """
     if lines and json:
         raise InvalidArgument("--lines and --json are two forms: give one")
-    wanted = parameters.message_id(message_id)
-    taken, written = 0, b""
+    wanted = None if message_id is None else parameters.message_id(message_id)
+    taken = 0
     sink: BinaryIO | None = None
     why = ""
     with ExitStack() as stack:
@@ -150,10 +150,10 @@ def get(
                 sink = stack.enter_context(opened(file, "wb"))
             written = _form(message, lines, json)
             _write_out(sink, message, written)
+            if file is None and sys.stdout.isatty() and not written.endswith(b"\n"):
+                typer.echo()
             connection.commit()
             taken += 1
-    if taken and file is None and sys.stdout.isatty() and not written.endswith(b"\n"):
-        typer.echo()
     if not taken:
         complain(why)
         raise typer.Exit(ExitCode.NOTHING)

@@ -15,12 +15,12 @@ from typing import Annotated, Any
 import typer
 
 from xaqueue.cli import completion, output, parameters
-from xaqueue.cli.exit_codes import ExitCode, complain
+from xaqueue.cli.exit_codes import ExitCode, agreed, complain
 from xaqueue.cli.location import Location, SpaceOption, connected, location_of
 from xaqueue.cli.messages import QueueArgument
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, RetryLater
-from xaqueue.message import Message, MessageId, check_queue_name, id_of
+from xaqueue.message import Message, MessageId, check_queue_name
 from xaqueue.space.offline import inspect
 
 PIECE = 100
@@ -104,7 +104,7 @@ def purge(
     """
     found = chosen(where or ())
     if not (dry_run or yes):
-        _ask("messages" if where or limit else "all messages", queue)
+        _ask("messages" if where or limit else "all messages", queue, ", and --dry-run says how many")
     _run(ctx, space, queue, found, limit, lambda one, message: one.remove(queue, message), "removed", dry_run=dry_run)
 
 
@@ -141,7 +141,7 @@ def rm(
     space: SpaceOption = None,
 ) -> None:
     """Remove messages by their ids, all of them in one transaction, or none: exit 1 where one is not there, or held."""
-    ids = [id_of(one) for one in message_ids]
+    ids = [parameters.message_id(one) for one in message_ids]
     with connected(location_of(ctx, space)) as connection:
         for one in dict.fromkeys(ids):
             if not connection.remove(queue, one):
@@ -190,11 +190,8 @@ def _work(
     return count, len(ids) - count
 
 
-def _ask(which: str, queue: str) -> None:
-    """Ends the command where the answer is no, or nobody is there to give one."""
-    if not (output.may_ask() and typer.confirm(f"remove {which} of queue {queue} for good?", err=True)):
-        complain("nothing was removed: with --yes it is done without a question, and --dry-run says how many")
-        raise typer.Exit(ExitCode.NOTHING)
+def _ask(which: str, queue: str, more: str = "") -> None:
+    agreed(f"remove {which} of queue {queue} for good?", "nothing was removed", more)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from xaqueue.cli.output import printable
 from xaqueue.errors import InvalidArgument, UnknownXid
-from xaqueue.message import MESSAGE_ID_BYTES
+from xaqueue.message import MESSAGE_ID_BYTES, MessageId
 from xaqueue.space.model.layout import parse_block
 from xaqueue.tm.gtrid import Gtrid
 from xaqueue.xid import Xid
@@ -66,17 +66,18 @@ def headers(given: Sequence[str] | None) -> dict[str, str] | None:
     return found
 
 
-def message_id(text: str | None) -> bytes | None:
+def message_id(text: str) -> MessageId:
     """The bytes of an id in hex. Raises InvalidArgument."""
-    if text is None:
-        return None
     try:
         value = bytes.fromhex(text)
     except ValueError:
         value = b""
     if len(value) != MESSAGE_ID_BYTES:
-        raise InvalidArgument(f"message id {text!r} is refused: {2 * MESSAGE_ID_BYTES} hex digits are wanted")
-    return value
+        raise InvalidArgument(
+            f"message id {text!r} is refused: {2 * MESSAGE_ID_BYTES} hex digits are wanted, as `xaqueue browse QUEUE` "
+            "shows them"
+        )
+    return MessageId(value)
 
 
 def xid(text: str) -> Xid:
@@ -101,26 +102,29 @@ def xid(text: str) -> Xid:
         raise InvalidArgument(f"{text!r} is no xid: give it {XID_FORMS}") from None
 
 
-def named(text: str, xids: Sequence[Xid]) -> Xid:
+def named(text: str, xids: Sequence[Xid], *, whole: bool = False) -> Xid:
     """That one of these xids which the text is in any of its forms, or of which only one begins with it.
 
-    A gtrid, too, names the only branch that has it. Raises UnknownXid, InvalidArgument.
+    A gtrid, too, names the only branch that has it. whole: a beginning is refused, and the error says of what it is
+    one. Raises UnknownXid, InvalidArgument.
     """
     bare = _bare(text)
     try:
-        whole: Xid | None = xid(text)
+        given: Xid | None = xid(text)
     except InvalidArgument:
-        whole = None
-    if whole is not None and whole in xids:
-        return whole
+        given = None
+    if given is not None and given in xids:
+        return given
     found = [each for each in xids if bare in _forms(each)] if bare else []
-    found = found or [each for each in xids if bare and any(form.startswith(bare) for form in _forms(each))]
-    only = _only(found, f"{text!r} names {len(found):,} branches")
+    begun = [each for each in xids if bare and any(form.startswith(bare) for form in _forms(each))]
+    only = _only(found or begun, f"{text!r} names {len(found or begun):,} branches")
     if only is not None:
+        if whole and not found:
+            raise _short(text, f"branch {only}")
         return only
-    if whole is None:
+    if given is None:
         raise InvalidArgument(f"{text!r} is no xid, and no branch in doubt begins so: give it {XID_FORMS}")
-    raise UnknownXid(f"branch {whole} is not in doubt: list those that are with `xaqueue indoubt list`")
+    raise UnknownXid(f"branch {given} is not in doubt: list those that are with `xaqueue indoubt list`")
 
 
 def _forms(xid: Xid) -> tuple[str, ...]:
@@ -128,15 +132,17 @@ def _forms(xid: Xid) -> tuple[str, ...]:
     return str(xid), postgres_gid(xid), str(xid).partition(".")[2], printable(xid.gtrid), xid.gtrid.hex()
 
 
-def gtrid_of(text: str, known: Iterable[bytes]) -> Gtrid:
+def gtrid_of(text: str, known: Iterable[bytes], *, whole: bool = False) -> Gtrid:
     """A global transaction of a transaction manager: the gtrid of one, or the xid of one of its branches in any form.
 
-    Also the beginning of only one of those that are known. Raises InvalidArgument.
+    Also the beginning of only one of those that are known, unless it has to be whole. Raises InvalidArgument.
     """
     bare = _bare(text)
     names = {name.decode("latin-1") for name in known}
     found = sorted(name for name in names if bare and name.startswith(bare))
     only = _only(found, f"{text!r} is the beginning of {len(found):,} transactions")
+    if whole and only not in (None, bare):
+        raise _short(text, f"transaction {only}")
     gtrid = Gtrid.parse(only or bare)
     with suppress(InvalidArgument):
         gtrid = gtrid or Gtrid.parse(xid(text).gtrid)
@@ -146,6 +152,13 @@ def gtrid_of(text: str, known: Iterable[bytes]) -> Gtrid:
             "xid of one of its branches"
         )
     return gtrid
+
+
+def _short(text: str, what: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{text!r} is only the beginning of {what}: nothing was done. Where no question is asked "
+        "its name is wanted in full"
+    )
 
 
 def _only(found: Sequence[T], many: str) -> T | None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import output, parameters
-from xaqueue.cli.exit_codes import ExitCode, complain
+from xaqueue.cli.exit_codes import agreed
 from xaqueue.cli.location import DirectoryOption, JsonOption, directory_of, unchecked_directory_of
 from xaqueue.cli.moves import DryRunOption
 from xaqueue.errors import InvalidArgument
@@ -74,9 +74,10 @@ def clean(
     directory, age_s = directory_of(ctx, space), span / timedelta(seconds=1)
     given_up, kept = aside.look(directory, age_s)
     if not dry_run and given_up:
-        if not (yes or (not json and output.may_ask() and _is_agreed(given_up))):
-            complain("nothing was removed: with --yes it is done without a question, and --dry-run shows what")
-            raise typer.Exit(ExitCode.NOTHING)
+        if not yes:
+            if output.may_ask() and not json:
+                _print(given_up)
+            agreed("" if json else "remove these for good?", "nothing was removed", ", and --dry-run shows what")
         given_up, kept = aside.clean(directory, age_s)
     if json:
         output.as_json({"removed": [asdict(one) for one in given_up], "kept": [asdict(one) for one in kept]})
@@ -86,11 +87,6 @@ def clean(
         typer.echo(output.one_line(f"kept: {one.path}: {one.kept}"))
     size = output.size(sum(one.size_bytes for one in given_up))
     typer.echo(f"{output.counted(len(given_up), 'entry', 'entries')}, {size}, {'to remove' if dry_run else 'removed'}")
-
-
-def _is_agreed(given_up: list[aside.Aside]) -> bool:
-    _print(given_up)
-    return typer.confirm("remove these for good?", err=True)
 
 
 def _print(given_up: list[aside.Aside]) -> None:

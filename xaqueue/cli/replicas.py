@@ -13,14 +13,15 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import output
-from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.cli.location import JsonOption
+from xaqueue.cli.exit_codes import agreed
+from xaqueue.cli.location import JsonOption, no_url
 from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption
+from xaqueue.endpoint import is_url
 from xaqueue.errors import InvalidArgument
 
 TURN_S = 0.0005
 """What follows in the directories leaves the processor so soon to what is acknowledged."""
-DirectoryArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The replica's directory.")]
+DirectoryArgument = Annotated[Path, typer.Argument(metavar="DIR", callback=no_url, help="The replica's directory.")]
 
 
 def replica(
@@ -39,7 +40,7 @@ def replica(
     """
     from xaqueue.replication.follower import Follower, owned
 
-    if "://" not in source:
+    if not is_url(source):
         raise InvalidArgument(f"--from {source!r}: a URL is wanted, where `xaqueue serve` serves the space")
     sys.setswitchinterval(TURN_S)
     stopped = threading.Event()
@@ -64,8 +65,8 @@ def promote(
     """
     from xaqueue.replication.promote import promote as promote_replica
 
-    if not yes and not typer.confirm(f"make {directory} the space, in the place of the one it follows?", err=True):
-        raise typer.Exit(ExitCode.NOTHING)
+    if not yes:
+        agreed(f"make {directory} the space, in the place of the one it follows?")
     done = promote_replica(directory, time.time_ns() // 1000)
     if json:
         output.as_json(asdict(done))

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import output
-from xaqueue.cli.exit_codes import ExitCode
-from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, reached
+from xaqueue.cli.exit_codes import ExitCode, agreed
+from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, no_url, reached
 from xaqueue.cli.parameters import instant
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.snapshot import SnapshotStatus
@@ -33,7 +33,11 @@ def take(
     ctx: typer.Context,
     to: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Copy it there, to a directory that does not exist, and keep none here."),
+        typer.Option(
+            metavar="DIR",
+            callback=no_url,
+            help="Copy it there, to a directory that does not exist, and keep none here.",
+        ),
     ] = None,
     json: JsonOption = False,
     space: SpaceOption = None,
@@ -159,14 +163,15 @@ def restore(
     the same command.
     """
     given = space or ctx.find_root().params.get("space")
-    if not given or "://" in str(given):
+    if not given:
         raise InvalidArgument("restore works on the directory of a space that nobody has open: --space DIR")
+    no_url(Path(given))
     moment = instant(at)
     if isinstance(moment, timedelta):
         raise InvalidArgument("--at is in the future: name a moment that has been")
     at_us = 0 if moment is None else (moment - EPOCH) // timedelta(microseconds=1)
-    if not yes and not typer.confirm(f"replace what is in {given} by a snapshot?", err=True):
-        raise typer.Exit(ExitCode.NOTHING)
+    if not yes:
+        agreed(f"replace what is in {given} by a snapshot?", "nothing was restored")
     done = restore_space(str(given), snapshot, at_us=at_us, exact=exact)
     if json:
         output.as_json(asdict(done))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from contextlib import suppress
 from dataclasses import asdict, astuple
 from enum import Enum
@@ -14,7 +15,7 @@ from xaqueue.carried import CarrierState, CarrierStatus
 from xaqueue.cli import completion, output
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.glance import counter_table, queue_document, queue_table, served_status
-from xaqueue.cli.location import JsonOption, SpaceOption, location_of, reached, remote, served_at
+from xaqueue.cli.location import JsonOption, SpaceOption, location_of, no_url, reached, remote, served_at
 from xaqueue.errors import AccessDenied, ConnectionLost, InvalidArgument
 from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation
@@ -32,7 +33,7 @@ OrderName = Enum("OrderName", {order.name: order.value for order in Order})  # t
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(help="Made if it is missing; empty if it is there.")],
+    directory: Annotated[Path, typer.Argument(callback=no_url, help="Made if it is missing; empty if it is there.")],
     sync: Annotated[
         str | None, typer.Option(help=f"How durable: {GRAMMAR}. Default: {DEFAULT}.", metavar="FLAGS")
     ] = None,
@@ -186,7 +187,8 @@ def define(
 ) -> None:
     """Define a queue, or change its definition.
 
-    Edits queues.toml and leaves its comments as they are, by a server's URL, too. Takes effect at once.
+    Edits queues.toml and leaves its comments as they are, by a server's URL, too. Takes effect at once. Shows what
+    queues.toml says of the queue then.
 
     For example: xaqueue define orders max_tries=5 retry_delay_s=1 failure_queue=orders.failed
 
@@ -210,6 +212,10 @@ def define(
     made = defined.queues[queue]
     told = f", {output.one_line(made.description)}" if made.description else ""
     typer.echo(f"queue {queue}: {made.order.value}{told}")
+    table = tomllib.loads(definitions.read(location.directory))["queues"][queue]
+    for key in [key for key in definitions.QUEUE_KEYS if key in table and key not in options]:
+        value = table[key] if isinstance(table[key], str) else output.json_text(table[key])
+        typer.echo(f"  {key}={output.one_line(value)}")
 
 
 def release(

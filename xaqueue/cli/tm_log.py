@@ -31,7 +31,9 @@ from typing import Any
 import typer
 
 from xaqueue.cli import output, parameters
-from xaqueue.cli.branches import Confirm, gtrid_json
+from xaqueue.cli.branches import gtrid_json
+from xaqueue.cli.exit_codes import agreed
+from xaqueue.endpoint import is_url
 from xaqueue.errors import DecisionLogInUse, InvalidArgument, ProtocolError, UnknownXid
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.tm.advice import LogStatus
@@ -116,7 +118,7 @@ def _participant(path: Path, name: str, row: Any) -> ParticipantConfig:
     address = row.get(key)
     if set(row) != {"kind", key} or not isinstance(address, str) or not address:
         raise InvalidArgument(f"{path}: participant {name!r} of kind {kind} takes {key} = TEXT and nothing else")
-    local = kind == "sqlite" or (kind == "xaqueue" and "://" not in address)
+    local = kind == "sqlite" or (kind == "xaqueue" and not is_url(address))
     try:
         place = str((path.parent / address).resolve()) if local else address
     except ValueError as error:
@@ -197,9 +199,9 @@ def print_transaction(path: Path, text: str, json: bool) -> None:
         output.table(("participant", "was told", "and", "noticed", "in its words"), rows)
 
 
-def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Confirm) -> None:
+def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, asks: bool) -> None:
     """Does at every participant what the log says of a transaction, where that is what is asked for."""
-    config, log, gtrid = _named(path, text)
+    config, log, gtrid = _named(path, text, whole=not (asks or dry_run))
     verb = "commit" if commit else "rollback"
     status = log.status(gtrid)
     allowed = (LogStatus.COMMIT,) if commit else (LogStatus.NONE, LogStatus.ROLLBACK)
@@ -218,7 +220,8 @@ def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Co
             f"{config.log_dir} is in use: its transaction manager does this by itself, and `xaqueue indoubt show "
             f"{gtrid} --tm {path}` says who has not answered; or stop it first"
         )
-    confirm(f"{verb} what is left of transaction {gtrid}, and recover every other one of node {log.node}?")
+    if asks:
+        agreed(f"{verb} what is left of transaction {gtrid}, and recover every other one of node {log.node}?")
     with opened(config) as manager:
         report = manager.recover(RECOVER_S)
         left = [one for one in manager.in_doubt() if one.gtrid == bytes(gtrid)]
@@ -235,9 +238,9 @@ def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, confirm: Co
         typer.echo(f"transaction {gtrid} is {one.state.value}{outstanding}")
 
 
-def forget(path: Path, text: str, *, by: str, reason: str, confirm: Confirm) -> None:
+def forget(path: Path, text: str, *, by: str, reason: str, asks: bool) -> None:
     """Ends the memory of a transaction's heuristics: here, and at the participants that are configured."""
-    config, log, gtrid = _named(path, text)
+    config, log, gtrid = _named(path, text, whole=not asks)
     found = _find(log, gtrid)
     if not found.heuristics:
         raise ProtocolError(
@@ -249,7 +252,8 @@ def forget(path: Path, text: str, *, by: str, reason: str, confirm: Confirm) -> 
             f"{config.log_dir} is in use: stop its transaction manager first, or call its forget({str(gtrid)!r})"
         )
     outcomes = ", ".join(f"{h.participant} was {h.outcome.value}" for h in found.heuristics)
-    confirm(f"forget of transaction {gtrid} that {outcomes}?")
+    if asks:
+        agreed(f"forget of transaction {gtrid} that {outcomes}?")
     at_us = wall_clock()
     with closing(DirectoryFileSystem(config.log_dir)) as fs:
         if config.participants:
@@ -266,10 +270,10 @@ def forget(path: Path, text: str, *, by: str, reason: str, confirm: Confirm) -> 
         typer.echo(f"{names} was not told: forget it there, too; with a {PARTICIPANTS} this command does so")
 
 
-def _named(path: Path, text: str) -> tuple[TmConfig, LogView, Gtrid]:
+def _named(path: Path, text: str, *, whole: bool = False) -> tuple[TmConfig, LogView, Gtrid]:
     config = load(path)
     log = view_log(config.log_dir)
-    return config, log, parameters.gtrid_of(text, [one.gtrid for one in log.open])
+    return config, log, parameters.gtrid_of(text, [one.gtrid for one in log.open], whole=whole)
 
 
 def opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:

@@ -11,13 +11,15 @@ from typing import Annotated, Any
 import typer
 
 from xaqueue.cli.exit_codes import ExitCode, ended_in_order, extra_there
-from xaqueue.cli.location import JsonOption
+from xaqueue.cli.location import JsonOption, no_url
 from xaqueue.cli.output import as_json, table
 from xaqueue.errors import InvalidArgument
 
 DirectoryOption = Annotated[
     Path | None,
-    typer.Option("--directory", metavar="DIR", help="Where the files go; a temporary directory without it."),
+    typer.Option(
+        "--directory", metavar="DIR", callback=no_url, help="Where the files go; a temporary directory without it."
+    ),
 ]
 FlagsOption = Annotated[
     list[str] | None, typer.Option(help="Sync flags; may be repeated. All levels without it.", metavar="FLAGS")
@@ -134,7 +136,7 @@ def bench(
 
 
 def iotest(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where a space is, or is to be.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", callback=no_url, help="Where a space is, or is to be.")],
     seconds: Annotated[float, typer.Option(help="For each kind of call.", min=0.01)] = 1.0,
     peer: Annotated[
         bool, typer.Option("--peer", help="Together with the same command on another machine that shares DIR.")
@@ -165,7 +167,9 @@ def iotest(
 
 
 def torture(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where a space is to be; must exist.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", callback=no_url, help="Where a space is to be; must exist.")
+    ],
     flags: FlagsOption = None,
     seconds: Annotated[float, typer.Option(help="For each level of flags.", min=0.01)] = 10.0,
     seed: Annotated[str | None, typer.Option(help="Of an earlier run, for the same work again.")] = None,
@@ -183,6 +187,8 @@ def torture(
         if not json:
             typer.echo(text, err=True)
 
+    if not directory.is_dir():
+        raise InvalidArgument(f"{directory} is no directory")
     with ended_in_order():
         results, used = run.run(directory, flags or (), seconds, say, seed)
     if json:

@@ -17,7 +17,7 @@ from xaqueue.cli.location import Location, SpaceOption, location_of
 from xaqueue.cli.log_output import LogFormat, LogFormatOption, LogLevelOption
 from xaqueue.cli.messages import QueueArgument
 from xaqueue.cli.tm_log import ParticipantConfig, TmConfig
-from xaqueue.endpoint import parse
+from xaqueue.endpoint import is_url, parse
 from xaqueue.errors import InvalidArgument, ResourceFailed
 from xaqueue.message import check_queue_name
 from xaqueue.space.model.format import read_format
@@ -93,12 +93,12 @@ def forward(
     a crash, start it again with the same log.
     """
     source = location_of(ctx, space)
-    if "://" not in to and "/" not in to:
+    if not is_url(to) and "/" not in to:
         if to_queue is not None:
             raise InvalidArgument(f"--to {to} is a queue already, so --queue is too much; a directory is ./{to}")
         target, to_queue = source, check_queue_name(to)
     else:
-        target = Location(url=to) if "://" in to else Location(directory=to)
+        target = Location(url=to) if is_url(to) else Location(directory=to)
     told = f"queue {queue} of {source} goes to queue {to_queue or queue}"
     if _place(target) == _place(source):
         _run(Forwarder(str(source), queue, to_queue or queue, until_empty=until_empty), told, "forwarded")

@@ -69,9 +69,10 @@ class DirectoryFileSystem:
             written = os.writev(fd, chunks[:WRITE_VECTORS])
             if written != sum(map(len, chunks)):
                 _write_rest(fd, chunks, written)
-        except BaseException:
+        except BaseException as error:
             os.close(fd)
             os.unlink(full)
+            _tell(error, full)
             raise
         if self._keep:
             self._unsynced[path] = fd
@@ -93,9 +94,11 @@ class DirectoryFileSystem:
                 size = sum(map(len, vector))
                 written = os.pwritev(fd, vector, offset)
                 if written != size:
-                    os.pwrite(fd, b"".join(vector)[written:], offset + written)  # which says why, if it is no room
-                    raise OSError(errno.EIO, "short write in place", path)
+                    _refuse_rest(fd, b"".join(vector)[written:], offset + written)
                 offset += size
+        except OSError as error:
+            _tell(error, self._prefix + path)
+            raise
         finally:
             if is_new or path in self._places:
                 self._remember(self._places, path, fd)
@@ -184,6 +187,9 @@ class DirectoryFileSystem:
             return
         try:
             os.fdatasync(fd)
+        except OSError as error:
+            _tell(error, self._prefix + path)
+            raise
         finally:
             if path in self._places:
                 self._remember(self._places, path, fd)
@@ -196,6 +202,9 @@ class DirectoryFileSystem:
             fd = self._open_dir(path)
         try:
             os.fsync(fd)
+        except OSError as error:
+            _tell(error, self._prefix + path)
+            raise
         finally:
             self._remember(self._directories, path, fd)
 
@@ -228,6 +237,9 @@ class DirectoryFileSystem:
         if fd is not None:
             try:
                 sync(fd)
+            except OSError as error:
+                _tell(error, self._prefix + path)
+                raise
             finally:
                 self._remember(self._places, path, fd)
             return
@@ -236,6 +248,9 @@ class DirectoryFileSystem:
             fd, _ = self._opened(open_regular, self._prefix + path)
         try:
             sync(fd)
+        except OSError as error:
+            _tell(error, self._prefix + path)
+            raise
         finally:
             os.close(fd)
 
@@ -300,6 +315,18 @@ class DirectoryFileSystem:
 
 class Sync(Protocol):
     def __call__(self, fd: int, /) -> None: ...
+
+
+def _tell(error: BaseException, full: str) -> None:
+    """Which file it was: a call on a descriptor does not say."""
+    if isinstance(error, OSError) and error.filename is None:
+        error.filename = full
+
+
+def _refuse_rest(fd: int, rest: bytes, offset: int) -> None:
+    """Of a write in place that fell short. Raises OSError, which says why where that is no room."""
+    os.pwrite(fd, rest, offset)
+    raise OSError(errno.EIO, "short write in place")
 
 
 def _write_rest(fd: int, chunks: Sequence[bytes], written: int) -> None:

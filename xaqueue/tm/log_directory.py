@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from xaqueue.errors import DecisionLogDamaged, DecisionLogError, DecisionLogInUse
+from xaqueue.endpoint import is_url
+from xaqueue.errors import DecisionLogDamaged, DecisionLogError, DecisionLogInUse, InvalidArgument
 from xaqueue.storage import append_log
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.fs import FileSystem, replace_file
@@ -47,7 +48,7 @@ _OWN = {LOCK, OWNER, NEW_OWNER, JOURNAL, NODE, NEW_NODE, PARTICIPANTS, f".{PARTI
 def open_log(path: str | os.PathLike[str]) -> DecisionLog:
     """Makes the directory where it is missing, takes its lock, and opens the log.
 
-    Raises DecisionLogInUse, DecisionLogDamaged, DecisionLogError.
+    Raises DecisionLogInUse, DecisionLogDamaged, DecisionLogError, InvalidArgument.
     """
     root, lock = Path(path), None
     try:
@@ -102,6 +103,8 @@ def _make(root: Path, modes: Modes = PRIVATE) -> None:
     """With all that leads to it, durably. It is private; what leads to it is as the umask has it."""
     if root.is_dir():
         return
+    if is_url(str(root)):
+        raise InvalidArgument(f"{root} is a URL, and a decision log is a directory of this machine: give its path")
     _make(root.parent, BY_UMASK)
     with closing(DirectoryFileSystem(root.parent, modes=modes)) as fs:
         fs.make_dir(root.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -12,14 +13,14 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NoReturn, cast
 
 import pytest
 from typer.testing import CliRunner
 
 import xaqueue
 from support.doubtful import fails, run
-from xaqueue.cli import messages, parameters
+from xaqueue.cli import exit_codes, messages, parameters
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.cli.output import counted, moment, preview, progress_bar, size
@@ -93,7 +94,9 @@ def test_the_space_may_stand_before_or_behind_the_verb_or_in_the_environment(
         (["put", "odrers", "x"], 2, "did you mean 'orders'?"),
         (["browse", "odrers"], 2, "did you mean 'orders'?"),
         (["tail", "odrers"], 2, "did you mean 'orders'?"),
-        (["get", "orders", "--message-id", "12"], 2, "32 hex digits"),
+        (["get", "orders", "--message-id", "12"], 2, "32 hex digits are wanted, as `xaqueue browse QUEUE` shows them"),
+        (["rm", "orders", "4125ba43"], 2, "32 hex digits are wanted, as `xaqueue browse QUEUE` shows them"),
+        (["show", "orders", "4125ba43"], 1, "`xaqueue browse orders` shows those there are"),
         (["put", "orders", "x", "--priority", "10"], 2, "0 to 9"),
         (["put", "orders", "x", "--header", "novalue"], 2, "key=value"),
         (["put", "orders", "x", "--not-before", "tomorrow"], 2, "ISO 8601"),
@@ -102,6 +105,13 @@ def test_the_space_may_stand_before_or_behind_the_verb_or_in_the_environment(
         (["define", "a/b"], 2, "queue name 'a/b' is refused"),
         (["define", "orders", "--order", "random"], 2, "random"),
         (["init", "/proc/nowhere"], 3, "cannot be made a queue space"),
+        (["status", "data/orders"], 2, "(data/orders): a space is named by --space (see `xaqueue status --help`)"),
+        (["torture", "/dev/null"], 2, "/dev/null is no directory"),
+        (["init", "/dev/null"], 3, "/dev/null is a file, and no directory"),
+        (["queues", "--space", "/dev/null"], 3, "/dev/null is no directory, and a queue space is one"),
+        (["queues", "--space", "/dev/null/x"], 3, "is no directory"),
+        (["restore", "--yes", "--space", "/dev/null"], 3, "/dev/null is no directory"),
+        (["queues", "--space", "xaq:/host"], 2, "this is no URL of a server: write xaq+unix:///path/to/socket"),
         (["tail", "orders", "--no-follow", "--from", "first"], 2, "earliest or latest"),
         (["get", "orders"], 1, "queue orders is empty"),
         (["get", "orders", "--correlation-id", "9"], 1, "no such message"),
@@ -109,6 +119,57 @@ def test_the_space_may_stand_before_or_behind_the_verb_or_in_the_environment(
 )
 def test_an_error_is_one_line_and_a_code(space: Path, words: list[str], code: int, said: str) -> None:
     assert said in fails(*words, code=code)
+
+
+@pytest.mark.parametrize("url", ["xaq://host:7878", "xaq:/host", "xaq+unix:///run/xaqueue.sock"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["init"],
+        ["restore", "--yes", "--space"],
+        ["snapshot", "take", "--to"],
+        ["replica", "--from", "xaq://host:1"],
+        ["promote", "--yes"],
+        ["iotest"],
+        ["torture"],
+        ["bench", "--directory"],
+        ["demo", "--directory"],
+    ],
+)
+def test_a_url_is_no_directory(space: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], url: str) -> None:
+    """None of that name is made: the path would be xaq:/host, below the directory one is in."""
+    monkeypatch.chdir(space.parent)
+    before = sorted(space.parent.iterdir())
+    told = fails(*words, url, code=ExitCode.USAGE)
+    assert "is a URL, and the path of a directory is wanted here" in told
+    assert "`xaqueue serve --space DIR`" in told
+    assert sorted(space.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("asked", ["nobody", "n\n", ""])
+@pytest.mark.parametrize(
+    ("words", "undone"),
+    [
+        (["purge", "orders"], "nothing was removed"),
+        (["undefine", "orders", "--purge"], "nothing was removed"),
+        (["restore", "--space"], "nothing was restored"),
+        (["promote"], "nothing was done"),
+    ],
+)
+def test_what_is_not_agreed_to_says_which_option_answers(
+    space: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], undone: str, asked: str
+) -> None:
+    """Without a terminal, and there after a no or Ctrl-D."""
+    run("put", "orders", "one")
+    monkeypatch.setattr(exit_codes, "may_ask", lambda: asked != "nobody")
+    if words[0] in ("restore", "promote"):
+        words = [*words, str(space)]
+    result = CliRunner().invoke(app, words, input="y\n" if asked == "nobody" else asked)
+    assert result.exit_code == ExitCode.NOTHING
+    assert f"xaqueue: {undone}: with --yes it is done without a question" in result.stderr
+    assert ("? [y/N]:" in result.stderr) is (asked != "nobody")
+    assert "Aborted" not in result.output
+    assert len(lines(run("browse", "orders", "--json"))) == 1
 
 
 # init, define, queues, status, check
@@ -149,6 +210,31 @@ def test_what_others_wrote_moves_no_cursor(space: Path) -> None:
     assert "odd\\x1b[2J\\u202e" in fails("status", "--space", place, code=ExitCode.SPACE)
     run("init", place)
     assert f'xaqueue_epoch{{space="{place}"}} ' in run("metrics", "--space", place)
+
+
+def test_define_shows_what_holds_then(space: Path) -> None:
+    run("define", "failed")
+    said = "queue orders: fifo\n  max_tries=5\n  failure_queue=failed\n"
+    assert run("define", "orders", "max_tries=5", "failure_queue=failed") == said
+    assert run("define", "orders") == said
+    assert run("define", "orders", "max_tries=", "failure_queue=") == "queue orders: fifo\n"
+
+
+@pytest.mark.parametrize(("call", "number"), [("writev", errno.ENOSPC), ("fsync", errno.EIO)])
+def test_a_definition_that_cannot_be_written_names_the_file(
+    space: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """The calls on a descriptor say nothing of it by themselves."""
+    before = (space / "queues.toml").read_bytes()
+
+    def failing(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, call, failing)
+        told = fails("define", "more", code=ExitCode.ERROR)
+    assert f"{space / 'queues.toml'}: cannot be written: {os.strerror(number)}" in told
+    assert (space / "queues.toml").read_bytes() == before
 
 
 def test_define_while_the_space_is_in_use_is_taken_by_the_owner(space: Path) -> None:
@@ -343,6 +429,18 @@ def test_get_takes_several_and_writes_to_a_file_only_what_is_there(space: Path, 
     run("get", "orders", "--count", 2, "--output", target)
     assert target.read_bytes() == b"ab"
     assert run("get", "orders", "--count", 5) == "c"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_several_bodies_are_apart_on_a_terminal(
+    space: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *, terminal: bool
+) -> None:
+    for body in ("one", "two\n", "three"):
+        run("put", "orders", body)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    with pytest.raises(SystemExit, match="0"):
+        app(["get", "orders", "--count", "9"])
+    assert capfd.readouterr().out == ("one\ntwo\nthree\n" if terminal else "onetwo\nthree")
 
 
 def test_get_by_correlation_id(space: Path) -> None:

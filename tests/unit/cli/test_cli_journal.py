@@ -47,7 +47,7 @@ def test_without_yes_it_only_shows(root: Path) -> None:
     before = files(root)
     out, complaint = run("salvage-journal", code=ExitCode.NOTHING)
     assert files(root) == before
-    assert complaint == "xaqueue: nothing was done: with --yes it goes on without what is lost\n"
+    assert complaint == "xaqueue: nothing was done: with --yes it is done without a question\n"
     lines = out.splitlines()
     assert lines[0].startswith("journal/ is damaged: the record at LSN 0x440")
     assert lines[2] == f"lost: from LSN 0x440 to 0x610, 464 bytes ({name_of(0)})"
@@ -109,6 +109,7 @@ def test_a_space_in_use_is_left_alone(root: Path) -> None:
     with xaqueue.connect(root):
         before = files(root)
         _, complaint = run("salvage-journal", "--yes", code=ExitCode.SPACE)
+        assert f"is in use by process {os.getpid()} on " in complaint
         assert "stop its owner first" in complaint
         assert files(root) == before
 

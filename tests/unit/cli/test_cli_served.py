@@ -131,6 +131,13 @@ def test_what_works_on_the_directory_says_so(server: ServerThread, verb: tuple[s
     assert "run it on the server's machine with --space DIR" in told
 
 
+def test_what_wants_a_space_to_itself_says_how_to_end_its_server(server: ServerThread) -> None:
+    (server.root / "snapshots").mkdir(exist_ok=True)
+    for words in (["restore", "--yes"], ["salvage-journal", "--yes"]):
+        told = fails(*words, "--space", server.root, code=ExitCode.SPACE)
+        assert f"stop its owner first, after `xaqueue drain --space {server.root}`" in told
+
+
 def test_a_server_that_is_not_there_is_a_clear_error() -> None:
     told = fails("indoubt", "list", "--space", "xaq+unix:///nowhere/socket", code=ExitCode.SPACE)
     assert "no server answers" in told

@@ -133,6 +133,12 @@ def test_a_branch_is_known_by_its_beginning_and_its_gtrid(tmp_path: Path) -> Non
         connection.enqueue("replies", b"x")
         connection.tpc_prepare()
     assert "order-1 " in run("indoubt", "show", "order-1", "--space", root).replace("\n", " "), "not order-10"
+    short = str(Xid(7, b"order-10", b"queue"))[:12]
+    for verb in ("commit", "rollback", "forget"):
+        for yes in (["--yes"], []):  # a script is asked nothing without it, either
+            told = fails("indoubt", verb, short, *yes, "--space", root, code=ExitCode.USAGE)
+            assert f"{short!r} is only the beginning of branch {Xid(7, b'order-10', b'queue')}" in told
+    assert "would do this" in run("indoubt", "rollback", short, "--dry-run", "--space", root)
     run("indoubt", "rollback", "order-10", "--yes", "--space", root)
     run("indoubt", "forget", "order-10", "--yes", "--space", root)
     run("indoubt", "rollback", "order-2", "--yes", "--space", root)

@@ -9,7 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 import xaqueue
+from support.doubtful import fails
 from xaqueue.access import Identity, token_name
+from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.space.model import definitions
 from xaqueue.space.owner.open import write_definitions
@@ -64,6 +66,8 @@ def test_a_role_gets_a_token_and_loses_the_others(place: Path, tmp_path: Path) -
 def test_a_role_that_is_not_there_is_refused_and_nothing_is_written(place: Path, tmp_path: Path) -> None:
     before = (place / "queues.toml").read_text()
     assert token(place, "nobody", tmp_path / "token") == 2
+    told = fails("token", "shp", tmp_path / "token", "--space", place, code=ExitCode.USAGE)
+    assert "no role 'shp': did you mean 'shop'?; it has shop. Write a table [access.roles.shp]" in told
     assert not (tmp_path / "token").exists()
     assert token(place, "shop", tmp_path / "none" / "token") == 3
     assert members(place)[:2] == ("user:1000", f"token:{'0' * 64}")

@@ -12,6 +12,7 @@ import msgpack
 import pytest
 
 from xaqueue.errors import ConnectionLost
+from xaqueue.rpc.client import manager
 from xaqueue.rpc.client.link import PIPELINED_BYTES, ClientSocket, PlainSocket
 
 LIMIT_S = 0.05
@@ -136,3 +137,39 @@ def test_much_that_is_pipelined_goes_before_its_request(pair: Pair) -> None:
     unpacker = msgpack.Unpacker()
     unpacker.feed(other.recv(65536))
     assert [frame[-2] for frame in unpacker] == ["end", "prepare"]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"), [(b"", f"no answer within {LIMIT_S} s"), (b"SSH-2.0-OpenSSH_9.2\r\n", "it sent what is no answer")]
+)
+def test_a_port_of_something_else_is_told_by_its_place(monkeypatch: pytest.MonkeyPatch, said: bytes, why: str) -> None:
+    """The first answer has a limit of its own, as short as that of a connect."""
+    monkeypatch.setattr(manager, "DIAL_S", LIMIT_S if not said else 60.0)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+
+        def speak() -> None:
+            with listening.accept()[0] as other:
+                other.sendall(said)
+                other.recv(65536)
+                other.recv(65536)  # until the client gives up
+
+        speaking = threading.Thread(target=speak)
+        speaking.start()
+        with pytest.raises(ConnectionLost) as lost:
+            manager.remote_manager(f"xaq://127.0.0.1:{port}", connect_s=0.0)
+        speaking.join(60)
+    assert f"xaq://127.0.0.1:{port} takes connections, and does not answer as `xaqueue serve` does ({why}" in str(
+        lost.value
+    )
+
+
+def test_who_has_answered_once_is_a_server(pair: Pair) -> None:
+    made, other = pair
+    client = ClientSocket(made, 60.0, LIMIT_S, "xaq://host:1")
+    other.send(msgpack.packb([1, 1, None, "hello"]))
+    client.request("hello", [])
+    client.greeted()
+    other.close()
+    with pytest.raises(ConnectionLost, match=r"^the connection to the server is lost"):
+        client.request("status", [])

@@ -7,8 +7,9 @@ import os
 import resource
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -506,3 +507,28 @@ def test_a_file_that_finds_no_descriptor_where_none_is_kept_says_so(
         with pytest.raises(OSError, match="no descriptors"):
             fs.create("new", [b"3"])
     assert not fs.exists("new")
+
+
+@pytest.mark.parametrize(
+    ("call", "work"),
+    [
+        ("writev", lambda fs: fs.create("d/new", [b"x"])),
+        ("pwritev", lambda fs: fs.write_at("d/file", 0, [b"x"])),
+        ("fsync", lambda fs: fs.sync_file("d/file")),
+        ("fdatasync", lambda fs: fs.sync_data("d/file")),
+        ("fsync", lambda fs: fs.sync_dir("d")),
+    ],
+)
+def test_a_call_that_fails_says_at_which_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, work: Callable[[DirectoryFileSystem], object]
+) -> None:
+    def failing(*_: object) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with closing(DirectoryFileSystem(tmp_path)) as fs:
+        fs.make_dir("d")
+        fs.create("d/file", [b"y"])
+        monkeypatch.setattr(os, call, failing)
+        with pytest.raises(OSError, match="Input/output error") as failed:
+            work(fs)
+    assert str(failed.value.filename).startswith(str(tmp_path / "d"))

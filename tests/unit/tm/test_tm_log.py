@@ -339,6 +339,13 @@ def test_a_directory_of_other_things_is_refused(tmp_path: Path) -> None:
     assert [child.name for child in tmp_path.iterdir()] == ["precious"]
 
 
+def test_a_url_is_no_directory_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match="is a URL, and a decision log is a directory"):
+        open_log("xaq://host:7878")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_two_logs_have_two_node_ids(tmp_path: Path) -> None:
     assert small(tmp_path / "a").node != small(tmp_path / "b").node
 

@@ -112,10 +112,13 @@ LONGEST_S = 1e6
 class ClientSocket:
     """One connected socket; used by one thread."""
 
-    def __init__(self, made: Connected, timeout_s: float | None, hello_s: float | None = None) -> None:
-        """timeout_s: how long an answer may take, beside what its request itself may wait. hello_s: the first one."""
+    def __init__(self, made: Connected, timeout_s: float | None, hello_s: float | None = None, place: str = "") -> None:
+        """timeout_s: how long an answer may take, beside what its request itself may wait. hello_s: the first one.
+        place: where it is, for the error of a peer that has not answered yet.
+        """
         self._socket = made
         self._answer_s = timeout_s
+        self._place = place
         self._timeout_s = timeout_s if hello_s is None else hello_s
         self._unpacker = wire.unpacker(NO_LIMIT_BYTES)
         self._pack = msgpack.Packer().pack  # a new one for each frame takes twice as long
@@ -136,7 +139,7 @@ class ClientSocket:
 
     def greeted(self) -> None:
         """The first answer has come."""
-        self._timeout_s = self._answer_s
+        self._timeout_s, self._place = self._answer_s, ""
 
     def pipeline(self, method: str, params: Sequence[Any], *, later: bool = False) -> None:
         """Sends this with the next request; it has no answer. Raises ConnectionLost.
@@ -232,13 +235,23 @@ class ClientSocket:
                     raise self._lost("the server hung up")
                 self._unpacker.feed(data)
         except TimeoutError as error:
-            raise self._lost(f"no answer within {self._timeout_s} s") from error
+            raise self._silent(f"no answer within {self._timeout_s} s") from error
         except ssl.SSLError as error:
             raise self._lost(explain(error, "server")) from error
         except OSError as error:
             raise self._lost(error.strerror or str(error)) from error
         except (ValueError, MalformedFrame, msgpack.UnpackException) as error:
-            raise self._lost(f"it sent what is no answer: {error}") from error
+            raise self._silent(f"it sent what is no answer: {error}") from error
+
+    def _silent(self, why: str) -> ConnectionLost:
+        """Of a peer that took the connection, and may be no server of a space."""
+        lost = self._lost(why)
+        if not self._place:
+            return lost
+        return ConnectionLost(
+            f"{self._place} takes connections, and does not answer as `xaqueue serve` does ({why}): check whether that "
+            "is its place, and whether it hangs"
+        )
 
     def _lost(self, why: str) -> ConnectionLost:
         self.close()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ANSWER_S = 120.0
 """How long an answer may take, beside what its request itself may wait: as long as the server may take for a sync."""
 DIAL_S = 10.0
-"""How long one try to connect may take."""
+"""How long one try to connect may take, and how long the first answer, unless the URL says how long any may."""
 HELLO_S = 1.0
 """How long each of several servers may take to connect and to answer for the first time: one that is stopped
 never does."""
@@ -170,7 +170,7 @@ def dialer(endpoint: Endpoint, connect: Connect = _connected) -> Callable[[], Cl
 
 
 def dial(endpoint: Endpoint, connect: Connect = _connected, hello_s: float | None = None) -> ClientSocket:
-    """Connects. hello_s: how long that, and the first answer, may take; None: as long as any.
+    """Connects. hello_s: how long that, and the first answer, may take; None: as long as is right for one place.
 
     Raises ConnectionLost, AccessDenied, InvalidArgument.
     """
@@ -179,12 +179,19 @@ def dial(endpoint: Endpoint, connect: Connect = _connected, hello_s: float | Non
         made = connect(endpoint, context, hello_s or DIAL_S)
     except OSError as error:
         raise _unreached(endpoint, error) from error
-    return ClientSocket(made, ANSWER_S if endpoint.timeout_s is None else endpoint.timeout_s, hello_s)
+    place = _place(endpoint)
+    if endpoint.timeout_s is not None:
+        return ClientSocket(made, endpoint.timeout_s, hello_s, place)
+    return ClientSocket(made, ANSWER_S, hello_s or DIAL_S, place)
+
+
+def _place(endpoint: Endpoint) -> str:
+    return str(endpoint).partition("?")[0]
 
 
 def _unreached(endpoint: Endpoint, error: OSError) -> ConnectionLost | AccessDenied:
     """Why there is no connection, and what to do. AccessDenied, which is not tried again, where TLS refuses."""
-    place = str(endpoint).partition("?")[0]
+    place = _place(endpoint)
     if isinstance(error, ssl.SSLError):
         kind = AccessDenied if is_refusal(error) else ConnectionLost
         return kind(f"no connection to {place}: {explain(error, 'server')}")

@@ -93,7 +93,8 @@ class RoomLimit:
             self._look_soon()
             raise DiskLow(
                 f"low on disk: {lack}. Nothing was written, and branch {branch.xid} is as it was: go on with it, and "
-                "enqueue again when there is room"
+                "enqueue again when there is room: take messages out, or `xaqueue clean --older-than 7d` removes what "
+                "was set aside"
             )
 
     def _look_soon(self) -> None:

@@ -48,6 +48,8 @@ def read_format(path: str | os.PathLike[str], *, is_expected: bool = False) -> F
         if is_expected:
             raise SpaceError(f"{root} is no queue space: mend the path, or bring back the disk that it is on") from None
         raise SpaceError(f"{root} is no queue space: make it one with `xaqueue init {root}`") from None
+    except NotADirectoryError:
+        raise SpaceError(f"{root} is no directory, and a queue space is one: give its directory") from None
     except (OSError, UnicodeDecodeError) as error:
         advice = f". {_advice(root)}" if is_lost(root) else ""
         raise SpaceError(f"{root / layout.FORMAT} cannot be read: {error}{advice}") from error

@@ -132,6 +132,8 @@ def create(
                 files.make_dir(directory)
         _define(root, sync, any_queue)
         _write_durably(root, layout.FORMAT, f"{written.line}\n")
+    except (FileExistsError, NotADirectoryError) as error:
+        raise SpaceError(f"{root} cannot be made a queue space: {error.filename} is a file, and no directory") from None
     except OSError as error:
         raise SpaceError(f"{root} cannot be made a queue space: {error.strerror}") from error
     return written
@@ -397,6 +399,8 @@ def _write_durably(root: Path, name: str, text: str) -> None:
         fs.sync_file(temporary)
         fs.rename(temporary, name)
         fs.sync_dir("")
+    except OSError as error:
+        raise OSError(error.errno, f"cannot be written: {error.strerror}", str(root / name)) from error
     finally:
         fs.close()
 

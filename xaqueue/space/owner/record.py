@@ -126,10 +126,18 @@ def is_suspect(content: bytes | None, has_journal: bool) -> bool:
     return before.unclosed == boot_to_close()
 
 
-def in_use(root: Path, owner: Owner | None) -> SpaceInUse:
+def in_use(root: Path, owner: Owner | None, *, alone: bool = False) -> SpaceInUse:
+    """alone: who asks wants to have it to itself, and no server would do."""
     who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
+    served = owner is not None and owner.endpoint
+    if alone:
+        drained = f", after `xaqueue drain --space {root}`" if served else ""
+        return SpaceInUse(f"{root} is in use by {who}: stop its owner first{drained}")
     if owner is not None and owner.endpoint:
-        return SpaceInUse(f"{root} is in use by {who}, which serves it: connect to {owner.endpoint}")
+        return SpaceInUse(
+            f"{root} is in use by {who}, which serves it: connect to {owner.endpoint}; or stop it, after `xaqueue "
+            f"drain --space {root}`"
+        )
     url = f"xaq+unix://{quote(str(root / layout.SOCKET))}"
     return SpaceInUse(
         f"{root} is in use by {who}: stop it, or let all share a server, `xaqueue serve --space {root}`, and connect "

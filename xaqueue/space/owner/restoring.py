@@ -35,6 +35,8 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: i
     """
     root = Path(path)
     if not (root / layout.SNAPSHOTS).is_dir():
+        if not root.is_dir():
+            raise SpaceError(f"{root} is no directory: give that of the space which is to be restored")
         raise SpaceError(f"{root} has no snapshots: `xaqueue snapshot take` makes one")
     if at_us > time.time_ns() // 1000:
         raise InvalidArgument("--at is in the future: name a moment that has been")
@@ -55,7 +57,7 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: i
         lock = OwnerFile(root)
         try:
             if not lock.hold():
-                raise in_use(root, read_owner(root))
+                raise in_use(root, read_owner(root), alone=True)
             modes = open_to(root, group) if group is not None else PRIVATE
             with closing(DirectoryFileSystem(root, keep_unsynced=False, modes=modes)) as fs:
 

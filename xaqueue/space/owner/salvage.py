@@ -19,13 +19,13 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from xaqueue.errors import JournalDamaged, SpaceError, SpaceInUse
+from xaqueue.errors import JournalDamaged, SpaceError
 from xaqueue.space.engine import quarantine, redo
 from xaqueue.space.model import change, layout
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import JOURNAL
 from xaqueue.space.owner.definitions_file import usable_definitions
-from xaqueue.space.owner.record import find_group, open_to, read_owner
+from xaqueue.space.owner.record import find_group, in_use, open_to, read_owner
 from xaqueue.space.recovery.from_journal import check_end
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.fs import FileSystem
@@ -90,7 +90,7 @@ def salvage(path: str | os.PathLike[str]) -> Salvaged:
     lock = OwnerFile(path)
     try:
         if not lock.hold():
-            raise SpaceInUse(f"{os.fspath(path)} is in use: stop its owner first")
+            raise in_use(Path(path), read_owner(path), alone=True)
         with closing(DirectoryFileSystem(path, modes=open_to(Path(path), group))) as fs:
             if _damage(fs, path) is None:
                 raise SpaceError(f"the journal of {os.fspath(path)} is sound: nothing is to be given up")

@@ -78,7 +78,9 @@ def choose(fs: FileSystem, number: int | None) -> Manifest:
     for found in reversed(store.listed(fs)):
         if store.is_clean(fs, found.number):
             return found
-    raise SpaceError("there is no snapshot that is whole: nothing was changed")
+    raise SpaceError(
+        "there is no snapshot that is whole: nothing was changed; `xaqueue snapshot check` says what is wrong with each"
+    )
 
 
 def choose_before(fs: FileSystem, at_us: int) -> Manifest:
@@ -91,7 +93,10 @@ def choose_before(fs: FileSystem, at_us: int) -> Manifest:
                     "JOURNAL a space can go back to a moment in between: restore it with --snapshot"
                 )
             return found
-    raise SpaceError("there is no snapshot of before that which is whole: nothing was changed")
+    raise SpaceError(
+        "there is no snapshot of before that which is whole: nothing was changed; `xaqueue snapshot list` says of "
+        "when they are"
+    )
 
 
 def restore(

@@ -163,6 +163,7 @@ def test_an_enqueue_is_refused_with_figures_and_its_branch_is_as_it_was(
             with pytest.raises(DiskLow, match=told) as refused:
                 connection.enqueue("orders", b"refused", message_id=given)
         assert refused.value.code is Code.XA_RETRY
+        assert "`xaqueue clean --older-than 7d`" in str(refused.value)
         assert isinstance(refused.value, DiskFull)
         if bare.sync == DURABLE:
             assert sorted((bare.root / layout.ACTIVE).iterdir()) == before

@@ -330,7 +330,7 @@ def test_a_suspect_snapshot_is_never_used(root: Path) -> None:
 
 
 def test_who_has_it_open_is_in_the_way(root: Path) -> None:
-    with xaqueue.connect(root), pytest.raises(SpaceInUse):
+    with xaqueue.connect(root), pytest.raises(SpaceInUse, match="stop its owner first"):
         restore(root)
 
 
