@@ -22,8 +22,9 @@ from support.certificates import Authority
 from support.served import ServerThread
 from xaqueue.access import Identity
 from xaqueue.errors import AccessDenied, InvalidArgument
+from xaqueue.rpc.server import scheduler
 from xaqueue.space.owner.open import create, write_definitions
-from xaqueue.web import console, front
+from xaqueue.web import console, front, link
 from xaqueue.web.door import BODY_BYTES, SECURITY
 from xaqueue.web.front import HttpConfig, HttpFront
 from xaqueue.web.link import Link
@@ -309,6 +310,10 @@ def test_probes_tell_whether_it_lives_and_is_ready(tmp_path: Path) -> None:
             assert text_at(made, "/livez") == (200, "alive\n")
     finally:
         thread.stop()
+
+
+def test_who_looks_leaves_threads_for_commits() -> None:
+    assert link.THREADS <= scheduler.SLOW_CALLS // 2
 
 
 def test_a_server_that_has_ended_admits_nobody(tmp_path: Path) -> None:
