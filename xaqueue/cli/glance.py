@@ -5,8 +5,10 @@ Of a directory that is served the server is asked: what branches at work hold, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +27,9 @@ from xaqueue.storage.owner_file import is_owned
 
 ANSWER_S = 5.0
 """For how long a server is waited for where the files tell much of the same."""
+Rates = tuple[float, float]
+"""Messages that come, and that leave, in a second."""
+RATES = ("in_per_s", "out_per_s")
 NUMBERS = ("messages", "ready", "delayed", "locked", "in doubt", "oldest", "bytes", "consumers", "watermark")
 
 
@@ -36,6 +41,10 @@ def queues(
             "--counters", help="Show what each has had and lost since the space was made; see COUNTERS in xaqueue(7)."
         ),
     ] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.1, max=3600, help="Look twice, so far apart, and show rates."),
+    ] = None,
     json: JsonOption = False,
     space: SpaceOption = None,
 ) -> None:
@@ -48,17 +57,41 @@ def queues(
 
     Works while another process owns the space, and of a server by its URL. A "-" is what is not known: what is locked,
     and who waits, only the process knows that has the space open, and only a server can be asked. Of any other process
-    the files are read, and what is locked is among ready and delayed.
+    the files are read, and what is locked is among ready and delayed. With --interval, also how many messages came and
+    left each second meanwhile, where a server tells it.
     """
-    location = location_of(ctx, space)
-    fields = served_status(location)
-    found = inspect.queue_list(location.directory) if fields is None else status_of(fields).queues
+    location, rated = location_of(ctx, space), dict[str, Rates | None]()
+    found, is_told = _looked(location)
+    if interval is not None:
+        before, began = {queue.name: queue for queue in found} if is_told else {}, time.monotonic()
+        time.sleep(interval)
+        found, is_told = _looked(location)
+        elapsed_s = time.monotonic() - began
+        rated = {one.name: rates(one, before.get(one.name) if is_told else None, elapsed_s) for one in found}
     if json:
-        output.as_json([queue_document(queue) for queue in found])
+        told = [dict(zip(RATES, rated[queue.name] or (None, None), strict=True)) if rated else {} for queue in found]
+        output.as_json([{**queue_document(queue), **more} for queue, more in zip(found, told, strict=True)])
     elif counters and found:
         counter_table(found)
     else:
-        queue_table(found)
+        queue_table(found, rated)
+
+
+def _looked(location: Location) -> tuple[list[QueueStatus], bool]:
+    """The queues, and whether a server tells of them."""
+    fields = served_status(location)
+    if fields is None:
+        return inspect.queue_list(location.directory), False
+    return status_of(fields).queues, True
+
+
+def rates(now: QueueStatus, before: QueueStatus | None, elapsed_s: float) -> Rates | None:
+    """What came and what left in a second; None where that is not known."""
+    if before is None or elapsed_s <= 0:
+        return None
+    came = now.counters.enqueued - before.counters.enqueued
+    left = now.counters.dequeued - before.counters.dequeued
+    return (came / elapsed_s, left / elapsed_s) if came >= 0 and left >= 0 else None
 
 
 def sessions(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = None) -> None:
@@ -156,19 +189,25 @@ def bytes_of(queue: QueueStatus) -> str:
     return ("~" if queue.is_estimated else "") + output.size(queue.size_bytes)
 
 
-def queue_table(found: Sequence[QueueStatus]) -> None:
+def rate_cells(rate: Rates | None) -> tuple[str | None, str | None]:
+    return (None, None) if rate is None else (f"{rate[0]:,.1f}", f"{rate[1]:,.1f}")
+
+
+def queue_table(found: Sequence[QueueStatus], rated: Mapping[str, Rates | None] = MappingProxyType({})) -> None:
     if not found:
         typer.echo("no queues yet: `xaqueue define QUEUE` makes one")
         return
     rows = [
         (
-            *(q.name, q.depth, q.ready, q.delayed, q.locked, q.in_doubt, oldest_of(q), bytes_of(q), q.consumers),
+            *(q.name, *(rate_cells(rated[q.name]) if rated else ())),
+            *(q.depth, q.ready, q.delayed, q.locked, q.in_doubt, oldest_of(q), bytes_of(q), q.consumers),
             *(None if q.watermark is None else str(q.watermark), q.order, q.description),
         )
         for q in found
     ]
     spare = ("description", "order", "messages", "watermark")
-    output.table(("queue", *NUMBERS, "order", "description"), rows, right=NUMBERS, spare=spare)
+    numbers = (*(("in/s", "out/s") if rated else ()), *NUMBERS)
+    output.table(("queue", *numbers, "order", "description"), rows, right=numbers, spare=spare)
     streams: list[tuple[object, ...]] = []
     for q in found:
         if q.stream:

@@ -27,7 +27,7 @@ from xaqueue.rpc.methods.service import status_of
 from xaqueue.rpc.methods.sessions import UNFINISHED, SessionStatus
 from xaqueue.rpc.wire import decode
 from xaqueue.space.offline import health, inspect
-from xaqueue.space.offline.inspect import QueueStatus, Status
+from xaqueue.space.offline.inspect import Status
 from xaqueue.space.offline.inspect_branches import in_doubt
 from xaqueue.xid import Xid
 
@@ -235,15 +235,6 @@ def findings(look: Look) -> list[tuple[str, str]]:
     return told or [("green", "all is well")]
 
 
-def rates(now: QueueStatus, before: QueueStatus | None, elapsed_s: float) -> tuple[float, float] | None:
-    """What came and what left in a second; None where that is not known."""
-    if before is None or elapsed_s <= 0:
-        return None
-    came = now.counters.enqueued - before.counters.enqueued
-    left = now.counters.dequeued - before.counters.dequeued
-    return (came / elapsed_s, left / elapsed_s) if came >= 0 and left >= 0 else None
-
-
 def drawn(look: Look, before: Look | None, problem: str, width: int, height: int) -> Group:
     """The screen, of so many columns and lines. before: the look before this one."""
     from rich.console import Group
@@ -279,11 +270,11 @@ def _queue_rows(look: Look, before: Look | None) -> list[tuple[object, ...]]:
     """The busiest first, and of those that are not busy the fullest."""
     known = {queue.name: queue for queue in before.found.queues} if before is not None else {}
     elapsed_s = look.at - before.at if before is not None else 0.0
-    rated = [(queue, rates(queue, known.get(queue.name), elapsed_s)) for queue in look.found.queues]
+    rated = [(queue, glance.rates(queue, known.get(queue.name), elapsed_s)) for queue in look.found.queues]
     rated.sort(key=lambda one: (-sum(one[1] or ()), -(one[0].consumers or 0) - one[0].held, -one[0].depth, one[0].name))
     return [
         (
-            *(queue.name, *((None, None) if rate is None else (f"{rate[0]:,.1f}", f"{rate[1]:,.1f}"))),
+            *(queue.name, *glance.rate_cells(rate)),
             *(queue.ready, queue.delayed, queue.locked, queue.in_doubt),
             *(glance.oldest_of(queue), glance.bytes_of(queue), queue.consumers),
         )

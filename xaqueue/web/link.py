@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANSWER_S = 20.0
-THREADS = 8
+THREADS = 4
+"""Half of the server's own for slow calls: who looks leaves it some for commits that sync files."""
 REFUSALS_LOGGED = 100
 """As long as the server runs: who is refused for ever does not fill the disk."""
 OVERVIEW = frozenset(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -284,10 +285,31 @@ def queue(name: str, enqueued: int = 0, dequeued: int = 0, **fields: int) -> Que
     return QueueStatus(name, "fifo", "", 0, 0, counters=counters, **fields)  # type: ignore[arg-type]
 
 
+def test_rates_by_two_looks(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = [10.0, 14.0] * 3
+
+    def busy(seconds: float) -> None:
+        assert seconds == 4
+        with xaqueue.connect(server.url) as connection:
+            connection.enqueue("orders", b"x")
+            connection.enqueue("orders", b"x")
+
+    monkeypatch.setattr(glance, "time", SimpleNamespace(sleep=busy, monotonic=lambda: moments.pop(0)))
+    heading, orders, _ = (
+        line.split() for line in run("queues", "--interval", 4, "--space", server.url).splitlines()[:3]
+    )
+    assert (heading[:4], orders[:4]) == (["queue", "in/s", "out/s", "messages"], ["orders", "0.5", "0.0", "6"])
+    found = json.loads(run("queues", "--interval", 4, "--json", "--space", server.root))
+    assert [(one["in_per_s"], one["out_per_s"]) for one in found] == [(0.5, 0.0), (0.0, 0.0)]
+    monkeypatch.setattr(glance, "served_status", lambda _: None)
+    found = json.loads(run("queues", "--interval", 4, "--json", "--space", server.root))
+    assert [(one["in_per_s"], one["out_per_s"]) for one in found] == [(None, None)] * 2
+
+
 def test_rates() -> None:
-    assert top.rates(queue("q", 30, 12), queue("q", 10, 10), 2.0) == (10.0, 1.0)
-    assert top.rates(queue("q", 30, 12), None, 2.0) is None
-    assert top.rates(queue("q", 5, 12), queue("q", 10, 10), 2.0) is None, "it was counted anew"
+    assert glance.rates(queue("q", 30, 12), queue("q", 10, 10), 2.0) == (10.0, 1.0)
+    assert glance.rates(queue("q", 30, 12), None, 2.0) is None
+    assert glance.rates(queue("q", 5, 12), queue("q", 10, 10), 2.0) is None, "it was counted anew"
 
 
 def test_the_busiest_come_first_and_very_many_are_cut(plain: top.Look) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import ssl
@@ -19,9 +20,11 @@ import pytest
 import xaqueue
 from support.certificates import Authority
 from support.served import ServerThread
+from xaqueue.access import Identity
 from xaqueue.errors import AccessDenied, InvalidArgument
+from xaqueue.rpc.server import scheduler
 from xaqueue.space.owner.open import create, write_definitions
-from xaqueue.web import console, front
+from xaqueue.web import console, front, link
 from xaqueue.web.door import BODY_BYTES, SECURITY
 from xaqueue.web.front import HttpConfig, HttpFront
 from xaqueue.web.link import Link
@@ -332,6 +335,21 @@ def test_probes_tell_whether_it_lives_and_is_ready(tmp_path: Path) -> None:
             assert text_at(made, "/livez") == (200, "alive\n")
     finally:
         thread.stop()
+
+
+def test_who_looks_leaves_threads_for_commits() -> None:
+    assert link.THREADS <= scheduler.SLOW_CALLS // 2
+
+
+def test_a_server_that_has_ended_admits_nobody(tmp_path: Path) -> None:
+    create(tmp_path / "space")
+    thread = ServerThread(tmp_path / "space", tmp_path / "socket", sync="NONE")
+    ended = thread.server
+    thread.stop()
+    own, other = socket.socketpair()
+    with own, other, pytest.raises(RuntimeError):
+        ended.admit(other, Identity())
+    gc.collect()  # and no warning comes
 
 
 def test_metrics_are_for_who_may_look(shown: HttpFront, server: ServerThread) -> None:

@@ -222,10 +222,12 @@ class Server:
     def admit(self, connected: socket.socket, guest: Identity) -> None:
         """In any thread: a session with whoever has the other end of a socket pair. Raises RuntimeError: it is over."""
 
-        async def accept() -> None:
-            await self.loop.connect_accepted_socket(partial(ServerSession, self, guest), connected)
-
-        asyncio.run_coroutine_threadsafe(accept(), self.loop)
+        accepting = self.loop.connect_accepted_socket(partial(ServerSession, self, guest), connected)
+        try:
+            asyncio.run_coroutine_threadsafe(accepting, self.loop)
+        except RuntimeError:
+            accepting.close()  # else it complains that nobody has run it
+            raise
 
     def status(self) -> dict[str, Any]:
         return service.status_in(self.space, self.root, self._session_count)

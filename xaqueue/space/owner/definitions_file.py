@@ -61,6 +61,8 @@ def usable_definitions(path: str | os.PathLike[str]) -> tuple[Definitions, str]:
 
     Raises InvalidArgument where what it says is refused, and where it is damaged and has no good copy.
     """
+    with suppress(OSError, UnicodeDecodeError, InvalidArgument):  # what is wrong with it is looked at below
+        return definitions.parse(definitions.read(path)), ""
     wrong = damage_of(path)
     if not wrong:
         return read_definitions(path), ""
