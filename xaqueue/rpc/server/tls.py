@@ -61,7 +61,7 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
 
     def data_received(self, data: bytes) -> None:
         if not self._heard and data[0] != HANDSHAKE:  # OpenSSL may wait for more of it
-            self._refuse("it does not speak TLS: this is a port for xaqs://")
+            self._refuse("it does not speak TLS, which this port wants (xaqs:// or https://)")
             return
         self._heard = True
         self._incoming.write(data)
