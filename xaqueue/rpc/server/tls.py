@@ -80,6 +80,7 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
                 self._refuse(explain(error, "client"))
             else:
                 log.warning("[tls-refused] %s is ended: %s", self._name, explain(error, "client"))
+                self._closing = True  # nothing can be written any more, and the session may be about to
                 self._plain.close()
 
     def connection_lost(self, error: Exception | None) -> None:
