@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import ssl
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -257,6 +259,25 @@ def test_an_address_that_others_reach_needs_a_token(server: ServerThread) -> Non
     with pytest.raises(AccessDenied, match="a token is needed here"):
         link.asker(None)
     assert link.asker(TOKEN).acts
+    link.close()
+
+
+def test_no_more_than_two_requests_ask_at_a_time(server: ServerThread) -> None:
+    """However many come: each takes turns of the engine from the server's own clients."""
+    link, third = Link(is_open=True), threading.Barrier(3)
+    link.server = server.server
+
+    def meets(_: object) -> bool:
+        try:
+            third.wait(0.5)
+        except threading.BrokenBarrierError:
+            return False
+        return True
+
+    async def many() -> list[bool]:
+        return await asyncio.gather(*(link.ask(link.asker(None), meets) for _ in range(6)))
+
+    assert asyncio.run(many()) == [False] * 6
     link.close()
 
 
