@@ -1,7 +1,7 @@
 """How HTTP asks its server: as a client of it, by a socket pair within the process, for whoever sent the request.
 
 So a request has the rights that the same token has in any session, asked by the server itself, and nothing that HTTP
-does holds a lock or the loop of the engine. Each request has a session of its own, in one of a few threads, and for so
+does holds a lock or the loop of the engine. Each request has a session of its own, in one of two threads, and for so
 many seconds.
 """
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANSWER_S = 20.0
-THREADS = 4
-"""Half of the server's own for slow calls: who looks leaves it some for commits that sync files."""
+THREADS = 2
+"""So many requests ask at a time. More are answered no sooner, and take the engine's turns from its own clients."""
 REFUSALS_LOGGED = 100
 """As long as the server runs: who is refused for ever does not fill the disk."""
 OVERVIEW = frozenset(

@@ -379,7 +379,7 @@ def test_a_port_with_tls_is_no_port_without(
         dial(parse(plain.replace("xaq:", "xaqs:") + f"?ca={ours.ca}"))
     with pytest.raises(ConnectionLost):
         RemoteManager(partial(dial, parse(secured.replace("xaqs:", "xaq:"))), connect_s=0)
-    until(lambda: "it does not speak TLS: this is a port for xaqs://" in logged(caplog))
+    until(lambda: "it does not speak TLS, which this port wants (xaqs:// or https://)" in logged(caplog))
 
 
 def test_garbage_and_silence_in_place_of_a_handshake_end_alone(

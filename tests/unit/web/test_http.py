@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import socket
 import ssl
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from pathlib import Path
@@ -263,6 +265,25 @@ def test_an_address_that_others_reach_needs_a_token(server: ServerThread) -> Non
     link.close()
 
 
+def test_no_more_than_two_requests_ask_at_a_time(server: ServerThread) -> None:
+    """However many come: each takes turns of the engine from the server's own clients."""
+    link, third = Link(is_open=True), threading.Barrier(3)
+    link.server = server.server
+
+    def meets(_: object) -> bool:
+        try:
+            third.wait(0.5)
+        except threading.BrokenBarrierError:
+            return False
+        return True
+
+    async def many() -> list[bool]:
+        return await asyncio.gather(*(link.ask(link.asker(None), meets) for _ in range(6)))
+
+    assert asyncio.run(many()) == [False] * 6
+    link.close()
+
+
 def test_what_is_too_open_is_refused(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgument, match="in the clear"):
         HttpConfig("0.0.0.0:0")
@@ -287,6 +308,34 @@ def test_tls_where_others_reach_it(server: ServerThread, room: Path, monkeypatch
             headers = {"Authorization": f"Bearer {token}"} if token else {}
             connection = HTTPSConnection("127.0.0.1", port_of(made), context=context, timeout=20)
             assert asked(connection, "GET", "/api/overview", headers=headers)[0] == status
+
+
+def test_a_request_with_broken_tls_behind_it_is_no_fault(
+    server: ServerThread, room: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing can be written any more, though the answer is about to be."""
+    monkeypatch.setattr(front, "is_loopback", lambda _: False)
+    authority = Authority(room, "broken")
+    issued = authority.issue("127.0.0.1")
+    context = ssl.create_default_context(cafile=str(authority.ca))
+    config = HttpConfig("127.0.0.1:0", cert=str(issued.cert), key=str(issued.key))
+    with HttpFront(config) as made, socket.create_connection(("127.0.0.1", port_of(made)), 20) as peer:
+        made.show(server.server)
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                peer.sendall(outgoing.read())
+                incoming.write(peer.recv(65536))
+        tls.write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        peer.sendall(outgoing.read() + b"\x17\x03\x03\x00\x10" + bytes(16))
+        with suppress(ConnectionError):
+            while peer.recv(65536):
+                pass
+    assert [one.partition("]")[0] for one in caplog.messages] == ["[tls-refused"]
 
 
 def test_a_unix_socket(server: ServerThread, room: Path) -> None:

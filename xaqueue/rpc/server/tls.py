@@ -61,7 +61,7 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
 
     def data_received(self, data: bytes) -> None:
         if not self._heard and data[0] != HANDSHAKE:  # OpenSSL may wait for more of it
-            self._refuse("it does not speak TLS: this is a port for xaqs://")
+            self._refuse("it does not speak TLS, which this port wants (xaqs:// or https://)")
             return
         self._heard = True
         self._incoming.write(data)
@@ -80,6 +80,7 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
                 self._refuse(explain(error, "client"))
             else:
                 log.warning("[tls-refused] %s is ended: %s", self._name, explain(error, "client"))
+                self._closing = True  # nothing can be written any more, and the session may be about to
                 self._plain.close()
 
     def connection_lost(self, error: Exception | None) -> None:
