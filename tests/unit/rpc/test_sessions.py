@@ -15,6 +15,7 @@ from support.contract_connection import PATIENCE_S, QUEUES, put
 from support.served import ServerThread
 from xaqueue.access import Identity
 from xaqueue.connection import Connection
+from xaqueue.errors import UnknownQueue
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.rpc.methods import sessions
 from xaqueue.rpc.methods.service import RemoteOperator
@@ -165,3 +166,22 @@ def test_of_very_many_branches_each_is_that_of_whoever_holds_it(
     assert [branch.xid.gtrid for branch in found.branches] == [b"one"]
     one.close()
     other.close()
+
+
+def test_a_session_that_has_said_goodbye_is_not_called_lost(
+    server: ServerThread, operator: RemoteOperator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A queue that was misspelled made a warning in the server's log; who hangs up in the middle does."""
+    manager = remote_manager(server.url)
+    manager.start(Xid(1, b"lost", b""))
+    manager.enqueue("orders", b"x")
+    manager.flush()
+    seen(operator, lambda one: bool(one.branches))
+    manager.drop()
+    with pytest.raises(UnknownQueue), xaqueue.connect(server.url) as connection:
+        connection.enqueue("odrers", b"x")
+    deadline = time.monotonic() + PATIENCE_S
+    while len(operator.sessions()) > 1:
+        assert time.monotonic() < deadline
+    (told,) = [record.getMessage() for record in caplog.records if "[session-lost]" in record.getMessage()]
+    assert str(Xid(1, b"lost", b"")) in told

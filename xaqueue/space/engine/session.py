@@ -316,7 +316,7 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
     def lose(self, why: str = "its session was lost") -> Xid | None:
         """Whoever used the session is gone: what waits in it is to end, and ``close`` follows.
 
-        Returns the branch that it was in. What it holds on lease may be settled elsewhere.
+        Returns the branch that it was in, unless it was closed. What it holds on lease may be settled elsewhere.
         """
         branch, receiving, self._is_lost = self._current, self._receiving, True
         for left in (branch, receiving if receiving is not None and receiving.deadline is None else None):
@@ -327,7 +327,7 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
                 awaited = self.space.queues.get(self._awaits)
                 if awaited is not None:
                     awaited.arrived.notify_all()
-        return branch.xid if branch is not None else None
+        return branch.xid if branch is not None and not self._closed else None
 
     def close(self, left: Xid | None = None) -> None:
         if self._closed:
