@@ -38,12 +38,10 @@ class Delays:
     def discard(self, until: int) -> None:
         """One that was added with this time is taken, or gone; it may have been due for long."""
         second = until // SECOND_US
-        left = self._by_second.get(second)
-        if left is not None:
+        if second in self._by_second:
+            self._by_second[second] -= 1
             self._sum -= 1
-            if left > 1:
-                self._by_second[second] = left - 1
-            else:
+            if not self._by_second[second]:
                 del self._by_second[second]
 
     def count(self, now: int) -> int:
