@@ -28,7 +28,8 @@ XidArgument = Annotated[
     str,
     typer.Argument(
         metavar="XID",
-        help=f"The branch: {parameters.XID_FORMS}; the beginning will do where only one has it.",
+        help=f"The branch: {parameters.XID_FORMS}; the beginning will do where only one has it, and "
+        "where a question is asked before anything is decided.",
         autocompletion=completion.xids,
     ),
 ]
