@@ -22,6 +22,8 @@ from typing import Annotated
 
 import typer
 
+from xaqueue.cli.output import one_line
+
 WAITING = 10_000
 """Events that wait to be written."""
 FINISH_S = 1.0
@@ -50,8 +52,7 @@ class PlainFormatter(logging.Formatter):
     """Nothing in a message begins a new line or moves the cursor: a peer may have chosen a part of it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        line = super().formatMessage(record)
-        return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+        return one_line(super().formatMessage(record))
 
 
 class TextFormatter(PlainFormatter):
