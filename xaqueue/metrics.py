@@ -83,10 +83,11 @@ OF_QUEUE = (
     ("messages_dequeued", "counter", "Messages that were consumed", 14),
     ("messages_redelivered", "counter", "Deliveries of which one had failed before", 15),
     ("messages_expired", "counter", "Messages that nobody took in time", 16),
-    ("messages_dead_lettered", "counter", "Messages that left for a failure queue", 17),
-    ("messages_moved", "counter", "Messages that somebody moved to another queue", 18),
+    ("messages_moved", "counter", "Messages that somebody moved to another queue", 19),
 )
 """Likewise, with the place in a row of ``meters.QueueRow``."""
+OF_REASON = (("tries", 17), ("rejected", 18))
+"""Why a message left for a failure queue."""
 OF_FEW = (
     ("queue_stuck", "1: messages that are to leave it cannot be moved; absent else", 9),
     ("queue_full", "1: it is at a limit of its own; absent else", 10),
@@ -226,6 +227,8 @@ class SpaceCollector:
         for name, kind, meaning, at in OF_QUEUE:
             unit = US if name.endswith("_seconds") else 1
             yield _family(name, kind, meaning, [(labels, cast(int, row[at]) / unit) for row, labels in named])
+        failed = [({**labels, "reason": why}, row[at]) for row, labels in named for why, at in OF_REASON]
+        yield _family("messages_dead_lettered", "counter", "Messages that left for a failure queue", failed)
         for name, meaning, at in OF_FEW:
             yield _family(name, "gauge", meaning, [(labels, 1.0) for row, labels in named if row[at]])
         streams = [({**labels, "stream": row[11]}, row[12]) for row, labels in named if row[11]]

@@ -123,7 +123,7 @@ SERIES: tuple[tuple[str, dict[str, str], Values], ...] = (
     ("xaqueue_messages_enqueued_total", ORDERS, counted([(0, DAY, 600)], OWNERS)),
     ("xaqueue_messages_dequeued_total", ORDERS, counted([(0, 100, 600), (130, DAY, 600)], OWNERS)),
     ("xaqueue_messages_redelivered_total", ORDERS, counted([(0, DAY, 2), (100, 130, 300)], OWNERS)),
-    ("xaqueue_messages_dead_lettered_total", ORDERS, counted([(125, 126, 1)], OWNERS)),
+    ("xaqueue_messages_dead_lettered_total", ORDERS | {"reason": "tries"}, counted([(125, 126, 1)], OWNERS)),
     ("xaqueue_queue_oldest_seconds", ORDERS, rising(100, 131, 60)),
     ("xaqueue_queue_full", ORDERS, steady(1, (0, 205, None), (225, DAY, None))),
     ("xaqueue_sync_duration_seconds_bucket", OWN | {"le": "0.5"}, counted([(0, 550, 60), (570, DAY, 60)], OWNERS)),
@@ -161,6 +161,7 @@ def expected(alert: str) -> list[dict[str, Any]]:
     lines = {"XaqueueTextFileOld": {"file": "/var/lib/node/xaqueue.prom", "instance": "a:9100"}}
     own = lines.get(alert, ORDERS if "queue }}" in RULES[alert]["annotations"]["summary"] else OWN)
     own = own | ({"stream": "lake"} if alert == "XaqueueStreamBehind" else {})
+    own = own | ({"reason": "tries"} if alert == "XaqueueDeadLetters" else {})
     own = own | ({"state": "read-only"} if alert == "XaqueueNotReady" else {})
     own = {"instance": "a:8000"} if alert == "XaqueueSyncSlow" else own
     summary = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: own[found[1]], RULES[alert]["annotations"]["summary"])

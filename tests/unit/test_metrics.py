@@ -122,7 +122,13 @@ def test_what_is_moved_or_expires_is_never_less_than_nothing(bare: BareSpace, mo
     assert len(seen) >= 10
     assert all(set(one) == {"ready", "exhausted"} or one == {"ready": 0} for one in seen)
     assert [sum(one.values()) for one in seen] == sorted((sum(one.values()) for one in seen), reverse=True)
-    assert told(bare)["xaqueue_messages_dead_lettered_total", "orders"] == 5
+    with bare.connect() as connection:
+        connection.enqueue("orders", b"refused")
+        connection.commit()
+        connection.receive("orders")[0].reject("no order")
+    found = told(bare)
+    assert found["xaqueue_messages_dead_lettered_total", "orders", "tries"] == 5
+    assert found["xaqueue_messages_dead_lettered_total", "orders", "rejected"] == 1
 
 
 def test_a_branch_that_lost_something_is_told(bare: BareSpace) -> None:

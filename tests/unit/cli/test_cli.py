@@ -289,16 +289,17 @@ def test_queues(space: Path) -> None:
             "redelivered": 0,
             "expired": 0,
             "dead_lettered": 0,
+            "rejected": 0,
             "moved": 0,
         },
     }
     assert run("queues", "--counters").splitlines() == [
-        "queue   enqueued  dequeued  redelivered  expired  dead lettered  moved",
-        "orders         1         0            0        0              0      0",
-        "urgent         0         0            0        0              0      0",
+        "queue   enqueued  dequeued  redelivered  expired  dead lettered  rejected  moved",
+        "orders         1         0            0        0              0         0      0",
+        "urgent         0         0            0        0              0         0      0",
     ]
     shown = run("status").splitlines()
-    assert shown[-1].split() == ["orders", "1", "0", "0", "0", "0", "0"]
+    assert shown[-1].split() == ["orders", "1", "0", "0", "0", "0", "0", "0"]
     assert any(line.startswith("counted") and "since" in line and "crash" not in line for line in shown)
 
 

@@ -25,7 +25,7 @@ from xaqueue.space.offline.inspect import QueueStatus, Status
 from xaqueue.space.offline.inspect_branches import InDoubt
 from xaqueue.storage.layers import OwnerFileSystem
 
-QueueRow = tuple[str, int, int, int, int, int, int, int, int, bool, bool, str, int, int, int, int, int, int, int]
+QueueRow = tuple[str, int, int, int, int, int, int, int, int, bool, bool, str, int, int, int, int, int, int, int, int]
 """Name; messages that are ready, delayed, locked, in doubt, exhausted; age of the oldest that is ready in microseconds;
 bytes; consumers; whether it is stuck, and full; the stream that has it and how far that is behind; then the counters of
 ``Counters``, in their order."""
@@ -191,5 +191,6 @@ def _row(queue: QueueStatus, before: Counters, now: int) -> QueueRow:
         counters.redelivered - before.redelivered,
         counters.expired - before.expired,
         counters.dead_lettered - before.dead_lettered,
+        counters.rejected - before.rejected,
         counters.moved - before.moved,
     )

@@ -28,7 +28,7 @@ from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 TRIES, EXPIRED, MOVED, REJECTED = "tries", "expired", "moved", "rejected"
 _BQUAL = b"move"
-_COUNTED = {TRIES: "dead_lettered", REJECTED: "dead_lettered", EXPIRED: "expired"}
+_COUNTED = {TRIES: "dead_lettered", REJECTED: "rejected", EXPIRED: "expired"}
 
 log = logging.getLogger("xaqueue")
 

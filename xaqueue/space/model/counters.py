@@ -1,6 +1,6 @@
 """What each queue has had and lost since its space was made. A message that came has left once, by one way, or is here:
 
-    enqueued = messages + dequeued + expired + dead_lettered + moved
+    enqueued = messages + dequeued + expired + dead_lettered + rejected + moved
 
 but for what a crash took of the counting, and what damage took into quarantine, which is counted nowhere.
 """
@@ -27,14 +27,16 @@ class Counters:
     """Deliveries of a message of which one had failed before."""
     expired: int = 0
     dead_lettered: int = 0
-    """Left for a failure queue."""
+    """Left for a failure queue: they had all their tries."""
+    rejected: int = 0
+    """Left for one because a consumer rejected them."""
     moved: int = 0
     """Left for another queue because somebody wanted it."""
 
     @property
     def balance(self) -> int:
         """Messages that came and have not left, by the counting."""
-        return self.enqueued - self.dequeued - self.expired - self.dead_lettered - self.moved
+        return self.enqueued - self.dequeued - self.expired - self.dead_lettered - self.rejected - self.moved
 
 
 @dataclass(frozen=True, slots=True)

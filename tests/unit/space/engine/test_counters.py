@@ -55,7 +55,7 @@ def bare(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterat
 def of(bare: BareSpace, queue: str) -> Counters:
     counted = bare.space.queue(queue)
     one = counted.counters
-    left = one.dequeued + one.expired + one.dead_lettered + one.moved
+    left = one.dequeued + one.expired + one.dead_lettered + one.rejected + one.moved
     assert one.enqueued == len(counted.index) + left, "what came has left by one way, or is here"
     return one
 
@@ -87,12 +87,15 @@ def test_every_way_in_and_out_is_counted_once(bare: BareSpace, clock: Clock) -> 
         assert connection.dequeue("work") is not None
         connection.commit()
         assert connection.remove("plain", moves.message_id)
+        connection.enqueue("work", b"refused")
         connection.commit()
-    assert of(bare, "work") == Counters(enqueued=4, dequeued=1, redelivered=1, expired=1, dead_lettered=1, moved=1)
+        connection.receive("work")[0].reject("no order")
+    ways = {"dequeued": 1, "expired": 1, "dead_lettered": 1, "rejected": 1, "moved": 1}
+    assert of(bare, "work") == Counters(enqueued=5, redelivered=1, **ways)
     assert of(bare, "plain") == Counters(enqueued=2, dequeued=1, expired=1)
     assert of(bare, "kept") == Counters(enqueued=1, expired=1)
     assert of(bare, "late") == Counters(enqueued=1)
-    assert of(bare, "failed") == Counters(enqueued=1, moved=1)
+    assert of(bare, "failed") == Counters(enqueued=2, moved=1)
 
 
 def test_what_a_stream_consumes_is_counted(bare: BareSpace) -> None:
