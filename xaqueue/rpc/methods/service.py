@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -201,7 +201,7 @@ def queue_list(space: Space) -> list[QueueStatus]:
 
     def look() -> list[QueueStatus]:
         looked = (_queue(space, name, holders.get(name, ()), share(len(names))) for name in names)
-        return [_measured(space, *one) for one in looked if one[0].is_known]
+        return [one for one in (_measured(space, *found) for found in looked) if one.is_known]
 
     return space.waiting.run(look)  # there may be very many
 
@@ -219,60 +219,58 @@ def _holders(branches: Iterable[Branch]) -> dict[str, list[tuple[Branch, int]]]:
 
 def _queue(
     space: Space, name: str, holders: Iterable[tuple[Branch, int]], most: int
-) -> tuple[QueueStatus, Entry | None, list[Entry] | None]:
-    """Also the message that is ready for longest, and up to so many whose sizes are to be found; None: they are
-    known. All is of one moment; a branch that was prepared a moment ago may be told as one at work."""
+) -> tuple[dict[str, Any], Entry | None, list[Entry] | None]:
+    """The fields of its status, as far as memory has them; the message that is ready for longest; and up to so many
+    whose sizes are to be found; None: they are known. All is of one moment; a branch that was prepared a moment ago may
+    be told as one at work."""
     order, description = described(space.definitions, name)
+    made: dict[str, Any] = {"name": name, "order": order, "description": description}
     with space.lock:
         queue = space.queues.get(name)
         if queue is None:
-            return QueueStatus(name, order, description, 0, 0, consumers=0), None, None
+            return made | {"depth": 0, "watermark": 0, "consumers": 0}, None, None
         index, now = queue.index, space.now_us()
         known = space.branches
         in_doubt = sum(n for one, n in holders if one.base in IN_DOUBT and known.get(one.xid) is one)
         exhausted, held, delayed = len(index.exhausted), index.locked - queue.leaving, index.delayed(now)
-        made = QueueStatus(
-            name,
-            order,
-            description,
-            depth=len(index) - queue.leaving + exhausted,
-            watermark=queue.published,
-            ready=len(index) - index.locked - delayed,
-            delayed=delayed,
-            held=held,
-            in_doubt=min(in_doubt, held),
-            size_bytes=queue.size_bytes,
-            consumers=queue.takers,
-            exhausted=exhausted,
-            stuck=queue.stuck,
-            counters=replace(queue.counters),
-        )
+        made |= {
+            "depth": len(index) - queue.leaving + exhausted,
+            "watermark": queue.published,
+            "ready": len(index) - index.locked - delayed,
+            "delayed": delayed,
+            "held": held,
+            "in_doubt": min(in_doubt, held),
+            "size_bytes": queue.size_bytes,
+            "consumers": queue.takers,
+            "exhausted": exhausted,
+            "stuck": queue.stuck,
+            "counters": queue.counters.copy(),
+        }
         if queue.limits is not None:
-            full = queue.limits.reached(len(index) + len(queue.pending), queue.size_bytes)
-            made = replace(made, full=full)
+            made["full"] = queue.limits.reached(len(index) + len(queue.pending), queue.size_bytes)
         if queue.record is not None:
             stream = "" if queue.keeper is None else queue.record.stream or "unknown: its record is damaged"
-            made = replace(made, stream=stream, consumed=queue.consumed_through, in_flight=queue.in_flight)
+            made |= {"stream": stream, "consumed": queue.consumed_through, "in_flight": queue.in_flight}
         return made, queue.oldest(now), index.some(most) if queue.sizes is None else None
 
 
-def _measured(space: Space, queue: QueueStatus, oldest: Entry | None, some: list[Entry] | None) -> QueueStatus:
+def _measured(space: Space, made: dict[str, Any], oldest: Entry | None, some: list[Entry] | None) -> QueueStatus:
     """What files tell of it, by their names. One that is in the journal only has been committed just now."""
     since = None
     if oldest is not None:
         try:
-            since = space.fs.modified_ns(_path(queue, oldest)) // 1000
+            since = space.fs.modified_ns(_path(made["name"], oldest)) // 1000
         except OSError:
             since = space.now_us()
-    if some is None:
-        return replace(queue, oldest=since)
-    sizes = [space.size_of(_path(queue, entry)) for entry in some]
-    size_bytes, is_estimated = sum_of(sizes, queue.depth), len(sizes) < queue.depth
-    return replace(queue, oldest=since, size_bytes=size_bytes, is_estimated=is_estimated)
+    made["oldest"] = since
+    if some is not None:
+        sizes = [space.size_of(_path(made["name"], entry)) for entry in some]
+        made |= {"size_bytes": sum_of(sizes, made["depth"]), "is_estimated": len(sizes) < made["depth"]}
+    return QueueStatus(**made)
 
 
-def _path(queue: QueueStatus, entry: Entry) -> str:
-    return layout.message_path(queue.name, entry.seq, entry.message_id, entry.tags)
+def _path(queue: str, entry: Entry) -> str:
+    return layout.message_path(queue, entry.seq, entry.message_id, entry.tags)
 
 
 def _status_of_files(space: Space, root: Path) -> dict[str, Any]:

@@ -317,14 +317,14 @@ class Space(Memory):
         self.counting, found = self.counter_file.load(self.epoch, self.now_us(), note)
         for name, counters in found.items():
             self.queue(name).counters = counters
-            self.counted_before[name] = replace(counters)
+            self.counted_before[name] = counters.copy()
 
     def counted(self, *, closed: bool = False) -> Counted:
         """Until now."""
         log = self.journal_log
         hits, misses = (log.hits, log.misses) if log is not None else (0, 0)
         with self.lock:
-            counters = {name: replace(queue.counters) for name, queue in self.queues.items()}
+            counters = {name: queue.counters.copy() for name, queue in self.queues.items()}
             there = {name: len(queue.index) for name, queue in self.queues.items() if closed and len(queue.index)}
             as_of = self.now_us()
         return replace(self.counting, as_of=as_of, closed=closed, hits=hits, misses=misses, messages=there), counters

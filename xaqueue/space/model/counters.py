@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -33,10 +34,16 @@ class Counters:
     moved: int = 0
     """Left for another queue because somebody wanted it."""
 
+    def copy(self) -> Counters:
+        return Counters(*_values(self))
+
     @property
     def balance(self) -> int:
         """Messages that came and have not left, by the counting."""
         return self.enqueued - self.dequeued - self.expired - self.dead_lettered - self.rejected - self.moved
+
+
+_values = attrgetter(*Counters.__slots__)
 
 
 @dataclass(frozen=True, slots=True)
