@@ -183,6 +183,7 @@ def test_init_tells_the_level_and_what_it_promises(tmp_path: Path) -> None:
     assert "killed process" in run("init", tmp_path / "b", "--sync", "NONE", "--name", "other")
     assert run("status", "--space", tmp_path / "b").startswith("space       other (")
     assert "[FSYNC|FDATASYNC][;DSYNC] or NONE" in fails("init", tmp_path / "c", "--sync", "SOON", code=ExitCode.USAGE)
+    assert not (tmp_path / "c").exists()
 
 
 def test_init_with_a_default_takes_every_queue(tmp_path: Path) -> None:

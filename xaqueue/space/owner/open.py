@@ -112,11 +112,12 @@ def _guard_of(root: Path) -> threading.Lock:
 def create(
     path: str | os.PathLike[str], *, name: str | None = None, sync: str | None = None, any_queue: bool = False
 ) -> Format:
-    """Makes a directory a queue space; one that is a space already is left as it is. Raises SpaceError.
+    """Makes a directory a queue space; one that is a space already is left as it is. Raises SpaceError,
+    and InvalidArgument before anything is made.
 
     any_queue: whether its queues.toml gets a [default] template, so that undefined queues are taken too.
     """
-    root = Path(path)
+    root, wanted = Path(path), Hardening.parse(sync) if sync is not None else None
     try:
         root.mkdir(PRIVATE.directory, parents=True, exist_ok=True)
         if os.path.lexists(root / layout.FORMAT):
@@ -130,7 +131,7 @@ def create(
         for directory in layout.DIRECTORIES:
             if not files.is_dir(directory):
                 files.make_dir(directory)
-        _define(root, sync, any_queue)
+        _define(root, wanted, any_queue)
         _write_durably(root, layout.FORMAT, f"{written.line}\n")
     except (FileExistsError, NotADirectoryError) as error:
         raise SpaceError(f"{root} cannot be made a queue space: {error.filename} is a file, and no directory") from None
@@ -139,9 +140,8 @@ def create(
     return written
 
 
-def _define(root: Path, sync: str | None, any_queue: bool) -> None:
+def _define(root: Path, wanted: Hardening | None, any_queue: bool) -> None:
     """Its first queues.toml; one that is there stays."""
-    wanted = Hardening.parse(sync) if sync is not None else None
     if os.path.lexists(root / layout.QUEUES):
         if wanted is not None and read_definitions(root).sync != wanted:
             raise SpaceError(
