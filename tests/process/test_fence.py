@@ -342,3 +342,23 @@ def test_one_whose_session_waits_for_a_call_that_hangs_ends_as_well(
         hung.set()
     asking.join()
     server.stop()
+
+
+LEAVE = """
+import sys, threading
+from xaqueue.cli import log_output, serve
+serve.HANG_S = 0.1
+threading.Thread(target=threading.Event().wait, name=sys.argv[1]).start()
+log_output.begin(verbose=False)
+with log_output.written_aside():
+    sys.stdout.write("said")
+    serve._leave(5)
+sys.exit(6)
+"""
+
+
+@pytest.mark.parametrize("name", ["xaqueue-slow_0", "xaqueue-http_0", "asyncio_0"])
+def test_a_process_ends_without_a_thread_that_hangs(name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LEAVE, name], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (5, "said")
+    assert "[disk-hangs] calls have not returned" in done.stderr

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 LOOK_S = 0.2
 HANG_S = 2.0
 """How long calls that are on their way may take when the process ends."""
+CALLING = ("xaqueue-slow", "xaqueue-http_", "asyncio_")
+"""Threads that wait for the disk, for the server, or for a participant that the console asks."""
 SAY_S = 10.0
 """How often it is said what is left."""
 log = logging.getLogger("xaqueue.server")
@@ -176,7 +178,7 @@ def _complain(text: str) -> None:
 def _leave(code: int) -> None:
     """Ends the process where a call hangs in the kernel: the interpreter would wait for its thread for ever."""
     deadline = time.monotonic() + HANG_S
-    while any(one.name.startswith(("xaqueue-slow", "xaqueue-http_")) for one in threading.enumerate()):
+    while any(one.name.startswith(CALLING) for one in threading.enumerate()):
         if time.monotonic() > deadline:
             _end_without(code)
         time.sleep(0.05)
