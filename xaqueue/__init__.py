@@ -98,6 +98,8 @@ async def connect_async(url: str) -> AsyncConnection:
     url: ``xaq+unix:///path``, ``xaq://host:port`` or ``xaqs://host:port``, with the options of ``connect``.
     Raises InvalidArgument, ConnectionLost, AccessDenied.
     """
+    if not isinstance(url, str):
+        raise InvalidArgument(f"connect_async({url!r}) is refused: the URL of a server is wanted, as text")
     from xaqueue.rpc.client.asyncio import connect as connect_to_server
 
     return await connect_to_server(url)

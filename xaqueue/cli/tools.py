@@ -187,7 +187,7 @@ def torture(
         if not json:
             typer.echo(text, err=True)
 
-    if not directory.is_dir():
+    if directory.exists() and not directory.is_dir():
         raise InvalidArgument(f"{directory} is no directory")
     with ended_in_order():
         results, used = run.run(directory, flags or (), seconds, say, seed)

@@ -218,7 +218,7 @@ def test_an_answer_that_takes_too_long_loses_the_connection(served: ServerThread
     runner.run(work())
 
 
-@pytest.mark.parametrize("given", ["/some/directory", "http://host:1", "xaq+unix://"])
-def test_what_is_no_url_of_a_server_is_refused(given: str, runner: asyncio.Runner) -> None:
+@pytest.mark.parametrize("given", ["/some/directory", "http://host:1", "xaq+unix://", Path("/some/directory")])
+def test_what_is_no_url_of_a_server_is_refused(given: str | Path, runner: asyncio.Runner) -> None:
     with pytest.raises(InvalidArgument):
-        runner.run(xaqueue.connect_async(given))
+        runner.run(xaqueue.connect_async(given))  # type: ignore[arg-type]
