@@ -43,6 +43,8 @@ def replacing(file: Path, mode: int | None = None) -> Iterator[BinaryIO]:
                 beside.unlink(missing_ok=True)
                 raise
     except OSError as error:
+        if error.filename not in (None, os.fspath(beside)):
+            raise  # of another file, which the block has written
         raise SpaceError(f"{file} cannot be written: {error.strerror}. It is as it was") from error
     try:
         _sync_names(place.parent)

@@ -39,8 +39,8 @@ def token(
     if member is None:
         made = secrets.token_hex(32)
         member = token_name(made)
-        edit_definitions(directory, partial(with_member, role=role, member=member, only=False))
         with replacing(file, 0o600) as written:
+            edit_definitions(directory, partial(with_member, role=role, member=member, only=False))
             written.write(f"{made}\n".encode())
     if only:
         edit_definitions(directory, partial(with_member, role=role, member=member, only=True))

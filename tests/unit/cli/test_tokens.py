@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -67,7 +70,7 @@ def test_a_role_that_is_not_there_is_refused_and_nothing_is_written(place: Path,
     before = (place / "queues.toml").read_text()
     assert token(place, "nobody", tmp_path / "token") == 2
     told = fails("token", "shp", tmp_path / "token", "--space", place, code=ExitCode.USAGE)
-    assert "no role 'shp': did you mean 'shop'?; it has shop. Write a table [access.roles.shp]" in told
+    assert "no role 'shp' (it has shop): did you mean 'shop'? Write a table [access.roles.shp]" in told
     assert not (tmp_path / "token").exists()
     assert token(place, "shop", tmp_path / "none" / "token") == 3
     assert members(place)[:2] == ("user:1000", f"token:{'0' * 64}")
@@ -103,3 +106,25 @@ def test_a_rotation_that_is_cut_off_leaves_a_token_that_holds(
     assert token(place, "shop", file, "--only") == 0
     assert holds(place, file)
     assert len(members(place)) == 2
+
+
+def test_where_the_file_cannot_be_written_the_role_gets_none(place: Path, tmp_path: Path) -> None:
+    before = members(place)
+    assert token(place, "shop", tmp_path / "missing" / "token") == ExitCode.SPACE
+    assert members(place) == before
+
+
+def test_where_the_role_cannot_be_written_the_file_is_as_it_was(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("old")
+    monkeypatch.setattr(os, "writev", full)
+    told = fails("token", "shop", file, "--space", place, code=ExitCode.ERROR)
+    assert f"{place / 'queues.toml'}: cannot be written: No space left" in told
+    assert file.read_text() == "old"
+    assert [one.name for one in tmp_path.iterdir() if one.name.startswith(".")] == []
+
+
+def full(*_: object) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -73,10 +73,11 @@ def with_member(text: str, role: str, member: str, *, only: bool) -> str:
     roles = parse(text).access.roles or ()
     if role not in {one.name for one in roles}:
         names = [one.name for one in roles]
-        has = f"; it has {', '.join(names)}" if names else ""
+        has = f" (it has {', '.join(names)})" if names else ""
         raise InvalidArgument(
-            f"queues.toml has no role {role!r}{suggestion(role, names)}{has}. Write a table [access.roles.{role}] with "
-            'its rights there first, such as consume = ["orders"]: ACCESS in xaqueue(5) has them; then run this again'
+            f"queues.toml has no role {role!r}{has}{suggestion(role, names) or '.'} Write a table "
+            f'[access.roles.{role}] with its rights there first, such as consume = ["orders"]: ACCESS in xaqueue(5) '
+            "has them; then run this again"
         )
     document = tomlkit.parse(text)
     table: Any = document["access"]["roles"][role]
