@@ -72,7 +72,7 @@ class Connection(MessageCalls, QueueCalls):
         expires_at a request expires with ``timeout_s``, so that nobody works for who has gone. Only outside a
         transaction. Raises NoReply where none came, ProtocolError, and as ``enqueue``, ``commit`` and ``dequeue``.
         """
-        until = time.monotonic() + (limit_s := check_seconds("timeout_s", timeout_s))
+        limit_s = check_seconds("timeout_s", timeout_s)
         reply_queue = options.get("reply_queue") or f"{check_queue_name(queue)}.replies"
         options["reply_queue"] = reply_queue
         if limit_s < FOREVER_S and "expires_at" not in options:
@@ -80,6 +80,7 @@ class Connection(MessageCalls, QueueCalls):
         with self.transaction():
             message_id = self.enqueue(queue, body, **options)
             self.dequeue(reply_queue, message_id=message_id)  # it has none of this id: a wrong queue is refused now
+            until = time.monotonic() + limit_s  # from behind the enqueue, so that the request has expired by then
         wanted = options.get("correlation_id") or message_id
         with self.transaction():
             reply = self.dequeue(reply_queue, wait_s=max(0.0, until - time.monotonic()), correlation_id=wanted)

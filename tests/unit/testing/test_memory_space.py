@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import xaqueue
 from xaqueue.endpoint import parse
-from xaqueue.errors import InvalidArgument, NotSupportedError, ResourceFailed, RetryLater, UnknownQueue
+from xaqueue.errors import InvalidArgument, NoReply, NotSupportedError, ResourceFailed, RetryLater, UnknownQueue
+from xaqueue.message import MessageId
 from xaqueue.rpc.client import reach
 from xaqueue.testing import MemorySpace
 
@@ -242,3 +245,18 @@ def test_what_is_not_in_memory_is_refused() -> None:
             connection.snapshot()
         with pytest.raises(InvalidArgument, match="xaqueue serve"):
             parse(space.place)
+
+
+def test_a_request_has_expired_once_its_client_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it was on its way: its time begins when it is there."""
+    with MemorySpace(["orders", "replies"]) as space, space.connect() as client, space.connect() as worker:
+        enqueue = client.enqueue
+
+        def slow(*given: Any, **options: Any) -> MessageId:
+            time.sleep(0.2)
+            return enqueue(*given, **options)
+
+        monkeypatch.setattr(client, "enqueue", slow)
+        with pytest.raises(NoReply):
+            client.request("orders", b"forgotten", reply_queue="replies", timeout_s=0.1)
+        assert worker.dequeue("orders") is None
