@@ -8,6 +8,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent.parent
 NOT_RINGS = {"support", "bench"}
 PROCESSES = {"subprocess", "multiprocessing", "psycopg", "pyspark.sql.SparkSession", "support.postgres"}
@@ -52,3 +54,10 @@ def test_the_unit_ring_starts_no_process() -> None:
         if any(name == one or name.startswith(f"{one}.") for one in PROCESSES)
     }
     assert wrong == set()
+
+
+@pytest.mark.xdist_group("alone")
+def test_a_group_is_kept_in_one_worker(request: pytest.FixtureRequest) -> None:
+    """Else each worker starts a Spark session and a browser of its own: pytest-xdist knows a group by this name."""
+    is_dealt_by_groups = bool(request.config.getoption("loadgroup", False))
+    assert request.node.nodeid.endswith("@alone") == is_dealt_by_groups
