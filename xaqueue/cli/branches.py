@@ -207,10 +207,10 @@ def backend_of(location: Location) -> Iterator[DirectoryOperator | RemoteOperato
         yield DirectoryOperator(location)
 
 
-def find(waiting: Iterable[InDoubt], text: str, *, whole: bool = False) -> InDoubt:
+def find(waiting: Iterable[InDoubt], text: str, *, exact: bool = False) -> InDoubt:
     """The branch that the text names; the whole name, or the beginning does. Raises UnknownXid, InvalidArgument."""
     by_xid = {branch.xid: branch for branch in waiting}
-    return by_xid[parameters.named(text, list(by_xid), whole=whole)]
+    return by_xid[parameters.named(text, list(by_xid), exact=exact)]
 
 
 def dry_run(location: Location, text: str, commit: bool) -> None:
@@ -232,7 +232,7 @@ def decide(location: Location, text: str, commit: bool, reason: str, *, asks: bo
     """asks: a person, who is shown which branch it is."""
     check_text("reason", reason)
     with backend_of(location) as backend:
-        branch = find(backend.in_doubt(), text, whole=not asks)
+        branch = find(backend.in_doubt(), text, exact=not asks)
         verb = "commit" if commit else "roll back"
         adds, holds = output.counted(len(branch.added), "message"), output.counted(len(branch.held), "message")
         if asks:
@@ -250,7 +250,7 @@ def decide(location: Location, text: str, commit: bool, reason: str, *, asks: bo
 
 def forget(location: Location, text: str, reason: str, *, asks: bool) -> None:
     with backend_of(location) as backend:
-        branch = find(backend.in_doubt(), text, whole=not asks)
+        branch = find(backend.in_doubt(), text, exact=not asks)
         if asks:
             agreed(f"forget that branch {branch.xid} is {branch.state}?")
         backend.forget(branch.xid, operator(), reason)

@@ -69,8 +69,8 @@ def queues(
         elapsed_s = time.monotonic() - began
         rated = {one.name: rates(one, before.get(one.name) if is_told else None, elapsed_s) for one in found}
     if json:
-        told = [dict(zip(RATES, rated[queue.name] or (None, None), strict=True)) if rated else {} for queue in found]
-        output.as_json([{**queue_document(queue), **more} for queue, more in zip(found, told, strict=True)])
+        fields = [dict(zip(RATES, rated[queue.name] or (None, None), strict=True)) if rated else {} for queue in found]
+        output.as_json([{**queue_document(queue), **more} for queue, more in zip(found, fields, strict=True)])
     elif counters and found:
         counter_table(found)
     else:

@@ -123,9 +123,9 @@ class WrittenAside(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-        except Exception as error:  # of what is told, an error of a driver perhaps: no log call may fail for it
-            told = f"{record.msg} (it cannot be told: {type(error).__name__})"
-            line = self.format(logging.makeLogRecord({**vars(record), "msg": told, "args": (), "exc_info": None}))
+        except Exception as error:  # of an argument, an error of a driver perhaps: no log call may fail for it
+            text = f"{record.msg} (it cannot be told: {type(error).__name__})"
+            line = self.format(logging.makeLogRecord({**vars(record), "msg": text, "args": (), "exc_info": None}))
         try:
             self._waiting.put_nowait(f"{line}\n".encode("utf-8", "backslashreplace"))
         except queue.Full:

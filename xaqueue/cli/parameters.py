@@ -102,10 +102,10 @@ def xid(text: str) -> Xid:
         raise InvalidArgument(f"{text!r} is no xid: give it {XID_FORMS}") from None
 
 
-def named(text: str, xids: Sequence[Xid], *, whole: bool = False) -> Xid:
+def named(text: str, xids: Sequence[Xid], *, exact: bool = False) -> Xid:
     """That one of these xids which the text is in any of its forms, or of which only one begins with it.
 
-    A gtrid, too, names the only branch that has it. whole: a beginning is refused, and the error says of what it is
+    A gtrid, too, names the only branch that has it. exact: a beginning is refused, and the error says of what it is
     one. Raises UnknownXid, InvalidArgument.
     """
     bare = _bare(text)
@@ -119,7 +119,7 @@ def named(text: str, xids: Sequence[Xid], *, whole: bool = False) -> Xid:
     begun = [each for each in xids if bare and any(form.startswith(bare) for form in _forms(each))]
     only = _only(found or begun, f"{text!r} names {len(found or begun):,} branches")
     if only is not None:
-        if whole and not found:
+        if exact and not found:
             raise _short(text, f"branch {only}")
         return only
     if given is None:
@@ -132,16 +132,16 @@ def _forms(xid: Xid) -> tuple[str, ...]:
     return str(xid), postgres_gid(xid), str(xid).partition(".")[2], printable(xid.gtrid), xid.gtrid.hex()
 
 
-def gtrid_of(text: str, known: Iterable[bytes], *, whole: bool = False) -> Gtrid:
+def gtrid_of(text: str, known: Iterable[bytes], *, exact: bool = False) -> Gtrid:
     """A global transaction of a transaction manager: the gtrid of one, or the xid of one of its branches in any form.
 
-    Also the beginning of only one of those that are known, unless it has to be whole. Raises InvalidArgument.
+    Also the beginning of only one of those that are known, unless it has to be exact. Raises InvalidArgument.
     """
     bare = _bare(text)
     names = {name.decode("latin-1") for name in known}
     found = sorted(name for name in names if bare and name.startswith(bare))
     only = _only(found, f"{text!r} is the beginning of {len(found):,} transactions")
-    if whole and only not in (None, bare):
+    if exact and only not in (None, bare):
         raise _short(text, f"transaction {only}")
     gtrid = Gtrid.parse(only or bare)
     with suppress(InvalidArgument):

@@ -210,8 +210,8 @@ def define(
         typer.echo(f"topic {queue} is defined")
         return
     made = defined.queues[queue]
-    told = f", {output.one_line(made.description)}" if made.description else ""
-    typer.echo(f"queue {queue}: {made.order.value}{told}")
+    more = f", {output.one_line(made.description)}" if made.description else ""
+    typer.echo(f"queue {queue}: {made.order.value}{more}")
     table = tomllib.loads(definitions.read(location.directory))["queues"][queue]
     for key in [key for key in definitions.QUEUE_KEYS if key in table and key not in options]:
         value = table[key] if isinstance(table[key], str) else output.json_text(table[key])

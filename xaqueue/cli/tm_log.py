@@ -201,7 +201,7 @@ def print_transaction(path: Path, text: str, json: bool) -> None:
 
 def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, asks: bool) -> None:
     """Does at every participant what the log says of a transaction, where that is what is asked for."""
-    config, log, gtrid = _named(path, text, whole=not (asks or dry_run))
+    config, log, gtrid = _named(path, text, exact=not (asks or dry_run))
     verb = "commit" if commit else "rollback"
     status = log.status(gtrid)
     allowed = (LogStatus.COMMIT,) if commit else (LogStatus.NONE, LogStatus.ROLLBACK)
@@ -240,7 +240,7 @@ def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, asks: bool)
 
 def forget(path: Path, text: str, *, by: str, reason: str, asks: bool) -> None:
     """Ends the memory of a transaction's heuristics: here, and at the participants that are configured."""
-    config, log, gtrid = _named(path, text, whole=not asks)
+    config, log, gtrid = _named(path, text, exact=not asks)
     found = _find(log, gtrid)
     if not found.heuristics:
         raise ProtocolError(
@@ -270,10 +270,10 @@ def forget(path: Path, text: str, *, by: str, reason: str, asks: bool) -> None:
         typer.echo(f"{names} was not told: forget it there, too; with a {PARTICIPANTS} this command does so")
 
 
-def _named(path: Path, text: str, *, whole: bool = False) -> tuple[TmConfig, LogView, Gtrid]:
+def _named(path: Path, text: str, *, exact: bool = False) -> tuple[TmConfig, LogView, Gtrid]:
     config = load(path)
     log = view_log(config.log_dir)
-    return config, log, parameters.gtrid_of(text, [one.gtrid for one in log.open], whole=whole)
+    return config, log, parameters.gtrid_of(text, [one.gtrid for one in log.open], exact=exact)
 
 
 def opened(config: TmConfig) -> AbstractContextManager[TransactionManager]:

@@ -229,10 +229,10 @@ def findings(look: Look) -> list[tuple[str, str]]:
     """What somebody has to look at, the worst first, as `xaqueue health` says it: each with the colour of a light."""
     age_s = max((output.age_s(since) for _, _, since in look.doubts if since), default=0.0)
     found = health.findings(look.found, draining=look.draining, in_doubt_age_s=age_s)
-    told = [("red" if one.is_bad else "yellow", f"{one.kind}: {one.text}") for one in found]
+    rows = [("red" if one.is_bad else "yellow", f"{one.kind}: {one.text}") for one in found]
     if look.found.in_doubt and "in doubt" not in (one.kind for one in found):  # not for long yet
-        told.append(("yellow", f"{output.counted(look.found.in_doubt, 'branch', 'branches')} in doubt"))
-    return told or [("green", "all is well")]
+        rows.append(("yellow", f"{output.counted(look.found.in_doubt, 'branch', 'branches')} in doubt"))
+    return rows or [("green", "all is well")]
 
 
 def drawn(look: Look, before: Look | None, problem: str, width: int, height: int) -> Group:

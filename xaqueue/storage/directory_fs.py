@@ -72,7 +72,7 @@ class DirectoryFileSystem:
         except BaseException as error:
             os.close(fd)
             os.unlink(full)
-            _tell(error, full)
+            _name_file(error, full)
             raise
         if self._keep:
             self._unsynced[path] = fd
@@ -97,7 +97,7 @@ class DirectoryFileSystem:
                     _refuse_rest(fd, b"".join(vector)[written:], offset + written)
                 offset += size
         except OSError as error:
-            _tell(error, self._prefix + path)
+            _name_file(error, self._prefix + path)
             raise
         finally:
             if is_new or path in self._places:
@@ -188,7 +188,7 @@ class DirectoryFileSystem:
         try:
             os.fdatasync(fd)
         except OSError as error:
-            _tell(error, self._prefix + path)
+            _name_file(error, self._prefix + path)
             raise
         finally:
             if path in self._places:
@@ -203,7 +203,7 @@ class DirectoryFileSystem:
         try:
             os.fsync(fd)
         except OSError as error:
-            _tell(error, self._prefix + path)
+            _name_file(error, self._prefix + path)
             raise
         finally:
             self._remember(self._directories, path, fd)
@@ -238,7 +238,7 @@ class DirectoryFileSystem:
             try:
                 sync(fd)
             except OSError as error:
-                _tell(error, self._prefix + path)
+                _name_file(error, self._prefix + path)
                 raise
             finally:
                 self._remember(self._places, path, fd)
@@ -249,7 +249,7 @@ class DirectoryFileSystem:
         try:
             sync(fd)
         except OSError as error:
-            _tell(error, self._prefix + path)
+            _name_file(error, self._prefix + path)
             raise
         finally:
             os.close(fd)
@@ -317,7 +317,7 @@ class Sync(Protocol):
     def __call__(self, fd: int, /) -> None: ...
 
 
-def _tell(error: BaseException, full: str) -> None:
+def _name_file(error: BaseException, full: str) -> None:
     """Which file it was: a call on a descriptor does not say."""
     if isinstance(error, OSError) and error.filename is None:
         error.filename = full
