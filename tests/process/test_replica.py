@@ -332,3 +332,27 @@ def test_the_former_space_is_fenced_and_lists_what_it_had_not_shipped(
     assert [one.body for one in browse(root, "orders")] == [b"shipped", b"new"]
     kept = list((root / layout.REMOVED).glob("*/unshipped.jsonl"))
     assert len(kept) == 1
+
+
+def test_who_goes_on_with_a_promoted_one_takes_that_one_s_place(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    """Of two replicas the one was promoted, and the other one follows it, without a new copy: it is of its epoch."""
+    first = serve(made(tmp_path / "first"))
+    replicas = [follow(tmp_path / name, first) for name in ("second", "third")]
+    put(first.url, b"a")
+    for replica in replicas:
+        replica.wait_for(first)
+        replica.stop()
+    first.stop()
+    promote(tmp_path / "second", 1)
+    second = serve(tmp_path / "second")
+    put(second.url, b"b")
+    third = follow(tmp_path / "third", second)
+    third.wait_for(second)
+    third.stop()
+    promoted = promote(tmp_path / "third", 1)
+    assert (promoted.url, promoted.epoch > second.space.epoch) == (second.url, True)
+    taken = serve(tmp_path / "third")
+    tell_former(tmp_path / "third", taken.url, threading.Event())
+    second._thread.join(PATIENCE_S)
+    with pytest.raises(SpaceError, match="was replaced by its replica"):
+        xaqueue.connect(tmp_path / "second")

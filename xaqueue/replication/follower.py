@@ -190,6 +190,7 @@ class Follower:
         if text is not None:
             self._define(text)
         copy.take(piece)
+        self._know_source()
         assert self._following is not None
         self._following.check()
         is_up_to_date = (copy.epoch, copy.lsn) >= piece.end
@@ -201,6 +202,13 @@ class Follower:
         if is_up_to_date and not self._is_waited_for:
             self._stopped.wait(PAUSE_S)
         return is_up_to_date and not piece.data
+
+    def _know_source(self) -> None:
+        """It was copied from another one, and goes on with this: whose place it would take is this one's."""
+        assert self._found is not None
+        if self._found.url != self.url:
+            self._found = replace(self._found, url=self.url)
+            replicated.write(self._fs, self._found)
 
     def _opened(self) -> JournalCopy:
         if self._copy is None:

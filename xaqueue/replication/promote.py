@@ -84,7 +84,7 @@ def promote(root: Path, now_us: int) -> Promoted:
         if restore.is_cut_off(fs):  # a copy was being put in its place
             restore.finish(fs)
         found, before = _check(root, fs), read_owner(root)
-        epoch = max(found.epoch, before.epoch if before is not None else 0) + EPOCHS + secrets.randbelow(16 * EPOCHS)
+        epoch = max(found.epoch, before.epoch if before is not None else 0)
         since = datetime.now(UTC).isoformat(timespec="seconds")
         here = Owner(epoch, socket.gethostname(), os.getpid(), since, "JOURNAL", space=read_format(root).line)
         is_complete = usable_definitions(root)[0].replication.waits
@@ -94,11 +94,16 @@ def promote(root: Path, now_us: int) -> Promoted:
 def take_place(
     fs: FileSystem, here: Owner, now_us: int, is_complete: bool, write_owner: Callable[[bytes], object]
 ) -> Promoted:
-    """Makes the replica of a port the space, which ``here`` had last. Raises SpaceError, OSError."""
+    """Makes the replica of a port the space, which ``here`` had last. Raises SpaceError, OSError.
+
+    Its epoch is beyond that of ``here`` and of the journal: a replica may have gone on with another source than it was
+    copied from.
+    """
     found = replicated.read(fs)
     assert found is not None
     copy = JournalCopy(fs, found.journal, found.lsn)
     copy.follow(everything=True)
+    here = replace(here, epoch=max(here.epoch, copy.epoch) + EPOCHS + secrets.randbelow(16 * EPOCHS))
     through, branches = _jump(fs), list[str]()
     if not is_complete:
         branches = sorted(map(str, branches_in(fs, layout.PREPARED)))
