@@ -21,6 +21,7 @@ from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, ProtocolError, RolledBack, UnknownXid
 from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager
+from xaqueue.space.engine import memory
 from xaqueue.xa import Code, Outcome
 from xaqueue.xid import Xid
 
@@ -339,9 +340,8 @@ def test_an_earlier_life_of_the_xid_answers_for_nothing(ground: Ground, verb: st
     call = connection.tpc_prepare if verb == "prepare" else connection.tpc_commit
     with pytest.raises(OutcomeUnknown):
         call()
-    for _ in range(2 if verb == "commit" else 1):
-        with pytest.raises(RolledBack if verb == "prepare" else OutcomeUnknown):
-            call()
+    with pytest.raises(RolledBack):
+        call()
     _, replies, in_doubt = ground.stands()
     assert (replies, in_doubt) == ([] if earlier == "rolled back" else [b"first"], [])
 
@@ -505,3 +505,42 @@ def test_what_a_server_has_heard_of_is_not_sent_again(ground: Ground, sent: str)
     ground.quiet(sessions=1)
     found = ground.stands()[1]
     assert found == [] or (sent == "lost again" and found == [b"1"])
+
+
+LAST = {
+    Cut("request", 2, "early"): False,
+    Cut("request", 2, "before"): False,
+    Cut("answer", 2, "before"): True,
+}
+"""Whether a commit in one phase is done that was cut there."""
+
+
+@pytest.mark.parametrize("cut", LAST, ids=str)
+@pytest.mark.parametrize("two_phases", [False, True])
+def test_a_session_s_last_branch_is_known_for_long(
+    ground: Ground, two_phases: bool, cut: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many others are over since; and where not even its start came, it is known to be undone."""
+    monkeypatch.setattr(memory, "FINISHED_LIMIT", 2)
+    connection = ground.connect(cut)
+    if two_phases:
+        connection.tpc_begin(X)
+    connection.enqueue("replies", b"answer")
+    end = connection.tpc_prepare if two_phases else connection.commit
+    with pytest.raises(OutcomeUnknown):
+        end()
+    ground.quiet()
+    with xaqueue.connect(ground.server.url) as other:
+        for _ in range(3):
+            other.enqueue("others", b"another")
+            other.commit()
+    done = LAST[cut] or (two_phases and cut.when != "early")  # what came of it, and was ended, is prepared now
+    if done:
+        end()
+    else:
+        with pytest.raises(RolledBack):
+            end()
+    if two_phases and done:
+        connection.tpc_commit()
+    assert not connection.in_transaction
+    assert ground.stands() == ([b"order"], [b"answer"] if done else [], [])

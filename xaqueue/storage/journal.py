@@ -111,6 +111,8 @@ class Journal:
         self._segment_epoch = found.segment_epoch
         self._epoch = found.epoch + 1 if found.epoch else found.segment_epoch << EPOCH_BITS
         self.replay: list[Record] = found.records
+        self.covered: Sequence[Record] = found.covered
+        """The last of those before them, without their bodies."""
         self.position = found.position
         """The LSN of the next record."""
         self.written = 0
@@ -150,7 +152,7 @@ class Journal:
         if not fs.is_dir(self._directory):
             fs.make_dir(self._directory)
             fs.sync_dir("")
-        self.replay = []
+        self.replay, self.covered = [], ()
         if self._tail:
             notes.append(self._archive(self._segments[-1], self._tail))
             self._tail = b""

@@ -10,6 +10,7 @@ there: one that is shorter than it was made, or ends before one of its records d
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -46,6 +47,8 @@ NEW = ".new"
 ARCHIVE = ".archive"
 _FRESH_BYTES = 1 << 32
 """A new journal begins at a multiple of this, above all that the old one can have used."""
+COVERED = 10_000
+"""So many records that a checkpoint covers are told of, at most."""
 LARGEST_BYTES = 1 << 30
 """Of a segment whose size stood in a header that is damaged, so much is looked at."""
 
@@ -58,6 +61,8 @@ class Found:
     following: Segment | None = None
     """An empty segment, ready to take over."""
     records: list[Record] = field(default_factory=list)
+    covered: deque[Record] = field(default_factory=lambda: deque(maxlen=COVERED))
+    """The last of those before, without their bodies: for who asks what became of a step."""
     position: int = 0
     checkpoint: int = 0
     epoch: int = 0
@@ -132,12 +137,16 @@ def content(fs: FileSystem, directory: str, segment: Segment) -> bytes:
 
 
 def good_records(
-    fs: FileSystem, directory: str, segments: Sequence[Segment], is_valid: Validity
+    fs: FileSystem,
+    directory: str,
+    segments: Sequence[Segment],
+    is_valid: Validity,
+    covered: deque[Record] | None = None,
 ) -> tuple[int, list[list[Placed]]]:
     """The last checkpoint that a header or a record tells of, and from there on the good records of each segment.
 
     Without those that an earlier opening had cut off. What a record says of a checkpoint was true when it was written,
-    hardened or not.
+    hardened or not. covered: gets the others, without their bodies.
     """
     checkpoint = max((segment.checkpoint for segment in segments), default=0)
     goods, epoch = [], 0
@@ -150,6 +159,9 @@ def good_records(
                 if good.record.kind == CHECKPOINT:
                     checkpoint = max(checkpoint, lsn_in(good.record))
         goods.append(placed)
+    if covered is not None:
+        older = (good.record for placed in goods for good in placed if good.record.lsn < checkpoint)
+        covered.extend(record._replace(body=memoryview(b"")) for record in older if record.kind < TIME)
     return checkpoint, [
         [
             good
@@ -182,7 +194,7 @@ class _Look:
             return found
         chain = self._chain(segments)
         found.segment_epoch = chain[-1].epoch
-        found.checkpoint, goods = good_records(self.fs, self.directory, chain, self.is_valid)
+        found.checkpoint, goods = good_records(self.fs, self.directory, chain, self.is_valid, found.covered)
         found.epoch = max((good.epoch for placed in goods for good in placed), default=0)
         if not chain[0].start <= found.checkpoint < chain[-1].end:
             self._damaged(f"the segment that holds LSN {found.checkpoint:#x} is missing")

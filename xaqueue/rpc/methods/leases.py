@@ -3,7 +3,8 @@
     delivery   [lease, message]
 
 On the client each is asked, and what may be done twice is asked again where its answer is lost: the server knows what
-was settled. A lost connection ends no lease: its client settles over the next one.
+was settled, and after it was killed what its journal tells of. A lost connection ends no lease: its client settles over
+the next one.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xaqueue.delivery import LEASE_S
-from xaqueue.errors import ConnectionLost, OutcomeUnknown
+from xaqueue.errors import ConnectionLost, Error, LeaseExpired, OutcomeUnknown
 from xaqueue.message import Message
 from xaqueue.rpc import wire
-from xaqueue.rpc.client.link import Link
+from xaqueue.rpc.client.link import TRIES, Link
 from xaqueue.rpc.methods.messages import PAGE_BYTES
+from xaqueue.xa import Code
 
 if TYPE_CHECKING:
     from xaqueue.rpc.server.peer import Caller
@@ -41,6 +43,8 @@ class LeaseCalls(Link):
 
     has_received = False
     """There may be some to be given back when it is closed."""
+    _unanswered: frozenset[bytes] = frozenset()
+    """Leases that may be settled: the answer was lost, or the call broken off."""
 
     def receive(
         self, queue: str, max_messages: int = 1, lease_s: float = LEASE_S, wait_s: float | None = 0.0
@@ -54,11 +58,25 @@ class LeaseCalls(Link):
         return [(lease, wire.message_of(message)) for lease, message in found]
 
     def settle(self, queue: str, lease: bytes, how: str, detail: int | str | None = None) -> None:
-        """Raises OutcomeUnknown where the answer is lost each time."""
-        try:
-            self.call_with_retry("settle", queue, lease, how, detail)
-        except ConnectionLost as lost:
-            raise OutcomeUnknown(f"{lost}. Whether the delivery is settled is unknown: settle it again") from lost
+        """Raises OutcomeUnknown where the answer is lost each time; or was lost, and the server that was started since
+        knows the lease no more."""
+        is_again, why = lease in self._unanswered, Error("the answer to an earlier call is lost")
+        self._unanswered |= {lease}
+        for _ in range(TRIES):
+            try:
+                self.call("settle", queue, lease, how, detail)
+            except ConnectionLost as lost:
+                is_again, why = True, lost
+            except Error as error:
+                if is_again and isinstance(error, LeaseExpired):
+                    raise OutcomeUnknown(f"{why}. {_over(queue, how)}") from error
+                if not is_again and error.code != Code.XAER_RMFAIL:
+                    self._unanswered -= {lease}
+                raise
+            else:
+                self._unanswered -= {lease}
+                return
+        raise OutcomeUnknown(f"{why}. Whether the delivery is settled is unknown: settle it again") from why
 
     def extend(self, queue: str, lease: bytes, lease_s: float) -> None:
         self.call_with_retry("extend", queue, lease, lease_s)
@@ -66,3 +84,11 @@ class LeaseCalls(Link):
     def accept(self, queue: str, lease: bytes) -> None:
         self._check_working()
         self._ask("accept", queue, lease)
+
+
+def _over(queue: str, how: str) -> str:
+    return (
+        f"Whether the {how} of a message of queue {queue} was done is unknown, and its lease is over, so do not ask "
+        f"again: what was not settled is back in {queue} and comes again, so see that its work may be done twice, or "
+        "browse for it"
+    )

@@ -34,6 +34,8 @@ class Association:
         self.space = space
         self.number = space.next_session()
         self._current: Branch | None = None
+        self._last: Xid | None = None
+        """The branch that was entered last."""
         self._receiving: Branch | None = None
         """The last that was made for a message on lease; it may wait for one."""
         self._is_lost = False
@@ -63,7 +65,7 @@ class Association:
             else:
                 branch = self._enter_locked(xid, call, timeout_s)
             branch.progress = time.monotonic()
-        self._current = branch
+        self._current, self._last = branch, xid
         if xid[0] == LOCAL_FORMAT_ID:
             self._local = branch
 

@@ -28,6 +28,7 @@ FINISHED_LIMIT = 10_000
 """Finished xids that are remembered, at most, and as many local ones."""
 FINISHED_SECONDS = 3600.0
 """For how long a finished xid is remembered, at most."""
+_NOTHING = Outcome.UNKNOWN, 0.0, None
 
 _Finished = OrderedDict[Xid, tuple[Outcome, float, bytes | None]]
 
@@ -84,6 +85,8 @@ class Memory:
         self.batches = BatchMemory()
         self._finished: tuple[_Finished, _Finished] = OrderedDict(), OrderedDict()
         """Those of two-phase transactions, and local ones, of which there may be many more."""
+        self._left: OrderedDict[bytes, tuple[Xid | None, Outcome]] = OrderedDict()
+        """By its key the last branch of each session that is over, and what became of it."""
         self.restored = Restored()
         """What came back by a restore."""
         self.carriers: dict[str, Carrier] = {}
@@ -181,11 +184,21 @@ class Memory:
         while len(finished) > FINISHED_LIMIT:
             finished.popitem(last=False)
 
+    def note_session(self, key: bytes, last: Xid | None) -> None:
+        """The session of this key is lost or closed, and this is the last branch that it was in. Called with the lock
+        held."""
+        self._left.pop(key, None)
+        outcome, _, session = self._finished[last.is_local].get(last, _NOTHING) if last is not None else _NOTHING
+        self._left[key] = last, outcome if session == key else Outcome.UNKNOWN
+        while len(self._left) > FINISHED_LIMIT:
+            self._left.popitem(last=False)
+
     def outcome(self, xid: Xid, begun_by: bytes | None = None) -> Outcome:
         """What became of a branch. UNKNOWN: never started, still active, or finished too long ago.
 
-        begun_by: the key of a session; of a branch that another one has begun, an earlier life of the xid, it tells
-        nothing.
+        begun_by: the key of the session that was to begin it, and no other after it; of a branch that another one has
+        begun, an earlier life of the xid, it tells nothing. Where that session is over and its last branch is another
+        one, the start of this one never came: it is rolled back.
         """
         with self.lock:
             branch = self.branches.get(xid)
@@ -195,9 +208,12 @@ class Memory:
                 if branch.base is State.ROLLBACK_ONLY and not branch.blocks:
                     return Outcome.ROLLED_BACK
                 return _OUTCOMES.get(branch.base, Outcome.UNKNOWN)
-            outcome, when, session = self._finished[xid.is_local].get(xid, (Outcome.UNKNOWN, 0.0, None))
+            outcome, when, session = self._finished[xid.is_local].get(xid, _NOTHING)
             if time.monotonic() - when > FINISHED_SECONDS or (begun_by and session and session != begun_by):
-                return Outcome.UNKNOWN
+                outcome = Outcome.UNKNOWN
+            if outcome is Outcome.UNKNOWN and begun_by in self._left:
+                last, became = self._left[begun_by]
+                return became if last == xid else Outcome.ROLLED_BACK
             return outcome
 
     def was_committed(self, xid: Xid) -> bool:

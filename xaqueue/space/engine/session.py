@@ -319,6 +319,7 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         Returns the branch that it was in, unless it was closed. What it holds on lease may be settled elsewhere.
         """
         branch, receiving, self._is_lost = self._current, self._receiving, True
+        self._note_end()
         for left in (branch, receiving if receiving is not None and receiving.deadline is None else None):
             if left is None:
                 continue
@@ -364,7 +365,13 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
                 for branch in alone:
                     branch.busy = False
                 space.settled.notify_all()
+            self._note_end()
             self._on_close()
+
+    def _note_end(self) -> None:
+        if self.key is not None:
+            with self.space.lock:
+                self.space.note_session(self.key, self._last)
 
     def drop(self) -> bool:
         """In a thread of its own: the collector may have come in while this one has the space's lock."""

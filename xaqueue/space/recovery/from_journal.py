@@ -25,6 +25,7 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.model import change, layout
 from xaqueue.space.model.block_files import listed, ranges_in
 from xaqueue.space.model.branch import Branch, State
+from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.change import highest_numbers
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.message_name import parse_seq
@@ -53,8 +54,8 @@ def open_journal(
     *,
     clock: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> tuple[Journal | None, Sequence[Record], list[str]]:
-    """Makes the directories what the journal says. The journal, where steps are to be recorded; what it held; and what
-    is worth a note. Raises JournalDamaged."""
+    """Makes the directories what the journal says. The journal, where steps are to be recorded; what it held, and of
+    what a checkpoint covers the steps of local branches; and what is worth a note. Raises JournalDamaged."""
     if not hardening.journal and not used and not fs.is_dir(layout.JOURNAL):
         return None, (), []
     fs.hold_dir("")
@@ -62,7 +63,7 @@ def open_journal(
     size = segment_bytes(definitions, fs.room())
     keeps = hardening.journal and (definitions.snapshots.point_in_time or definitions.replication.is_on)
     journal = Journal(fs, layout.JOURNAL, segment_bytes=size, is_valid=change.is_valid, used=used, epoch=epoch)
-    records = journal.replay
+    records, steps = journal.replay, [*filter(_is_local, journal.covered), *journal.replay]
     check_end(fs, records, journal.position)
     journal.harden()
     begun = journal.position  # 0 where there is none
@@ -92,7 +93,15 @@ def open_journal(
         log.info("[journal-replayed] %d records of the journal were done again", len(records))
     for note in notes:
         log.warning("[journal-note] %s", note)
-    return journal if hardening.journal else None, records, notes
+    return journal if hardening.journal else None, steps, notes
+
+
+def _is_local(record: Record) -> bool:
+    """Such a branch has no other life, as one has whose name somebody chose: what became of it is true for good."""
+    if record.kind != Step.ONE_PHASE:
+        return False
+    xid = layout.parse_xid(change.name_of(record))
+    return xid is not None and xid.is_local
 
 
 def _rising(clock: Callable[[], int]) -> Callable[[], int]:
@@ -188,7 +197,7 @@ def _prepared(space: Space) -> None:
             branch = Branch(xid, str(xid), base=State.PREPARED, damage=status.damage)
             branch.prepared_at = status.prepared_at
             space.branches[xid] = branch
-        elif status.verdict in (Verdict.COMMITTING, Verdict.FINISHED) and not xid.is_local:
+        elif status.verdict in (Verdict.COMMITTING, Verdict.FINISHED):
             space.remember(xid, Outcome.COMMITTED)
 
 

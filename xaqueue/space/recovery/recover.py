@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from xaqueue.errors import DamagedBlock, JournalDamaged, ResourceFailed, RetryLater
@@ -47,6 +47,7 @@ from xaqueue.space.recovery.prepared import PreparedBranch, Verdict, named
 from xaqueue.storage.fs import FileSystem
 from xaqueue.storage.hardening import DEFAULT, Hardening
 from xaqueue.storage.journal import Journal
+from xaqueue.storage.journal_format import Record
 from xaqueue.storage.regular import DAMAGE, NO_FILE
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
@@ -98,10 +99,7 @@ def open_space(
     space = Space(fs, definitions, hardening=hardening, journal=journal, epoch=epoch, **options)
     if journal is not None and definitions.replication.is_on:
         _ship(space, journal, replication or (lambda: space.definitions.replication))
-    for record in records:  # whoever was not told what became of a branch may ask
-        outcome, xid = _RECORDED.get(record.kind), layout.parse_xid(change.name_of(record))
-        if outcome is not None and xid is not None and not xid.is_local:
-            space.remember(xid, outcome)
+    _remember(space, records)
     try:
         space.report = _Recovery(space, suspect and journal is None).run(progress, lambda: on_branches(space))
         space.report.notes[:0] = notes
@@ -116,6 +114,16 @@ def open_space(
             space.settled.notify_all()
         raise
     return space
+
+
+def _remember(space: Space, records: Sequence[Record]) -> None:
+    """Who was not told what became of a branch, or of a message on lease, may ask. That a local branch was rolled back
+    is no answer: a lease that has ended looks like one that was given back."""
+    for record in records:
+        outcome = _RECORDED.get(record.kind)
+        xid = layout.parse_xid(change.name_of(record)) if outcome is not None else None
+        if outcome is not None and xid is not None and (outcome is Outcome.COMMITTED or not xid.is_local):
+            space.remember(xid, outcome)
 
 
 def _ship(space: Space, journal: Journal, policy: Callable[[], Replication]) -> None:
@@ -233,7 +241,7 @@ class _Recovery:
                 self.space.branches[xid] = self._in_doubt(found)
             case Verdict.FINISHED:
                 self._remove(files.values())
-                self._remember(xid)
+                self.space.remember(xid, Outcome.COMMITTED)
                 self.report.committed += 1
             case Verdict.INCOMPLETE:
                 for path, reason in found.broken:
@@ -307,7 +315,7 @@ class _Recovery:
         if branch.blocks or branch.branch_block is not None:
             commit.commit(self.space, branch)
         self._remove(files.values())
-        self._remember(xid)
+        self.space.remember(xid, Outcome.COMMITTED)
         self.report.rolled_forward += 1
 
     def _restore_keys(self, wanted: Mapping[str, Mapping[MessageId, bytes]]) -> None:
@@ -440,10 +448,6 @@ class _Recovery:
                 if error.errno not in NO_FILE:
                     raise
                 self._set_aside(path, f"no block: {error.strerror}")
-
-    def _remember(self, xid: Xid) -> None:
-        if not xid.is_local:
-            self.space.remember(xid, Outcome.COMMITTED)
 
     def _set_aside(self, path: str, reason: str) -> None:
         try:
