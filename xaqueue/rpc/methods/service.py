@@ -85,6 +85,7 @@ def hello(caller: Caller, said: Any = None) -> dict[str, Any]:
     return {
         "protocol": caller.protocol,
         "sync": str(caller.session.space.hardening),
+        "space": space.life.space,
         "epoch": caller.session.space.epoch,
         "queues": sorted(definitions.queues),
         "any_queue": definitions.default is not None,
