@@ -19,7 +19,7 @@ from xaqueue.rpc import wire
 from xaqueue.rpc.methods import messages, service
 from xaqueue.rpc.server import session
 from xaqueue.rpc.server.peer import Limits
-from xaqueue.xa import Flag, Outcome, Vote
+from xaqueue.xa import Code, Flag, Outcome, Vote
 
 MARKER = '.\\" tests/docs/test_man_protocol.py holds this section against the code.\n'
 
@@ -110,3 +110,9 @@ def served(tmp_path: Path) -> Iterator[ServerThread]:
     made = ServerThread(tmp_path / "space", tmp_path / "socket", sync="NONE")
     yield made
     made.stop()
+
+
+def test_the_codes_are_there_by_number(section: str) -> None:
+    """A client of another language has no xa.h."""
+    found = re.findall(r"^\.Dv (XA\w+)\n\.Pq (-?\d+) [,.]$", section, re.MULTILINE)
+    assert {name: int(number) for name, number in found} == {code.name: code.value for code in Code}

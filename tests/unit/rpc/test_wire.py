@@ -135,6 +135,7 @@ def test_hello(client: RawClient) -> None:
     assert (told["protocol"], told["sync"], told["queues"]) == (1, "NONE", ["orders", "urgent"])
     assert (told["any_queue"], told["max_body_bytes"]) == (False, 100_000)
     assert client.call("hello")["epoch"] == told["epoch"] > 0
+    assert client.call("hello")["space"] == told["space"] == client.call("carriers")["space"]
     for wrong in ({"protocol": 0}, {"session": b"short"}, {"instead_of": "text"}, {"session": bytes(65)}):
         assert refusal(partial(client.call, "hello", wrong)).name == "XAER_INVAL"
 
