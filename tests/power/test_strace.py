@@ -22,7 +22,8 @@ from support.strace_child import MARK
 from xaqueue.space.model import layout
 
 CHILD = SUPPORT / "strace_child.py"
-TRACED = "fsync,fdatasync,sync_file_range,rename,renameat,renameat2,link,linkat,openat,creat,unlink,unlinkat,write,writev,pwrite64"
+TRACED = "fsync,fdatasync,sync_file_range,rename,renameat,renameat2,unlink,unlinkat,write,writev,pwrite64"
+MAKES = "link,linkat,openat,creat"
 LOOKS = "stat,newfstatat,statx,faccessat,faccessat2,access"
 DIRECTORY_SYNC_DELAY_US = 4000
 LINE = re.compile(r"(?P<thread>\d+) +(?P<rest>.*)")
@@ -138,7 +139,16 @@ def run_traced(tmp_path: Path, sync: str, *, threads: int = 1, rounds: int = 0, 
         pytest.skip("strace is not permitted to trace here")
     space, output = tmp_path / "space", tmp_path / "trace"
     xaqueue.connect(space, create=True).close()
-    options = ["-f", "-y", "-e", f"trace={TRACED},?{LOOKS.replace(',', ',?')}", "-s", "16", "-o", str(output)]
+    options = [
+        "-f",
+        "-y",
+        "-e",
+        f"trace={TRACED},?{MAKES.replace(',', ',?')},?{LOOKS.replace(',', ',?')}",
+        "-s",
+        "16",
+        "-o",
+        str(output),
+    ]
     options += ["-e", f"inject={inject}"] if inject else []
     child = [sys.executable, str(CHILD), str(space), sync, str(threads), str(rounds)]
     ran = subprocess.run(["strace", *options, *child], capture_output=True, text=True, check=False)
