@@ -19,9 +19,11 @@ import pytest
 import xaqueue
 from support import SUPPORT
 from support.strace_child import MARK
+from xaqueue.space.model import layout
 
 CHILD = SUPPORT / "strace_child.py"
 TRACED = "fsync,fdatasync,sync_file_range,rename,renameat,renameat2,unlink,unlinkat,write,writev,pwrite64"
+MAKES = "link,linkat,openat,creat"
 LOOKS = "stat,newfstatat,statx,faccessat,faccessat2,access"
 DIRECTORY_SYNC_DELAY_US = 4000
 LINE = re.compile(r"(?P<thread>\d+) +(?P<rest>.*)")
@@ -40,6 +42,7 @@ class Called:
     arguments: str
     begun: int
     ended: int
+    result: str = ""
 
     @property
     def paths(self) -> list[str]:
@@ -70,10 +73,11 @@ def parse(trace: str) -> list[Called]:
         if split is None:
             continue
         thread, rest = split["thread"], split["rest"]
-        if RESUMED.match(rest):
-            unfinished.pop(thread).ended = number
+        if resumed := RESUMED.match(rest):
+            call = unfinished.pop(thread)
+            call.ended, call.result = number, resumed["result"]
         elif found := CALL.match(rest):
-            call = Called(thread, found["name"], found["arguments"], number, number)
+            call = Called(thread, found["name"], found["arguments"], number, number, found["result"] or "")
             calls.append(call)
             if found["result"] is None:
                 unfinished[thread] = call
@@ -135,7 +139,16 @@ def run_traced(tmp_path: Path, sync: str, *, threads: int = 1, rounds: int = 0, 
         pytest.skip("strace is not permitted to trace here")
     space, output = tmp_path / "space", tmp_path / "trace"
     xaqueue.connect(space, create=True).close()
-    options = ["-f", "-y", "-e", f"trace={TRACED},?{LOOKS.replace(',', ',?')}", "-s", "16", "-o", str(output)]
+    options = [
+        "-f",
+        "-y",
+        "-e",
+        f"trace={TRACED},?{MAKES.replace(',', ',?')},?{LOOKS.replace(',', ',?')}",
+        "-s",
+        "16",
+        "-o",
+        str(output),
+    ]
     options += ["-e", f"inject={inject}"] if inject else []
     child = [sys.executable, str(CHILD), str(space), sync, str(threads), str(rounds)]
     ran = subprocess.run(["strace", *options, *child], capture_output=True, text=True, check=False)
@@ -188,6 +201,26 @@ def test_no_verb_returns_before_its_file_and_both_directories_are_synced(
         check_order(trace, verb)
     on_blocks = {call.name for call in trace.syncs if trace.inside(call.file).startswith("active/")}
     assert on_blocks == {content}
+
+
+@pytest.mark.parametrize("sync", ["JOURNAL", "NONE", "FDATASYNC;DSYNC"])
+def test_a_message_appears_by_one_rename_of_a_whole_file(tmp_path: Path, sync: str) -> None:
+    """At every level: who lists committed/ from outside, at any moment or after a kill, may trust each name there."""
+    trace = run_traced(tmp_path, sync)
+    appeared: Counter[str] = Counter()
+    for call in trace.calls:
+        touched = [trace.inside(path) for path in (*call.paths, call.file)]
+        final = [path for path in touched if layout.parse_message_path(path) is not None]
+        if call.name.startswith(("rename", "link")) and call.result == "0":
+            appeared.update(path for path in final if path == touched[1])
+        elif call.name in ("openat", "creat") and "O_CREAT" in call.arguments:
+            assert final == [], "made in place"
+        elif "write" in call.name:
+            assert final == [], "written under its final name"
+    left = [str(file.relative_to(trace.space)) for file in Path(trace.space).glob("committed/*/range=*/*")]
+    assert len(left) == 16
+    assert appeared.keys() >= set(left)
+    assert set(appeared.values()) == {1}
 
 
 def test_a_new_queue_is_synced_into_its_parents_with_its_first_message(tmp_path: Path) -> None:

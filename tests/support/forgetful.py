@@ -4,6 +4,9 @@ What a crash may leave is drawn by the package, for ``xaqueue torture``; here it
 (``fail_after``) drops what it was to write: the pages count as clean, so that later syncs pass over them, and reads
 show them as long as the power stays on. What is written there anew is synced as ever. Names are not dropped: a file
 system that cannot write its own journal goes down as a whole.
+
+It refuses what would show a part of a message to whoever looks at ``committed/``: to make a file there in place, which
+is a name first and then its content, to change one, and to give the name of a message to what is no whole block.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
 from support.torn import TornContent
+from xaqueue.space.model import layout
+from xaqueue.space.model.block import has_valid_checksum
 from xaqueue.testing import forgetful
 from xaqueue.testing.content import FileContent
 from xaqueue.testing.crashing import Crashed as Crashed
@@ -32,6 +37,11 @@ class Tree(forgetful.Tree):
         return LastingFileSystem(self)
 
 
+def is_final(path: str) -> bool:
+    """Whether a reader of ``committed/`` takes what stands there for a message."""
+    return layout.parse_message_path(path) is not None
+
+
 class ForgetfulFileSystem(CrashingFileSystem):
     content = TornContent
 
@@ -43,6 +53,28 @@ class ForgetfulFileSystem(CrashingFileSystem):
         self._held: set[int] = set()
         """Nodes whose content a copy has as well."""
         super().__init__(crash_after, tree)
+
+    def create(self, path: str, chunks: Sequence[bytes]) -> None:
+        assert not is_final(path), f"{path} is made in place: a kill leaves it empty under its final name"
+        super().create(path, chunks)
+
+    def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
+        data = b"".join(chunks)
+        same = not is_final(path) or (self.exists(path) and self.read(path, len(data), offset) == data)
+        assert same, f"{path} changes in place"
+        super().write_at(path, offset, chunks)
+
+    def rename(self, source: str, target: str) -> None:
+        self._check_whole(source, target)
+        super().rename(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        self._check_whole(source, target)
+        super().link(source, target)
+
+    def _check_whole(self, source: str, target: str) -> None:
+        if is_final(target) and not self.crashed and self.exists(source):
+            assert has_valid_checksum(self.read(source)), f"{source} is no whole block, and becomes {target}"
 
     def copy(self) -> ForgetfulFileSystem:
         """What a crash now would leave: the power goes there, while it goes on here."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.message import MessageId, Properties
+from xaqueue.space.engine import redo
 from xaqueue.space.model import change, layout
 from xaqueue.space.model.block import Block, Kind, decode, encode_with_checksum
 from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Op, entry_of, paths_of
@@ -169,12 +170,19 @@ class Story:
     def _put(self, made: Made, source: str, target: str, when_us: int = 0) -> None:
         self.numbers += 1
         content, lag = block(self.numbers), self.lag
+        source = f"{layout.ACTIVE}/{redo.MAKING}" if lag else source
         if not lag and not self.fs.exists(source):
             self.fs.create(source, content)
         made.put(target, *content, when_us)
         self._record(made)
         self.wanted[target] = self.numbers
-        self._do(lambda: self.fs.create(target, content) if lag else self.fs.rename(source, target))
+
+        def put() -> None:
+            if lag:
+                self.fs.create(source, content)
+            self.fs.rename(source, target)
+
+        self._do(put)
 
     def _move_large(self, made: Made, source: str, target: str) -> None:
         self.numbers += 1

@@ -21,7 +21,7 @@ from xaqueue.errors import DamagedBlock, JournalDamaged
 from xaqueue.space.engine import quarantine
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Kind, decode_head, has_valid_checksum
-from xaqueue.space.model.block_files import make_block, read_block
+from xaqueue.space.model.block_files import read_block
 from xaqueue.space.model.change import Content, Final, Moved, Op, final_states, highest_numbers, ops_of
 from xaqueue.space.model.layout import Watermark
 from xaqueue.space.model.records import StreamRecord, decode_stream
@@ -81,23 +81,41 @@ def apply_removals(fs: FileSystem, gone: dict[str, None], keep: dict[str, Conten
 
 
 def _create(fs: FileSystem, path: str, content: Content, first: str) -> None:
-    """first: where the same content was made before, if that is not this path."""
+    """It appears by a rename: whoever looks at the directory, or finds it after a kill, never sees a part.
+
+    first: where the same content was made before, if that is not this path.
+    """
+    if first is not path and _is_linked(fs, first, path):
+        return
+    making = f"{layout.ACTIVE}/{MAKING}"
     chunks = [content.head, bytes(content.body)] if content.body else [content.head]
-    twin = first if first is not path else ""
     try:
-        if make_block(fs, path, chunks, twin):
-            return
-    except FileNotFoundError:
-        make_dirs(fs, path.rpartition("/")[0])
-        if make_block(fs, path, chunks, twin):
-            return
-    except FileExistsError:  # of an apply that was cut off, or one that it replaces
-        making = f"{layout.ACTIVE}/{MAKING}"
+        fs.create(making, chunks)
+    except FileExistsError:  # of an apply that found no room for the name
         discard(fs, making)
         fs.create(making, chunks)
-        fs.rename(making, path)
     if content.when_us:
-        fs.set_modified_ns(path, content.when_us * 1000)
+        fs.set_modified_ns(making, content.when_us * 1000)
+    try:
+        fs.rename(making, path)
+    except FileNotFoundError:
+        make_dirs(fs, path.rpartition("/")[0])
+        fs.rename(making, path)
+
+
+def _is_linked(fs: FileSystem, first: str, path: str) -> bool:
+    """Whether it is another name of the first from now on; not where another file stands, or links end."""
+    try:
+        try:
+            fs.link(first, path)
+        except FileNotFoundError:
+            make_dirs(fs, path.rpartition("/")[0])
+            fs.link(first, path)
+    except OSError as error:
+        if error.errno not in (*NO_LINK, errno.ENOENT, errno.EEXIST):
+            raise
+        return False
+    return True
 
 
 def _follow(fs: FileSystem, source: str, target: str, when_us: int) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import stat
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,6 +30,7 @@ from xaqueue.space.engine.state import Space
 from xaqueue.space.model import definition_edits, layout
 from xaqueue.space.model import definitions as definitions_of
 from xaqueue.space.model.block import FORMAT_VERSION
+from xaqueue.space.model.counters import Counting, encode
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.format import Format, check_committed, check_new, checked_name, read_format
 from xaqueue.space.model.records import refusal
@@ -56,6 +58,7 @@ from xaqueue.space.recovery.recover import open_space
 from xaqueue.space.snapshot import store
 from xaqueue.space.snapshot import take as snapshots
 from xaqueue.storage.directory_fs import DirectoryFileSystem
+from xaqueue.storage.fs import replace_file
 from xaqueue.storage.hardening import DEFAULT, NOTHING, Hardening
 from xaqueue.storage.journal_reader import headers
 from xaqueue.storage.layers import OwnerFileSystem
@@ -132,6 +135,9 @@ def create(
             if not files.is_dir(directory):
                 files.make_dir(directory)
         _define(root, wanted, any_queue)
+        if not files.exists(layout.COUNTERS):  # from then on a space that has none has lost it
+            now_us = time.time_ns() // 1000
+            replace_file(files, layout.COUNTERS, encode(Counting(now_us, now_us, 0, closed=True), {}))
         _write_durably(root, layout.FORMAT, f"{written.line}\n")
     except (FileExistsError, NotADirectoryError) as error:
         raise SpaceError(f"{root} cannot be made a queue space: {error.filename} is a file, and no directory") from None

@@ -92,8 +92,10 @@ def test_a_failed_write_or_sync_of_the_journal_fences(bare: BareSpace, call: str
 CHECKPOINT_FAILURES = [
     ("sync_all", "", errno.EIO),
     ("sync_all", "", errno.ENOSPC),
-    ("create", RANGE, errno.EIO),
-    ("create", RANGE, errno.EROFS),
+    ("create", "active/.replay", errno.EIO),
+    ("set_modified_ns", "active/.replay", errno.EIO),
+    ("rename", RANGE, errno.EIO),
+    ("rename", RANGE, errno.EROFS),
     ("write_at", f"{BILLS}/.watermark", errno.EIO),
     ("unlink", RANGE, errno.EIO),
     ("make_dir", BILLS, errno.EIO),
@@ -129,7 +131,10 @@ def test_whoever_consumes_on_a_full_disk_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sync", "fault"),
-    [("JOURNAL", ("create", RANGE)), ("JOURNAL", ("rename", "quarantine/")), (DURABLE, ("rename", "quarantine/"))],
+    [
+        *(("JOURNAL", ("create", "active/.replay")), ("JOURNAL", ("rename", RANGE))),
+        *(("JOURNAL", ("rename", "quarantine/")), (DURABLE, ("rename", "quarantine/"))),
+    ],
 )
 def test_a_damaged_message_found_on_a_full_disk_is_set_aside_later(
     tmp_path: Path, sync: str, fault: tuple[str, str]

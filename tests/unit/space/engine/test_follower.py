@@ -106,9 +106,9 @@ def test_a_watermark_is_written_behind_the_files_that_it_tells_of() -> None:
     order: list[str] = []
 
     class Watched(ForgetfulFileSystem):
-        def create(self, path: str, chunks: Sequence[bytes]) -> None:
-            order.append(path)
-            super().create(path, chunks)
+        def rename(self, source: str, target: str) -> None:
+            order.append(target)
+            super().rename(source, target)
 
         def write_at(self, path: str, offset: int, chunks: Sequence[bytes]) -> None:
             order.append(path)
@@ -136,10 +136,10 @@ def test_only_what_is_done_counts_as_followed() -> None:
     """What is published while it follows comes with the next turn, and no checkpoint covers it."""
 
     class Busy(ForgetfulFileSystem):
-        def create(self, path: str, chunks: Sequence[bytes]) -> None:
-            if path.endswith("/1"):
+        def rename(self, source: str, target: str) -> None:
+            if target.endswith("/1"):
                 log.do((PUT, f"{RANGE}/2", b"2", b"", 0))
-            super().create(path, chunks)
+            super().rename(source, target)
 
     fs = Busy(None, Tree(dict.fromkeys(DIRECTORIES)))
     log = LoggedDirectories(fs)
@@ -155,11 +155,11 @@ def test_only_what_is_done_counts_as_followed() -> None:
 
 def test_a_block_that_moves_on_while_it_follows_is_found_by_the_next_turn() -> None:
     class Moving(ForgetfulFileSystem):
-        def create(self, path: str, chunks: Sequence[bytes]) -> None:
-            if path == "prepared/a":
+        def rename(self, source: str, target: str) -> None:
+            if target == "prepared/a":
                 log.do((MOVE, "prepared/b", f"{RANGE}/b", 0))
                 log.do((DROP, "prepared/c"))
-            super().create(path, chunks)
+            super().rename(source, target)
 
     fs = Moving(None, Tree(dict.fromkeys(DIRECTORIES)))
     log = LoggedDirectories(fs)
@@ -336,6 +336,7 @@ def test_a_thread_follows_after_a_moment(tmp_path: Path) -> None:
             followed.set()
 
     fs = DirectoryFileSystem(tmp_path, keep_unsynced=False)
+    fs.make_dir("active")
     log = Told(fs)
     follower = Follower(log, lambda error: pytest.fail(str(error)))
     try:

@@ -100,7 +100,7 @@ def test_what_finds_no_room_all_the_same_asks_for_it(full: LoggedDirectories, di
 
 
 def test_another_error_is_no_lack_of_room(full: LoggedDirectories, disk: SmallDisk) -> None:
-    disk.faults["create", f"{RANGE}/third"] = errno.EIO
+    disk.faults["create", "active/.replay"] = errno.EIO
     with pytest.raises(OSError, match="Input/output"):
         full.follow()
     assert disk.messages() == ["first", "second"]
@@ -139,7 +139,7 @@ def test_what_waits_to_move_stays_where_it_is(full: LoggedDirectories, disk: Sma
     disk.create("active/large", [b"large"])
     full.do((MOVE, "active/large", "prepared/large", 0))
     full.do((MOVE, "prepared/large", f"{RANGE}/large", 0))
-    disk.faults[blocked, RANGE] = errno.ENOSPC
+    disk.faults[blocked, "active/.replay" if blocked == "create" else RANGE] = errno.ENOSPC
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
             full.settle()

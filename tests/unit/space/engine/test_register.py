@@ -284,7 +284,7 @@ def test_a_full_disk_that_copies_on_write_stops_no_dequeue(journalled: BareSpace
 
 
 def test_tries_for_which_there_was_no_room_are_counted_by_the_next_opening(journalled: BareSpace) -> None:
-    journalled.fs.faults = {("create", layout.retries_path("q")): errno.ENOSPC}
+    journalled.fs.faults = {("rename", layout.retries_path("q")): errno.ENOSPC}
     connection = journalled.connect()
     for tried in (0, 1):
         message = connection.dequeue("q")

@@ -74,7 +74,7 @@ def test_a_block_that_is_written_behind_a_turn_without_room_stays(tmp_path: Path
         session = Session(bare.space)
         first_life(session)
         bare.put("other", b"small")
-        bare.fs.faults["create", layout.queue_path("other")] = errno.ENOSPC
+        bare.fs.faults["rename", layout.queue_path("other")] = errno.ENOSPC
         with pytest.raises(OSError, match="No space"):
             bare.space.log.settle()
         assert bare.message_file("q", b"1" + LARGE)

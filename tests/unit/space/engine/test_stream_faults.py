@@ -171,7 +171,7 @@ def test_what_waits_for_room_in_the_directories_is_above_their_watermark(bare: B
     bare.space.log.settle()
     path = bare.root / layout.watermark_path("orders")
     before = path.read_bytes()
-    bare.fs.faults = {("create", layout.COMMITTED): errno.ENOSPC}
+    bare.fs.faults = {("rename", layout.COMMITTED): errno.ENOSPC}
     put(bare, 2)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
