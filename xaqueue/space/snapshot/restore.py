@@ -16,6 +16,7 @@ and the new id tells readers that remember the old one that this is another life
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,6 +42,7 @@ from xaqueue.xid import Xid
 
 READY = layout.RESTORE_READY
 PLACE = READY.partition("/")[0]
+_REMOVED = re.compile(rf"{REMOVED}/[0-9TZ]+(?:~[0-9]+)?")
 JUMP = 1 << 32
 """So many numbers are passed over: more than a lost tail can have used."""
 NEVER_BUILT = (JOURNAL, TRIES, layout.UNSHIPPED)
@@ -141,8 +143,14 @@ def put_in_place(fs: FileSystem, done: Done, close: Callable[[], None] = lambda:
 
 
 def finish(fs: FileSystem, close: Callable[[], None] = lambda: None) -> Done:
-    """From where it was cut off. Raises OSError."""
-    done = Done(**json.loads(fs.read(READY)))
+    """From where it was cut off. Raises SpaceError where what says so is damaged, OSError."""
+    try:
+        done = Done(**json.loads(fs.read(READY)))
+        is_sound = _REMOVED.fullmatch(done.removed) is not None
+    except (ValueError, TypeError):
+        is_sound = False
+    if not is_sound:  # it may have come from elsewhere, and names where things go
+        raise SpaceError(f"{READY} is damaged, and nothing was moved: remove {PLACE}/ and restore anew")
     _swap(fs, done.removed, close)
     return done
 
