@@ -274,7 +274,8 @@ class Follower:
         while page := self._ask(source, "replica_next"):
             count += len(page)
             for path, when_ns, offset, data in page:
-                self._put(path, *_numbers(when_ns, offset), data)
+                when_ns, offset = _numbers(when_ns, offset)
+                self._put(path, when_ns, offset, data)
         if begun["restored"] is not None:
             fs.create(f"{restore.PLACE}/{layout.RESTORED}", [begun["restored"]])
         space = begun["space"].split()[-1]
@@ -325,7 +326,8 @@ def _piece_in(answer: Any) -> tuple[Piece, int, bytes | None]:
         where = _numbers(epoch, start, size, following, lsn)
         if isinstance(data, bytes) and isinstance(text, bytes | None):
             last = tuple(_numbers(*end))
-            return Piece._make([*where, data, *_numbers(hardened), last]), *_numbers(now_us), text
+            piece = Piece._make([*where, data, *_numbers(hardened), last])
+            return piece, _numbers(now_us)[0], text
     except (TypeError, ValueError):
         pass
     raise SpaceError("the source has sent what is no piece of a journal: see that who answers there is the space")
