@@ -97,8 +97,8 @@ def choose(fs: FileSystem, number: int | None, at_us: int, lives: Collection[str
             f"when they are{why}"
         )
     raise SpaceError(
-        "there is no snapshot that is whole: nothing was changed; `xaqueue snapshot check` says what is wrong with each, "
-        f"and --snapshot N takes one whose messages are damaged as it is{why}"
+        "there is no snapshot that is whole: nothing was changed; `xaqueue snapshot check` says what is wrong with "
+        f"each, and --snapshot N takes one whose messages are damaged as it is{why}"
     )
 
 
