@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xaqueue.errors import SpaceError
-from xaqueue.message import MessageId, Properties
+from xaqueue.message import QUEUE_NAME, MessageId, Properties
 from xaqueue.replication.journal_copy import Diverged, JournalCopy
 from xaqueue.space.engine.shipping import Piece
 from xaqueue.space.model import change, layout
@@ -30,7 +30,7 @@ from xaqueue.xid import Xid
 ID = MessageId(bytes(range(16)))
 MESSAGE = layout.message_path("q", 7, ID)
 HEAD, BODY = encode(Block(Kind.ENQUEUE, ID, Properties("q"), b"body"))
-QUEUES = st.from_regex(layout.QUEUE_NAME, fullmatch=True)
+QUEUES = st.from_regex(QUEUE_NAME.pattern, fullmatch=True)
 XIDS = st.builds(Xid, st.integers(0, 2**31 - 1), st.binary(max_size=64), st.binary(max_size=64)).map(str)
 NUMBERS = st.integers(0, layout.LAST_SEQ)
 IDS = st.binary(min_size=16, max_size=16)
