@@ -18,7 +18,7 @@ import msgpack
 from xaqueue.errors import InvalidArgument
 from xaqueue.xid import Xid
 
-_CARRIER = re.compile(r"[0-9a-f]{16}\.[!-.0-~]{1,192}")
+CARRIER = re.compile(r"[0-9a-f]{16}\.[!-.0-~]{1,192}")
 """A node, and a participant's name as a URL has it: both are in the name of a file."""
 
 
@@ -134,6 +134,6 @@ def decode(data: bytes) -> CarriedChange:
 
 def checked_carrier(carrier: Any) -> str:
     """The name itself. Raises InvalidArgument."""
-    if not isinstance(carrier, str) or not _CARRIER.fullmatch(carrier):
+    if not isinstance(carrier, str) or not CARRIER.fullmatch(carrier):
         raise InvalidArgument(f"carrier {str(carrier)[:90]!r} is refused: <node>.<participant> is wanted")
     return str(carrier)

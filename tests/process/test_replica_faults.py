@@ -23,7 +23,7 @@ from support.served import RUN, Process, ServerThread
 from xaqueue.connection import Connection
 from xaqueue.endpoint import parse
 from xaqueue.errors import Error, OutcomeUnknown, SpaceError
-from xaqueue.replication.follower import Follower, owned
+from xaqueue.replication.follower import Follower, _begun_in, _piece_in, owned
 from xaqueue.replication.journal_copy import JournalCopy
 from xaqueue.replication.promote import _tell, promote
 from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
@@ -320,8 +320,17 @@ def test_what_it_has_grows_old_while_it_finds_no_source(tmp_path: Path) -> None:
         assert json.loads(fs.read(layout.LAG))["lag_s"] >= 90
 
 
-@pytest.mark.parametrize("path", ["READY", "replication", "owner", "committed/../../x", "/x", "committed//x", ""])
-def test_a_source_chooses_no_other_place(tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize("answer", [None, 7, [], {}, [1] * 10, {"number": "../1", "epoch": 1, "journal": 1, "lsn": 1}])
+def test_what_a_source_says_is_not_believed(answer: object) -> None:
+    for taken in (_begun_in, _piece_in):
+        with pytest.raises(SpaceError, match="see that who answers there is the space"):
+            taken(answer)
+
+
+@pytest.mark.parametrize(
+    "path", ["READY", "replication", "owner", "committed/../../x", "/x", "committed//x", "", "FORMAT/x", "active/x", 7]
+)
+def test_a_source_chooses_no_other_place(tmp_path: Path, path: Any) -> None:
     """READY would have a restore move what stands there to wherever it says."""
     with owned(tmp_path / "replica") as (fs, lock):
         follower = Follower(tmp_path / "replica", fs, lock, "xaq://localhost:1", threading.Event())

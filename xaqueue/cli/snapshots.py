@@ -13,7 +13,16 @@ import typer
 
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode, agreed
-from xaqueue.cli.location import DirectoryOption, JsonOption, SpaceOption, directory_of, location_of, no_url, reached
+from xaqueue.cli.location import (
+    DirectoryOption,
+    JsonOption,
+    SpaceOption,
+    directory_of,
+    location_of,
+    no_url,
+    reached,
+    unchecked_directory_of,
+)
 from xaqueue.cli.parameters import instant
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.snapshot import SnapshotStatus
@@ -83,7 +92,7 @@ def _copy(space: Path, number: int, to: Path) -> None:
 @app.command(name="list")
 def list_(ctx: typer.Context, json: JsonOption = False, space: DirectoryOption = None) -> None:
     """List the snapshots, the oldest first."""
-    with closing(DirectoryFileSystem(directory_of(ctx, space), keep_unsynced=False)) as fs:
+    with closing(DirectoryFileSystem(_place(ctx, space), keep_unsynced=False)) as fs:
         found = _found(fs)
     if json:
         output.as_json([asdict(one) for one in found])
@@ -95,6 +104,12 @@ def list_(ctx: typer.Context, json: JsonOption = False, space: DirectoryOption =
             for one in found
         ]
         output.table(("snapshot", "taken", "messages", "queues", "problem"), rows, right=("messages", "queues"))
+
+
+def _place(ctx: typer.Context, space: str | None) -> str:
+    """What has snapshots is looked at whatever else is lost there."""
+    found = unchecked_directory_of(ctx, space)
+    return found if (Path(found) / SNAPSHOTS).is_dir() else directory_of(ctx, space)
 
 
 def _found(fs: DirectoryFileSystem) -> list[SnapshotStatus]:
@@ -111,7 +126,7 @@ def check(
     space: DirectoryOption = None,
 ) -> None:
     """Read all of a snapshot, and say what is wrong with it. Exit 1 where something is."""
-    with closing(DirectoryFileSystem(directory_of(ctx, space), keep_unsynced=False)) as fs:
+    with closing(DirectoryFileSystem(_place(ctx, space), keep_unsynced=False)) as fs:
         found = [one for one in _found(fs) if number in (None, one.number)]
         if number is not None and not found:
             raise InvalidArgument(f"there is no snapshot {number}: `xaqueue snapshot list` names those there are")
@@ -150,6 +165,10 @@ def restore(
     exact: Annotated[
         bool, typer.Option("--exact", help="As it was then: leave out what was added after the snapshot.")
     ] = False,
+    as_new: Annotated[
+        bool,
+        typer.Option("--as-new", help="Also a snapshot of another space: that is here then, and nothing of this one."),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
     json: JsonOption = False,
     space: Annotated[Path | None, typer.Option("--space", metavar="DIR", help="The queue space's directory.")] = None,
@@ -172,10 +191,12 @@ def restore(
     at_us = 0 if moment is None else (moment - EPOCH) // timedelta(microseconds=1)
     if not yes:
         agreed(f"replace what is in {given} by a snapshot?", "nothing was restored")
-    done = restore_space(str(given), snapshot, at_us=at_us, exact=exact)
+    done = restore_space(str(given), snapshot, at_us=at_us, exact=exact, as_new=as_new)
     if json:
         output.as_json(asdict(done))
         return
+    for one in done.passed:
+        typer.echo(one)
     typer.echo(f"snapshot {done.snapshot} of {output.moment(done.taken_at)} is in place again")
     if done.at:
         typer.echo(f"and what the journal tells from there to {output.moment(done.at)}")

@@ -32,11 +32,11 @@ from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
 from xaqueue.space.engine import redo
 from xaqueue.space.engine.shipping import Piece
 from xaqueue.space.model import definitions, layout, replicated
+from xaqueue.space.model.format import parse as parse_format
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.replicated import REPLICA, Replicated
 from xaqueue.space.owner.record import Owner, format_owner, in_use, read_owner
 from xaqueue.space.snapshot import restore, store
-from xaqueue.space.snapshot.take import COPIED
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.fs import FileSystem, discard
 from xaqueue.storage.modes import PRIVATE
@@ -185,8 +185,7 @@ class Follower:
             self._begin_anew()
             self._copy_snapshot(source)
             return False
-        *fields, end, now_us, text = answer
-        piece = Piece._make([*fields, tuple(end)])
+        piece, now_us, text = _piece_in(answer)
         if text is not None:
             self._define(text)
         copy.take(piece)
@@ -272,7 +271,7 @@ class Follower:
 
     def _copy_snapshot(self, source: RemoteManager) -> None:
         """The copy that stands is replaced once the new one is whole."""
-        begun: dict[str, Any] = self._ask(source, "replica_begin", waits_s=LONG_S)
+        begun = _begun_in(self._ask(source, "replica_begin", waits_s=LONG_S))
         self._check_space(begun["space"])
         fs = self._fs
         if fs.is_dir(restore.PLACE):
@@ -283,6 +282,7 @@ class Follower:
         while page := self._ask(source, "replica_next"):
             count += len(page)
             for path, when_ns, offset, data in page:
+                when_ns, offset = _numbers(when_ns, offset)
                 self._put(path, when_ns, offset, data)
         if begun["restored"] is not None:
             fs.create(f"{restore.PLACE}/{layout.RESTORED}", [begun["restored"]])
@@ -307,8 +307,7 @@ class Follower:
 
     def _put(self, path: str, when_ns: int, offset: int, data: bytes) -> None:
         """A part of a file; the last one says when it was changed."""
-        top, *others = path.split("/")
-        if top not in (*COPIED, *layout.DIRECTORIES) or not all(part and part not in (".", "..") for part in others):
+        if not isinstance(path, str) or not layout.is_copied(path) or not isinstance(data, bytes):
             raise SpaceError(f"the source has sent the path {path!r}, which is none of a space")
         target = f"{restore.PLACE}/{path}"
         if offset == 0:
@@ -318,6 +317,37 @@ class Follower:
             self._fs.write_at(target, offset, [data])
         if when_ns:
             self._fs.set_modified_ns(target, when_ns)
+
+
+def _numbers(*said: Any) -> list[int]:
+    """Of what a source has said, which may say anything. Raises SpaceError."""
+    for one in said:
+        if type(one) is not int or not 0 <= one < 2**63:
+            raise SpaceError(f"the source has sent {one!r:.100} for a number: see that who answers there is the space")
+    return list(said)
+
+
+def _piece_in(answer: Any) -> tuple[Piece, int, bytes | None]:
+    """With the time there, and queues.toml where it is another one. Raises SpaceError."""
+    try:
+        epoch, start, size, following, lsn, data, hardened, end, now_us, text = answer
+        where = _numbers(epoch, start, size, following, lsn)
+        if isinstance(data, bytes) and isinstance(text, bytes | None):
+            last = tuple(_numbers(*end))
+            piece = Piece._make([*where, data, *_numbers(hardened), last])
+            return piece, _numbers(now_us)[0], text
+    except (TypeError, ValueError):
+        pass
+    raise SpaceError("the source has sent what is no piece of a journal: see that who answers there is the space")
+
+
+def _begun_in(answer: Any) -> dict[str, Any]:
+    """What a copy begins with. Raises SpaceError."""
+    with suppress(TypeError, KeyError, AttributeError):
+        _numbers(*(answer[name] for name in ("number", "epoch", "journal", "lsn")))
+        if parse_format(answer["space"]) is not None and isinstance(answer["restored"], bytes | None):
+            return dict(answer)
+    raise SpaceError("the source has begun no copy of a space: see that who answers there is the space")
 
 
 class _Directories:

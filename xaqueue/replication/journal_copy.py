@@ -19,7 +19,7 @@ from xaqueue.errors import DamagedBlock, OperationalError, SpaceError
 from xaqueue.space.engine import redo
 from xaqueue.space.engine.shipping import Piece
 from xaqueue.space.model import layout
-from xaqueue.space.model.block_files import ranges_in
+from xaqueue.space.model.block_files import listed, ranges_in
 from xaqueue.space.model.change import highest_numbers, is_valid, targets_of
 from xaqueue.space.model.layout import JOURNAL, Watermark
 from xaqueue.space.model.message_name import parse_seq
@@ -52,12 +52,30 @@ class Diverged(OperationalError):
     """What has come is not what follows here: the copy is to begin anew."""
 
 
+def _check_directories(fs: FileSystem) -> None:
+    """What is written below a link is written elsewhere. Raises SpaceError, OSError."""
+    found = [*layout.DIRECTORIES, layout.ARCHIVE, JOURNAL]
+    for top in (layout.COMMITTED, layout.ARCHIVE):
+        for queue in (f"{top}/{name}" for name in listed(fs, top) if layout.parse_queue_directory(name)):
+            inner = fs.list(queue) if fs.is_dir(queue) else ()
+            found += [
+                queue,
+                *(f"{queue}/{name}" for name in inner if name.startswith(("range=", ".retries", ".dedup"))),
+            ]
+    for path in found:
+        if fs.exists(path) and not fs.is_dir(path):
+            raise SpaceError(
+                f"{path} is no directory, and a link may lead anywhere: remove the replica, and copy it anew"
+            )
+
+
 class JournalCopy:
     """Of one replica; used by one thread, and one that follows."""
 
     def __init__(self, fs: FileSystem, journal: int, lsn: int) -> None:
         """What is there, else a copy that begins at this LSN of a journal. Raises JournalDamaged, OSError."""
         self._fs = fs
+        _check_directories(fs)
         if not fs.is_dir(JOURNAL):
             fs.make_dir(JOURNAL)
             fs.sync_dir("")

@@ -107,8 +107,9 @@ def take_place(
     through, branches = _jump(fs), list[str]()
     if not is_complete:
         branches = sorted(map(str, branches_in(fs, layout.PREPARED)))
-        names = sorted({*branches, *map(str, restored.read(fs).xids())})
-        _put(fs, layout.RESTORED, restored.encode(Restored(1, now_us, now_us, through, names)))
+        before = restored.read(fs)
+        names = sorted({*branches, *map(str, before.xids())})
+        _put(fs, layout.RESTORED, restored.encode(Restored(1, now_us, now_us, through, names, before.lives)))
     write_owner(format_owner(replace(here, journalled=copy.is_begun)))
     fs.sync_all()
     discard(fs, INCOMING)

@@ -18,6 +18,7 @@ A redo record is atomic, and holds them all.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -30,6 +31,8 @@ from xaqueue.space.model import layout
 from xaqueue.space.model.block import decode_head, has_valid_checksum
 from xaqueue.storage.journal_format import Entry, Record
 
+LAST_US = 2**63 // 1000 - 1
+"""The last time that a file can have."""
 PUT, MOVE, DROP = 1, 2, 3
 SAME = 4
 """Of a record only: what is put twice is in it once."""
@@ -138,23 +141,35 @@ def queues_of(record: Record) -> list[str]:
 
 
 def is_valid(record: Record) -> bool:
-    """Whether it can be read, and each body is the one that its head has the checksum of."""
-    offset = 0
+    """Whether it can be read, each body is the one that its head has the checksum of, and each path is one that a
+    record may name: it may have come from elsewhere."""
     try:
-        operations = operations_of(record)
-    except (ValueError, TypeError, msgpack.UnpackException):
+        name, operations = msgpack.unpackb(record.meta)
+        return isinstance(name, str) and _are_valid(operations, record.body)
+    except (ValueError, TypeError, LookupError, OverflowError, msgpack.UnpackException):
         return False
-    put = set()
-    for operation in operations:
-        if operation[0] == SAME and operation[2] not in put:
-            return False
-        if operation[0] == PUT:
-            _, path, head, size, _ = operation
-            put.add(path)
-            if not has_valid_checksum(head, record.body[offset : offset + size]):
+
+
+def _are_valid(operations: list[list[Any]], body: memoryview | bytes) -> bool:
+    offset, put, when_us = 0, set(), 0
+    for code, path, *rest in operations:
+        if code == PUT:
+            head, size, when_us = rest
+            if size < 0 or not has_valid_checksum(head, body[offset : offset + size]):
                 return False
             offset += size
-    return offset == len(record.body)
+            put.add(path)
+        elif code == SAME:
+            first, when_us = rest
+            if first not in put:
+                return False
+        elif code == MOVE:
+            path, when_us = rest if layout.is_recorded(path) else ("", 0)
+        elif code != DROP or rest:
+            return False
+        if not layout.is_recorded(path) or not 0 <= operator.index(when_us) <= LAST_US:
+            return False
+    return offset == len(body)
 
 
 @dataclass(slots=True)

@@ -6,11 +6,13 @@ are relative to the space's directory, with ``/`` between parts.
 
 from __future__ import annotations
 
+import os
 import re
 from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
+from xaqueue.carried import CARRIER
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import QUEUE_NAME, MessageId
 from xaqueue.space.model import message_name
@@ -75,6 +77,8 @@ OWN_NAMES = frozenset(
     | {f".{FORMAT}.new", owner_file.NEW_OWNER, f".{QUEUES}.new", f".{COUNTERS}.new"}
 )
 """What a space's directory may hold at its top."""
+COPIED = (FORMAT, QUEUES, COUNTERS, OPERATORS)
+"""Of the top what a snapshot copies: small, and written in place, or by people."""
 
 RANGE_BITS = 12
 RANGE_SIZE = 1 << RANGE_BITS
@@ -91,6 +95,20 @@ _RANGE = re.compile(r"range=([0-9a-f]{13})")
 _BATCH = re.compile(r"([0-9a-f]{32})\.([0-7][0-9a-f]{15})")
 _KEY = re.compile(r"([0-7][0-9a-f]{15})\.([0-9a-f]{32})\.([0-9a-f]{32})")
 _BLOCK = re.compile(r"(.+)\.([0-9]{3,}|commit)")
+_TAGS = r"(?:\.[a-z][0-9a-z]+)*"
+_RANGES = rf"queue={QUEUE_NAME.pattern}/range=([0-9a-f]{{13}})/(?=[0-7])\1[0-9a-f]{{3}}\.[0-9a-f]{{32}}{_TAGS}"
+_XID = r"[0-9]{1,10}\.[0-9A-Za-z_-]{0,86}\.[0-9A-Za-z_-]{0,86}"
+_RECORDED = re.compile(
+    rf"(?:{COMMITTED}|{ARCHIVE})/{_RANGES}"
+    rf"|{COMMITTED}/queue={QUEUE_NAME.pattern}/(?:\.retries/[0-7][0-9a-f]{{15}}\.[0-9a-f]{{32}}|\.dedup/{_KEY.pattern})"
+    rf"|(?:{ACTIVE}|{PREPARED})/{_XID}\.(?:[0-9]{{3,}}|{COMMIT})|{HEURISTIC}/{_XID}"
+    rf"|{STREAMS}/queue={QUEUE_NAME.pattern}|{BATCHES}/{_BATCH.pattern}|{CARRIERS}/{CARRIER.pattern}"
+)
+_COPIED = re.compile(
+    rf"{'|'.join(map(re.escape, COPIED))}|{COMMITTED}/queue={QUEUE_NAME.pattern}/\.watermark"
+    rf"|{QUARANTINE}/(?!\.\.?\Z)[^/\0]+"
+)
+_NAME_BYTES = 255
 WATERMARK_BYTES = 4096
 """More than the file of a watermark ever has."""
 _WATERMARK = re.compile(rb"([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{8})\n")
@@ -201,6 +219,18 @@ def parse_message_path(path: str) -> tuple[str, int] | None:
     """Queue and sequence number of the path of a message file; None for any other path."""
     match = _MESSAGE_PATH.fullmatch(path)
     return (match[1], int(match[2], 16)) if match else None
+
+
+def is_recorded(path: str) -> bool:
+    """Whether a record may name it: a file of the space that steps make, move and remove. What came from elsewhere is
+    believed in no other: none of these leads out of the space, or to what says who has it."""
+    return _RECORDED.fullmatch(path) is not None and len(path.rpartition("/")[2]) <= _NAME_BYTES
+
+
+def is_copied(path: str) -> bool:
+    """Whether a snapshot, or a replica's copy of one, may have it: that, and what snapshots copy beside it."""
+    is_other = _COPIED.fullmatch(path) is not None
+    return is_recorded(path) or (is_other and len(os.fsencode(path.rpartition("/")[2])) <= _NAME_BYTES)
 
 
 def parse_block(name: str) -> tuple[Xid, str] | None:

@@ -30,6 +30,8 @@ class Restored:
     restored_at: int = 0
     queues: dict[str, int] = field(default_factory=dict)
     branches: list[str] = field(default_factory=list)
+    lives: list[str] = field(default_factory=list)
+    """The ids that the space had before, whose snapshots are its own."""
 
     def xids(self) -> set[Xid]:
         return {xid for text in self.branches if (xid := parse_xid(text)) is not None}
@@ -52,7 +54,7 @@ def read(fs: FileSystem) -> Restored:
         return Restored()
     try:
         found = Restored(**json.loads(fs.read(RESTORED, MOST_BYTES)))
-        if all(map(isinstance, astuple(found), (int, int, int, dict, list))):
+        if all(map(isinstance, astuple(found), (int, int, int, dict, list, list))):
             return found
     except (ValueError, TypeError):
         pass

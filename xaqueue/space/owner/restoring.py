@@ -13,7 +13,7 @@ from typing import Any
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
-from xaqueue.space.model.format import is_lost
+from xaqueue.space.model.format import is_lost, parse
 from xaqueue.space.owner.definitions_file import usable_definitions
 from xaqueue.space.owner.open import attach
 from xaqueue.space.owner.record import find_group, format_owner, in_use, open_to, read_owner
@@ -26,7 +26,14 @@ from xaqueue.storage.owner_file import OwnerFile
 log = logging.getLogger("xaqueue")
 
 
-def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: int = 0, exact: bool = False) -> Done:
+def restore(
+    path: str | os.PathLike[str],
+    number: int | None = None,
+    *,
+    at_us: int = 0,
+    exact: bool = False,
+    as_new: bool = False,
+) -> Done:
     """Puts a snapshot back, the newest that is clean without a number, or what was there at a moment (int
     microseconds UTC); see ``xaqueue.space.snapshot.restore``.
 
@@ -34,6 +41,7 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: i
     SpaceError.
     """
     root = Path(path)
+    space_id = _id_of(root)
     if not (root / layout.SNAPSHOTS).is_dir():
         if not root.is_dir():
             raise SpaceError(f"{root} is no directory: give that of the space which is to be restored")
@@ -78,6 +86,8 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: i
                     exact=exact,
                     queues=queues,
                     is_whole=is_whole,
+                    space_id=space_id,
+                    as_new=as_new,
                     close=close,
                 )
         finally:
@@ -87,6 +97,15 @@ def restore(path: str | os.PathLike[str], number: int | None = None, *, at_us: i
             f"{root} cannot be restored: {error.filename or ''} {error.strerror}. Nothing is lost: mend that, and call "
             "`xaqueue restore` again"
         ) from error
+
+
+def _id_of(root: Path) -> str:
+    """Of the space there, also where only its last owner says it; empty where nobody does."""
+    owner, line = read_owner(root), ""
+    with suppress(OSError, UnicodeDecodeError):
+        line = (root / layout.FORMAT).read_bytes().decode()
+    found = parse(line) or parse(owner.space if owner is not None else "")
+    return found.id if found is not None else ""
 
 
 def attach_or_restore(path: str | os.PathLike[str], **options: Any) -> Session:
@@ -109,7 +128,7 @@ def attach_or_restore(path: str | os.PathLike[str], **options: Any) -> Session:
     except SpaceError as error:
         raise SpaceError(f"{why}. No snapshot has taken its place: {error}") from error
     text = "[restored] %s: snapshot %d is in its place, and what it has replaced is in %s"
-    log.error(text, why, done.snapshot, done.removed)
+    log.error(text, why, done.snapshot, "; ".join([done.removed, *done.passed]))
     return attach(path, **options)
 
 

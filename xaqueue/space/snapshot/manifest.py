@@ -17,8 +17,10 @@ from typing import Any
 from zlib import crc32
 
 from xaqueue.errors import SpaceError
+from xaqueue.message import QUEUE_NAME
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.space.model import layout
+from xaqueue.space.model.format import parse as parse_format
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 
 MOST_BYTES = 64 * 1024 * 1024
@@ -68,10 +70,11 @@ def read(fs: FileSystem, directory: str) -> Manifest:
         fields = document["snapshot"]
         queues = {name: tuple(numbers) for name, numbers in fields["queues"].items()}
         found = Manifest(**{**fields, "queues": queues})
+        _check(found)
         is_whole = crc32(_canonical(fields)) == document["crc"]
     except FileNotFoundError:
         raise SpaceError(f"{directory or '.'} is no snapshot: it has no {layout.MANIFEST}") from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise SpaceError(f"{path} is damaged ({error}): use another snapshot") from error
     except OSError as error:
         if error.errno in NO_ROOM:
@@ -80,6 +83,20 @@ def read(fs: FileSystem, directory: str) -> Manifest:
     if not is_whole:
         raise SpaceError(f"{path} is damaged (its checksum is wrong): use another snapshot")
     return found
+
+
+def _check(found: Manifest) -> None:
+    """It may have come from elsewhere. Raises ValueError, TypeError."""
+    numbers = [found.number, found.taken_at, found.epoch, found.lsn, found.files, found.names, found.journal]
+    for marks in found.queues.values():
+        messages, published, reserved = marks
+        numbers += [messages, published, reserved]
+    if not all(type(number) is int and 0 <= number < 2**63 for number in (*numbers, *found.copies.values())):
+        raise ValueError("a number is none")
+    if not all(map(QUEUE_NAME.fullmatch, found.queues)) or not all(map(layout.is_copied, found.copies)):
+        raise ValueError("it names what is none of a space")
+    if parse_format(found.space) is None:
+        raise ValueError("it says no space")
 
 
 def _canonical(fields: dict[str, Any]) -> bytes:

@@ -16,10 +16,11 @@ and the new id tells readers that remember the old one that this is another life
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from xaqueue.errors import JournalDamaged, SpaceError
@@ -41,6 +42,7 @@ from xaqueue.xid import Xid
 
 READY = layout.RESTORE_READY
 PLACE = READY.partition("/")[0]
+_REMOVED = re.compile(rf"{REMOVED}/[0-9TZ]+(?:~[0-9]+)?")
 JUMP = 1 << 32
 """So many numbers are passed over: more than a lost tail can have used."""
 NEVER_BUILT = (JOURNAL, TRIES, layout.UNSHIPPED)
@@ -65,38 +67,52 @@ class Done:
     """In doubt then; nobody here can tell whether they were decided since: an operator decides."""
     at: int = 0
     """The moment up to which the journal was done again behind the snapshot, microseconds UTC; 0 for none."""
+    passed: list[str] = field(default_factory=list)
+    """Which snapshots were passed over, and why; and what is damaged in the one that was asked for."""
 
 
-def choose(fs: FileSystem, number: int | None) -> Manifest:
-    """The snapshot of this number, or the newest that is clean. Raises SpaceError for a suspect one, OSError."""
+def choose(fs: FileSystem, number: int | None, at_us: int, lives: Collection[str]) -> tuple[Manifest, list[str]]:
+    """The snapshot of this number, or the newest of before a moment, if one is given, of which every file is read and
+    found to be whole; and what is to be said of those that are newer, or of damage in it. lives: the ids of this space;
+    none where any may be used. Raises SpaceError, OSError.
+    """
     if number is not None:
-        found = store.find(fs, number)
-        wrong = next(store.damage(fs, f"{SNAPSHOTS}/{number}", bodies=False), None)
+        found, place = store.find(fs, number), f"{SNAPSHOTS}/{number}"
+        wrong = _another(found, lives) or next(store.damage(fs, place, bodies=False), None)
         if wrong is not None:
             raise SpaceError(f"snapshot {number} is suspect and not used ({wrong}): choose another one")
-        return found
+        return found, [f"snapshot {number} is used as it is: {damage}" for damage in store.damage(fs, place)]
+    passed = [f"snapshot {name} is passed over: {why}" for name, why in store.suspects(fs)]
     for found in reversed(store.listed(fs)):
-        if store.is_clean(fs, found.number):
-            return found
+        if at_us and found.taken_at > at_us:
+            continue
+        wrong = _another(found, lives) or next(store.damage(fs, f"{SNAPSHOTS}/{found.number}"), None)
+        if wrong is None:
+            return found, passed
+        passed.append(f"snapshot {found.number} is passed over: {wrong}")
+    why = "".join(f"; {one}" for one in passed[:3])
+    if at_us:
+        raise SpaceError(
+            "there is no snapshot of before that which is whole: nothing was changed; `xaqueue snapshot list` says of "
+            f"when they are{why}"
+        )
     raise SpaceError(
-        "there is no snapshot that is whole: nothing was changed; `xaqueue snapshot check` says what is wrong with each"
+        "there is no snapshot that is whole: nothing was changed; `xaqueue snapshot check` says what is wrong with "
+        f"each, and --snapshot N takes one whose messages are damaged as it is{why}"
     )
 
 
-def choose_before(fs: FileSystem, at_us: int) -> Manifest:
-    """The newest snapshot of before that moment that is clean. Raises SpaceError, OSError."""
-    for found in reversed(store.listed(fs)):
-        if found.taken_at <= at_us and store.is_clean(fs, found.number):
-            if not found.lsn:
-                raise SpaceError(
-                    f"snapshot {found.number}, the newest before that, was taken at level {found.sync}, and only at "
-                    "JOURNAL a space can go back to a moment in between: restore it with --snapshot"
-                )
-            return found
-    raise SpaceError(
-        "there is no snapshot of before that which is whole: nothing was changed; `xaqueue snapshot list` says of "
-        "when they are"
-    )
+def _another(found: Manifest, lives: Collection[str]) -> str | None:
+    if not lives or found.space.split()[-1] in lives:
+        return None
+    return f"it is of another space, {found.space}; --as-new has that here as a space of its own"
+
+
+def lives_of(fs: FileSystem, space_id: str) -> set[str]:
+    """The ids that the space of this one has had: each restore gives it another. None where nobody can tell."""
+    earlier = restored.read(fs)
+    is_known = space_id and earlier.snapshot != restored.DAMAGED
+    return {space_id, *earlier.lives} if is_known else set()
 
 
 def restore(
@@ -108,6 +124,8 @@ def restore(
     exact: bool = False,
     queues: str = QUEUES,
     is_whole: bool = False,
+    space_id: str = "",
+    as_new: bool = False,
     close: Callable[[], None] = lambda: None,
 ) -> Done:
     """Puts it back; finishes a restore that was cut off instead, whatever is asked for. The caller owns the space.
@@ -115,17 +133,28 @@ def restore(
     at_us: as of this moment, by the newest snapshot before it and the journal since; 0 for as of the snapshot.
     exact: what came after the snapshot stays behind, as it does with a moment. queues: the file that says what is
     defined; without one the snapshot does. is_whole: the space was opened and closed just now, so that it has all that
-    it is to have. close: called when all but FORMAT is in its place: nothing that was there has to be believed any
-    more. Raises SpaceError, OSError.
+    it is to have. space_id: of the space that is here, as far as that is known. as_new: a snapshot of another space is
+    used as well, and then nothing of this one is brought over. close: called when all but FORMAT is in its place:
+    nothing that was there has to be believed any more. Raises SpaceError, OSError.
     """
     if not fs.exists(READY):
         if fs.is_dir(PLACE):
             store.remove_tree(fs, PLACE)
-        found = choose_before(fs, at_us) if at_us else choose(fs, number)
+        lives = lives_of(fs, space_id)
+        found, passed = choose(fs, number, at_us, set() if as_new else lives)
+        if at_us and not found.lsn:
+            raise SpaceError(
+                f"snapshot {found.number}, the newest before that, was taken at level {found.sync}, and only at "
+                "JOURNAL a space can go back to a moment in between: restore it with --snapshot"
+            )
+        if _another(found, lives):
+            exact, lives = True, set()
         if not (exact or at_us or is_whole):
             _follow(fs)
-        done = _Build(fs, found, now_us, at_us, exact=exact, queues=queues, is_whole=is_whole).build()
-        return put_in_place(fs, done, close)
+        queues = queues if lives or not as_new else ""
+        build = _Build(fs, found, now_us, at_us, exact=exact, queues=queues, is_whole=is_whole)
+        build.lives = sorted({*lives, found.space.split()[-1]})
+        return put_in_place(fs, replace(build.build(), passed=passed), close)
     return finish(fs, close)
 
 
@@ -141,8 +170,14 @@ def put_in_place(fs: FileSystem, done: Done, close: Callable[[], None] = lambda:
 
 
 def finish(fs: FileSystem, close: Callable[[], None] = lambda: None) -> Done:
-    """From where it was cut off. Raises OSError."""
-    done = Done(**json.loads(fs.read(READY)))
+    """From where it was cut off. Raises SpaceError where what says so is damaged, OSError."""
+    try:
+        done = Done(**json.loads(fs.read(READY)))
+        is_sound = _REMOVED.fullmatch(done.removed) is not None
+    except (ValueError, TypeError):
+        is_sound = False
+    if not is_sound:  # it may have come from elsewhere, and names where things go
+        raise SpaceError(f"{READY} is damaged, and nothing was moved: remove {PLACE}/ and restore anew")
     _swap(fs, done.removed, close)
     return done
 
@@ -195,6 +230,7 @@ class _Build:
         self.queues = queues
         self.is_whole = is_whole
         self.newer = Newer(fs, PLACE)
+        self.lives: list[str] = []
 
     def build(self) -> Done:
         fs, found = self.fs, self.found
@@ -219,7 +255,9 @@ class _Build:
         self._keep_journal()
         branches = sorted(map(str, unknown))
         marks = self._marks(through)
-        self._put(RESTORED, restored.encode(Restored(found.number, found.taken_at, self.now_us, marks, branches)))
+        self._put(
+            RESTORED, restored.encode(Restored(found.number, found.taken_at, self.now_us, marks, branches, self.lives))
+        )
         place = free_place(fs, self.now_us)
         newer = self.newer
         return Done(found.number, found.taken_at, place, messages, newer.messages, newer.lost, branches, self.at_us)

@@ -14,6 +14,7 @@ from zlib import crc32
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
 from xaqueue.space.model import block_files, layout
 from xaqueue.space.model.block import decode
+from xaqueue.space.model.block_files import read_checked
 from xaqueue.space.model.definitions import Definitions
 from xaqueue.space.model.layout import KEPT_JOURNAL, SNAPSHOTS
 from xaqueue.space.snapshot import manifest
@@ -75,22 +76,20 @@ def damage(fs: FileSystem, directory: str, *, bodies: bool = True) -> Iterator[s
         yield str(error)
         return
     names = manifest.files_below(fs, directory)
+    for path in names:
+        if not layout.is_copied(path):
+            yield f"{directory}/{path} is none of the files that a snapshot has"
     if manifest.crc_of(names) != made.names:
         yield f"{directory}: it has {len(names):,} files, and not the {made.files:,} that it was made with"
     for path, crc in made.copies.items():
         if path in names and crc32(fs.read(f"{directory}/{path}")) != crc:
             yield f"{directory}/{path} is not what it was when it was copied"
     for path in names if bodies else ():
-        if layout.parse_message_path(path) or path.startswith(f"{layout.PREPARED}/"):
+        if layout.is_recorded(path):
             try:
-                decode(fs.read(f"{directory}/{path}"))
-            except DamagedBlock as error:
+                decode(read_checked(fs, f"{directory}/{path}"))
+            except (DamagedBlock, FileNotFoundError) as error:
                 yield f"{directory}/{path} is damaged: {error}"
-
-
-def is_clean(fs: FileSystem, number: int) -> bool:
-    """Whether nothing is seen to be wrong with it short of reading every body."""
-    return not list(damage(fs, f"{SNAPSHOTS}/{number}", bodies=False))
 
 
 def remove(fs: FileSystem, numbers: Sequence[int]) -> None:

@@ -30,8 +30,6 @@ from xaqueue.space.snapshot.manifest import Manifest
 from xaqueue.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard
 from xaqueue.storage.regular import NO_FILE
 
-COPIED = (layout.FORMAT, layout.QUEUES, layout.COUNTERS, layout.OPERATORS)
-"""Of the top: small, and written in place, or by people."""
 LINKED = (layout.PREPARED, layout.HEURISTIC, layout.BATCHES, layout.STREAMS, layout.CARRIERS, layout.QUARANTINE)
 FEW = 256
 """Changed paths that are linked while nothing follows."""
@@ -188,7 +186,7 @@ class _Links:
             if layout.parse_queue_directory(queue) is not None:
                 self._make_dir(f"{layout.COMMITTED}/{queue}")
                 self._copy(f"{layout.COMMITTED}/{queue}/.watermark")
-        for path in COPIED:
+        for path in layout.COPIED:
             self._copy(path)
 
     def _names(self, directory: str) -> list[str]:
@@ -203,7 +201,10 @@ class _Links:
             self._made.add(directory)
 
     def _link(self, path: str) -> None:
-        """It may be gone, and then is no part of it; a directory that changes may show a name twice."""
+        """It may be gone, and then is no part of it, as what is nothing of a space; a directory that changes may show a
+        name twice."""
+        if not layout.is_copied(path):
+            return
         try:
             self.fs.link(path, f"{self.place}/{path}")
         except (FileNotFoundError, FileExistsError):

@@ -1,0 +1,131 @@
+"""A snapshot is judged by all that is in it before it is used: what is damaged, or of another space, is passed over."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import xaqueue
+from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.main import app
+from xaqueue.errors import SpaceError
+from xaqueue.space.model.format import read_format
+from xaqueue.space.owner.restoring import restore
+
+BODIES = [b"0", b"1", b"2", b"3"]
+
+
+def copied(snapshot: Path) -> None:
+    """It has files of its own, as on another file system."""
+    shutil.copytree(snapshot, beside := snapshot.with_name("x"))
+    shutil.rmtree(snapshot)
+    beside.rename(snapshot)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """With two snapshots, that share no file."""
+    path = tmp_path / "orders"
+    with xaqueue.connect(path, create=True) as connection:
+        for body in BODIES:
+            connection.enqueue("q", body)
+        connection.commit()
+        for _ in range(2):
+            connection.snapshot()
+    for number in "12":
+        copied(path / "snapshots" / number)
+    return path
+
+
+def blocks(snapshot: Path) -> list[Path]:
+    return sorted(snapshot.glob("committed/queue=q/range=*/*"))
+
+
+def bodies(root: Path) -> list[bytes]:
+    with xaqueue.connect(root) as connection:
+        return [message.body for message in connection.browse("q")]
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def linked(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.with_name("nowhere"))
+
+
+DAMAGES = [flipped, lambda path: path.write_bytes(b""), lambda path: path.unlink(), linked]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("lost", [["committed", "FORMAT"], ["committed"], []])
+def test_one_that_is_damaged_is_passed_over(root: Path, damage: Callable[[Path], None], lost: list[str]) -> None:
+    damage(blocks(root / "snapshots/2")[1])
+    for name in lost:
+        path = root / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    done = restore(root)
+    assert done.snapshot == 1
+    assert len(done.passed) == 1
+    assert done.passed[0].startswith("snapshot 2 is passed over: snapshots/2")
+    assert bodies(root) == BODIES
+
+
+def test_where_all_are_damaged_it_is_for_somebody_to_say(root: Path) -> None:
+    """And nothing was changed before."""
+    for number in "12":
+        flipped(blocks(root / "snapshots" / number)[2])
+    with pytest.raises(SpaceError, match=r"--snapshot N takes one .*snapshot 2 is passed over: .*snapshot 1 is passed"):
+        restore(root, exact=True)
+    assert bodies(root) == BODIES
+    done = restore(root, 2, exact=True)
+    assert "is used as it is: " in done.passed[0]
+    assert bodies(root) == [b"0", b"1", b"3"]
+
+
+def test_what_is_none_of_a_space_is_damage(root: Path) -> None:
+    (root / "snapshots/2/committed/queue=q/x").write_text("")
+    assert "is none of the files that a snapshot has" in restore(root).passed[0]
+
+
+def test_one_of_another_space_is_not_used_but_as_a_new_one(root: Path, tmp_path: Path) -> None:
+    with xaqueue.connect(tmp_path / "bills", create=True) as connection:
+        connection.enqueue("q", b"bill")
+        connection.commit()
+        connection.snapshot()
+    shutil.copytree(tmp_path / "bills/snapshots/1", root / "snapshots/3")
+    assert "snapshot 3 is passed over: it is of another space" in restore(root).passed[0]
+    with pytest.raises(SpaceError, match="--as-new"):
+        restore(root, 3)
+    assert bodies(root) == BODIES
+    assert restore(root, 3, as_new=True).newer == 0
+    assert bodies(root) == [b"bill"]
+
+
+def test_those_of_its_earlier_lives_are_its_own(root: Path) -> None:
+    ids = {read_format(root).id}
+    for _ in range(3):
+        assert restore(root, 1).passed == []
+        ids.add(read_format(root).id)
+    assert len(ids) == 4
+
+
+def test_they_are_looked_at_whatever_else_is_lost(root: Path) -> None:
+    (root / "FORMAT").unlink()
+    flipped(blocks(root / "snapshots/1")[0])
+    run = CliRunner().invoke
+    listed = run(app, ["--space", str(root), "snapshot", "list", "--json"])
+    assert listed.exit_code == ExitCode.OK
+    checked = run(app, ["--space", str(root), "snapshot", "check"])
+    assert checked.exit_code == ExitCode.NOTHING
+    assert "is damaged: checksum does not match\nsnapshot 1: 1 problem\nsnapshot 2: no damage" in checked.output
