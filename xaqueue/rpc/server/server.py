@@ -31,7 +31,7 @@ from xaqueue.rpc.methods import service
 from xaqueue.rpc.methods.meters import metrics_in
 from xaqueue.rpc.methods.sessions import SessionStatus, with_work
 from xaqueue.rpc.server.listeners import ListenConfig, Listeners, clear_own
-from xaqueue.rpc.server.peer import Caller, Limits
+from xaqueue.rpc.server.peer import NEVER_S, Caller, Limits
 from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.server.session import ServerSession
 from xaqueue.space.engine.session import Session
@@ -300,7 +300,7 @@ class Server:
             if self.is_told:
                 return
             raise
-        announce(self.root, self.endpoint)
+        announce(self.root, self.endpoint, awaited=self.limits.idle_exit_s >= NEVER_S)
         log.info("[serving] %s at %s", self.root, ", ".join(self.listeners.urls))
         self._housekeeping.ready()
         ready()

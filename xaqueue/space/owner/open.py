@@ -359,12 +359,15 @@ def _detach(root: Path, attached: _Attached) -> None:
             attached.lock.release()
 
 
-def announce(root: Path, endpoint: str) -> None:
-    """Where the space, which this process has open, is served: commands that find it in use go there."""
+def announce(root: Path, endpoint: str, *, awaited: bool = False) -> None:
+    """Where the space, which this process has open, is served: commands that find it in use go there.
+
+    awaited: they wait for it to come back where it is gone.
+    """
     root = root.resolve()
     with _guard_of(root):
         attached = _attached[root]
-        attached.owner = replace(attached.owner, endpoint=endpoint)
+        attached.owner = replace(attached.owner, endpoint=endpoint, awaited=awaited)
         write_owner(attached.files, attached.lock, attached.owner)
 
 
