@@ -295,7 +295,7 @@ class Server:
                 self.loop.add_signal_handler(number, self.stop)
         try:
             owner = await self._opening
-        except SpaceError:  # it may have waited for its replica
+        except (SpaceError, ResourceFailed):  # it may have waited for its replica
             await self._close(None)
             if self.is_told:
                 return
@@ -362,18 +362,23 @@ class Server:
         await self._end(list(self.sessions))
         deadline.cancel()
         hang.cancel()
+        close = threading.Timer(self.limits.close_s, self._hangs, [True])  # this loop is what hangs
+        close.daemon = True
+        close.start()
         try:
             if self.space.shipping is not None:
                 self.space.shipping.close()
             if owner is not None:
                 owner.close()
         finally:
+            close.cancel()
             self.scheduler.close()
             if self._late is not None:
                 self._late.cancel()
 
-    def _hangs(self) -> None:
-        self.give_up_late(self.space.log.fenced)
+    def _hangs(self, is_closing: bool = False) -> None:
+        """is_closing: it is the disk, and what it has not taken is in the journal."""
+        self.give_up_late(is_closing or self.space.log.fenced)
 
     async def _end(self, sessions: list[ServerSession]) -> None:
         for session in sessions:
