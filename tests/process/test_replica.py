@@ -269,12 +269,11 @@ def test_without_a_replica_the_outcome_is_unknown(tmp_path: Path, serve: Serve, 
         with pytest.raises((ConnectionLost, ResourceFailed)):
             connection.dequeue("orders")
     source._thread.join(60)
+    write_definitions(root, text("replica", PATIENCE_S))
     source = serve(root, opens=False)
     with pytest.raises(ResourceFailed, match="waits for its replica"):
         remote_manager(source.url, connect_s=0.1)
     assert not source.space.loaded
-    write_definitions(root, text("replica", PATIENCE_S))
-    until(lambda: source.space.definitions.replication.timeout_s == PATIENCE_S)
     replica = follow(there, source)
     until(lambda: source.space.loaded)
     with xaqueue.connect(source.url) as connection:

@@ -254,7 +254,7 @@ def test_one_that_loses_the_space_while_it_opens_it_says_so(root: Path, monkeypa
     looks, real = [0], owner_file.OwnerFile.lost
 
     def lost(self: owner_file.OwnerFile) -> str:
-        looks[0] -= 1
+        looks[0] -= threading.current_thread() is threading.main_thread()
         if looks[0] < 0 and not taken:
             taken.append(owner_file.FileLock(root / ".other"))
             taken[0].acquire()
@@ -262,13 +262,14 @@ def test_one_that_loses_the_space_while_it_opens_it_says_so(root: Path, monkeypa
         return real(self)
 
     monkeypatch.setattr(owner_file.OwnerFile, "lost", lost)
+    refused = 0
     for at in range(1000):
         taken: list[owner_file.FileLock] = []
         lock, looks[0] = standby.wait(root), at
         try:
             session = attach(root, watch=False, lock=lock)
-        except ResourceFailed as failed:
-            assert "was taken over while it was opened" in str(failed)
+        except ResourceFailed:  # and no SpaceError
+            refused += 1
         else:
             if not taken:
                 session.close()
@@ -276,4 +277,4 @@ def test_one_that_loses_the_space_while_it_opens_it_says_so(root: Path, monkeypa
             with suppress(ResourceFailed):
                 session.close()
         taken[0].release()
-    assert at > 3
+    assert refused > 3
