@@ -23,7 +23,7 @@ from xaqueue.rpc.client import reach
 from xaqueue.rpc.server.peer import Limits
 from xaqueue.space.model import layout
 from xaqueue.space.owner.open import attach, create
-from xaqueue.space.owner.record import RECOVERING, format_owner, read_owner
+from xaqueue.space.owner.record import RECOVERING, format_owner, in_use, read_owner
 from xaqueue.spark import server_launcher
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.fs import replace_file
@@ -160,7 +160,7 @@ def test_an_owner_that_serves_nobody_is_told_of(root: Path) -> None:
     found = read_owner(root)
     assert found is not None
     with closing(session), pytest.raises(SpaceInUse, match="which opened the directory itself: stop it, start `xaqu"):
-        raise reach.in_use(root, found)
+        raise in_use(root, found)
 
 
 def test_who_has_it_open_stays_its_owner(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,12 @@ def test_seconds_are_wanted(root: Path, server_s: float) -> None:
 
 def test_spark_starts_no_server_beside_one_that_is_to_come_back(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Path] = []
-    monkeypatch.setattr(server_launcher, "start", lambda root: started.append(root) is None)
+
+    def start(root: Path) -> bool:
+        started.append(root)
+        return True
+
+    monkeypatch.setattr(server_launcher, "start", start)
     server = served(root)
     finder = server_launcher._Finder(root)
     finder.dial().close()
