@@ -72,7 +72,9 @@ apilevel = "2.0"
 threadsafety = 1
 
 
-def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None = None) -> Connection:
+def connect(
+    path: str | os.PathLike[str], create: bool = False, sync: str | None = None, *, server_s: float | None = 60.0
+) -> Connection:
     """Opens a queue space and returns a connection of its own session.
 
     path: the space's directory, an open string (``datadir="/data/orders",qspace="orders"``), or the URL of a server:
@@ -82,6 +84,8 @@ def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None
     loses the [default] table.
     sync: flags, ``[FSYNC|FDATASYNC][;DSYNC]``, ``JOURNAL`` or ``NONE``; without them XAQUEUE_FLAGS, queues.toml, then
     the default. A server has its own.
+    server_s: so long a server that had the directory, and is gone, is waited for: before this process opens it itself,
+    and by each call on the connection; None: for ever.
     Raises SpaceInUse (another process owns it, and serves it to nobody), SpaceError (it is no space), InvalidArgument,
     and of a server ConnectionLost, AccessDenied.
     """
@@ -89,7 +93,7 @@ def connect(path: str | os.PathLike[str], create: bool = False, sync: str | None
         raise InvalidArgument(f"connect({path!r}) is refused: a directory or a URL is wanted, as text or as a path")
     from xaqueue.rpc.client import reach  # half of the package, and a Spark worker needs none of it
 
-    return reach.connect(given, create=create, sync=sync)
+    return reach.connect(given, create=create, sync=sync, server_s=server_s)
 
 
 async def connect_async(url: str) -> AsyncConnection:

@@ -300,7 +300,7 @@ class Transaction:
 
     def _discard(self, xid: Xid) -> None:
         """The resource manager refused: whatever is left of the branch goes, and the transaction is over."""
-        with suppress(UnknownXid, HeuristicOutcome):
+        with suppress(UnknownXid, HeuristicOutcome, ConnectionLost):  # whose server does so by itself
             self._manager.rollback(xid)
         self.leave()
 

@@ -14,7 +14,10 @@ from typer.testing import CliRunner
 
 from support import ROOT
 from xaqueue.cli.main import app
+from xaqueue.cli.serve import HANG_S as LEAVE_S
 from xaqueue.endpoint import Scheme, parse
+from xaqueue.rpc.server.peer import Limits
+from xaqueue.rpc.server.server import HANG_S
 
 UNIT = ROOT / "examples" / "xaqueue@.service"
 COMMAND = "/opt/xaqueue/bin/xaqueue"
@@ -47,6 +50,11 @@ def test_it_waits_until_the_server_is_ready_and_watches_it(unit: dict[str, str])
     assert "--notify" in unit["ExecStart"].split()
     assert unit["TimeoutStartSec"] == "infinity"
     assert int(unit["WatchdogSec"]) > 0
+
+
+def test_a_server_that_stops_has_the_time_that_it_takes_at_most(unit: dict[str, str]) -> None:
+    """Killed before that it would not say why."""
+    assert int(unit["TimeoutStopSec"]) > Limits().stop_s + HANG_S + Limits().close_s + LEAVE_S
 
 
 def test_the_socket_that_it_tells_is_the_one_that_is_served(unit: dict[str, str]) -> None:

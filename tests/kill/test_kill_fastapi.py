@@ -26,11 +26,13 @@ import httpx
 
 import xaqueue
 from support import ROOT
-from support.served import ServerThread
 
 ORDERS = 40
 SERVICE_DIES, WORKER_DIES = (8, 21, 33), (13, 27)
-"""While these orders are sent."""
+OUTAGES_S = {17: 1.5}
+if "XAQUEUE_CRASH_FULL" in os.environ:
+    OUTAGES_S |= {20: 1.0, 23: 5.0, 26: 15.0, 29: 30.0, 32: 45.0}
+"""The server is gone for so long. While these orders are sent."""
 PATIENCE_S = 60.0
 log = logging.getLogger(__name__)
 
@@ -54,12 +56,13 @@ class Process:
                 stderr=said,
             )
 
-    def kill_soon(self, delay_s: float) -> None:
-        """And then starts it again."""
+    def kill_soon(self, delay_s: float, outage_s: float = 0.0) -> None:
+        """And then starts it again, where it is missed for so long."""
 
         def kill() -> None:
             self.process.kill()
             self.kills += self.process.wait() == -signal.SIGKILL
+            time.sleep(outage_s)
             self.start()
 
         threading.Timer(delay_s, kill).start()
@@ -70,11 +73,16 @@ class Process:
 
 
 @contextmanager
-def serving(space: Path) -> Iterator[None]:
-    xaqueue.connect(space, create=True).close()
-    server = ServerThread(space, space / "socket")
+def serving(directory: Path) -> Iterator[Process]:
+    """The programs name the directory, and begin once it is served."""
+    xaqueue.connect(directory / "queue", create=True).close()
+    server = Process(directory, "-m", "xaqueue", "serve", "--space", "queue")
     try:
-        yield
+        until = time.monotonic() + PATIENCE_S
+        while not (directory / "queue" / "socket").exists():
+            assert time.monotonic() < until, (directory / "said").read_text()
+            time.sleep(0.05)
+        yield server
     finally:
         server.stop()
 
@@ -102,7 +110,7 @@ def test_each_order_is_a_row_and_is_handled_once(tmp_path: Path) -> None:
     seed = int(os.environ.get("XAQUEUE_KILL_SEED", random.randrange(1 << 32)))
     log.info("XAQUEUE_KILL_SEED=%d", seed)
     chance, socket = random.Random(seed), tmp_path / "http"
-    with serving(tmp_path / "queue"):
+    with serving(tmp_path) as server:
         service = Process(tmp_path, *("-m", "uvicorn", "fastapi_service:app", "--uds", str(socket)))
         worker = Process(tmp_path, str(ROOT / "examples" / "fastapi_worker.py"))
         try:
@@ -110,6 +118,8 @@ def test_each_order_is_a_row_and_is_handled_once(tmp_path: Path) -> None:
                 for number in range(1, ORDERS + 1):
                     if number in SERVICE_DIES:
                         service.kill_soon(chance.uniform(0, 0.008))
+                    if number in OUTAGES_S:
+                        server.kill_soon(0.0, OUTAGES_S[number])
                     if number in WORKER_DIES:
                         worker.kill_soon(chance.uniform(0, 0.02))
                     put(client, number)
@@ -119,11 +129,13 @@ def test_each_order_is_a_row_and_is_handled_once(tmp_path: Path) -> None:
                     assert time.monotonic() < until, (tmp_path / "said").read_text()
                     time.sleep(0.05)
                 assert client.get("/orders/1").json() == {"number": 1, "item": "apples", "handled": 1}
+            assert server.process.poll() is None, "somebody else had the space when it came back"
         finally:
             service.stop()
             worker.stop()
         with xaqueue.connect(tmp_path / "queue") as queue:
+            assert not queue.is_embedded
             assert list(queue.browse("orders")) == []
             assert list(queue.tpc_recover()) == []
-    assert (service.kills, worker.kills) == (len(SERVICE_DIES), len(WORKER_DIES))
+    assert (service.kills, worker.kills, server.kills) == (len(SERVICE_DIES), len(WORKER_DIES), len(OUTAGES_S))
     assert handled(tmp_path / "shop.db") == expected

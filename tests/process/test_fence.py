@@ -362,3 +362,33 @@ def test_a_process_ends_without_a_thread_that_hangs(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", LEAVE, name], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (5, "said")
     assert "[disk-hangs] calls have not returned" in done.stderr
+
+
+CLOSES = """
+import os, sys, threading
+from functools import partial
+from xaqueue.rpc.server import peer
+from xaqueue.space.engine.state import Space
+peer.Limits = partial(peer.Limits, close_s=0.2)
+Space.checkpoint = lambda self: threading.Event().wait()  # as a sync that hangs
+from xaqueue.cli.main import main
+main()
+"""
+
+
+def test_a_close_that_hangs_ends_and_loses_nothing(tmp_path: Path) -> None:
+    """The server has a limit for it, in the loop that hangs, and says so."""
+    root = tmp_path / "space"
+    xaqueue.connect(root, create=True).close()
+    words = [sys.executable, "-c", CLOSES, "serve", "--space", str(root)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "serving" in process.stdout.readline()
+        with xaqueue.connect(f"xaq+unix://{root / 'socket'}") as connection:
+            connection.enqueue("orders", b"acknowledged")
+        process.terminate()
+        said = process.communicate(timeout=PATIENCE_S)[1]
+    assert process.returncode == ExitCode.FENCED, said
+    assert "[disk-hangs] calls have not returned: the process ends without them" in said
+    with xaqueue.connect(root, server_s=0) as connection:
+        assert [message.body for message in connection.browse("orders")] == [b"acknowledged"]

@@ -17,7 +17,7 @@ import xaqueue
 from support.replicas import ReplicaThread, made, text, until
 from support.served import PATIENCE_S, RUN, ServerThread
 from xaqueue.connection import Connection
-from xaqueue.errors import ConnectionLost, OutcomeUnknown, ResourceFailed, SpaceError, SpaceInUse
+from xaqueue.errors import ConnectionLost, OutcomeUnknown, ResourceFailed, RolledBack, SpaceError, SpaceInUse
 from xaqueue.message import Message
 from xaqueue.replication.promote import promote, tell_former
 from xaqueue.rpc.client.manager import remote_manager
@@ -255,18 +255,21 @@ def test_a_commit_waits_for_the_replica(tmp_path: Path, serve: Serve, follow: Fo
 
 def test_without_a_replica_the_outcome_is_unknown(tmp_path: Path, serve: Serve, follow: Follow) -> None:
     """And nothing is shown before the replica has it."""
-    root, there = made(tmp_path / "source", "replica", timeout_s=0.5), tmp_path / "replica"
+    root, there = made(tmp_path / "source", "replica", timeout_s=PATIENCE_S), tmp_path / "replica"
     source = serve(root, opens=False)
     replica = follow(there, source)
     put(source.url, b"before")
     replica.stop()
-    with suppress(ResourceFailed), xaqueue.connect(source.url) as connection:
+    write_definitions(root, text("replica", 0.5))
+    until(lambda: source.space.definitions.replication.timeout_s == 0.5)
+    with suppress(ResourceFailed, RolledBack), xaqueue.connect(source.url) as connection:
         connection.enqueue("orders", b"unknown")
         with pytest.raises(OutcomeUnknown, match=r"no replica has acknowledged this for 0\.5 s"):
             connection.commit()
         with pytest.raises((ConnectionLost, ResourceFailed)):
             connection.dequeue("orders")
     source._thread.join(60)
+    write_definitions(root, text("replica", PATIENCE_S))
     source = serve(root, opens=False)
     with pytest.raises(ResourceFailed, match="waits for its replica"):
         remote_manager(source.url, connect_s=0.1)

@@ -6,8 +6,9 @@ Where the directory is being served, work goes to its owner by itself: the owner
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ import typer
 from xaqueue.cli.output import progress_bar
 from xaqueue.connection import Connection
 from xaqueue.endpoint import is_url, parse_open_string
-from xaqueue.errors import InvalidArgument, SpaceError, SpaceInUse
+from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.rpc.client import reach
 from xaqueue.rpc.client.manager import RemoteManager, remote_manager
 from xaqueue.space.engine.session import Session
@@ -27,6 +28,8 @@ from xaqueue.storage.ids import fresh_id
 SPACE_VARIABLE = "XAQUEUE_SPACE"
 CONNECT_S = 1.0
 """For how long a command tries to reach a server that does not answer."""
+SERVER_S = 5.0
+"""And one that is gone from its directory, which the command has for a moment then."""
 
 SpaceOption = Annotated[
     str | None,
@@ -117,12 +120,13 @@ def served_at(location: Location) -> str:
 @contextmanager
 def owned(directory: str, *, watch: bool = False) -> Iterator[Session]:
     """A session with the space, which this process owns until the end. Raises SpaceInUse, SpaceError."""
-    with progress_bar("reading messages") as bar:
-        session = attach(directory, watch=watch, progress=bar)
-    try:
+    with closing(_opened(directory, watch=watch)) as session:
         yield session
-    finally:
-        session.close()
+
+
+def _opened(directory: str, *, watch: bool) -> Session:
+    with progress_bar("reading messages") as bar:
+        return attach(directory, watch=watch, progress=bar)
 
 
 @contextmanager
@@ -141,17 +145,13 @@ def remote(url: str, *, answer_s: float | None = None) -> Iterator[RemoteManager
 @contextmanager
 def reached(location: Location, *, watch: bool = False) -> Iterator[Session | RemoteManager]:
     """A session with the space through its server, where one serves it; else this process owns it until the end."""
-    url = served_at(location)
-    session: Session | None = None
-    with ExitStack() as stack:
-        if not url:
-            try:
-                session = stack.enter_context(owned(location.directory, watch=watch))
-            except SpaceInUse:
-                url = served_at(location)  # by a server that has just come, perhaps
-                if not url:
-                    raise
-        yield session or stack.enter_context(remote(url))
+    if location.url:
+        with remote(location.url) as manager:
+            yield manager
+        return
+    found = reach.session(location.directory, partial(_opened, location.directory, watch=watch), SERVER_S)
+    with closing(found):
+        yield found
 
 
 @contextmanager

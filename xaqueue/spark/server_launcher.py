@@ -30,6 +30,7 @@ from xaqueue.endpoint import UNIX_PATH_LIMIT_BYTES, Scheme, parse
 from xaqueue.errors import ConnectionLost, InvalidArgument, OperationalError, SpaceError, SpaceInUse
 from xaqueue.rpc.client.link import ClientSocket
 from xaqueue.rpc.client.manager import RemoteManager, dial, hello_of, remote_manager
+from xaqueue.rpc.client.reach import SERVER_S, is_awaited, is_served_only, remember
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import SOCKET
 from xaqueue.space.owner.open import is_owned
@@ -75,6 +76,8 @@ class _Finder:
     url: str = ""
     embedded: tuple[int, float] | None = None
     """Epoch of an owner that serves nobody, and when it was seen first."""
+    gone_at: float | None = None
+    """Since when a server is waited for."""
     failures: int = 0
 
     def dial(self) -> ClientSocket:
@@ -88,11 +91,13 @@ class _Finder:
     def _find(self) -> str:
         root = self.root
         if not is_owned(root):
-            self._start()
+            self._await_or_start()
         owner = read_owner(root)
         if owner is None or not is_owned(root):
             raise ConnectionLost(f"no server has {root} yet, one is being started: look into {log_of(root)}")
         if owner.endpoint:
+            self.gone_at = None
+            remember(root, owner)
             if parse(owner.endpoint).scheme is Scheme.UNIX and owner.host != socket.gethostname():
                 raise SpaceInUse(
                     f"{root} is served on {owner.host} at {owner.endpoint}, which cannot be reached from here: let it "
@@ -103,8 +108,14 @@ class _Finder:
             self._wait_for(owner)
         raise ConnectionLost(f"process {owner.pid} on {owner.host} opens {root} and is not ready yet: try again")
 
-    def _start(self) -> None:
-        """Raises SpaceError where a server ended at once, twice: once may be a command that was quicker."""
+    def _await_or_start(self) -> None:
+        """Raises ConnectionLost while a server is to come back, and SpaceError where one ended at once, twice: once may
+        be a command that was quicker.
+        """
+        now = time.monotonic()
+        self.gone_at = now if self.gone_at is None else self.gone_at
+        if is_awaited(self.root) and (now - self.gone_at < SERVER_S or is_served_only(self.root)):
+            raise ConnectionLost(f"no server has {self.root} now: start it again, `xaqueue serve --space {self.root}`")
         self.failures = 0 if start(self.root) else self.failures + 1
         if self.failures > 1:
             log = log_of(self.root)

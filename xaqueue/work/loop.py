@@ -13,20 +13,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from xaqueue.connection import Connection
 from xaqueue.errors import (
+    ConnectionLost,
     DecisionLogError,
+    Error,
     InterfaceError,
     InvalidArgument,
     OperationalError,
     ResourceFailed,
     RetryLater,
     SpaceError,
+    SpaceInUse,
 )
 from xaqueue.message import Message
 from xaqueue.rpc.client import reach
@@ -163,12 +166,16 @@ class Loop:
         while not self._stopping.is_set():
             try:
                 if self._tm is None and connection is None:
-                    connection = stack.enter_context(reach.connect(self._target))
+                    connection = stack.enter_context(reach.connect(self._target, pause=self._wait_for_server))
                     self._is_embedded = connection.is_embedded
                 turn = self._turn(connection)
             except OperationalError as error:
                 if not self._may_pass(error, trouble):
                     raise
+                if connection is not None and isinstance(error, ConnectionLost | SpaceInUse):
+                    with suppress(Error):
+                        connection.close()
+                    connection = None  # it is connected to whoever has the space then
                 if not trouble:
                     log.warning("[worker-waits] queue %s is tried again later: %s", self._queue, error)
                 turn = Turn.AGAIN
@@ -180,6 +187,10 @@ class Loop:
                 continue
             self._pause(trouble)
             trouble += 1
+
+    def _wait_for_server(self, pause_s: float) -> None:
+        if self._stopping.wait(pause_s):
+            raise ConnectionLost("it is told to stop while it waits for the server")
 
     @contextmanager
     def _begun(self, connection: Connection | None, *names: str) -> Iterator[tuple[Any, list[Connection]]]:

@@ -208,7 +208,7 @@ def test_a_commit_that_finds_no_room_is_completed_later(
         bare.put("orders", b"1")
         bare.put("orders", b"2")
         bare.fs.faults[call, layout.queue_path(queue)] = errno.ENOSPC
-        monkeypatch.setattr(reach, "connect", lambda _: Connection(Session(bare.space), fresh_id))
+        monkeypatch.setattr(reach, "connect", lambda _, **__: Connection(Session(bare.space), fresh_id))
         with xaqueue.Worker("anywhere", "orders", pack) as worker:
             eventually(lambda: "a commit of queue orders waits" in caplog.text)
             assert worker.done == 0
@@ -227,7 +227,7 @@ def test_a_commit_that_waits_for_room_is_given_up_with_the_worker(
     with bare_space(tmp_path / "space", DURABLE) as bare:
         bare.put("orders", b"1")
         bare.fs.faults["make_dir", layout.queue_path("parcels")] = errno.ENOSPC
-        monkeypatch.setattr(reach, "connect", lambda _: Connection(Session(bare.space), fresh_id))
+        monkeypatch.setattr(reach, "connect", lambda _, **__: Connection(Session(bare.space), fresh_id))
         worker = xaqueue.Worker("anywhere", "orders", pack).start()
         eventually(lambda: "a commit of queue orders waits" in caplog.text)
         assert worker.stop(PATIENCE_S)

@@ -1,18 +1,29 @@
-"""A directory's work goes to the server that has it, by itself; without one, this process opens the space."""
+"""A directory's work goes to the server that has it, by itself; without one, this process opens the space.
+
+Who was led to a server stays its client: a server that is gone could not come back if a client had opened the directory
+meanwhile. So it is waited for, for as long as ``server_s`` says, where this process has found one there, where the
+owner file says that one was killed, while another process opens the space, and where queues.toml says ``served_only``.
+Behind that the directory is opened here, but with ``served_only`` never. Nobody waits for a server that ends by itself.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xaqueue.connection import Connection
-from xaqueue.endpoint import is_url, parse_open_string
+from xaqueue.endpoint import is_url, parse, parse_open_string
 from xaqueue.errors import ConnectionLost, InvalidArgument, SpaceError, SpaceInUse
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model.format import read_format
+from xaqueue.space.owner.definitions_file import usable_definitions
 from xaqueue.space.owner.open import is_attached
-from xaqueue.space.owner.record import read_owner
+from xaqueue.space.owner.record import RECOVERING, Owner, in_use, read_owner
 from xaqueue.space.owner.restoring import attach_or_restore
 from xaqueue.spans import connection
 from xaqueue.storage.hardening import Hardening
@@ -20,61 +31,185 @@ from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.owner_file import is_owned
 
 if TYPE_CHECKING:
+    from xaqueue.rpc.client.link import ClientSocket
     from xaqueue.rpc.client.manager import RemoteManager
 
+SERVER_S = 60.0
+SAY_S = 2.0
+"""Who has waited for longer says so."""
 
+log = logging.getLogger("xaqueue")
 in_memory: dict[str, Callable[[str | None], Connection]] = {}
 """Spaces of ``xaqueue.testing``, by what names them: each connects, and is told the flags that are wanted."""
+_led: set[str] = set()
+"""Directories, by their real paths, where this process has found a server that is to stay."""
 
 
 def served_at(path: str | os.PathLike[str]) -> str:
     """The URL under which the space is served now; empty where no server owns it."""
+    owner = _owner_of(path)
+    return owner.endpoint if owner is not None else ""
+
+
+def is_awaited(path: str | os.PathLike[str]) -> bool:
+    """Whether a space that no server has is to have one."""
     owner = read_owner(path)
-    return owner.endpoint if owner is not None and owner.endpoint and is_owned(path) else ""
+    was_killed = owner is not None and owner.awaited and owner.unclosed != ""
+    return was_killed or os.path.realpath(path) in _led or is_served_only(path)
 
 
-def connect(place: str, *, create: bool = False, sync: str | None = None) -> Connection:
-    """To a directory or a URL; see ``xaqueue.connect``."""
+def remember(path: str | os.PathLike[str], owner: Owner) -> None:
+    """This process was led to this server."""
+    if owner.awaited:
+        _led.add(os.path.realpath(path))
+
+
+def connect(
+    place: str,
+    *,
+    create: bool = False,
+    sync: str | None = None,
+    server_s: float | None = SERVER_S,
+    pause: Callable[[float], object] = time.sleep,
+) -> Connection:
+    """To a directory or a URL; see ``xaqueue.connect``. pause: waits for so many seconds, and may raise."""
+    if server_s is not None and (isinstance(server_s, bool) or not server_s >= 0):
+        raise InvalidArgument(f"server_s={server_s!r} is refused: seconds from 0 are wanted, or None for ever")
     if place in in_memory:
         return in_memory[place](sync)
     if not is_url(place):
         directory, name = parse_open_string(place)
-        return connection(session(directory, name, create=create, sync=sync), fresh_id)
-    if create or sync is not None:
-        raise InvalidArgument("create= and sync= are for a directory: whoever serves a space opens it, and says how")
+        found = session(
+            directory,
+            lambda: attach_or_restore(directory, create_missing=create, sync=sync, name=name),
+            server_s,
+            pause,
+        )
+        try:
+            if not isinstance(found, Session):
+                _check_served(found, directory, name, sync)
+        except BaseException:
+            found.close()
+            raise
+        return connection(found, fresh_id)
+    if create or sync is not None or server_s != SERVER_S:
+        raise InvalidArgument(
+            "create=, sync= and server_s= are for a directory: whoever serves a space opens it, and says how"
+        )
     from xaqueue.rpc.client.manager import remote_manager  # who opens a directory needs no sockets
 
     return connection(remote_manager(place), fresh_id)
 
 
-def session(directory: str, name: str | None, *, create: bool, sync: str | None) -> Session | RemoteManager:
-    """name: must be the space's, where given. Raises what ``xaqueue.connect`` does."""
-    url = "" if is_attached(directory) else served_at(directory)
+def session(
+    directory: str,
+    open_here: Callable[[], Session],
+    server_s: float | None,
+    pause: Callable[[float], object] = time.sleep,
+) -> Session | RemoteManager:
+    """With the server of the space, or else by ``open_here``. Raises what ``connect`` does."""
+    lost: ConnectionLost | None = None
+    if not is_attached(directory) and _is_led(directory, server_s):
+        from xaqueue.rpc.client.manager import RemoteManager
+
+        finder, limit_s = _Finder(directory), float("inf") if server_s is None else server_s
+        try:
+            return RemoteManager(finder.dial, connect_s=limit_s, pause=pause)
+        except SpaceInUse:
+            pass  # no server has it: who does, if anybody, is found by opening it
+        except ConnectionLost as error:
+            if is_served_only(directory):
+                raise
+            lost = error
     try:
-        if not url:
-            return attach_or_restore(directory, create_missing=create, sync=sync, name=name)
+        opened = open_here()
     except SpaceInUse:
-        url = served_at(directory)  # by a server that has just come, perhaps
-        if not url:
+        if lost is not None and served_at(directory):
+            raise lost from None  # by a server that hangs
+        if lost is not None or not _is_led(directory, server_s):
             raise
+        return session(directory, open_here, server_s, pause)  # it has just come
+    _led.discard(os.path.realpath(directory))
+    return opened
+
+
+def _owner_of(path: str | os.PathLike[str]) -> Owner | None:
+    """Who has it now."""
+    owner = read_owner(path)
+    return owner if owner is not None and is_owned(path) else None
+
+
+def _is_led(directory: str, server_s: float | None) -> bool:
+    """Whether a server is looked for."""
+    owner = _owner_of(directory)
+    if owner is None:
+        return is_served_only(directory) or (server_s != 0 and is_awaited(directory))
+    return owner.endpoint != "" or (owner.state == RECOVERING and not _is_own(owner))
+
+
+def _is_own(owner: Owner) -> bool:
+    return (owner.pid, owner.host) == (os.getpid(), socket.gethostname())
+
+
+def is_served_only(path: str | os.PathLike[str]) -> bool:
+    """Whether queues.toml says that nobody but ``serve`` opens it."""
     try:
-        return _served(directory, url, name, sync)
-    except ConnectionLost:
-        if served_at(directory):
+        return usable_definitions(Path(path))[0].served_only
+    except InvalidArgument:
+        return False  # whoever opens it says what is wrong
+
+
+class _Finder:
+    """Leads one session to the server that has a directory, at each connect anew."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._has_found = self._has_told = False
+        self._since: float | None = None
+        """It is waited for."""
+
+    def dial(self) -> ClientSocket:
+        """Raises ConnectionLost; SpaceInUse where there is no server to be waited for."""
+        from xaqueue.rpc.client.manager import dial
+
+        try:
+            owner = self._server()
+            made = dial(parse(owner.endpoint))
+        except ConnectionLost as lost:
+            self._tell(lost)
             raise
-    return attach_or_restore(directory, create_missing=create, sync=sync, name=name)  # the server has just gone
+        remember(self._directory, owner)
+        self._has_found, self._has_told, self._since = True, False, None
+        return made
+
+    def _server(self) -> Owner:
+        owner, where = _owner_of(self._directory), self._directory
+        if owner is None:
+            lost = f"no server has {where} now: start it again, `xaqueue serve --space {where}`"
+            if not self._has_found and not is_awaited(where):
+                raise SpaceInUse(lost)
+            raise ConnectionLost(lost)
+        if owner.endpoint:
+            return owner
+        found = in_use(Path(where), owner)
+        if _is_own(owner) or (owner.state != RECOVERING and not is_awaited(where)):
+            raise found
+        raise ConnectionLost(str(found)) from found
+
+    def _tell(self, lost: ConnectionLost) -> None:
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        if now - self._since > SAY_S and not self._has_told:
+            self._has_told = True
+            log.warning("[server-awaited] the server is waited for, and the directory left alone: %s", lost)
 
 
-def _served(directory: str, url: str, name: str | None, sync: str | None) -> RemoteManager:
-    from xaqueue.rpc.client.manager import remote_manager
-
+def _check_served(manager: RemoteManager, directory: str, name: str | None, sync: str | None) -> None:
+    """Raises SpaceError and InvalidArgument where it is not what is asked for."""
     found = read_format(directory).name
     if name not in (None, found):
         raise SpaceError(f"{directory} is queue space {found!r}, not {name!r}")
-    wanted = None if sync is None else str(Hardening.parse(sync))
-    manager = remote_manager(url)
-    if wanted not in (None, manager.space["sync"]):
-        has = manager.space["sync"]
-        manager.close()
-        raise InvalidArgument(f"the space is served with {has} at {url}, not {sync}")
-    return manager
+    wanted, has = None if sync is None else str(Hardening.parse(sync)), manager.space["sync"]
+    if wanted not in (None, has):
+        raise InvalidArgument(f"the space is served with {has}, not {sync}")

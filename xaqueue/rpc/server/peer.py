@@ -160,6 +160,8 @@ class Limits:
     """A peer may stop for so long in the middle of a request, or before it reads its answers."""
     stop_s: float = 10.0
     """A server that stops waits so long for peers to read their last answers."""
+    close_s: float = 90.0
+    """Behind that the space is closed, which may take so long; a disk that hangs does not keep the server."""
     idle_exit_s: float = NEVER_S
     """A server without any session for longer ends by itself."""
 
@@ -184,7 +186,9 @@ LEAST: dict[str, float] = {
     "request_memory_bytes": FRAME_OVERHEAD_BYTES,
     "sessions": 1,
     "branches": 1,
-    **dict.fromkeys(("branch_idle_s", "session_idle_s", "login_s", "stalled_s", "stop_s", "idle_exit_s"), 0.001),
+    **dict.fromkeys(
+        ("branch_idle_s", "session_idle_s", "login_s", "stalled_s", "stop_s", "close_s", "idle_exit_s"), 0.001
+    ),
 }
 
 

@@ -31,7 +31,7 @@ from xaqueue.rpc.methods import service
 from xaqueue.rpc.methods.meters import metrics_in
 from xaqueue.rpc.methods.sessions import SessionStatus, with_work
 from xaqueue.rpc.server.listeners import ListenConfig, Listeners, clear_own
-from xaqueue.rpc.server.peer import Caller, Limits
+from xaqueue.rpc.server.peer import NEVER_S, Caller, Limits
 from xaqueue.rpc.server.scheduler import Scheduler
 from xaqueue.rpc.server.session import ServerSession
 from xaqueue.space.engine.session import Session
@@ -295,12 +295,12 @@ class Server:
                 self.loop.add_signal_handler(number, self.stop)
         try:
             owner = await self._opening
-        except SpaceError:  # it may have waited for its replica
+        except (SpaceError, ResourceFailed):  # it may have waited for its replica
             await self._close(None)
             if self.is_told:
                 return
             raise
-        announce(self.root, self.endpoint)
+        announce(self.root, self.endpoint, awaited=self.limits.idle_exit_s >= NEVER_S)
         log.info("[serving] %s at %s", self.root, ", ".join(self.listeners.urls))
         self._housekeeping.ready()
         ready()
@@ -362,18 +362,23 @@ class Server:
         await self._end(list(self.sessions))
         deadline.cancel()
         hang.cancel()
+        close = threading.Timer(self.limits.close_s, self._hangs, [True])  # this loop is what hangs
+        close.daemon = True
+        close.start()
         try:
             if self.space.shipping is not None:
                 self.space.shipping.close()
             if owner is not None:
                 owner.close()
         finally:
+            close.cancel()
             self.scheduler.close()
             if self._late is not None:
                 self._late.cancel()
 
-    def _hangs(self) -> None:
-        self.give_up_late(self.space.log.fenced)
+    def _hangs(self, is_closing: bool = False) -> None:
+        """is_closing: it is the disk, and what it has not taken is in the journal."""
+        self.give_up_late(is_closing or self.space.log.fenced)
 
     async def _end(self, sessions: list[ServerSession]) -> None:
         for session in sessions:

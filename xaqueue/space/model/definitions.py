@@ -137,6 +137,8 @@ class Definitions:
     """Every message is read once in so many days while the space is open, and what is damaged set aside; 0: never."""
     branch_idle_s: int = 0
     """A branch in which nothing was done for so long is rolled back where no server is to do it; 0: never."""
+    served_only: bool = False
+    """Programs go to its server, and never open the directory."""
     access: Policy = NO_TABLE
     group: str = ""
     """By name or number: who may read the files of the space, besides their owner."""
@@ -208,7 +210,10 @@ def parse(text: str) -> Definitions:
         raise InvalidArgument(f"queues.toml is no TOML: {error}") from None
     only(document, "queues.toml", ("space", "default", "queues", "topics", "access", "snapshots", "replication"))
     space = table_of(document, "space")
-    only(space, "[space]", (*_NUMBERS, "sync"))
+    only(space, "[space]", (*_NUMBERS, "sync", "served_only"))
+    served_only = space.get("served_only", False)
+    if not isinstance(served_only, bool):
+        raise InvalidArgument(f"queues.toml: [space] served_only = {served_only!r}: true or false is wanted")
     numbers = {key: _number(space, key, least, unit) for key, (least, unit) in _NUMBERS.items() if key in space}
     queues = {}
     for name, table in table_of(document, "queues").items():
@@ -225,6 +230,7 @@ def parse(text: str) -> Definitions:
         queues,
         default,
         sync=_sync("[space]", space),
+        served_only=served_only,
         access=_access(document),
         group=_group(document),
         topics=topics,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from xaqueue.errors import InvalidArgument, ResourceFailed, RetryLater, SpaceError
+from xaqueue.errors import Error, InvalidArgument, ResourceFailed, RetryLater, SpaceError
 from xaqueue.space.engine import carry
 from xaqueue.space.engine.cleanup import Clearer
 from xaqueue.space.engine.disk_space import RoomLimit
@@ -184,7 +184,7 @@ def attach(
     sync: flags; see ``hardening_of``. name: must be the space's, where given. watch: whether queues.toml is reloaded
     when it changes. waiting, on_branches: see ``Space``; where it is opened now. lock: that ``standby.wait`` has taken:
     other standbys may take over from this owner. Closing the last session closes the space.
-    Raises SpaceInUse, SpaceError, InvalidArgument.
+    Raises SpaceInUse, SpaceError, InvalidArgument; with ``lock`` ResourceFailed once another one has taken over.
     """
     root = Path(os.path.realpath(path))  # which raises nothing, whatever stands there
     guard = _guard_of(root)
@@ -290,14 +290,13 @@ def _open(
         if space.read_only is None:
             watchdog = Watchdog(space, files, lambda why: record_trouble(files, lock, owner, why))
     except BaseException as error:
+        refused = _refusal(root, error, taken)
         if fs is not None:
             pair.stop()
             fs.close()
         lock.release()
-        if isinstance(error, OSError | ResourceFailed | RetryLater):
-            told = isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.EACCES, errno.EINVAL)
-            reason = _reason(error) if told and isinstance(error, OSError) else error
-            raise SpaceError(f"{root} cannot be opened as a queue space: {reason}") from error
+        if refused is not None:
+            raise refused from error
         raise
     if space.read_only is None:
         trouble = trouble_of(str(root), is_durable=hardening != NOTHING)
@@ -307,6 +306,18 @@ def _open(
             "[space-open] space %s is open, epoch %d, sync %s: a commit %s", root, epoch, hardening, hardening.promise
         )
     return _Attached(space, files, lock, watching, background, watchdog, pair, owner)
+
+
+def _refusal(root: Path, error: BaseException, taken: OwnerFile | None) -> Error | None:
+    """What the open ends with in the place of this; taken: a standby's lock, which another one may have taken over."""
+    if taken is not None and isinstance(error, Error | OSError) and (lost := taken.lost()):
+        return ResourceFailed(f"{root} was taken over while it was opened: {lost}")
+    if not isinstance(error, OSError | ResourceFailed | RetryLater):
+        return None
+    told = isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.EACCES, errno.EINVAL)
+    return SpaceError(
+        f"{root} cannot be opened as a queue space: {_reason(error) if told and isinstance(error, OSError) else error}"
+    )
 
 
 def _begun(then: Callable[[Space], object], space: Space) -> None:
@@ -365,12 +376,15 @@ def _detach(root: Path, attached: _Attached) -> None:
             attached.lock.release()
 
 
-def announce(root: Path, endpoint: str) -> None:
-    """Where the space, which this process has open, is served: commands that find it in use go there."""
+def announce(root: Path, endpoint: str, *, awaited: bool = False) -> None:
+    """Where the space, which this process has open, is served: commands that find it in use go there.
+
+    awaited: they wait for it to come back where it is gone.
+    """
     root = root.resolve()
     with _guard_of(root):
         attached = _attached[root]
-        attached.owner = replace(attached.owner, endpoint=endpoint)
+        attached.owner = replace(attached.owner, endpoint=endpoint, awaited=awaited)
         write_owner(attached.files, attached.lock, attached.owner)
 
 

@@ -67,6 +67,8 @@ class Owner:
     """The boot in which it was opened, until it is closed well; see ``boot_to_close``."""
     beats: bool = False
     """Whether it writes ``heartbeat`` once a second, without which it may be taken over from."""
+    awaited: bool = False
+    """It serves, and stays: whoever finds it killed waits for it to come back."""
     fenced_at: int = 0
     """When it was fenced, or the last one that was before it; int microseconds UTC."""
 
@@ -140,8 +142,8 @@ def in_use(root: Path, owner: Owner | None, *, alone: bool = False) -> SpaceInUs
         )
     url = f"xaq+unix://{quote(str(root / layout.SOCKET))}"
     return SpaceInUse(
-        f"{root} is in use by {who}: stop it, or let all share a server, `xaqueue serve --space {root}`, and connect "
-        f"to {url}"
+        f"{root} is in use by {who}, which opened the directory itself: stop it, start `xaqueue serve --space {root}`, "
+        f"and give that program {url}, or all of them `[space] served_only = true` in queues.toml"
     )
 
 

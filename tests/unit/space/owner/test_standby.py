@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -246,3 +247,34 @@ def test_no_command_that_has_the_space_closed_is_taken_over(
     }
     with pytest.raises(Stopped):
         calls[command]()
+
+
+def test_one_that_loses_the_space_while_it_opens_it_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At whatever look at its lock; it is no space that cannot be used, and a supervisor starts the server again."""
+    looks, real = [0], owner_file.OwnerFile.lost
+
+    def lost(self: owner_file.OwnerFile) -> str:
+        looks[0] -= threading.current_thread() is threading.main_thread()
+        if looks[0] < 0 and not taken:
+            taken.append(owner_file.FileLock(root / ".other"))
+            taken[0].acquire()
+            (root / ".other").rename(root / "lock")
+        return real(self)
+
+    monkeypatch.setattr(owner_file.OwnerFile, "lost", lost)
+    refused = 0
+    for at in range(1000):
+        taken: list[owner_file.FileLock] = []
+        lock, looks[0] = standby.wait(root), at
+        try:
+            session = attach(root, watch=False, lock=lock)
+        except ResourceFailed:  # and no SpaceError
+            refused += 1
+        else:
+            if not taken:
+                session.close()
+                break
+            with suppress(ResourceFailed):
+                session.close()
+        taken[0].release()
+    assert refused > 3
