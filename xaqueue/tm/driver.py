@@ -195,6 +195,19 @@ def sync_fully(connection: Any) -> None:
         cursor.close()
 
 
+def run(connection: Any, statement: str, *parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The rows that it selects, whatever the connection makes of rows, or as many as it has changed."""
+    cursor = connection.cursor()
+    try:
+        cursor.execute(statement, *parameters)
+        if not statement.startswith("SELECT"):
+            return [()] * max(0, cursor.rowcount)
+        rows = cursor.fetchall()
+        return [tuple(row.values()) if isinstance(row, Mapping) else tuple(row) for row in rows]
+    finally:
+        cursor.close()
+
+
 def _status(connection: Any) -> int | None:
     status = getattr(getattr(connection, "info", None), "transaction_status", None)
     return int(status) if isinstance(status, int) else None
@@ -224,7 +237,7 @@ def is_lost(connection: Any, error: Exception) -> bool:
     return not is_a(error, "IntegrityError") and not is_a(error, "ProgrammingError")
 
 
-def is_a(error: Exception, pep_249_name: str) -> bool:
+def is_a(error: BaseException, pep_249_name: str) -> bool:
     """Whether the driver derived it from its class of this name."""
     return any(cls.__name__ == pep_249_name for cls in type(error).__mro__)
 
