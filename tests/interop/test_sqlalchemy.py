@@ -350,3 +350,14 @@ def test_what_comes_first_is_in_the_transaction(sql_shop: Shop, first: str) -> N
         assert sql_shop.rows() == []
         perform(tm, work)
     assert sql_shop.rows() == [1]
+
+
+@over(("sqlite", ROW))
+@pytest.mark.parametrize("wrap", [lambda engine: engine, lambda engine: xaqueue.Participant(engine, sort_key="z")])
+def test_an_engine_is_a_participant(sql_shop: Shop, tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
+    parties = {"db": wrap(sql_shop.engine), "queue": sql_shop.space}
+    with xaqueue.TransactionManager(tmp_path / "own log", parties) as tm:
+        perform(tm, insert(1), send)
+        with pytest.raises(ZeroDivisionError):
+            perform(tm, insert(2), send, fail)
+    assert (sql_shop.rows(), sql_shop.messages()) == ([1], [1])

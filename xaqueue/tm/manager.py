@@ -30,7 +30,7 @@ from xaqueue.tm.awaiting import Loop
 from xaqueue.tm.coordinator import Coordinator, OnStep
 from xaqueue.tm.driver import is_unknown_xid, xid_on
 from xaqueue.tm.log_directory import open_log
-from xaqueue.tm.participant import Connect, Participant, sources
+from xaqueue.tm.participant import Opens, Participant, sources
 from xaqueue.tm.records import Heuristic, InDoubtTransaction
 from xaqueue.tm.recovery import RecoveryThread, ScanReport
 from xaqueue.tm.transaction import Transaction
@@ -74,7 +74,7 @@ class TransactionManager:
     def __init__(
         self,
         log_dir: str | os.PathLike[str],
-        participants: Mapping[str, Connect | Participant],
+        participants: Mapping[str, Opens | Participant],
         *,
         last_resource: str | None = None,
         two_phase: bool = False,
@@ -86,7 +86,8 @@ class TransactionManager:
         """Opens the decision log, or makes one, and starts recovery.
 
         log_dir: belongs to one transaction manager for ever, with its node id. participants: by name, how each is
-        opened; the names are part of what is written down, so they stay. last_resource: the one among them whose commit
+        opened: a function, the path of a space or the URL of its server, or an Engine of SQLAlchemy; the names are part
+        of what is written down, so they stay. last_resource: the one among them whose commit
         decides for all that have prepared, where it takes part; its database keeps the decision as a row of the table
         xaqueue_decisions. Without it that is, in each transaction, its database without two-phase commit, or else its
         only database. two_phase: there is none, and all prepare. carry: where one queue takes part beside

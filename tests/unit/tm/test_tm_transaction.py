@@ -437,7 +437,7 @@ def test_names_that_no_xid_can_hold_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: sources({"a": lambda: None}, "b"), lambda: sources({"a": "connect"}, None)],  # type: ignore[dict-item]
+    [lambda: sources({"a": lambda: None}, "b"), lambda: sources({"a": 7}, None)],  # type: ignore[dict-item]
 )
 def test_wrong_participants_are_refused(make: Callable[[], Any]) -> None:
     with pytest.raises(InvalidArgument):
