@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import inspect
 import sqlite3
-from contextlib import suppress
 from typing import Any, NoReturn
 
 from xaqueue.errors import ProtocolError
@@ -27,6 +26,14 @@ _ENDING = ("commit", "rollback", "begin", "start_transaction", "autocommit")
 _MARK = "xaqueue_branch"
 IS_MARKED = f"current_setting('xaqueue.branch', true) = '{_MARK}'"
 """In a statement of PostgreSQL."""
+_REFUSAL = (
+    "the transaction of participant {!r} is begun and ended by the transaction manager: leave out BEGIN, commit(), "
+    "rollback(), executescript() and `with connection`, and use SAVEPOINT around what may fail. All is rolled back"
+)
+_PRAGMA = (
+    "PRAGMA foreign_keys does nothing within the transaction of participant {!r}: give it in the function that opens "
+    "the connection"
+)
 NO_SAVEPOINT = 1305
 """MySQL's error number for one that is not there."""
 
@@ -68,21 +75,20 @@ def is_marked(connection: Any) -> bool:
 class Guard:
     """Of a connection without two phases, from before it is lent until the transaction manager ends its transaction."""
 
+    refused: ProtocolError | None = None
+    """What the user was told, or is to be told: from then on the transaction can only be rolled back."""
+
     def __init__(self, connection: Any, name: str) -> None:
-        self.refused: ProtocolError | None = None
-        """What the user was told, or is to be told: from then on the transaction can only be rolled back."""
-        self._connection = connection
-        self._name = name
-        self._plain = awaiting.driver_of(connection)
+        self._connection, self._name, self._plain = connection, name, awaiting.driver_of(connection)
         self._replaced: list[str] = []
-        if hasattr(type(self._plain), "lent"):
-            return
-        if driver.dialect_of(connection) is Dialect.SQLITE and not self._plain.in_transaction:
+        is_of_driver = not hasattr(type(self._plain), "lent")
+        self._is_of_sqlite = is_of_driver and driver.dialect_of(connection) is Dialect.SQLITE
+        self._asks = is_of_driver and hasattr(self._plain, "set_authorizer")
+        if self._has_ended:
             run(connection, f"BEGIN {getattr(connection, 'isolation_level', None) or ''}")
-        if hasattr(self._plain, "set_authorizer"):
+        if self._asks:
             connection.set_authorizer(self._authorize)
-            return
-        for method in _ENDING:
+        for method in _ENDING if is_of_driver and not self._asks else ():
             if inspect.isfunction(getattr(type(self._plain), method, None)):
                 setattr(self._plain, method, self._refuse)
                 self._replaced.append(method)
@@ -91,37 +97,30 @@ class Guard:
         """Raises ProtocolError where the user has tried to end the transaction, or the driver tells that it is over."""
         if self.refused is not None:
             raise self.refused
-        if not hasattr(type(self._plain), "lent") and getattr(self._plain, "in_transaction", True) is False:
+        if self._has_ended:
             raise TransactionEnded(self._name)
 
     def lift(self) -> None:
         """The transaction manager ends it."""
-        if hasattr(self._plain, "set_authorizer"):
+        if self._asks:
             self._connection.set_authorizer(None)
         while self._replaced:
-            with suppress(AttributeError):
-                delattr(self._plain, self._replaced.pop())
+            delattr(self._plain, self._replaced.pop())
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._is_of_sqlite and getattr(self._plain, "in_transaction", None) is False
 
     def _authorize(self, action: int, name: str | None, value: str | None, *_: Any) -> int:
         """A BEGIN is one of a transaction behind the one that SQLite has ended by itself."""
         if action == sqlite3.SQLITE_TRANSACTION:
-            self.refused = self.refused or self._refusal()
-        elif (action, name, value is None) == (sqlite3.SQLITE_PRAGMA, "foreign_keys", False):
-            self.refused = self.refused or ProtocolError(
-                f"PRAGMA foreign_keys does nothing within the transaction of participant {self._name!r}: give it in "
-                "the function that opens the connection"
-            )
+            self.refused = self.refused or ProtocolError(_REFUSAL.format(self._name))
+        elif action == sqlite3.SQLITE_PRAGMA and name == "foreign_keys" and value is not None:
+            self.refused = self.refused or ProtocolError(_PRAGMA.format(self._name))
         else:
             return sqlite3.SQLITE_OK
         return sqlite3.SQLITE_DENY
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        self.refused = self.refused or self._refusal()
+        self.refused = self.refused or ProtocolError(_REFUSAL.format(self._name))
         raise self.refused
-
-    def _refusal(self) -> ProtocolError:
-        return ProtocolError(
-            f"the transaction of participant {self._name!r} is begun and ended by the transaction manager: leave out "
-            "BEGIN, commit(), rollback(), executescript() and `with connection`, and use SAVEPOINT around what may "
-            "fail. All is rolled back"
-        )

@@ -207,8 +207,8 @@ def _opener(name: str, participant: Participant) -> Connect:
             return partial(_above().connect, place)
     if not isinstance(given, type) and (hasattr(given, "cursor") or hasattr(given, "commit")):
         raise InvalidArgument(
-            f"participant {name!r} is an open connection of {type(given).__module__}, and each transaction needs one of "
-            f"its own: {_WANTED}"
+            f"participant {name!r} is an open connection of {type(given).__module__}, and each transaction needs one "
+            f"of its own: {_WANTED}"
         )
     if not callable(given):
         raise InvalidArgument(f"participant {name!r} is {given!r}: {_WANTED}")

@@ -185,7 +185,9 @@ class RecoveryThread:
             driver.close(connection)
 
     def _log_changes(self, report: ScanReport) -> None:
-        """Logs each change for better or worse, and not each round."""
+        """Logs each change for better or worse, and not each round; at the end nothing is tried again."""
+        if self._stopped:
+            return
         before, trouble = self._coordinator.trouble.pop(self._name, ""), report.error or report.carrying
         if trouble:
             self._coordinator.trouble[self._name] = trouble
