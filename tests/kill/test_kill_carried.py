@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sqlite3
@@ -26,7 +27,7 @@ import pytest
 import xaqueue
 from support import SUPPORT
 from support.carry_life import NAMES, SPACES, TABLES, participants
-from xaqueue import QueueWaiting, TransactionManager
+from xaqueue import ProtocolError, QueueWaiting, TransactionManager
 from xaqueue.tm import last_resource
 
 CHILD = SUPPORT / "carry_life.py"
@@ -103,7 +104,7 @@ class Place:
 
     def set_aside(self, name: str) -> None:
         there, aside = self.path / name, self.path / f"{name}.aside"
-        (shutil.copytree if there.is_dir() else shutil.copy)(there, aside)  # type: ignore[operator]
+        (shutil.copytree if there.is_dir() else shutil.copy)(there, aside)
 
     def waits(self, says: str = "", *, opens: int = 1, **names: str) -> None:
         """Nothing of east is handed out, and recovery says so, however often all is opened."""
@@ -176,3 +177,35 @@ def test_a_clock_that_goes_back(place: Place, seed: int) -> None:
     if FULL:
         place.live("commit:3", seed=seed + 200)
     place.judge()
+
+
+def command(*words: object) -> str:
+    ran = subprocess.run([sys.executable, "-m", "xaqueue", *map(str, words)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout + ran.stderr
+
+
+def test_a_restored_space_is_waited_for_until_somebody_ends_that(place: Place) -> None:
+    place.live("6")
+    command("snapshot", "take", "--space", place.path / "east")
+    place.live("committed-last:5")
+    said = command("restore", "--yes", "--space", place.path / "east")
+    (old,) = re.findall("has carried changes of space ([^,]*),", said)
+    assert f"`xaqueue tm release DIR {old}`" in said
+    with place.manager() as tm:
+        until = time.monotonic() + PATIENCE_S
+        while f"`xaqueue tm release DIR {old}` ends the wait" not in tm._coordinator.trouble.get("east", ""):
+            assert time.monotonic() < until, tm._coordinator.trouble
+            tm.recover(PATIENCE_S)
+        with xaqueue.connect(place.path / "west") as west:
+            present = west.carriers().space
+        with pytest.raises(ProtocolError, match="'west' has space"):
+            tm.release(present)
+    tables = "".join(f"[participants.{name}]\nkind = 'xaqueue'\nspace = '{place.path / name}'\n" for name in SPACES)
+    tables += f"[participants.db]\nkind = 'sqlite'\npath = '{place.path / 'db.sqlite'}'\n"
+    (place.path / "tm" / "participants.toml").write_text(tables)
+    assert f"for space {old}: not waited for" in command("tm", "release", place.path / "tm", old, "--yes")
+    with place.manager() as tm:
+        tm.recover(PATIENCE_S)
+        assert "tm release" not in str(tm._coordinator.trouble)
+        assert tm.in_doubt() == []

@@ -24,16 +24,17 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
-from xaqueue.errors import DecisionLogError, InterfaceError, InvalidArgument, RetryLater, UnknownXid
+from xaqueue.errors import DecisionLogError, InterfaceError, InvalidArgument, ProtocolError, RetryLater, UnknownXid
 from xaqueue.tm.async_transaction import AsyncTransaction
 from xaqueue.tm.awaiting import Loop
 from xaqueue.tm.coordinator import Coordinator, OnStep
-from xaqueue.tm.driver import is_unknown_xid, xid_on
+from xaqueue.tm.driver import is_of_space, is_unknown_xid, xid_on
 from xaqueue.tm.log_directory import open_log
 from xaqueue.tm.participant import Opens, Participant, sources
 from xaqueue.tm.records import Heuristic, InDoubtTransaction
 from xaqueue.tm.recovery import RecoveryThread, ScanReport
 from xaqueue.tm.transaction import Transaction
+from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
 
 CLOSE_PATIENCE_S = 10.0
@@ -254,6 +255,22 @@ class TransactionManager:
             except Exception as error:
                 if not is_unknown_xid(error):
                     raise
+
+    def release(self, space: str) -> list[bytes]:
+        """Ends the wait for a space that is gone for good, as one that was restored and has another id since: what only
+        databases have carried for it is lost. space: its id. Returns the transactions; call ``recover`` before.
+
+        For a person to call. Raises ProtocolError where a participant has that space, what a driver raises.
+        """
+        self._check_open()
+        for source in self._sources.values():
+            with source.opened() as connection:
+                if is_of_space(connection, space):
+                    raise ProtocolError(f"participant {source.name!r} has space {space}: recovery hands it what is its")
+        rows = {gtrid: row for gtrid, row in self._coordinator.carriages.rows.items() if row.space == space}
+        for gtrid, row in rows.items():
+            self._coordinator.settle(gtrid, Outcome.COMMITTED, {row.queue: ParticipantOutcome.COMMITTED}, {})
+        return sorted(rows)
 
     # Housekeeping
 

@@ -52,7 +52,7 @@ class Participant:
     ``threadsafety`` says. idle: how many connections are kept open between transactions, as the last one left them.
     """
 
-    connect: Opens
+    connect: Any
     sort_key: str | None = None
     parallel: bool | None = None
     idle: int = 4
@@ -74,7 +74,7 @@ class ConnectionSource:
         loop: that of its async connections."""
         self.name = checked_name(name)
         self.participant = participant
-        self._connect = _opener(name, participant)
+        _opener(name, participant)  # refuses what opens nothing
         self.may_decide = may_decide
         self.may_carry = may_decide and may_carry
         self.loop = loop or Loop()
@@ -86,7 +86,7 @@ class ConnectionSource:
 
     def open(self) -> Any:
         """A connection that nobody used before. Raises what the driver raises."""
-        connection = self.loop.connected(self._connect, self.name)
+        connection = self.loop.connected(_opener(self.name, self.participant), self.name)
         if driver.commits_itself(connection):
             driver.close(connection)
             raise InvalidArgument(
@@ -212,7 +212,7 @@ def _opener(name: str, participant: Participant) -> Connect:
         )
     if not callable(given):
         raise InvalidArgument(f"participant {name!r} is {given!r}: {_WANTED}")
-    return given
+    return partial(given)
 
 
 def _is_engine(given: object) -> bool:

@@ -256,7 +256,10 @@ class RecoveryThread:
         row = self._coordinator.carriages.rows[gtrid]
         noted = carriers.get(row.carrier) if carriers is not None else None
         if carriers is None or carriers.space != row.space:
-            report.carrying = f"the change of {gtrid.decode()} is for space {row.space}, and this is another one"
+            report.carrying = (
+                f"the change of {gtrid.decode()} is for space {row.space}, and this is another one: put that back; or, "
+                f"where it was restored and has another id since, `xaqueue tm release DIR {row.space}` ends the wait"
+            )
         elif noted is None or not noted.has_applied(row.number):
             self._coordinator.carriages.want(row)
         elif self._connection.carriers().life == carriers.life:

@@ -71,7 +71,7 @@ ENDINGS: list[Callable[[sqlite3.Connection], object]] = [
     lambda db: db.rollback(),
     lambda db: db.executescript("insert into t values (3)"),
     *(
-        lambda db, statement=statement: db.execute(statement)  # type: ignore[misc]
+        lambda db, statement=statement: db.execute(statement)
         for statement in ("COMMIT", "/* at once */ end transaction", "rollback")
     ),
 ]

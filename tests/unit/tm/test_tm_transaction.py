@@ -175,7 +175,7 @@ def test_side_by_side_where_all_of_them_allow_it(scene: Scene) -> None:
             return super().tpc_prepare()
 
     connects: dict[str, Any] = {
-        name: Participant(lambda bank=bank: Meeting(bank), parallel=True)  # type: ignore[misc]
+        name: Participant(lambda bank=bank: Meeting(bank), parallel=True)
         for name, bank in (("a", scene.a), ("b", scene.b))
     }
     tx = scene.boot(connects).transact("a", "b")
@@ -193,7 +193,7 @@ def test_no_call_goes_to_a_thread_where_another_transaction_is_at_work(scene: Sc
             return super().tpc_prepare()
 
     connects: dict[str, Any] = {
-        name: Participant(lambda bank=bank: Noting(bank), parallel=True)  # type: ignore[misc]
+        name: Participant(lambda bank=bank: Noting(bank), parallel=True)
         for name, bank in (("a", scene.a), ("b", scene.b))
     }
     rig = scene.boot(connects)
