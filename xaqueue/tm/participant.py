@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from xaqueue.endpoint import MEMORY, is_url, parse
@@ -22,6 +22,8 @@ from xaqueue.tm.awaiting import Loop
 from xaqueue.tm.gtrid import checked_name
 
 _WANTED = "give a function that opens one, as lambda: sqlite3.connect('shop.db')"
+_OF_SPACE, _OF_ENGINE = "xaqueue:connect", "xaqueue.contrib.sqlalchemy:participant"
+"""Plugged in by name, and only where such a value is given: these rooms are above this one, and import it."""
 KEPT_S = 60.0
 """A connection that was idle for longer is not used again: firewalls forget it, and say so to nobody."""
 INTERRUPTIONS = 16
@@ -186,7 +188,7 @@ def sources(
     for name, given in participants.items():
         participant = given if isinstance(given, Participant) else Participant(given)
         if _is_engine(participant.connect):
-            participant = _above("contrib.sqlalchemy").participant(participant.connect, sort_key=participant.sort_key)
+            participant = resolve_name(_OF_ENGINE)(participant.connect, sort_key=participant.sort_key)
         made[name] = ConnectionSource(
             name, participant, may_decide=not two_phase and last in (None, name), may_carry=carry, loop=loop
         )
@@ -204,7 +206,7 @@ def _opener(name: str, participant: Participant) -> Connect:
         except InvalidArgument as error:
             raise InvalidArgument(f"participant {name!r}: {error}; of a database, {_WANTED}") from None
         if place:
-            return partial(_above().connect, place)
+            return partial(resolve_name(_OF_SPACE), place)
     if not isinstance(given, type) and (hasattr(given, "cursor") or hasattr(given, "commit")):
         raise InvalidArgument(
             f"participant {name!r} is an open connection of {type(given).__module__}, and each transaction needs one "
@@ -217,8 +219,3 @@ def _opener(name: str, participant: Participant) -> Connect:
 
 def _is_engine(given: object) -> bool:
     return any(cls.__module__.startswith("sqlalchemy.") and "Engine" in cls.__name__ for cls in type(given).__mro__)
-
-
-def _above(room: str = "") -> Any:
-    """A room above this one, which imports it: asked for by its name, and only where a value needs it."""
-    return import_module(f"xaqueue.{room}" if room else "xaqueue")
