@@ -320,3 +320,44 @@ def test_a_pool_that_shares_one_connection_is_refused() -> None:
 def test_what_is_no_engine_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="create_engine"):
         participant("sqlite:///a.db")  # type: ignore[arg-type]
+
+
+@over(*SOME)
+@pytest.mark.parametrize("statement", ["COMMIT", "  end;", "rollback work"])
+def test_a_statement_that_ends_is_refused(sql_shop: Shop, statement: str) -> None:
+    """Before it is sent: nothing is committed."""
+    with sql_shop.manager() as tm:
+        with pytest.raises(ProtocolError, match="own commit"):
+            perform(tm, send, insert(1), lambda tx: tx["db"].execute(text(statement)))
+        assert (sql_shop.rows(), sql_shop.messages()) == ([], [])
+
+
+@over(("sqlite", ROW))
+@pytest.mark.parametrize("first", ["nested", "with one (n) as (select 1) insert into orders (id) select n from one"])
+def test_what_comes_first_is_in_the_transaction(sql_shop: Shop, first: str) -> None:
+    """pysqlite begins before some statements only: a savepoint before them was a transaction, and its end a commit."""
+
+    def work(tx: Any) -> None:
+        if first == "nested":
+            with tx["db"].begin_nested():
+                insert(1)(tx)
+        else:
+            tx["db"].execute(text(first))
+
+    with sql_shop.manager() as tm:
+        with pytest.raises(ZeroDivisionError):
+            perform(tm, work, fail)
+        assert sql_shop.rows() == []
+        perform(tm, work)
+    assert sql_shop.rows() == [1]
+
+
+@over(("sqlite", ROW))
+@pytest.mark.parametrize("wrap", [lambda engine: engine, lambda engine: xaqueue.Participant(engine, sort_key="z")])
+def test_an_engine_is_a_participant(sql_shop: Shop, tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
+    parties = {"db": wrap(sql_shop.engine), "queue": sql_shop.space}
+    with xaqueue.TransactionManager(tmp_path / "own log", parties) as tm:
+        perform(tm, insert(1), send)
+        with pytest.raises(ZeroDivisionError):
+            perform(tm, insert(2), send, fail)
+    assert (sql_shop.rows(), sql_shop.messages()) == ([1], [1])

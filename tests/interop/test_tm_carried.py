@@ -36,7 +36,7 @@ from xaqueue import TransactionManager
 from xaqueue.carried import CarrierState, Life
 from xaqueue.errors import QueueWaiting, RolledBack
 from xaqueue.space.offline import inspect
-from xaqueue.tm import last_resource
+from xaqueue.tm import guard, last_resource
 from xaqueue.tm.coordinator import TraceStep as Step
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import Gtrid
@@ -377,6 +377,7 @@ def test_a_change_of_a_life_that_ends_meanwhile_is_refused(dsn: str, level: Isol
         last_resource.make_ready(next_one, NODE, is_known=False)
         last_resource.begin_life(next_one, old)
         late.isolation_level = level
+        guard.mark(late)
         late.execute("select 1")
         late.execute(f"select count(*) from {last_resource.TABLE}")  # what it sees from here on
         if commits:

@@ -19,7 +19,7 @@ import xaqueue
 from support.postgres import HASTY
 from xaqueue import TransactionManager
 from xaqueue.errors import RolledBack
-from xaqueue.tm import last_resource, recovery
+from xaqueue.tm import guard, last_resource, recovery
 from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.last_resource import DecisionRow
@@ -80,6 +80,7 @@ def test_the_transaction_that_decides_waits_for_the_disk(dsn: str, given: str, d
         last_resource.make_ready(connection, NODE, is_known=False)
         for number in range(1, 13):
             gtrid = bytes(Gtrid(NODE, 1, number))
+            guard.mark(connection)
             last_resource.insert_row(connection, DecisionRow(gtrid, Outcome.COMMITTED, ("a", "it's %", "b")))
             assert connection.execute("show synchronous_commit").fetchone() == (deciding,)
             connection.commit()

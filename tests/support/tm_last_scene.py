@@ -57,6 +57,7 @@ class Scene:
         connection: sqlite3.Connection = sqlite3.connect(
             self.path, timeout=0.05, factory=factory, check_same_thread=False
         )
+        connection.execute("pragma foreign_keys = on")
         self.opened.append(connection)
         return connection
 

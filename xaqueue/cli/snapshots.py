@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,7 +26,9 @@ from xaqueue.cli.location import (
 from xaqueue.cli.parameters import instant
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.snapshot import SnapshotStatus
+from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import SNAPSHOTS
+from xaqueue.space.offline.inspect import carriers_in
 from xaqueue.space.owner.definitions_file import usable_definitions
 from xaqueue.space.owner.restoring import restore as restore_space
 from xaqueue.space.snapshot import store
@@ -189,6 +191,7 @@ def restore(
     if isinstance(moment, timedelta):
         raise InvalidArgument("--at is in the future: name a moment that has been")
     at_us = 0 if moment is None else (moment - EPOCH) // timedelta(microseconds=1)
+    _name_carriers(Path(given))
     if not yes:
         agreed(f"replace what is in {given} by a snapshot?", "nothing was restored")
     done = restore_space(str(given), snapshot, at_us=at_us, exact=exact, as_new=as_new)
@@ -208,3 +211,18 @@ def restore(
     if done.branches:
         typer.echo(f"{output.counted(len(done.branches), 'branch', 'branches')} in doubt then: `xaqueue indoubt list`")
     typer.echo(f"what was replaced is in {done.removed}")
+
+
+def _name_carriers(space: Path) -> None:
+    """Beforehand: databases that may have carried changes under the id that the space has, and loses."""
+    with (
+        suppress(OperationalError, InvalidArgument, OSError),
+        closing(DirectoryFileSystem(space, keep_unsynced=False)) as fs,
+    ):
+        found, names = read_format(space).id, [one.carrier for one in carriers_in(fs, owned=False)]
+        for name in names:
+            typer.echo(
+                f"database {name} has carried changes of space {found}, which gets another id: start its transaction "
+                f"manager first, and it delivers them; where it waits afterwards, `xaqueue tm release DIR {found}`",
+                err=True,
+            )

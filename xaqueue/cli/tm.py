@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from xaqueue.cli import advise, output, spaces
-from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.cli.exit_codes import ExitCode, agreed
 from xaqueue.cli.location import JsonOption, remote
-from xaqueue.cli.tm_log import ParticipantConfig, TmConfig, load
+from xaqueue.cli.tm_log import RECOVER_S, ParticipantConfig, TmConfig, load, opened
 from xaqueue.errors import JournalDamaged
 from xaqueue.rpc.methods.service import RemoteOperator, status_of
 from xaqueue.space.offline.inspect import carriers_in
@@ -81,6 +81,32 @@ def status(
         _print(config, log, found)
     if any(one.error for one in found):
         raise typer.Exit(ExitCode.NOTHING)
+
+
+@app.command()
+def release(
+    tm: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="A transaction manager's log, or its configuration.", show_default=False),
+    ],
+    space: Annotated[str, typer.Argument(metavar="ID", help="Of the space that is gone.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
+) -> None:
+    """Wait no more for a space that is gone, as one that was restored and has another id since.
+
+    What a database has carried for it, and it has not done, is lost. The transaction manager must not run; its
+    participants are recovered.
+    """
+    config = load(tm)
+    if not yes:
+        agreed(f"give up what databases have carried for space {space}, and it has not done?")
+    with opened(config) as manager:
+        manager.recover(RECOVER_S)
+        gone = manager.release(space)
+        manager.recover(RECOVER_S)
+    typer.echo(f"{output.counted(len(gone), 'transaction')} carried for space {space}: not waited for any more")
+    for gtrid in gone:
+        typer.echo(gtrid.decode())
 
 
 def _unknown(config: TmConfig, log: LogView) -> list[_Waiting]:

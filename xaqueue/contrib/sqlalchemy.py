@@ -36,6 +36,8 @@ _OF_DRIVER = async_engine.INTERRUPTIONS | {"info"}
 """What the transaction manager asks of a driver's own connection, where it has that."""
 _GUARDED = ("begin", "begin_twophase", "prepare_twophase", "commit", "commit_twophase")
 """Events of a lent Connection that are the transaction manager's alone."""
+_ENDING = (["COMMIT"], ["END"], ["ROLLBACK"])
+"""First words of statements, likewise."""
 SHARED_CONNECTIONS = 2
 """PEP 249's ``threadsafety`` from which on a connection may be handed to another thread."""
 FULL_SYNC = 2
@@ -183,6 +185,8 @@ class _EngineConnection:
         # A listener of the Engine's may have said BEGIN, as is usual with SQLite.
         if self._commits_itself() and not getattr(self._real, "in_transaction", False):
             raise InvalidArgument(_AUTOCOMMIT)
+        if self.dialect == "sqlite" and not self._real.in_transaction:  # which begins with some changes only
+            self._run(f"BEGIN {self._real.isolation_level or ''}")
 
     def _begin_at_database(self, connection: Connection, xid: Any) -> RootTransaction:
         return connection.begin()
@@ -210,6 +214,11 @@ class _EngineConnection:
         if not self._is_permitted:
             raise ProtocolError(_ENDED)
 
+    def _refuse_ending(self, _connection: Connection, _cursor: Any, statement: str, *_: object) -> None:
+        words = statement.upper().replace(";", " ").split(maxsplit=2)
+        if words[:1] in _ENDING and words[1:2] != ["TO"]:
+            self._refuse()
+
     def _refuse_commit(self, session: Session) -> None:
         if not session.in_nested_transaction():
             self._refuse()
@@ -232,6 +241,7 @@ class _EngineConnection:
             self._real = getattr(driver, "_conn", driver) if self._engine.dialect.driver == "aiosqlite" else driver
             for moment in _GUARDED:
                 event.listen(self._borrowed, moment, self._refuse)
+            event.listen(self._borrowed, "before_cursor_execute", self._refuse_ending)
             if self.dialect == "sqlite" and self._run("PRAGMA synchronous")[0][0] < FULL_SYNC:
                 self._run("PRAGMA synchronous = FULL")
         return self._borrowed

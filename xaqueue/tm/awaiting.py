@@ -276,9 +276,14 @@ def plain(connection: Any) -> Any:
     return connection.plain if isinstance(connection, ThreadedConnection) else connection
 
 
+def driver_of(connection: Any) -> Any:
+    """The driver's own."""
+    return connection.plain if isinstance(connection, _Adapter) else connection
+
+
 def kind_of(connection: Any) -> type:
     """The driver's class."""
-    return type(connection.plain if isinstance(connection, _Adapter) else connection)
+    return type(driver_of(connection))
 
 
 def is_of_tasks(connection: Any) -> bool:

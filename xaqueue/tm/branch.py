@@ -11,8 +11,9 @@ from typing import Any
 
 from xaqueue.carried import CarriedChange
 from xaqueue.errors import ConnectionLost, Error, ProtocolError, ResourceFailed, RolledBack
-from xaqueue.tm import awaiting, driver, last_resource
+from xaqueue.tm import awaiting, driver, guard, last_resource
 from xaqueue.tm.driver import Dialect
+from xaqueue.tm.guard import Guard, TransactionEnded
 from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.participant import ConnectionSource
 from xaqueue.tm.voting import Reply
@@ -94,14 +95,40 @@ class EnlistedBranch:
 
     def _begin(self) -> None:
         self.connection.tpc_begin(driver.xid_on(self.connection, self.gtrid, self.name))
+        if driver.takes_sql(self.connection):
+            guard.mark(self.connection)
+
+    def lend(self) -> Any:
+        """What the transaction's user works on. Raises ProtocolError where they have ended its transaction."""
+        self.check_begun()
+        return driver.lent(self.connection)
+
+    @property
+    def refused(self) -> ProtocolError | None:
+        """What its user is to be told who has tried to end its transaction, where the driver cannot say it."""
+        return None
+
+    def check_begun(self) -> None:
+        """Raises ProtocolError where its transaction is known to be over, or can only be rolled back."""
+        if self.connection is not None and driver.has_ended(self.connection):
+            raise TransactionEnded(self.name)
+
+    def _check_marked(self) -> None:
+        self.check_begun()
+        if driver.takes_sql(self.connection) and not guard.is_marked(self.connection):
+            raise TransactionEnded(self.name)
 
     def prepare(self) -> Reply:
         self._asked = True
         try:
             self._refuse_failed()
+            self._check_marked()
             if self.carrier:
                 self.carried = self.connection.tpc_carry(self.carrier)
             prepared = self.carried is not None or self.connection.tpc_prepare()
+        except TransactionEnded as error:
+            self.refuse(error)
+            return Reply.REFUSED
         except Exception as error:
             self._failed(error)
             return Reply.REFUSED if isinstance(error, RolledBack) and not self._in_failed() else Reply.LOST
@@ -136,7 +163,8 @@ class EnlistedBranch:
     def commit_one_phase(self) -> Reply:
         try:
             self._refuse_failed()
-        except RolledBack as error:
+            self.check_begun()
+        except (RolledBack, ProtocolError) as error:
             self.refuse(error)
             return Reply.REFUSED
         return self._commit_deciding()
@@ -167,18 +195,23 @@ class EnlistedBranch:
         """
         try:
             self._refuse_failed()
-            self._refuse_ended()
+            self.check_begun()
             row = DecisionRow(self.gtrid, Outcome.COMMITTED, tuple(prepared))
-            if change is None:
-                last_resource.insert_row(self.connection, row)
-            else:
-                last_resource.insert_carried(self.connection, row._replace(carried=change.encode()), change.life)
+            self._insert(row, change)
             check()
         except Exception as error:
             self.refuse(error)
             return Reply.REFUSED
         answer = self._commit_deciding()
         return self._read_decision() if answer is Reply.LOST else answer
+
+    def _insert(self, row: DecisionRow, change: CarriedChange | None) -> None:
+        if change is None:
+            is_begun = last_resource.insert_row(self.connection, row)
+        else:
+            is_begun = last_resource.insert_carried(self.connection, row._replace(carried=change.encode()), change.life)
+        if not is_begun:
+            raise TransactionEnded(self.name)
 
     def refuse(self, error: Exception) -> None:
         """It is not going to be committed, and this is why."""
@@ -286,13 +319,6 @@ class EnlistedBranch:
                 "or use a savepoint around what may fail"
             )
 
-    def _refuse_ended(self) -> None:
-        if driver.has_ended(self.connection):
-            raise ProtocolError(
-                f"the transaction of participant {self.name!r} was ended by a COMMIT or ROLLBACK of its own: what it "
-                "has committed so stays. Leave that to the transaction"
-            )
-
     def _in_failed(self) -> bool:
         return self.connection is not None and driver.has_failed(self.connection)
 
@@ -303,14 +329,34 @@ class PlainBranch(EnlistedBranch):
     has_two_phases = False
 
     def _begin(self) -> None:
-        """A local transaction begins by itself, and nobody is asked for its outcome: its row tells."""
+        """Nobody is asked for its outcome: its row tells."""
         self._tells = False
+        self._guard: Guard | None = None
         if driver.dialect_of(self.connection) is Dialect.SQLITE:
             driver.sync_fully(self.connection)
+
+    def lend(self) -> Any:
+        """Begins its transaction, now that its database may decide. Raises what the driver raises: try again then."""
+        if self._guard is None:
+            made = Guard(self.connection, self.name)
+            lent = super().lend()
+            guard.mark(self.connection)
+            self._guard = made
+            return lent
+        return super().lend()
+
+    @property
+    def refused(self) -> ProtocolError | None:
+        return self._guard.refused if self._guard is not None else None
+
+    def check_begun(self) -> None:
+        if self._guard is not None:
+            self._guard.check()
 
     def rollback(self) -> Reply:
         try:
             if not self._interrupted:
+                self._lift()
                 self.connection.rollback()
         except Exception as error:
             self._failed(error)
@@ -320,4 +366,9 @@ class PlainBranch(EnlistedBranch):
         return Reply.DONE
 
     def _commit_at_once(self) -> None:
+        self._lift()
         self.connection.commit()
+
+    def _lift(self) -> None:
+        if self._guard is not None:
+            self._guard.lift()

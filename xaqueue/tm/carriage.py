@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
-from xaqueue.carried import Carriers, Life, Pruned, decode
+from xaqueue.carried import Carriers, CarrierState, CarrierStatus, Life, Pruned, decode
 from xaqueue.errors import OperationalError
 from xaqueue.tm import last_resource
 from xaqueue.tm.last_resource import DecisionRow
@@ -38,6 +38,8 @@ class Carriage:
     is_wanted: bool = False
     asked: Life | None = None
     """The database is to begin this life."""
+    noted: CarrierStatus | None = None
+    """What the space notes of the database, as of then."""
     found: tuple[Life, Sequence[bytes], Pruned] | None = None
     """What it has, and what it knows of changes that are gone, as of this life."""
     trouble: str = ""
@@ -107,7 +109,7 @@ class Carriages:
                     carriage.ready = None
                 is_known = carriage.ready is not None or (carriage.found is not None and carriage.found[0] == life)
                 if not is_known and (carriage.is_wanted or (noted is not None and noted.pending)):
-                    carriage.asked, carriage.found = life, None
+                    carriage.asked, carriage.noted, carriage.found = life, noted, None
                     asked.append(database)
         return asked
 
@@ -147,14 +149,19 @@ class Carriages:
         What goes wrong with one is told to its queue, which asks again.
         """
         with self._mutex:
-            asked = {queue: one.asked for (queue, name), one in self._all.items() if name == database and one.asked}
+            mine = [(queue, one) for (queue, name), one in self._all.items() if name == database]
+            asked = [(queue, one.asked, one.noted) for queue, one in mine if one.asked]
         answered = []
-        for queue, life in asked.items():
+        for queue, life, noted in asked:
             found: tuple[Life, Sequence[bytes], Pruned] | None = None
             trouble = ""
             try:
-                last_resource.begin_life(connection, life)
-                found = (life, *last_resource.read_carried(connection, self.node, life.space, self.name(database)))
+                of_space = self.node, life.space, self.name(database)
+                changes, pruned = last_resource.read_carried(connection, *of_space)
+                if not _is_older(noted, changes, pruned):  # or the right space would be taken for the older one
+                    last_resource.begin_life(connection, life)
+                    changes, pruned = last_resource.read_carried(connection, *of_space)
+                found = life, changes, pruned
             except Exception as error:  # whatever a driver raises
                 trouble = f"{type(error).__name__}: {error}"
                 connection.rollback()
@@ -168,3 +175,14 @@ class Carriages:
 
     def _of(self, queue: str, database: str) -> Carriage:
         return self._all.setdefault((queue, database), Carriage())
+
+
+def _is_older(noted: CarrierStatus | None, changes: Sequence[bytes], pruned: Pruned) -> bool:
+    """Whether the space is surely an old copy, which its ``deliver`` refuses; the same as is looked for there."""
+    if noted is None:
+        return bool(changes) or pruned.total > 0
+    is_of_this_life = noted.state is CarrierState.OPEN and not noted.pending
+    if noted.state is CarrierState.RELEASED or is_of_this_life or not noted.queues:  # which a damaged note has not
+        return False
+    is_lost = not noted.pending and any(not noted.has_applied(decode(data).number) for data in changes)
+    return is_lost or pruned.total > noted.count or bool(pruned.highest and not noted.has_applied(pruned.highest))

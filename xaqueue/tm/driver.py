@@ -179,6 +179,10 @@ def tells_carriers(connection: Any) -> bool:
     return callable(getattr(connection, "carriers", None))
 
 
+def is_of_space(connection: Any, space: str) -> bool:
+    return tells_carriers(connection) and connection.carriers().space == space
+
+
 def has_ended(connection: Any) -> bool:
     """Whether no transaction is open any more on a connection whose driver tells, and on which one was begun."""
     return has_two_phases(connection) and _status(connection) == IDLE
@@ -191,6 +195,19 @@ def sync_fully(connection: Any) -> None:
         found = cursor.execute("PRAGMA synchronous").fetchone()
         if next(iter(found.values() if isinstance(found, Mapping) else found)) < FULL_SYNC:
             cursor.execute("PRAGMA synchronous = FULL")
+    finally:
+        cursor.close()
+
+
+def run(connection: Any, statement: str, *parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The rows that it selects, whatever the connection makes of rows, or as many as it has changed."""
+    cursor = connection.cursor()
+    try:
+        cursor.execute(statement, *parameters)
+        if not statement.startswith("SELECT"):
+            return [()] * max(0, cursor.rowcount)
+        rows = cursor.fetchall()
+        return [tuple(row.values()) if isinstance(row, Mapping) else tuple(row) for row in rows]
     finally:
         cursor.close()
 
@@ -224,7 +241,7 @@ def is_lost(connection: Any, error: Exception) -> bool:
     return not is_a(error, "IntegrityError") and not is_a(error, "ProgrammingError")
 
 
-def is_a(error: Exception, pep_249_name: str) -> bool:
+def is_a(error: BaseException, pep_249_name: str) -> bool:
     """Whether the driver derived it from its class of this name."""
     return any(cls.__name__ == pep_249_name for cls in type(error).__mro__)
 

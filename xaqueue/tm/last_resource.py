@@ -20,8 +20,9 @@ from zlib import crc32
 
 from xaqueue.carried import Life, Pruned, decode
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.tm.driver import Dialect, dialect_of, is_a, sync_fully
+from xaqueue.tm.driver import Dialect, dialect_of, is_a, run, sync_fully
 from xaqueue.tm.gtrid import Gtrid
+from xaqueue.tm.guard import IS_MARKED, is_marked
 from xaqueue.xa import Outcome
 
 TABLE = "xaqueue_decisions"
@@ -45,7 +46,7 @@ _DURABLE = (
 _CARRY = f"{_INSERT[:-1]}, carried) SELECT ?, ?, ?, ? FROM {TABLE} WHERE gtrid = ? AND participants = ?"
 _CARRY_POSTGRESQL = (
     f"{_INSERT[:-1]}, carried) SELECT %s, %s, %s, %s{_DURABLE}, "
-    f"(SELECT 1 FROM {TABLE} WHERE gtrid = %s AND participants = %s FOR SHARE) AS life"
+    f"(SELECT 1 FROM {TABLE} WHERE gtrid = %s AND participants = %s FOR SHARE) AS life WHERE {IS_MARKED}"
 )
 LOCK_S = 10
 """So long the row of a space's life is waited for, while others commit what they carry; then it is tried again."""
@@ -98,7 +99,7 @@ def make_ready(connection: Any, node: str, *, is_known: bool) -> None:
             "is rolled back then"
         )
     try:
-        _run(connection, create)
+        run(connection, create)
         connection.commit()
     except Exception as error:
         connection.rollback()
@@ -125,23 +126,32 @@ def _quoted(name: str) -> str:
     return quote(name, safe="")
 
 
-def insert_row(connection: Any, row: DecisionRow) -> None:
-    """Adds the row to the transaction that is open on this connection, and makes its commit a durable one."""
-    _insert(connection, _checked(row.gtrid), _WORDS[row.outcome], names_of(row.participants))
+def insert_row(connection: Any, row: DecisionRow) -> bool:
+    """Adds the row to the transaction that was marked on this connection, and makes its commit a durable one.
+
+    False, and nothing was added: that transaction is over.
+    """
+    if dialect_of(connection) is Dialect.POSTGRESQL:
+        return _insert_row(connection, row, f" WHERE {IS_MARKED}")
+    return is_marked(connection) and _insert_row(connection, row)
 
 
-def _insert(connection: Any, key: str, word: str, names: str) -> None:
+def _insert_row(connection: Any, row: DecisionRow, where: str = "") -> bool:
+    return _insert(connection, _checked(row.gtrid), _WORDS[row.outcome], names_of(row.participants), where)
+
+
+def _insert(connection: Any, key: str, word: str, names: str, where: str = "") -> bool:
     if dialect_of(connection) is Dialect.POSTGRESQL:  # whose drivers agree, and which plans such a statement once
-        _run(connection, f"{_INSERT} SELECT %s, %s, %s{_DURABLE}", (key, word, names))
-    else:
-        _run(connection, f"{_INSERT} VALUES ('{key}', '{word}', '{names}')")
+        return bool(run(connection, f"{_INSERT} SELECT %s, %s, %s{_DURABLE}{where}", (key, word, names)))
+    run(connection, f"{_INSERT} VALUES ('{key}', '{word}', '{names}')")
+    return True
 
 
 def resolve_row(connection: Any, gtrid: bytes) -> DecisionRow:
     """What stands there from now on. Raises what the driver raises: try again then."""
     row = DecisionRow(gtrid, Outcome.ROLLED_BACK)
     try:
-        insert_row(connection, row)
+        _insert_row(connection, row)
         connection.commit()
     except Exception as error:
         connection.rollback()
@@ -177,9 +187,9 @@ def delete_rows(
         while left:
             some, left = left[:_AT_A_TIME], left[_AT_A_TIME:]
             if dialect_of(connection) is Dialect.POSTGRESQL:
-                _run(connection, "SET LOCAL synchronous_commit = off")
+                run(connection, "SET LOCAL synchronous_commit = off")
             keys = ", ".join(f"'{_checked(gtrid)}'" for gtrid in some)
-            gone = len(_run(connection, f"DELETE FROM {TABLE} WHERE gtrid IN ({keys})"))
+            gone = len(run(connection, f"DELETE FROM {TABLE} WHERE gtrid IN ({keys})"))
             if carrier and gone:
                 _note_pruned(connection, space, carrier, max(carried[gtrid][2] for gtrid in some), gone)
             connection.commit()
@@ -188,7 +198,7 @@ def delete_rows(
 # Changes that a database carries for a space
 
 
-def insert_carried(connection: Any, row: DecisionRow, life: Life) -> None:
+def insert_carried(connection: Any, row: DecisionRow, life: Life) -> bool:
     """As ``insert_row``, with the change, as long as nobody else has opened the space, who waits for this commit then.
 
     Raises LifeOver where somebody has.
@@ -196,11 +206,13 @@ def insert_carried(connection: Any, row: DecisionRow, life: Life) -> None:
     key, text = _life_key(life.space), _life_text(life)
     values = row.gtrid.decode("ascii"), _WORDS[row.outcome], names_of(row.participants), row.carried, key, text
     statement = _CARRY_POSTGRESQL if dialect_of(connection) is Dialect.POSTGRESQL else _CARRY
-    if not _run(connection, statement, values):
+    is_added = bool(run(connection, statement, values))
+    if not is_added and is_marked(connection):
         raise LifeOver(
             f"the space of participant {' '.join(row.participants)} was opened anew since its changes were carried "
             "last: do the transaction again"
         )
+    return is_added
 
 
 def begin_life(connection: Any, life: Life) -> None:
@@ -209,14 +221,14 @@ def begin_life(connection: Any, life: Life) -> None:
     Raises OperationalError where it is open elsewhere, or an old copy, and what the driver raises.
     """
     key, text, dialect = _life_key(life.space), _life_text(life), dialect_of(connection)
-    found = _run(connection, f"SELECT participants FROM {TABLE} WHERE gtrid = '{key}'")
+    found = run(connection, f"SELECT participants FROM {TABLE} WHERE gtrid = '{key}'")
     connection.rollback()
     if found and found[0][0] == text:
         _check_right(connection, key)
         return
     if dialect is Dialect.POSTGRESQL:
-        _run(connection, f"SET LOCAL lock_timeout = '{LOCK_S}s'")
-        _run(connection, f"SELECT 1{_DURABLE}")
+        run(connection, f"SET LOCAL lock_timeout = '{LOCK_S}s'")
+        run(connection, f"SELECT 1{_DURABLE}")
     elif dialect is Dialect.SQLITE:
         sync_fully(connection)
     if not found:
@@ -228,7 +240,7 @@ def begin_life(connection: Any, life: Life) -> None:
                 f"space {life.space}, opened for the {life.epoch}th time, is an old copy: this database knows of its "
                 f"opening {before.split()[0]}. Find out where the newer one is"
             )
-        if not _run(
+        if not run(
             connection,
             f"UPDATE {TABLE} SET participants = '{text}' WHERE gtrid = '{key}' AND participants = '{before}'",
         ):
@@ -240,7 +252,7 @@ def begin_life(connection: Any, life: Life) -> None:
 def _check_right(connection: Any, key: str) -> None:
     """Raises what PostgreSQL says to a role that may not lock the row."""
     if dialect_of(connection) is Dialect.POSTGRESQL:
-        _run(connection, f"SELECT 1 FROM {TABLE} WHERE gtrid = '{key}' FOR SHARE")
+        run(connection, f"SELECT 1 FROM {TABLE} WHERE gtrid = '{key}' FOR SHARE")
     connection.rollback()
 
 
@@ -262,11 +274,11 @@ def _note_pruned(connection: Any, space: str, carrier: str, highest: int, count:
         _insert(connection, key, _PRUNED, f"{highest} {count}")
         return
     text = f"{max(highest, before.highest)} {before.total + count}"
-    _run(connection, f"UPDATE {TABLE} SET participants = '{text}' WHERE gtrid = '{key}'")
+    run(connection, f"UPDATE {TABLE} SET participants = '{text}' WHERE gtrid = '{key}'")
 
 
 def _read_pruned(connection: Any, key: str) -> Pruned | None:
-    found = _run(connection, f"SELECT participants FROM {TABLE} WHERE gtrid = '{key}'")
+    found = run(connection, f"SELECT participants FROM {TABLE} WHERE gtrid = '{key}'")
     return Pruned(*map(int, str(found[0][0]).split())) if found else None
 
 
@@ -296,7 +308,7 @@ def _id_of(space: str) -> str:
 def _trouble_of_mark(connection: Any, node: str) -> str:
     """Empty where the row of the node is there."""
     try:
-        found = _run(connection, f"SELECT gtrid FROM {TABLE} WHERE gtrid = 'XAQ1{node}'")
+        found = run(connection, f"SELECT gtrid FROM {TABLE} WHERE gtrid = 'XAQ1{node}'")
     except Exception as error:  # drivers do not agree on its class; if it is anything else, what follows fails of it
         return f"cannot be read ({error})"
     finally:
@@ -305,7 +317,7 @@ def _trouble_of_mark(connection: Any, node: str) -> str:
 
 
 def _select(connection: Any, where: str) -> list[DecisionRow]:
-    found = _run(connection, f"SELECT gtrid, decision, participants, carried FROM {TABLE} WHERE {where}")
+    found = run(connection, f"SELECT gtrid, decision, participants, carried FROM {TABLE} WHERE {where}")
     connection.rollback()
     return [
         DecisionRow(
@@ -319,19 +331,6 @@ def _select(connection: Any, where: str) -> list[DecisionRow]:
     ]
 
 
-def _run(connection: Any, statement: str, *parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """The rows that it selects, whatever the connection makes of rows, or as many as it has changed."""
-    cursor = connection.cursor()
-    try:
-        cursor.execute(statement, *parameters)
-        if not statement.startswith("SELECT"):
-            return [()] * max(0, cursor.rowcount)
-        rows = cursor.fetchall()
-        return [tuple(row.values()) if isinstance(row, Mapping) else tuple(row) for row in rows]
-    finally:
-        cursor.close()
-
-
 def _checked(gtrid: bytes) -> str:
     parsed = Gtrid.parse(gtrid)
     if parsed is None:
@@ -341,10 +340,10 @@ def _checked(gtrid: bytes) -> str:
 
 def _check_mysql(connection: Any) -> None:
     wanted = {"innodb_flush_log_at_trx_commit": "1"}
-    if str(_run(connection, "SELECT @@GLOBAL.log_bin")[0][0]) == "1":
+    if str(run(connection, "SELECT @@GLOBAL.log_bin")[0][0]) == "1":
         wanted["sync_binlog"] = "1"
     for setting, value in wanted.items():
-        found = str(_run(connection, f"SELECT @@GLOBAL.{setting}")[0][0])
+        found = str(run(connection, f"SELECT @@GLOBAL.{setting}")[0][0])
         if found != value:
             raise InvalidArgument(
                 f"{setting} of this participant's database is {found}, so that a power loss may undo what its commit "

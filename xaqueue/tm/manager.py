@@ -24,16 +24,17 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
-from xaqueue.errors import DecisionLogError, InterfaceError, InvalidArgument, RetryLater, UnknownXid
+from xaqueue.errors import DecisionLogError, InterfaceError, InvalidArgument, ProtocolError, RetryLater, UnknownXid
 from xaqueue.tm.async_transaction import AsyncTransaction
 from xaqueue.tm.awaiting import Loop
 from xaqueue.tm.coordinator import Coordinator, OnStep
-from xaqueue.tm.driver import is_unknown_xid, xid_on
+from xaqueue.tm.driver import is_of_space, is_unknown_xid, xid_on
 from xaqueue.tm.log_directory import open_log
-from xaqueue.tm.participant import Connect, Participant, sources
+from xaqueue.tm.participant import Opens, Participant, sources
 from xaqueue.tm.records import Heuristic, InDoubtTransaction
 from xaqueue.tm.recovery import RecoveryThread, ScanReport
 from xaqueue.tm.transaction import Transaction
+from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
 
 CLOSE_PATIENCE_S = 10.0
@@ -74,7 +75,7 @@ class TransactionManager:
     def __init__(
         self,
         log_dir: str | os.PathLike[str],
-        participants: Mapping[str, Connect | Participant],
+        participants: Mapping[str, Opens | Participant],
         *,
         last_resource: str | None = None,
         two_phase: bool = False,
@@ -86,7 +87,8 @@ class TransactionManager:
         """Opens the decision log, or makes one, and starts recovery.
 
         log_dir: belongs to one transaction manager for ever, with its node id. participants: by name, how each is
-        opened; the names are part of what is written down, so they stay. last_resource: the one among them whose commit
+        opened: a function, the path of a space or the URL of its server, or an Engine of SQLAlchemy; the names are part
+        of what is written down, so they stay. last_resource: the one among them whose commit
         decides for all that have prepared, where it takes part; its database keeps the decision as a row of the table
         xaqueue_decisions. Without it that is, in each transaction, its database without two-phase commit, or else its
         only database. two_phase: there is none, and all prepare. carry: where one queue takes part beside
@@ -253,6 +255,22 @@ class TransactionManager:
             except Exception as error:
                 if not is_unknown_xid(error):
                     raise
+
+    def release(self, space: str) -> list[bytes]:
+        """Ends the wait for a space that is gone for good, as one that was restored and has another id since: what only
+        databases have carried for it is lost. space: its id. Returns the transactions; call ``recover`` before.
+
+        For a person to call. Raises ProtocolError where a participant has that space, what a driver raises.
+        """
+        self._check_open()
+        for source in self._sources.values():
+            with source.opened() as connection:
+                if is_of_space(connection, space):
+                    raise ProtocolError(f"participant {source.name!r} has space {space}: recovery hands it what is its")
+        rows = {gtrid: row for gtrid, row in self._coordinator.carriages.rows.items() if row.space == space}
+        for gtrid, row in rows.items():
+            self._coordinator.settle(gtrid, Outcome.COMMITTED, {row.queue: ParticipantOutcome.COMMITTED}, {})
+        return sorted(rows)
 
     # Housekeeping
 

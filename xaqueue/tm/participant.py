@@ -5,18 +5,25 @@ In a transaction it has a branch, on a connection of its own (``branch.EnlistedB
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from pkgutil import resolve_name
+from typing import Any, Protocol
 
+from xaqueue.endpoint import MEMORY, is_url, parse
 from xaqueue.errors import InvalidArgument
 from xaqueue.tm import awaiting, driver, last_resource
 from xaqueue.tm.awaiting import Loop
 from xaqueue.tm.gtrid import checked_name
 
+_WANTED = "give a function that opens one, as lambda: sqlite3.connect('shop.db')"
+_OF_SPACE, _OF_ENGINE = "xaqueue:connect", "xaqueue.contrib.sqlalchemy:participant"
+"""Plugged in by name, and only where such a value is given: these rooms are above this one, and import it."""
 KEPT_S = 60.0
 """A connection that was idle for longer is not used again: firewalls forget it, and say so to nobody."""
 INTERRUPTIONS = 16
@@ -25,17 +32,29 @@ INTERRUPTIONS = 16
 Connect = Callable[[], Any]
 
 
+class Engine(Protocol):
+    """SQLAlchemy's, or its AsyncEngine."""
+
+    @property
+    def dialect(self) -> Any: ...
+    def dispose(self) -> Any: ...
+
+
+Opens = Connect | Engine | str | os.PathLike[str]
+"""A function, or what tells by itself how it is opened: an Engine, the path of a space, the URL of its server."""
+
+
 @dataclass(frozen=True, slots=True)
 class Participant:
     """How one participant is opened.
 
-    connect: opens a connection, not in autocommit. sort_key: participants are begun on and prepared in the order of
-    their keys; without one, the connection's ``sortKey()`` or the participant's name. parallel: whether another thread
-    may prepare and commit on its connections while their own one waits; without it, its driver's ``threadsafety`` says.
-    idle: how many connections are kept open between transactions, as the last one left them.
+    connect: opens a connection, not in autocommit; see ``Opens``. sort_key: participants are begun on and prepared in
+    the order of their keys; without one, the connection's ``sortKey()`` or the participant's name. parallel: whether
+    another thread may prepare and commit on its connections while their own one waits; without it, its driver's
+    ``threadsafety`` says. idle: how many connections are kept open between transactions, as the last one left them.
     """
 
-    connect: Connect
+    connect: Any
     sort_key: str | None = None
     parallel: bool | None = None
     idle: int = 4
@@ -57,6 +76,7 @@ class ConnectionSource:
         loop: that of its async connections."""
         self.name = checked_name(name)
         self.participant = participant
+        _opener(name, participant)  # refuses what opens nothing
         self.may_decide = may_decide
         self.may_carry = may_decide and may_carry
         self.loop = loop or Loop()
@@ -68,7 +88,7 @@ class ConnectionSource:
 
     def open(self) -> Any:
         """A connection that nobody used before. Raises what the driver raises."""
-        connection = self.loop.connected(self.participant.connect, self.name)
+        connection = self.loop.connected(_opener(self.name, self.participant), self.name)
         if driver.commits_itself(connection):
             driver.close(connection)
             raise InvalidArgument(
@@ -149,7 +169,7 @@ class ConnectionSource:
 
 
 def sources(
-    participants: Mapping[str, Connect | Participant],
+    participants: Mapping[str, Opens | Participant],
     last: str | None,
     *,
     two_phase: bool = False,
@@ -167,9 +187,35 @@ def sources(
     made = {}
     for name, given in participants.items():
         participant = given if isinstance(given, Participant) else Participant(given)
-        if not callable(participant.connect):
-            raise InvalidArgument(f"participant {name!r} is {given!r}: give a function that opens a connection")
+        if _is_engine(participant.connect):
+            participant = resolve_name(_OF_ENGINE)(participant.connect, sort_key=participant.sort_key)
         made[name] = ConnectionSource(
             name, participant, may_decide=not two_phase and last in (None, name), may_carry=carry, loop=loop
         )
     return made
+
+
+def _opener(name: str, participant: Participant) -> Connect:
+    """Raises InvalidArgument, which repeats no URL: there may be a password in it."""
+    given = participant.connect
+    if isinstance(given, str | os.PathLike):
+        place = os.fspath(given)
+        try:
+            if is_url(place) and not place.startswith(MEMORY):
+                parse(place)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"participant {name!r}: {error}; of a database, {_WANTED}") from None
+        if place:
+            return partial(resolve_name(_OF_SPACE), place)
+    if not isinstance(given, type) and (hasattr(given, "cursor") or hasattr(given, "commit")):
+        raise InvalidArgument(
+            f"participant {name!r} is an open connection of {type(given).__module__}, and each transaction needs one "
+            f"of its own: {_WANTED}"
+        )
+    if not callable(given):
+        raise InvalidArgument(f"participant {name!r} is {given!r}: {_WANTED}")
+    return partial(given)
+
+
+def _is_engine(given: object) -> bool:
+    return any(cls.__module__.startswith("sqlalchemy.") and "Engine" in cls.__name__ for cls in type(given).__mro__)

@@ -185,7 +185,9 @@ class RecoveryThread:
             driver.close(connection)
 
     def _log_changes(self, report: ScanReport) -> None:
-        """Logs each change for better or worse, and not each round."""
+        """Logs each change for better or worse, and not each round; at the end nothing is tried again."""
+        if self._stopped:
+            return
         before, trouble = self._coordinator.trouble.pop(self._name, ""), report.error or report.carrying
         if trouble:
             self._coordinator.trouble[self._name] = trouble
@@ -254,7 +256,10 @@ class RecoveryThread:
         row = self._coordinator.carriages.rows[gtrid]
         noted = carriers.get(row.carrier) if carriers is not None else None
         if carriers is None or carriers.space != row.space:
-            report.carrying = f"the change of {gtrid.decode()} is for space {row.space}, and this is another one"
+            report.carrying = (
+                f"the change of {gtrid.decode()} is for space {row.space}, and this is another one: put that back; or, "
+                f"where it was restored and has another id since, `xaqueue tm release DIR {row.space}` ends the wait"
+            )
         elif noted is None or not noted.has_applied(row.number):
             self._coordinator.carriages.want(row)
         elif self._connection.carriers().life == carriers.life:

@@ -87,7 +87,7 @@ class Transaction:
             self._run_out(None)
         if known is None:
             known = self._enlist(name)
-        return driver.lent(known.connection)
+        return known.lend()
 
     def accept(self, delivery: Any, name: str = "") -> Any:
         """Settles a message on lease with this transaction: ``tx[name].accept(delivery)``.
@@ -141,10 +141,12 @@ class Transaction:
         """What is not decided yet is rolled back. why: where it is not for the time."""
         self._deadline, self._expiry = 0.0, why or self._expiry
 
-    def check_active(self) -> None:
-        """Raises ProtocolError once its end has begun."""
+    def check_active(self, name: str = "") -> None:
+        """Raises ProtocolError once its end has begun, or that of the work of this participant."""
         if self._phase is not _Phase.ACTIVE:
             raise ProtocolError(f"the transaction is {self._phase.value}: begin another one")
+        if name in self._branches:
+            self._branches[name].check_begun()
 
     def drop(self) -> None:
         """It is rolled back, where nobody has begun to end it and nobody will."""
@@ -186,6 +188,9 @@ class Transaction:
             self._run_out(error)
         else:
             self.rollback()
+            refused = next((one.refused for one in self._branches.values() if one.refused is not None), None)
+            if refused is not None and driver.is_a(error, "DatabaseError"):  # sqlite3 says "not authorized"
+                raise refused from error
 
     async def __aenter__(self) -> AsyncTransaction:
         try:

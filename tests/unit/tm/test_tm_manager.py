@@ -441,3 +441,34 @@ def test_wrong_arguments_of_a_transaction_are_refused(log_dir: Path) -> None:
             tm.transaction("b")
         with pytest.raises(InvalidArgument, match="above 0"):
             tm.transaction(timeout_s=0)
+
+
+@pytest.mark.parametrize("comes", ["a connection", "an error", "an answer", "no answer"])
+def test_an_end_says_nothing_of_going_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, comes: str
+) -> None:
+    """Whatever a participant was asked for when it was closed, and what comes of that."""
+    bank, asked, goes_on = Bank(World(), "a"), threading.Event(), threading.Event()
+
+    def connect() -> Any:
+        asked.set()
+        assert goes_on.wait(PATIENCE_S)
+        if comes == "an error":
+            raise ConnectionError("gone")
+        connection = bank.connect()
+        if comes == "no answer":
+            monkeypatch.setattr(connection, "tpc_recover", None)
+        return connection
+
+    manager = TransactionManager(tmp_path / "log", {"a": connect})
+    assert asked.wait(PATIENCE_S)
+    thread = manager._recoveries["a"]._thread
+    assert thread is not None
+    closing = threading.Thread(target=manager.close)
+    closing.start()
+    eventually(lambda: manager._recoveries["a"]._stopped)
+    goes_on.set()
+    closing.join(PATIENCE_S)
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert [record.message for record in caplog.records if "participant-waits" in record.message] == []

@@ -175,7 +175,7 @@ def test_side_by_side_where_all_of_them_allow_it(scene: Scene) -> None:
             return super().tpc_prepare()
 
     connects: dict[str, Any] = {
-        name: Participant(lambda bank=bank: Meeting(bank), parallel=True)  # type: ignore[misc]
+        name: Participant(lambda bank=bank: Meeting(bank), parallel=True)
         for name, bank in (("a", scene.a), ("b", scene.b))
     }
     tx = scene.boot(connects).transact("a", "b")
@@ -193,7 +193,7 @@ def test_no_call_goes_to_a_thread_where_another_transaction_is_at_work(scene: Sc
             return super().tpc_prepare()
 
     connects: dict[str, Any] = {
-        name: Participant(lambda bank=bank: Noting(bank), parallel=True)  # type: ignore[misc]
+        name: Participant(lambda bank=bank: Noting(bank), parallel=True)
         for name, bank in (("a", scene.a), ("b", scene.b))
     }
     rig = scene.boot(connects)
@@ -437,7 +437,7 @@ def test_names_that_no_xid_can_hold_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: sources({"a": lambda: None}, "b"), lambda: sources({"a": "connect"}, None)],  # type: ignore[dict-item]
+    [lambda: sources({"a": lambda: None}, "b"), lambda: sources({"a": 7}, None)],  # type: ignore[dict-item]
 )
 def test_wrong_participants_are_refused(make: Callable[[], Any]) -> None:
     with pytest.raises(InvalidArgument):
