@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import xaqueue
-from support.spark_space import FabricatedSpace
+from support.spark_space import FabricatedSpace, keep
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.reservation import Reservation
 from xaqueue.space.engine.session import Session
@@ -53,11 +53,16 @@ class Told:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.order: list[str] = []
-        monkeypatch.setattr(consumer, "reach_owner", lambda path, server: self)
+        monkeypatch.setattr(consumer, "reach_owner", self._reach)
         for call in ("sync_file", "sync_dir"):
             monkeypatch.setattr(DirectoryFileSystem, call, lambda fs, path: self.order.append(path or "."))
 
+    def _reach(self, path: str, server: str | None) -> Told:
+        self.root = Path(path)
+        return self
+
     def reserve(self, queue: str, stream: str, after: int, upto: int) -> Reservation:
+        keep(self.root, queue, stream)
         return Reservation(queue, stream, latest=upto)
 
     def consume(self, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:

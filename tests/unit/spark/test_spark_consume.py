@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import xaqueue
-from support.spark_space import FabricatedSpace
+from support.spark_space import FabricatedSpace, keep
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, InvalidArgument, QueueReserved, SpaceError
 from xaqueue.reservation import Reservation
@@ -29,6 +29,7 @@ from support import spark_reading
 from support.spark_reading import ALL, Query, places, rows
 from xaqueue.cli import ingest
 from xaqueue.spark.source import consumer
+from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source.source import QueueSource, StreamReader
 
 
@@ -57,6 +58,7 @@ class Recording:
 
     def reserve(self, queue: str, stream: str, after: int, upto: int) -> Reservation:
         self._told("reserve", queue, after, upto)
+        keep(Path(self.path), queue, stream)
         return Reservation(queue, stream, latest=upto)
 
     def consume(self, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
@@ -431,18 +433,26 @@ def test_what_another_stream_takes_meanwhile_is_no_silent_gap(root: Path, shop: 
     assert rows(lossy, shares) == []
 
 
-def test_a_queue_released_while_it_is_read_is_no_silent_gap(root: Path, shop: Connection) -> None:
+def test_a_queue_released_while_it_is_read_is_no_silent_gap(
+    root: Path, shop: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "SEEN_S", 0.0)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 1)
     reader = stream(root)
     begun = reader.initialOffset()
     end = reader.latestOffset(begun, ALL)
-    shares = reader.partitions(begun, end)
+    (share,) = reader.partitions(begun, end)
+    given = reader.read(share)
+    next(given)
     owner = open.attach(root)
     owner.release("orders")
     owner.close()
     assert shop.dequeue("orders") is not None
     shop.commit()
     with pytest.raises(SpaceError, match=r"was released from stream .* while it was read"):
-        rows(reader, shares)
+        list(given)
+    with pytest.raises(SpaceError, match=r"is not reserved for stream .*: it was released"):
+        rows(reader, [share])
     with pytest.raises(QueueReserved):
         reader.partitions(begun, end)
 

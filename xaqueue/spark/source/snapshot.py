@@ -45,6 +45,7 @@ class QueueState:
     """How far a queue is. ``consumed``: a stream that has reserved it has consumed all up to here; else 0."""
 
     path: str
+    space_id: str
     name: str
     reader: QueueReader
     watermark: int
@@ -174,20 +175,20 @@ class Spaces:
             names.update(self._options.names_in(path))
             if self._options.has_pattern:
                 names.update(filter(self._wanted, queues(path)))
-        found = {name: self._state(path, name) for name in sorted(names)}
+        found = {name: self._state(path, space_id, name) for name in sorted(names)}
         # what vanished meanwhile looked like a space without messages
         if read_format(path, is_expected=True).id != space_id:
             raise SpaceError(f"{path} became another space while it was looked at: look again")
         status = os.stat(path)  # noqa: PTH116
         return _Found(found, space_id, (status.st_dev, status.st_ino))
 
-    def _state(self, path: str, name: str) -> QueueState:
+    def _state(self, path: str, space_id: str, name: str) -> QueueState:
         if (path, name) not in self._readers:
             self._readers[path, name] = QueueReader(path, name)
         reader = self._readers[path, name]
         record = reserved(reader)
         consumed, stream = (record.consumed, record.stream) if record is not None else (0, "")
-        return QueueState(path, name, reader, max(reader.watermark(), consumed), consumed, stream)
+        return QueueState(path, space_id, name, reader, max(reader.watermark(), consumed), consumed, stream)
 
     def names_space(self, path: str) -> bool:
         """Whether the options name it, or would if it were there."""

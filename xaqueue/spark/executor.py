@@ -1,0 +1,59 @@
+"""What a task finds under a path that its driver has looked at: the same space, or an error that says who sees what.
+
+Driver and executors agree on a path alone, and another machine may have another space under it, a copy, or nothing. So
+a task is given the space's id and compares it before it reads or writes. A copy has the same id: a reader asks for what
+the driver saw in its records as well (``source.reader``), and for a writer the driver finds none of what was prepared.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterator
+from contextlib import contextmanager
+from socket import gethostname
+
+from xaqueue.errors import SpaceError
+from xaqueue.space.model.format import read_format
+
+SAME = "executors need the driver's directory under this path: mount it there, or keep this machine out of the job"
+
+
+def here() -> str:
+    """This machine, and as whom the task runs."""
+    uid = os.geteuid()
+    try:
+        return f"{gethostname()} (user {pwd.getpwuid(uid).pw_name})"
+    except KeyError:  # a container whose users have no names
+        return f"{gethostname()} (user {uid})"
+
+
+def check_same(path: str, space_id: str) -> None:
+    """SpaceError unless the space under this path has the id."""
+    with readable(path):
+        try:
+            found = read_format(path, is_expected=True).id
+        except SpaceError as failure:
+            if isinstance(failure.__cause__, PermissionError):
+                raise
+            wanted = f"the space {space_id[:8]} that the driver sees as {path}"
+            raise SpaceError(f"{here()} does not see {wanted}: {failure}; {SAME}") from failure
+    if found != space_id:
+        raise SpaceError(
+            f"{here()} sees another space under {path} than the driver ({found[:8]} and not {space_id[:8]}); {SAME}"
+        )
+
+
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """What this user may not read is told with the remedy."""
+    try:
+        yield
+    except (OSError, SpaceError) as failure:
+        cause = failure if isinstance(failure, OSError) else failure.__cause__
+        if not isinstance(cause, PermissionError):
+            raise
+        raise SpaceError(
+            f"{here()} may not read the space {path} that the driver reads ({cause}): run executors as the driver's "
+            "user, or let a group read it, `group` of [access] in its queues.toml"
+        ) from failure
