@@ -19,6 +19,7 @@ from xaqueue.errors import ConnectionLost, InvalidArgument, QueueReserved, Space
 from xaqueue.reservation import Reservation
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
+from xaqueue.space.model.format import read_format
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import open
 
@@ -64,6 +65,9 @@ class Recording:
     def consume(self, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
         self._told("archive" if archive else "consume", queue, upto)
         return Reservation(queue, stream, consumed=upto)
+
+    def status(self) -> dict[str, Any]:
+        return {"format": {"id": read_format(self.path).id}}
 
     def _told(self, verb: str, *what: object) -> None:
         if self.path in self.owner.down:
@@ -227,7 +231,7 @@ def test_what_could_not_be_consumed_is_consumed_later(space: FabricatedSpace, ow
         strict.commit(query.offset)
 
 
-def test_a_server_that_has_another_space_is_told_by_its_numbers(
+def test_a_server_that_has_a_copy_is_told_by_its_numbers(
     space: FabricatedSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[tuple[str, str | None]] = []
@@ -241,12 +245,12 @@ def test_a_server_that_has_another_space_is_told_by_its_numbers(
         return Elsewhere(RecordingOwner(), path, server)
 
     monkeypatch.setattr(consumer, "reach_owner", reach)
-    with pytest.raises(InvalidArgument, match=r'serves another space\. Mend option "server"'):
+    with pytest.raises(InvalidArgument, match=r'serves a copy of the space\. Mend option "server"'):
         Query(stream(space.root, server="xaq://there:1")).batch()
     assert given == [(str(space.root), "xaq://there:1")]
     with pytest.raises(InvalidArgument, match='"server" is one URL and there may be several'):
         Query(stream(f"{space.root}*", server="xaq://there:1")).batch()
-    with pytest.raises(InvalidArgument, match="serves another space"):
+    with pytest.raises(InvalidArgument, match="serves a copy"):
         Query(stream(f"{space.root}*", server=f'{{"{space.root}": "xaq://here:2"}}')).batch()
     assert given[-1] == (str(space.root), "xaq://here:2")
 

@@ -15,16 +15,20 @@ from typing import Any
 import pytest
 
 import xaqueue
-from xaqueue.errors import SpaceError
+from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
 from xaqueue.space.engine.session import Session
 from xaqueue.space.owner import open
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
+from pyspark.sql.pandas.types import from_arrow_schema
+
 from support import spark_reading
+from support.served import ServerThread
+from support.sink_scene import Scene, texts
 from support.spark_reading import ALL, Query, rows
-from xaqueue.spark import executor
+from xaqueue.spark import executor, sink
 from xaqueue.spark.source import consumer
 from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source.source import QueueSource, StreamReader
@@ -193,3 +197,80 @@ def test_an_executor_that_may_not_read_says_who_and_the_way_out(
     ) as raised:
         rows(reader, tasks)
     assert executor.here() in str(raised.value)
+
+
+# Who writes, and who removes
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    """Two spaces that are served, and in ``at`` a link to the first, as the driver sees it."""
+    made = Scene(tmp_path / "spaces", monkeypatch, spaces=2)
+    at(made).symlink_to(made.roots[0])
+    yield made
+    made.stop()
+
+
+def at(scene: Scene) -> Path:
+    return scene.roots[0].with_name("at")
+
+
+def writer(scene: Scene, kind: str) -> Any:
+    table = texts(1)
+    if kind == "batch":
+        return scene.batch(table, path=str(at(scene)))
+    return scene.stream(table, path=str(at(scene)))
+
+
+@pytest.mark.parametrize("kind", ["batch", "stream"])
+@pytest.mark.parametrize("there", ["another", "nothing"])
+def test_a_task_of_the_sink_writes_nowhere_else(scene: Scene, kind: str, there: str) -> None:
+    made = writer(scene, kind)
+    at(scene).unlink()
+    if there == "another":
+        at(scene).symlink_to(scene.roots[1])
+    saw = "sees another space under" if there == "another" else "does not see the space"
+    with pytest.raises(SpaceError, match=saw) as raised:
+        scene.task(made, texts(1))
+    assert executor.here() in str(raised.value)
+    assert "xaqueue init" not in str(raised.value)
+    assert [scene.in_doubt(number) for number in (0, 1)] == [0, 0]
+
+
+def test_a_url_that_leads_elsewhere_on_an_executor_commits_nothing(scene: Scene) -> None:
+    schema = from_arrow_schema(texts(1).schema)
+    driver, task = (sink.StreamWriter({"server": one.url, "queue": "orders"}, schema, False) for one in scene.servers)
+    prepared = scene.tasks(task, [texts(1)])
+    with pytest.raises(OperationalError, match="tasks have another space at xaq"):
+        driver.commit(prepared, 0)
+    assert (scene.bodies(0), scene.bodies(1)) == ([], [])
+
+
+def test_a_copy_that_has_the_batch_already_passes_no_row_over(scene: Scene, tmp_path: Path) -> None:
+    """The driver's space was restored from before the batch, and an executor has the newer one yet."""
+    ignored = shutil.ignore_patterns("lock", "owner", "socket")
+    older = shutil.copytree(scene.roots[0], tmp_path / "older", ignore=ignored)
+    made = writer(scene, "stream")
+    made.commit(scene.tasks(made, [texts(1)]), 0)
+    server = ServerThread(older, tmp_path / "older.socket")
+    try:
+        prepared = scene.tasks(made, [texts(1)])
+        assert prepared[0].passed_over == 1
+        at(scene).unlink()
+        at(scene).symlink_to(older)
+        with pytest.raises(OperationalError, match=r"tasks have another space at .*but a copy"):
+            made.commit(prepared, 0)
+        made.commit(scene.tasks(made, [texts(1)]), 0)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("mode", REMOVING)
+def test_a_url_of_another_space_has_nothing_removed_there(scene: Scene, mode: str) -> None:
+    for number in (0, 1):
+        made = scene.stream(texts(1), path=str(scene.roots[number]))
+        made.commit(scene.tasks(made, [texts(1, 2)]), 0)
+    query = Query(stream(scene.roots[0], mode, server=scene.servers[1].url))
+    with pytest.raises(InvalidArgument, match=r"serves another space than .*: mend option"):
+        query.all()
+    assert scene.bodies(1) == [b"1", b"2"]
