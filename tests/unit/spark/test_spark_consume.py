@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from support import spark_reading
-from support.spark_reading import ALL, Query, places, rows
+from support.spark_reading import ALL, Query, places, rows, through_json
 from xaqueue.cli import ingest
 from xaqueue.spark.source import consumer
 from xaqueue.spark.source import reader as reading
@@ -359,6 +360,77 @@ def test_a_batch_is_replayed_whole_after_a_crash(root: Path, shop: Connection) -
     restarted = stream(root, maxMessagesPerTrigger=4)
     assert [row["seq"] for row in rows(restarted, restarted.partitions(begun, end))] == [5, 6, 7, 8]
     assert numbers(Query(restarted, end).all()) == [9, 10, 11, 12, 13]
+
+
+class Killed(Exception):
+    """The driver is gone."""
+
+
+class Job:
+    """What Spark keeps of an availableNow query and its sink, and its calls in their order; each run is a new process.
+
+    It is killed before step number ``dies_at``, counted from 0.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.offsets: list[dict[str, Any]] = []
+        self.done = -1
+        self.sink: dict[int, list[dict[str, Any]]] = {}
+        self.steps = 0
+
+    def run(self, dies_at: float = inf) -> None:
+        self.steps = 0
+        self._dies_at = dies_at
+        reader = stream(self.root, maxMessagesPerTrigger=4)
+        begun = None
+        if not self.offsets:
+            begun = self._step(reader.initialOffset)
+        self._step(reader.prepareForTriggerAvailableNow)
+        if self.done < len(self.offsets) - 1:
+            self._batch(reader, begun)
+        while True:
+            start = self.offsets[-1] if self.offsets else begun
+            assert start is not None
+            end = through_json(self._step(reader.latestOffset, start, reader.getDefaultReadLimit()))
+            if self.offsets and end == start:
+                return
+            self._step(self.offsets.append, end)
+            if len(self.offsets) > 1:
+                self._step(reader.commit, start)
+            self._batch(reader, begun)
+
+    def _batch(self, reader: StreamReader, begun: dict[str, Any] | None) -> None:
+        number = len(self.offsets) - 1
+        start = self.offsets[number - 1] if number else begun or reader.initialOffset()
+        tasks = self._step(reader.partitions, start, self.offsets[number])
+        found = self._step(rows, reader, tasks)
+        self._step(self.sink.__setitem__, number, found)
+        self._step(setattr, self, "done", number)
+
+    def _step(self, call: Callable[..., Any], *given: Any) -> Any:
+        if self.steps == self._dies_at:
+            raise Killed
+        self.steps += 1
+        return call(*given)
+
+
+def test_a_job_that_is_killed_at_any_step_reads_all_when_it_is_run_again(root: Path) -> None:
+    """Also in its first batch, which is empty: it is not over before the messages are read."""
+    for dies_at in range(100):
+        space = root.with_name(f"space{dies_at}")
+        with xaqueue.connect(space, create=True, sync="NONE") as connection:
+            put(connection, 10)
+        job = Job(space)
+        try:
+            job.run(dies_at)
+        except Killed:
+            job.run()
+            assert numbers([*job.sink.values()]) == list(range(1, 11)), dies_at
+        else:
+            assert dies_at > 20
+            return
+    pytest.fail("it never came to its end")
 
 
 def test_a_checkpoint_older_than_what_was_consumed_is_an_error_or_told(root: Path, shop: Connection) -> None:

@@ -55,7 +55,7 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
             name = options.end.option
             raise InvalidArgument(f'option "{name}" is for spark.read: a stream ends where its trigger says')
         self._initial: Document | None = None
-        self._is_tried = True
+        self._is_tried = False
         self._latest_batch = -inf
         self._target: SpaceSnapshot | None = None
         self._latest: SpaceSnapshot | None = None
@@ -67,7 +67,6 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
     def initialOffset(self) -> Document:
         """Where a new query begins. Spark asks twice and is given the same."""
         if self._initial is None:
-            self._is_tried = False
             snapshot = self._spaces.look()
             self._check_named(snapshot)
             behind = self._options.start != Bounds(EARLIEST)
@@ -100,8 +99,10 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
         begun.check_spaces(snapshot.ids)
         spans, joined = self._spans(begun, snapshot)
         spans = self._reachable(spans, snapshot)
-        is_tried, self._is_tried = self._is_tried or not self._removes or isinstance(limit, ReadAllAvailable), True
-        if not is_tried:  # see the module
+        # see the module; a restart begins with what is written down, which no new query does, and has run that batch
+        is_tried = self._is_tried or not self._removes or isinstance(limit, ReadAllAvailable) or start != self._initial
+        self._is_tried = True
+        if not is_tried:
             for record in (reserved(state.reader) for state in snapshot.states):
                 if record is not None and not record.released:
                     raise refusal(record)
