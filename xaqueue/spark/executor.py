@@ -30,18 +30,14 @@ def here() -> str:
 
 def check_same(path: str, space_id: str) -> None:
     """SpaceError unless the space under this path has the id."""
-    with readable(path):
-        try:
+    driver = f"the space {space_id[:8]} that the driver sees as {path}"
+    try:
+        with readable(path):
             found = read_format(path, is_expected=True).id
-        except SpaceError as failure:
-            if isinstance(failure.__cause__, PermissionError):
-                raise
-            wanted = f"the space {space_id[:8]} that the driver sees as {path}"
-            raise SpaceError(f"{here()} does not see {wanted}: {failure}; {SAME}") from failure
+    except SpaceError as failure:
+        raise SpaceError(f"{here()} does not see {driver}: {failure}; {SAME}") from failure
     if found != space_id:
-        raise SpaceError(
-            f"{here()} sees another space under {path} than the driver ({found[:8]} and not {space_id[:8]}); {SAME}"
-        )
+        raise SpaceError(f"{here()} sees another space, {found[:8]}, than {driver}; {SAME}")
 
 
 @contextmanager
@@ -54,6 +50,6 @@ def readable(path: str) -> Iterator[None]:
         if not isinstance(cause, PermissionError):
             raise
         raise SpaceError(
-            f"{here()} may not read the space {path} that the driver reads ({cause}): run executors as the driver's "
+            f"{here()} may not use the space {path} that the driver uses ({cause}): run executors as the driver's "
             "user, or let a group read it, `group` of [access] in its queues.toml"
         ) from failure

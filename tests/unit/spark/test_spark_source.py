@@ -445,9 +445,9 @@ def test_an_unknown_queue_is_refused_with_the_known_ones(space: FabricatedSpace)
 
 def test_any_queue_may_come_where_there_is_a_default(space: FabricatedSpace) -> None:
     (space.root / "queues.toml").write_text('[default]\norder = "fifo"\n')
-    reader = stream(space, queue="later")
+    reader = stream(space, queue="later", createQueues=True)
     assert batches(reader, ALL) == []
-    assert batch(space, queue="later").partitions() == [ReadTask(())]
+    assert batch(space, queue="later", createQueues=True).partitions() == [ReadTask(())]
     space.fill("later", [1])
     assert batches(reader, ALL) == [[1]]
 

@@ -208,7 +208,7 @@ class Reader:
         snapshot = self._spaces.look()
         if snapshot.missing and not snapshot.spaces:
             raise self._spaces.missing(snapshot.missing)
-        self._unknown = self._spaces.check_queues(snapshot)
+        self._spaces.check_queues(snapshot)
 
     def __getstate__(self) -> dict[str, Any]:
         """What ``read`` needs: the rest is threads and caches of the driver."""
@@ -234,24 +234,20 @@ class Reader:
         does: it has a copy, where other messages may have these numbers.
         """
         executor.check_same(key.path, key.space_id)
-        reader = QueueReader(key.path, key.queue)
-        deadline = monotonic() + SEEN_S
+        reader, deadline = QueueReader(key.path, key.queue), monotonic() + SEEN_S
         while True:
             record = reserved(reader)
-            consumed = record.consumed if record is not None else 0
             is_kept = not stream or (record is not None and record.stream == stream and not record.released)
+            consumed = record.consumed if record is not None else 0
             seen = max(reader.watermark(), consumed)
             if (is_kept and consumed >= key.consumed and seen >= span.upto) or monotonic() >= deadline:
                 break
             sleep(POLL_S)
         where = f"queue {key.queue!r} of {key.path} as {executor.here()} sees it"
-        if not is_kept:
+        if not is_kept or consumed < key.consumed:
             raise SpaceError(
-                f"{where} is not reserved for stream {stream}: it was released, or this is a copy; {executor.SAME}"
-            )
-        if consumed < key.consumed:
-            raise SpaceError(
-                f"{where} is consumed to {consumed}, and to {key.consumed} as the driver sees it; {executor.SAME}"
+                f"{where} is consumed to {consumed}{'' if is_kept else f' and not reserved for stream {stream}'}, and "
+                f"to {key.consumed} as the driver sees it: it was released, or this is a copy; {executor.SAME}"
             )
         if seen < span.upto:
             self._lost(f"{where} ends at {seen}, and ({span.after}, {span.upto}] is to be read; {executor.SAME}")
@@ -291,8 +287,6 @@ class Reader:
         """What there is to say of the options, once a query: its planning is all done by one of these."""
         if not self._is_logged:
             log_ignored(self._options.ignored)
-            for unknown in self._unknown:
-                _log.warning("[options-ignored] %s", unknown)
         self._is_logged = True
 
     def _ahead(self, asked: str, state: QueueState) -> OperationalError:
