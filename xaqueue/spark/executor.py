@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from socket import gethostname
 
-from xaqueue.errors import SpaceError
+from xaqueue.errors import OperationalError, SpaceError
 from xaqueue.space.model.format import read_format
 
 SAME = "executors need the driver's directory under this path: mount it there, or keep this machine out of the job"
@@ -31,11 +31,13 @@ def here() -> str:
 def check_same(path: str, space_id: str) -> None:
     """SpaceError unless the space under this path has the id."""
     driver = f"the space {space_id[:8]} that the driver sees as {path}"
-    try:
-        with readable(path):
+    with readable(path):
+        try:
             found = read_format(path, is_expected=True).id
-    except SpaceError as failure:
-        raise SpaceError(f"{here()} does not see {driver}: {failure}; {SAME}") from failure
+        except SpaceError as failure:
+            if isinstance(failure.__cause__, PermissionError):
+                raise
+            raise SpaceError(f"{here()} does not see {driver}: {failure}; {SAME}") from failure
     if found != space_id:
         raise SpaceError(f"{here()} sees another space, {found[:8]}, than {driver}; {SAME}")
 
@@ -50,6 +52,20 @@ def readable(path: str) -> Iterator[None]:
         if not isinstance(cause, PermissionError):
             raise
         raise SpaceError(
-            f"{here()} may not use the space {path} that the driver uses ({cause}): run executors as the driver's "
+            f"{here()} may not read the space {path}, as the driver does ({cause}): run executors as the driver's "
             "user, or let a group read it, `group` of [access] in its queues.toml"
+        ) from failure
+
+
+@contextmanager
+def writable(path: str) -> Iterator[None]:
+    """The space's owner is reached, or started, by the user that the space belongs to; others are told so."""
+    try:
+        yield
+    except (OSError, OperationalError) as failure:
+        if os.geteuid() in (0, os.stat(path).st_uid):  # noqa: PTH116
+            raise
+        raise SpaceError(
+            f"{here()} does not own the space {path} and cannot write to it ({failure}): run executors as its owner, "
+            'or give option "server" the URL of its server'
         ) from failure

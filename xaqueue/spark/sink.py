@@ -162,7 +162,7 @@ class _Writer:
         if number not in self._ids:
             return server_launcher.reach(*space)
         executor.check_same(space.path, self._ids[number])
-        with executor.readable(space.path):
+        with executor.writable(space.path):
             return server_launcher.reach(*space)
 
     def _commit(self, messages: Messages, batch: Batch | None, plan: Plan, *, is_numbered: bool = False) -> None:

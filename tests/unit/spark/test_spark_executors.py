@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import xaqueue
-from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
+from xaqueue.errors import ConnectionLost, InvalidArgument, OperationalError, SpaceError
 from xaqueue.space.engine.session import Session
 from xaqueue.space.owner import open
 
@@ -192,7 +192,9 @@ def test_an_executor_that_may_not_read_says_who_and_the_way_out(
         return opened(path, *args, **options)
 
     monkeypatch.setattr(os, "open", refusing)
-    with pytest.raises(SpaceError, match=r"may not use the space .*Permission denied.*`group` of \[access\]") as raised:
+    with pytest.raises(
+        SpaceError, match=r"may not read the space .*Permission denied.*`group` of \[access\]"
+    ) as raised:
         rows(reader, tasks)
     assert executor.here() in str(raised.value)
 
@@ -233,6 +235,39 @@ def test_a_task_of_the_sink_writes_nowhere_else(scene: Scene, kind: str, there: 
     assert executor.here() in str(raised.value)
     assert "xaqueue init" not in str(raised.value)
     assert [scene.in_doubt(number) for number in (0, 1)] == [0, 0]
+
+
+def test_a_task_of_another_user_says_who_and_the_way_out(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can neither start the space's owner nor open its socket."""
+    made = writer(scene, "stream")
+
+    def refusing(*_: object) -> Any:
+        raise ConnectionLost("no server answers (Permission denied)")
+
+    monkeypatch.setattr(sink.server_launcher, "reach", refusing)
+    with pytest.raises(ConnectionLost):
+        scene.task(made, texts(1))
+    monkeypatch.setattr(os, "geteuid", lambda: 64_999)
+    with pytest.raises(SpaceError, match=r"user 64999\) does not own .*Permission denied.*option \"server\""):
+        scene.task(made, texts(1))
+
+
+def test_a_sink_that_no_task_reaches_fails_before_anything_is_reserved(root: Path, scene: Scene) -> None:
+    """The first batch of a query that consumes is empty, and has a task all the same; then comes the driver's turn."""
+    made = writer(scene, "stream")
+    reader = stream(root, "delete")
+    begun = reader.initialOffset()
+    end = reader.latestOffset(begun, reader.getDefaultReadLimit())
+    (task,) = reader.partitions(begun, end)
+    assert rows(reader, [task]) == []
+    prepared = scene.tasks(made, [texts()])
+    at(scene).unlink()
+    with pytest.raises(SpaceError, match="does not see the space"):
+        scene.task(made, texts())
+    with pytest.raises(SpaceError, match="no queue space"):
+        made.commit(prepared, 0)
+    with xaqueue.connect(root) as connection:
+        assert connection.dequeue("orders") is not None
 
 
 def test_a_url_that_leads_elsewhere_on_an_executor_commits_nothing(scene: Scene) -> None:
