@@ -28,7 +28,7 @@ from support import spark_reading
 from support.served import ServerThread
 from support.sink_scene import Scene, texts
 from support.spark_reading import ALL, Query, rows
-from xaqueue.spark import executor, sink
+from xaqueue.spark import executor, server_launcher, sink
 from xaqueue.spark.source import consumer
 from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source.source import QueueSource, StreamReader
@@ -60,7 +60,7 @@ def filled(root: Path, body: bytes, count: int = 10) -> Path:
 
 
 def stream(root: Path, consume: str, **options: object) -> StreamReader:
-    return spark_reading.stream(root, consume=consume, **options)
+    return spark_reading.stream(root, "orders", consume=consume, **options)
 
 
 def planned(root: Path, mode: str, **options: object) -> tuple[reading.Reader, list[Any]]:
@@ -244,7 +244,7 @@ def test_a_task_of_another_user_says_who_and_the_way_out(scene: Scene, monkeypat
     def refusing(*_: object) -> Any:
         raise ConnectionLost("no server answers (Permission denied)")
 
-    monkeypatch.setattr(sink.server_launcher, "reach", refusing)
+    monkeypatch.setattr(server_launcher, "reach", refusing)
     with pytest.raises(ConnectionLost):
         scene.task(made, texts(1))
     monkeypatch.setattr(os, "geteuid", lambda: 64_999)
