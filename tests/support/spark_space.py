@@ -11,7 +11,7 @@ from xaqueue.message import MessageId, Properties
 from xaqueue.space.model import block as command
 from xaqueue.space.model import layout
 from xaqueue.space.model.message_name import tags_of
-from xaqueue.space.model.records import encode_retry
+from xaqueue.space.model.records import StreamRecord, encode_retry, encode_stream
 from xaqueue.space.model.retry import Retry
 
 ENQUEUED_AT = 1_700_000_000_000_000
@@ -23,6 +23,12 @@ def message_id(seq: int) -> MessageId:
 
 def body(seq: int) -> bytes:
     return b"message %d" % seq
+
+
+def keep(root: Path, queue: str, stream: str, consumed: int = 0) -> None:
+    record = root / layout.stream_path(queue)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_bytes(b"".join(encode_stream(StreamRecord(queue, stream, since=1, consumed=consumed), 1)))
 
 
 class FabricatedSpace:
@@ -61,6 +67,10 @@ class FabricatedSpace:
         for seq in seqs:
             self.put(queue, seq, content)
         self.publish(queue, seq)
+
+    def keep(self, queue: str, stream: str, consumed: int = 0) -> None:
+        """The queue is reserved for the stream, as its owner writes it down."""
+        keep(self.root, queue, stream, consumed)
 
     def consume(self, queue: str, seqs: Iterable[int]) -> None:
         """As an owner does it: the file goes, and a range directory that is empty is cleaned up."""

@@ -68,6 +68,19 @@ class BatchCommit:
             raise OperationalError('the same space is named twice in "path" or "server": name each once')
         self._plan = replace(plan, spaces=tuple(self._ids))
 
+    def check_seen(self, ids: Mapping[int, str], is_passed_over: bool) -> None:
+        """OperationalError for a task that has seen other spaces than the driver, by the number of each, or a copy of
+        one: is_passed_over: it has written nothing, since it found the batch decided.
+        """
+        for number, found in ids.items():
+            is_copy = is_passed_over and all(one.decision(self._batch) is None for one in self._sessions)
+            if found != self._ids[number] or is_copy:
+                raise OperationalError(
+                    f"tasks have another space at {self._spaces[number]} than the driver ({found[:8]}"
+                    f"{', but a copy' if is_copy else ''}, and {self._ids[number][:8]}); nothing was written. Give all "
+                    "executors the driver's"
+                )
+
     def commit(
         self, branches: Mapping[int, Sequence[Xid]], queues: Collection[str], is_numbered_by_user: bool
     ) -> Decision | None:

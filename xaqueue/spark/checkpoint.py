@@ -44,9 +44,9 @@ class Checkpoint:
             raise InvalidArgument(f"{self.path} is no checkpoint of Spark's: its {METADATA} is damaged")
         return found
 
-    def latest(self) -> int | None:
-        """The number of the last batch that Spark knows to be done; None before the first."""
-        names = self._fs.list(COMMITS) if self._fs.is_dir(COMMITS) else ()
+    def latest(self, directory: str = COMMITS) -> int | None:
+        """The number of the last batch that Spark has done, or in OFFSETS has planned; None before the first."""
+        names = self._fs.list(directory) if self._fs.is_dir(directory) else ()
         return max((int(name) for name in names if name.isdigit()), default=None)
 
     def offsets(self, number: int) -> str:
@@ -115,6 +115,26 @@ def hardened_plan(location: str, number: int) -> Plan:
         return found.plan_of(number)
 
 
+def check_of(location: str, stream: str) -> None:
+    """InvalidArgument for a directory that is not the checkpoint of the stream's query, which Spark begins before it
+    asks a source. One in another file system is not looked at.
+    """
+    path = local_path(location) if location else None
+    if path is None:
+        return
+    with closing(Checkpoint(Path(path))) as found:
+        planned = found.latest(OFFSETS)
+        if found.query() is None or (planned is not None and not found.is_of(stream, planned)):
+            raise _not_of(location, stream)
+
+
+def _not_of(location: str, stream: str) -> InvalidArgument:
+    return InvalidArgument(
+        f'{location} is not the checkpoint of stream {stream}: give the source the option "checkpointLocation" that '
+        "the query has (with its scheme where it is in another file system, such as hdfs:), or leave it out there"
+    )
+
+
 def harden_done(location: str, stream: str) -> None:
     """What Spark knows to be done of this stream is on disk, where its checkpoint is in a directory of this machine.
 
@@ -126,8 +146,5 @@ def harden_done(location: str, stream: str) -> None:
     with closing(found):
         number = found.latest()
         if number is None or not found.is_of(stream, number):
-            raise InvalidArgument(
-                f'{location} is not the checkpoint of stream {stream}: give the source the option "checkpointLocation" '
-                "that the query has, or leave it out there"
-            )
+            raise _not_of(location, stream)
         found.harden_done(number)

@@ -30,7 +30,7 @@ from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.message import check_queue_name
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner.open import read_definitions
-from xaqueue.spark import batch_commit, server_launcher
+from xaqueue.spark import batch_commit, executor, server_launcher
 from xaqueue.spark.batch_commit import SinkSpace
 from xaqueue.spark.checkpoint import hardened_plan, query_in
 from xaqueue.spark.options import Given, count, log_ignored, option, plain, refused, space_path, table
@@ -40,6 +40,8 @@ from xaqueue.xid import Xid
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from xaqueue.rpc.client.manager import RemoteManager
 
 QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
 """What Spark tells the tasks of a stream."""
@@ -120,9 +122,11 @@ Messages = Sequence[WriterCommitMessage | None]
 class _Writer:
     def __init__(self, options: SinkOptions, schema: StructType, *, is_expected: bool) -> None:
         """SpaceError for a path that is no space, and UnknownQueue: what a task raises is hidden in Spark's report."""
-        for space in options.spaces:
+        self._ids: dict[int, str] = {}
+        """Of the spaces that tasks find by their paths, by the number of each: so they have to be."""
+        for number, space in enumerate(options.spaces):
             if space.path and not space.server:
-                read_format(space.path, is_expected=is_expected)
+                self._ids[number] = read_format(space.path, is_expected=is_expected).id
                 if options.queue is not None:
                     read_definitions(space.path).find(options.queue)
         self._options = options
@@ -138,16 +142,28 @@ class _Writer:
         number = partition % len(spaces)
         prepared = Prepared(batch, number, checkpoint)
         with ExitStack() as stack:
-            session = stack.enter_context(closing(server_launcher.reach(*spaces[number])))
-            home = session if number == 0 else stack.enter_context(closing(server_launcher.reach(*spaces[0])))
+            session = stack.enter_context(closing(self._reached(number)))
+            home = session if number == 0 else stack.enter_context(closing(self._reached(0)))
+            prepared.ids = {
+                one: batch_commit.id_of(spaces[one], asked) for one, asked in ((number, session), (0, home))
+            }
             if any(one.decision(batch) is not None for one in {session, home}):  # as far as these two know
                 # somebody has to read them: Spark's worker waits
                 prepared.passed_over = sum(part.num_rows for part in batches)
                 return prepared
-            home_id = batch_commit.id_of(spaces[0], home) if len(spaces) > 1 else ""
+            home_id = prepared.ids[0] if len(spaces) > 1 else ""
             branches = Branches(session, prepared, f"p{partition}.{attempt}", home_id)
             branches.write(row for part in batches for row in self._columns.rows(part))
         return prepared
+
+    def _reached(self, number: int) -> RemoteManager:
+        """A task's session. SpaceError where this machine has another space there: its owner is not even looked for."""
+        space = self._options.spaces[number]
+        if number not in self._ids:
+            return server_launcher.reach(*space)
+        executor.check_same(space.path, self._ids[number])
+        with executor.writable(space.path):
+            return server_launcher.reach(*space)
 
     def _commit(self, messages: Messages, batch: Batch | None, plan: Plan, *, is_numbered: bool = False) -> None:
         prepared = [message for message in messages if isinstance(message, Prepared)]
@@ -166,6 +182,8 @@ class _Writer:
         named = frozenset() if self._options.queue is None else frozenset({self._options.queue})
         queues = named.union(*(message.queues for message in prepared))
         with batch_commit.reached(self._options.spaces, batch, plan) as opened:
+            for message in prepared:
+                opened.check_seen(message.ids, message.passed_over > 0)
             before = opened.commit(branches, queues, is_numbered)
         expired = sum(message.expired for message in prepared)
         if before is not None:

@@ -201,6 +201,8 @@ class Prepared(WriterCommitMessage):
     space: int
     checkpoint: str = ""
     """Of the query, where the session's settings say."""
+    ids: dict[int, str] = field(default_factory=dict)
+    """Of the spaces that it has asked, by the number of each."""
     xids: list[Xid] = field(default_factory=list)
     messages: int = 0
     passed_over: int = 0

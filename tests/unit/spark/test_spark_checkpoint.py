@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import xaqueue
-from support.spark_space import FabricatedSpace
+from support.spark_space import FabricatedSpace, keep
 from xaqueue.errors import InvalidArgument, SpaceError
 from xaqueue.reservation import Reservation
 from xaqueue.space.engine.session import Session
@@ -53,11 +53,16 @@ class Told:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.order: list[str] = []
-        monkeypatch.setattr(consumer, "reach_owner", lambda path, server: self)
+        monkeypatch.setattr(consumer, "reach_owner", self._reach)
         for call in ("sync_file", "sync_dir"):
             monkeypatch.setattr(DirectoryFileSystem, call, lambda fs, path: self.order.append(path or "."))
 
+    def _reach(self, path: str, server: str | None) -> Told:
+        self.root = Path(path)
+        return self
+
     def reserve(self, queue: str, stream: str, after: int, upto: int) -> Reservation:
+        keep(self.root, queue, stream)
         return Reservation(queue, stream, latest=upto)
 
     def consume(self, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
@@ -132,7 +137,41 @@ def test_the_checkpoint_of_another_query_is_refused(space: FabricatedSpace, tmp_
     assert told.order == []
 
 
-@pytest.mark.parametrize("location", ["", "s3a://bucket/checkpoint", "/not/of/this/machine"])
+@pytest.mark.parametrize("consume", ["keep", "delete"])
+@pytest.mark.parametrize("which", ["none", "empty", "another"])
+def test_a_query_with_another_checkpoint_than_the_source_is_told_does_not_start(
+    space: FabricatedSpace, tmp_path: Path, told: Told, which: str, consume: str
+) -> None:
+    """Spark has begun the query's before it asks for anything."""
+    location = tmp_path / "checkpoint"
+    if which == "empty":
+        location.mkdir()
+    if which == "another":
+        SparksDirectory(location).plan(0, {"stream": "other#1", "spaces": {}})
+    reader = stream(space.root, consume=consume, checkpointLocation=location)
+    begun = reader.initialOffset()
+    with pytest.raises(InvalidArgument, match=r"not the checkpoint of stream spark@.*or leave it out there"):
+        reader.latestOffset(begun, reader.getDefaultReadLimit())
+    assert told.order == []
+
+
+def test_a_restarted_query_has_the_checkpoint_of_its_own_stream(
+    space: FabricatedSpace, tmp_path: Path, told: Told
+) -> None:
+    spark = SparksDirectory(tmp_path / "checkpoint")
+    query = Query(stream(space.root, consume="delete", maxMessagesPerTrigger=4, checkpointLocation=spark.path))
+    query.batch()
+    spark.plan(0, query.offset)
+    spark.commit(0)
+    restarted = stream(space.root, consume="delete", checkpointLocation=spark.path)
+    assert restarted.latestOffset(query.offset, restarted.getDefaultReadLimit()) != query.offset
+    spark.plan(1, {"stream": "other#1", "spaces": {}})
+    restarted = stream(space.root, consume="delete", checkpointLocation=spark.path)
+    with pytest.raises(InvalidArgument, match="not the checkpoint of stream"):
+        restarted.latestOffset(query.offset, restarted.getDefaultReadLimit())
+
+
+@pytest.mark.parametrize("location", ["", "s3a://bucket/checkpoint", "hdfs:/not/here"])
 def test_a_checkpoint_that_is_elsewhere_is_left_to_those_who_keep_it(
     space: FabricatedSpace, told: Told, location: str
 ) -> None:

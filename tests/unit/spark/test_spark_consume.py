@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import xaqueue
-from support.spark_space import FabricatedSpace
+from support.spark_space import FabricatedSpace, keep
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, InvalidArgument, QueueReserved, SpaceError
 from xaqueue.reservation import Reservation
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
+from xaqueue.space.model.format import read_format
 from xaqueue.space.offline.reader import QueueReader
 from xaqueue.space.owner import open
 
@@ -26,9 +29,10 @@ pytest.importorskip("pyspark", reason="pyspark is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from support import spark_reading
-from support.spark_reading import ALL, Query, places, rows
+from support.spark_reading import ALL, Query, places, rows, through_json
 from xaqueue.cli import ingest
 from xaqueue.spark.source import consumer
+from xaqueue.spark.source import reader as reading
 from xaqueue.spark.source.source import QueueSource, StreamReader
 
 
@@ -57,11 +61,15 @@ class Recording:
 
     def reserve(self, queue: str, stream: str, after: int, upto: int) -> Reservation:
         self._told("reserve", queue, after, upto)
+        keep(Path(self.path), queue, stream)
         return Reservation(queue, stream, latest=upto)
 
     def consume(self, queue: str, stream: str, upto: int, archive: bool = False) -> Reservation:
         self._told("archive" if archive else "consume", queue, upto)
         return Reservation(queue, stream, consumed=upto)
+
+    def status(self) -> dict[str, Any]:
+        return {"format": {"id": read_format(self.path).id}}
 
     def _told(self, verb: str, *what: object) -> None:
         if self.path in self.owner.down:
@@ -225,7 +233,7 @@ def test_what_could_not_be_consumed_is_consumed_later(space: FabricatedSpace, ow
         strict.commit(query.offset)
 
 
-def test_a_server_that_has_another_space_is_told_by_its_numbers(
+def test_a_server_that_has_a_copy_is_told_by_its_numbers(
     space: FabricatedSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[tuple[str, str | None]] = []
@@ -239,12 +247,12 @@ def test_a_server_that_has_another_space_is_told_by_its_numbers(
         return Elsewhere(RecordingOwner(), path, server)
 
     monkeypatch.setattr(consumer, "reach_owner", reach)
-    with pytest.raises(InvalidArgument, match=r'serves another space\. Mend option "server"'):
+    with pytest.raises(InvalidArgument, match=r'serves a copy of the space\. Mend option "server"'):
         Query(stream(space.root, server="xaq://there:1")).batch()
     assert given == [(str(space.root), "xaq://there:1")]
     with pytest.raises(InvalidArgument, match='"server" is one URL and there may be several'):
         Query(stream(f"{space.root}*", server="xaq://there:1")).batch()
-    with pytest.raises(InvalidArgument, match="serves another space"):
+    with pytest.raises(InvalidArgument, match="serves a copy"):
         Query(stream(f"{space.root}*", server=f'{{"{space.root}": "xaq://here:2"}}')).batch()
     assert given[-1] == (str(space.root), "xaq://here:2")
 
@@ -342,6 +350,24 @@ def test_a_second_stream_is_refused_and_one_that_keeps_reads_what_is_left(root: 
     assert numbers(Query(stream(root, streamName="third")).all()) == [11]
 
 
+@pytest.mark.parametrize("limit", [None, ALL])
+def test_a_query_whose_checkpoint_was_deleted_is_told_the_way_on(root: Path, shop: Connection, limit: Any) -> None:
+    """The command that the error gives, and then the number from which it reads: nothing twice, nothing passed over."""
+    first = Query(stream(root, maxMessagesPerTrigger=4))
+    first.batch()
+    first.batch()
+    with pytest.raises(QueueReserved) as raised:
+        Query(stream(root)).batch(limit)
+    (command,) = re.findall("`xaqueue (.+?)`", str(raised.value))
+    assert f"stream {first.begun['stream']}" in str(raised.value)
+    assert "reads from message 5 on" in str(raised.value)
+    assert command == f"release orders --space {root}"
+    owner = open.attach(root)
+    owner.release("orders")
+    owner.close()
+    assert numbers(Query(stream(root)).all()) == list(range(5, 11))
+
+
 def test_a_batch_is_replayed_whole_after_a_crash(root: Path, shop: Connection) -> None:
     query = Query(stream(root, maxMessagesPerTrigger=4))
     query.batch()
@@ -353,6 +379,77 @@ def test_a_batch_is_replayed_whole_after_a_crash(root: Path, shop: Connection) -
     restarted = stream(root, maxMessagesPerTrigger=4)
     assert [row["seq"] for row in rows(restarted, restarted.partitions(begun, end))] == [5, 6, 7, 8]
     assert numbers(Query(restarted, end).all()) == [9, 10, 11, 12, 13]
+
+
+class Killed(Exception):
+    """The driver is gone."""
+
+
+class Job:
+    """What Spark keeps of an availableNow query and its sink, and its calls in their order; each run is a new process.
+
+    It is killed before step number ``dies_at``, counted from 0.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.offsets: list[dict[str, Any]] = []
+        self.done = -1
+        self.sink: dict[int, list[dict[str, Any]]] = {}
+        self.steps = 0
+
+    def run(self, dies_at: float = inf) -> None:
+        self.steps = 0
+        self._dies_at = dies_at
+        reader = stream(self.root, maxMessagesPerTrigger=4)
+        begun = None
+        if not self.offsets:
+            begun = self._step(reader.initialOffset)
+        self._step(reader.prepareForTriggerAvailableNow)
+        if self.done < len(self.offsets) - 1:
+            self._batch(reader, begun)
+        while True:
+            start = self.offsets[-1] if self.offsets else begun
+            assert start is not None
+            end = through_json(self._step(reader.latestOffset, start, reader.getDefaultReadLimit()))
+            if self.offsets and end == start:
+                return
+            self._step(self.offsets.append, end)
+            if len(self.offsets) > 1:
+                self._step(reader.commit, start)
+            self._batch(reader, begun)
+
+    def _batch(self, reader: StreamReader, begun: dict[str, Any] | None) -> None:
+        number = len(self.offsets) - 1
+        start = self.offsets[number - 1] if number else begun or reader.initialOffset()
+        tasks = self._step(reader.partitions, start, self.offsets[number])
+        found = self._step(rows, reader, tasks)
+        self._step(self.sink.__setitem__, number, found)
+        self._step(setattr, self, "done", number)
+
+    def _step(self, call: Callable[..., Any], *given: Any) -> Any:
+        if self.steps == self._dies_at:
+            raise Killed
+        self.steps += 1
+        return call(*given)
+
+
+def test_a_job_that_is_killed_at_any_step_reads_all_when_it_is_run_again(root: Path) -> None:
+    """Also in its first batch, which is empty: it is not over before the messages are read."""
+    for dies_at in range(100):
+        space = root.with_name(f"space{dies_at}")
+        with xaqueue.connect(space, create=True, sync="NONE") as connection:
+            put(connection, 10)
+        job = Job(space)
+        try:
+            job.run(dies_at)
+        except Killed:
+            job.run()
+            assert numbers([*job.sink.values()]) == list(range(1, 11)), dies_at
+        else:
+            assert dies_at > 20
+            return
+    pytest.fail("it never came to its end")
 
 
 def test_a_checkpoint_older_than_what_was_consumed_is_an_error_or_told(root: Path, shop: Connection) -> None:
@@ -431,18 +528,26 @@ def test_what_another_stream_takes_meanwhile_is_no_silent_gap(root: Path, shop: 
     assert rows(lossy, shares) == []
 
 
-def test_a_queue_released_while_it_is_read_is_no_silent_gap(root: Path, shop: Connection) -> None:
+def test_a_queue_released_while_it_is_read_is_no_silent_gap(
+    root: Path, shop: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "SEEN_S", 0.0)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 1)
     reader = stream(root)
     begun = reader.initialOffset()
     end = reader.latestOffset(begun, ALL)
-    shares = reader.partitions(begun, end)
+    (share,) = reader.partitions(begun, end)
+    given = reader.read(share)
+    next(given)
     owner = open.attach(root)
     owner.release("orders")
     owner.close()
     assert shop.dequeue("orders") is not None
     shop.commit()
     with pytest.raises(SpaceError, match=r"was released from stream .* while it was read"):
-        rows(reader, shares)
+        list(given)
+    with pytest.raises(SpaceError, match=r"not reserved for stream .*: it was released"):
+        rows(reader, [share])
     with pytest.raises(QueueReserved):
         reader.partitions(begun, end)
 

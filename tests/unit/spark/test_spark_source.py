@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -60,7 +61,8 @@ def position(offset: Offset, queue: str = "orders") -> int:
 
 
 def share(space: FabricatedSpace, after: int, upto: int) -> ReadTask:
-    return ReadTask(((QueueKey(str(space.root), 0, "orders"), plan.Span(after, upto)),))
+    key = QueueKey(str(space.root), 0, "orders", str(UUID(int=1)), 0)
+    return ReadTask(((key, plan.Span(after, upto)),))
 
 
 def stream(space: FabricatedSpace, **options: object) -> StreamReader:
@@ -215,13 +217,14 @@ def test_after_a_restart_the_same_batch_is_planned_first(space: FabricatedSpace)
 
 
 def test_a_machine_that_sees_an_older_space_is_no_silent_gap(
-    space: FabricatedSpace, caplog: pytest.LogCaptureFixture
+    space: FabricatedSpace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(reading, "SEEN_S", 0.0)
     space.fill("orders", range(1, 11))
     reader = stream(space)
     partitions = reader.partitions(at(space, 0), at(space, 10))
     space.publish("orders", 9)  # what this executor has mounted there
-    with pytest.raises(SpaceError, match=r"ends at 9 as .* sees it, and \(0, 10\] is to be read.*under this path"):
+    with pytest.raises(SpaceError, match=r"as .* sees it ends at 9, and \(0, 10\] is to be read.*under this path"):
         read_rows(reader, partitions)
     assert len(read_rows(stream(space, failOnDataLoss="false"), partitions)) == 10
     assert "messages may be missing" in caplog.text
@@ -442,9 +445,9 @@ def test_an_unknown_queue_is_refused_with_the_known_ones(space: FabricatedSpace)
 
 def test_any_queue_may_come_where_there_is_a_default(space: FabricatedSpace) -> None:
     (space.root / "queues.toml").write_text('[default]\norder = "fifo"\n')
-    reader = stream(space, queue="later")
+    reader = stream(space, queue="later", createQueues=True)
     assert batches(reader, ALL) == []
-    assert batch(space, queue="later").partitions() == [ReadTask(())]
+    assert batch(space, queue="later", createQueues=True).partitions() == [ReadTask(())]
     space.fill("later", [1])
     assert batches(reader, ALL) == [[1]]
 

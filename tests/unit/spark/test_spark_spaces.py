@@ -142,25 +142,35 @@ def test_a_queue_that_no_space_knows_is_refused_with_the_known_ones(spaces: Path
         kept(spaces / "*", "bils,orders")
 
 
+@pytest.mark.parametrize("consume", ["keep", "delete"])
+@pytest.mark.parametrize("kind", ["queue", "subscribe"])
+def test_a_queue_that_may_come_is_refused_unless_it_is_to_be_waited_for(spaces: Path, kind: str, consume: str) -> None:
+    (spaces / "a" / layout.QUEUES).write_text("[default]\n")
+    options = {"path": str(spaces / "a"), kind: "ordrs", "consume": consume}
+    with pytest.raises(
+        UnknownQueue, match=r"did you mean 'orders'\?.*`xaqueue define ordrs --space \S+/a`.*createQueues"
+    ):
+        QueueSource(options).streamReader(QueueSource(options).schema())
+    told = {"createQueues": "true"}
+    QueueSource(options | told).streamReader(QueueSource(options).schema())
+    (spaces / "a" / layout.QUEUES).write_text("")
+    with pytest.raises(UnknownQueue) as raised:
+        QueueSource(options | told).streamReader(QueueSource(options).schema())
+    assert "createQueues" not in str(raised.value)
+
+
 def test_a_queue_that_one_of_the_spaces_has_is_enough(spaces: Path) -> None:
     (found,) = kept(spaces / "*", "bills").all()
     assert places(found) == BILLS
 
 
-def test_a_queue_that_may_be_a_slip_of_the_pen_is_told_of_once(
-    spaces: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Any queue may come where there is a default: then the stream waits."""
+def test_a_queue_that_is_to_be_waited_for_is_read_when_it_comes(spaces: Path, caplog: pytest.LogCaptureFixture) -> None:
     (spaces / "a" / layout.QUEUES).write_text("[default]\n[queues.planned]\n")
-    query = Query(stream(spaces / "*", "ordrs,planned,orders"))
+    query = Query(stream(spaces / "*", "later,planned,orders", createQueues=True))
     assert len(query.all()) == 1
-    query.all()
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert "queue 'ordrs' of" in told
-    assert "has never had a message: did you mean 'orders'?" in told
-    caplog.clear()
-    for _ in Query(stream(spaces / "a", "orders,planned")).all():
-        pass
+    reopened(spaces / "a").fill("later", [1])
+    assert [places(found) for found in query.all()] == [[("a", "later", 1)]]
+    assert len(Query(stream(spaces / "a", "orders,planned")).all()) == 1
     assert not caplog.records
 
 

@@ -45,7 +45,7 @@ class QueueReader:
         """even_behind: reads what the directory holds, be it less or more than what was committed."""
         self.space = Path(path)
         self.queue = check_queue_name(queue)
-        read_format(path)
+        self.id = read_format(path).id
         if not even_behind:
             check_recovered(path)
         self._fs = DirectoryFileSystem(self.space, keep_unsynced=False)
@@ -182,17 +182,22 @@ def follow(
 ) -> Iterator[Followed]:
     """Messages of the queue, and then those that come, until ``stopped`` is set; the queue may not exist yet.
 
-    ``stopped`` is noticed at the next message or look. Raises SpaceError, InvalidArgument.
+    ``stopped`` is noticed at the next message or look. Raises SpaceError, also where another space, or an older copy,
+    has come under the path: its numbers mean other messages. Raises InvalidArgument.
     """
     from xaqueue.space.owner.watches import QueueWatch  # its import costs as much as all others
 
     reader = QueueReader(path, queue)
     stopped = stopped or threading.Event()
-    after = start_after(reader, start)
+    after, upto = start_after(reader, start), 0
     with QueueWatch(Path(path), queue) as watch:
         while not stopped.is_set():
             watch.arm()
-            upto = reader.watermark()
+            before, upto = upto, reader.watermark()
+            if read_format(path, is_expected=True).id != reader.id or 0 < upto < before:
+                raise SpaceError(
+                    f"{path} became another space, or an older copy, while it was followed: follow it anew"
+                )
             for followed in reader.read(after, upto):
                 if stopped.is_set():
                     return

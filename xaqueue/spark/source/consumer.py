@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from xaqueue.errors import InvalidArgument, OperationalError, SpaceError
-from xaqueue.space.model.format import why_behind
+from xaqueue.space.model.format import read_format, why_behind
 from xaqueue.spark.checkpoint import harden_done
 from xaqueue.spark.source.options import ARCHIVE, SourceOptions
 from xaqueue.spark.source.plan import Numbers
@@ -81,7 +81,7 @@ class Consumer:
                 if latest < upto:
                     raise InvalidArgument(
                         f"the server of {path} knows queue {queue!r} to {latest} only, and {upto} was published there: "
-                        'it serves another space. Mend option "server"'
+                        'it serves a copy of the space. Mend option "server"'
                     )
                 self._reserved.add((path, queue))
 
@@ -118,8 +118,15 @@ class Consumer:
         _raise(failures, "consumed")
 
     def _session(self, path: str) -> RemoteManager:
+        """Raises InvalidArgument for a server of another space: it would remove that one's messages."""
         if path not in self._sessions:
-            self._sessions[path] = reach_owner(path, self._options.server_of(path))
+            server = self._options.server_of(path)
+            session = reach_owner(path, server)
+            served = str(session.status()["format"]["id"]) if server else ""
+            if served and served != read_format(path, is_expected=True).id:
+                session.close()
+                raise InvalidArgument(f'the server {server} serves another space than {path}: mend option "server"')
+            self._sessions[path] = session
         return self._sessions[path]
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from socket import gethostname
+from time import monotonic, sleep
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -31,6 +31,7 @@ from xaqueue.space.model.block_files import ahead, read_message
 from xaqueue.space.model.layout import RANGE_BITS, RANGE_SIZE, range_path
 from xaqueue.space.model.message_name import ID_DIGITS
 from xaqueue.space.offline.reader import QueueReader
+from xaqueue.spark import executor
 from xaqueue.spark.options import log_ignored
 from xaqueue.spark.source import plan
 from xaqueue.spark.source.columns import Columns, Rows
@@ -42,6 +43,9 @@ from xaqueue.storage.regular import READ
 BATCH_ROWS = 2_000
 BATCH_BYTES = 4 * 1024 * 1024
 NS_PER_MS = 1_000_000
+SEEN_S = 20.0
+"""For how long a task asks again for what the driver saw, each time that it is tried."""
+POLL_S = 0.1
 
 _log = logging.getLogger("xaqueue.spark")
 
@@ -168,11 +172,13 @@ def _first_since(time_ns: int, items: list[Item], time_of: Callable[[Item], int 
 
 
 class QueueKey(NamedTuple):
-    """A queue of a query. ``number``: of its space."""
+    """A queue of a query. ``number``: of its space; ``space_id`` and ``consumed``: what the driver has seen there."""
 
     path: str
     number: int
     queue: str
+    space_id: str
+    consumed: int
 
 
 QueueSpan = plan.QueueSpan[QueueKey]
@@ -202,34 +208,56 @@ class Reader:
         snapshot = self._spaces.look()
         if snapshot.missing and not snapshot.spaces:
             raise self._spaces.missing(snapshot.missing)
-        self._unknown = self._spaces.check_queues(snapshot)
+        self._spaces.check_queues(snapshot)
 
     def __getstate__(self) -> dict[str, Any]:
         """What ``read`` needs: the rest is threads and caches of the driver."""
         return {"_options": self._options, "_columns": self._columns}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of a task. Raises DamagedBlock naming the file, SpaceError where some were taken away."""
+        """The messages of a task. Raises DamagedBlock naming the file; SpaceError where some were taken away, and where
+        this machine has not the space that the driver has planned.
+        """
         if not isinstance(partition, ReadTask):
             raise TypeError(f"{partition!r} is not of this source")
-        for (path, number, queue), span in partition.spans:
-            reader = QueueReader(path, queue)
-            seen = max(reader.watermark(), reader.consumed())
-            if seen < span.upto:  # this machine may have an older copy, another space or nothing there
-                self._lost(
-                    f"queue {queue!r} of {path} ends at {seen} as {gethostname()} sees it, and "
-                    f"({span.after}, {span.upto}] is to be read; executors need the same directory under this path"
-                )
-            found = files(reader, *span)
-            tries = reader.tries() if "tries" in self._columns.schema.names else {}
-            yield from record_batches(found, Rows(queue, path, number, tries), self._columns)
-            self._check_whole(reader, span, partition.stream)
+        for key, span in partition.spans:
+            with executor.readable(key.path):
+                reader = self._reader_of(key, span, partition.stream)
+                tries = reader.tries() if "tries" in self._columns.schema.names else {}
+                empty = Rows(key.queue, key.path, key.number, tries)
+                yield from record_batches(files(reader, *span), empty, self._columns)
+                executor.check_same(key.path, key.space_id)  # all of it was read there
+                self._check_whole(reader, span, partition.stream)
+
+    def _reader_of(self, key: QueueKey, span: plan.Span, stream: str) -> QueueReader:
+        """Once this machine sees what the driver saw, for caches of network file systems. SpaceError where it never
+        does: it has a copy, where other messages may have these numbers.
+        """
+        executor.check_same(key.path, key.space_id)
+        reader, deadline = QueueReader(key.path, key.queue), monotonic() + SEEN_S
+        while True:
+            record = reserved(reader)
+            is_kept = not stream or (record is not None and record.stream == stream and not record.released)
+            consumed = record.consumed if record is not None else 0
+            seen = max(reader.watermark(), consumed)
+            if (is_kept and consumed >= key.consumed and seen >= span.upto) or monotonic() >= deadline:
+                break
+            sleep(POLL_S)
+        where = f"queue {key.queue!r} of {key.path} as {executor.here()} sees it"
+        if not is_kept or consumed < key.consumed:
+            raise SpaceError(
+                f"{where} is consumed to {consumed}{'' if is_kept else f' and not reserved for stream {stream}'}, and "
+                f"to {key.consumed} as the driver sees it: it was released, or this is a copy; {executor.SAME}"
+            )
+        if seen < span.upto:
+            self._lost(f"{where} ends at {seen}, and ({span.after}, {span.upto}] is to be read; {executor.SAME}")
+        return reader
 
     def _check_whole(self, reader: QueueReader, span: plan.Span, stream: str) -> None:
         """What a stream consumes it consumes from the front; so nothing is missing that was not consumed before."""
         record = reserved(reader)
         if record is None:
-            return  # none that can be seen yet on this machine, and a record never goes
+            return  # nobody ever consumed it, or not that it could be seen here
         if stream and (record.released or record.stream != stream):
             self._lost(f"queue {reader.queue!r} of {reader.space} was released from stream {stream} while it was read")
         elif record.consumed > span.after:
@@ -259,8 +287,6 @@ class Reader:
         """What there is to say of the options, once a query: its planning is all done by one of these."""
         if not self._is_logged:
             log_ignored(self._options.ignored)
-            for unknown in self._unknown:
-                _log.warning("[options-ignored] %s", unknown)
         self._is_logged = True
 
     def _ahead(self, asked: str, state: QueueState) -> OperationalError:
@@ -313,7 +339,8 @@ class Reader:
 def span_of(state: QueueState, number: int, after: int, upto: int) -> QueueSpan:
     """What is to be read of a queue, with the directories there are now. number: of its space."""
     held = plan.spans(state.reader.ranges(), after, upto) if upto > after else ()
-    return plan.QueueSpan(QueueKey(state.path, number, state.name), after, upto, held)
+    key = QueueKey(state.path, number, state.name, state.space_id, state.consumed)
+    return plan.QueueSpan(key, after, upto, held)
 
 
 def _number(given: Offset, state: QueueState) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import shlex
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -45,6 +46,7 @@ class QueueState:
     """How far a queue is. ``consumed``: a stream that has reserved it has consumed all up to here; else 0."""
 
     path: str
+    space_id: str
     name: str
     reader: QueueReader
     watermark: int
@@ -131,28 +133,25 @@ class Spaces:
         named = ", ".join(map(repr, options.queues)) or repr(options.expression)
         return SpaceError(f"cannot read queue {named}: {reasons}{more}{hint}")
 
-    def check_queues(self, snapshot: SpaceSnapshot) -> list[str]:
-        """Warnings of names that no space has had a message of and that none defines: nobody may ever write to what is
-        a slip of the pen. UnknownQueue where no space lets a queue of such a name come.
+    def check_queues(self, snapshot: SpaceSnapshot) -> None:
+        """UnknownQueue for a name that no space has had a message of and that none defines: nobody may ever write to
+        what is a slip of the pen. Where any queue may come it is waited for, if that is wanted.
         """
         had = {state.name for state in snapshot.states if state.watermark}
         names = [name for name in self._options.queue_names if name not in had]
         if not names or not snapshot.spaces:
-            return []
+            return
         definitions = {path: read_definitions(path) for path in snapshot.spaces}
         known = {name for path, defined in definitions.items() for name in (*queues(path), *defined.queues)}
         unknown = [name for name in names if name not in known]
-        spaces = ", ".join(list(snapshot.spaces)[:NAMED])
-        if unknown and not any(defined.default is not None for defined in definitions.values()):
+        may_come = any(defined.default is not None for defined in definitions.values())
+        if unknown and not (may_come and self._options.creates_queues):
+            way = f"`xaqueue define {unknown[0]} --space {shlex.quote(next(iter(snapshot.spaces)))}` makes it"
             raise UnknownQueue(
-                f"{spaces} has no queue {unknown[0]!r}{suggestion(unknown[0], sorted(known))}; "
-                f"its queues are {', '.join(sorted(known)) or 'none yet'}"
+                f"{', '.join(list(snapshot.spaces)[:NAMED])} has no queue {unknown[0]!r}"
+                f"{suggestion(unknown[0], sorted(known))}; its queues are {', '.join(sorted(known)) or 'none yet'}. "
+                f"{way}{', and with option createQueues=true its first message does' if may_come else ''}"
             )
-        return [
-            f"queue {name!r} of {spaces} is not defined and has never had a message"
-            f"{suggestion(name, sorted(known))}; until it has one, nothing is read of it"
-            for name in unknown
-        ]
 
     def _matched(self) -> tuple[list[str], dict[str, str]]:
         """Directories that the patterns match and that are spaces; named ones whatever they are."""
@@ -174,20 +173,20 @@ class Spaces:
             names.update(self._options.names_in(path))
             if self._options.has_pattern:
                 names.update(filter(self._wanted, queues(path)))
-        found = {name: self._state(path, name) for name in sorted(names)}
+        found = {name: self._state(path, space_id, name) for name in sorted(names)}
         # what vanished meanwhile looked like a space without messages
         if read_format(path, is_expected=True).id != space_id:
             raise SpaceError(f"{path} became another space while it was looked at: look again")
         status = os.stat(path)  # noqa: PTH116
         return _Found(found, space_id, (status.st_dev, status.st_ino))
 
-    def _state(self, path: str, name: str) -> QueueState:
+    def _state(self, path: str, space_id: str, name: str) -> QueueState:
         if (path, name) not in self._readers:
             self._readers[path, name] = QueueReader(path, name)
         reader = self._readers[path, name]
         record = reserved(reader)
         consumed, stream = (record.consumed, record.stream) if record is not None else (0, "")
-        return QueueState(path, name, reader, max(reader.watermark(), consumed), consumed, stream)
+        return QueueState(path, space_id, name, reader, max(reader.watermark(), consumed), consumed, stream)
 
     def names_space(self, path: str) -> bool:
         """Whether the options name it, or would if it were there."""

@@ -17,6 +17,7 @@ the next batch is planned, Spark knows it done.
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from collections.abc import Sequence
 from math import inf
@@ -30,8 +31,8 @@ from pyspark.sql.streaming import datasource as streaming
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from xaqueue.errors import InvalidArgument, SpaceError
-from xaqueue.space.model.records import refusal
+from xaqueue.errors import InvalidArgument, QueueReserved, SpaceError
+from xaqueue.spark.checkpoint import check_of
 from xaqueue.spark.source import columns, plan
 from xaqueue.spark.source.consumer import Consumer
 from xaqueue.spark.source.options import KEEP, SourceOptions, parse
@@ -55,7 +56,7 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
             name = options.end.option
             raise InvalidArgument(f'option "{name}" is for spark.read: a stream ends where its trigger says')
         self._initial: Document | None = None
-        self._is_tried = True
+        self._is_tried = self._is_checked = False
         self._latest_batch = -inf
         self._target: SpaceSnapshot | None = None
         self._latest: SpaceSnapshot | None = None
@@ -67,7 +68,6 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
     def initialOffset(self) -> Document:
         """Where a new query begins. Spark asks twice and is given the same."""
         if self._initial is None:
-            self._is_tried = False
             snapshot = self._spaces.look()
             self._check_named(snapshot)
             behind = self._options.start != Bounds(EARLIEST)
@@ -96,15 +96,19 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
         """
         self._log_once()
         begun = read(start, self._options.alone)
+        if not self._is_checked:
+            check_of(self._options.checkpoint, begun.stream)
+            self._is_checked = True
         snapshot = self._latest = self._spaces.look(begun.spaces)
         begun.check_spaces(snapshot.ids)
+        if begun.initial and self._removes:
+            self._check_not_kept(begun, snapshot)
         spans, joined = self._spans(begun, snapshot)
         spans = self._reachable(spans, snapshot)
-        is_tried, self._is_tried = self._is_tried or not self._removes or isinstance(limit, ReadAllAvailable), True
-        if not is_tried:  # see the module
-            for record in (reserved(state.reader) for state in snapshot.states):
-                if record is not None and not record.released:
-                    raise refusal(record)
+        # see the module; a restart begins with what is written down, which no new query does, and has run that batch
+        is_tried = self._is_tried or not self._removes or isinstance(limit, ReadAllAvailable) or start != self._initial
+        self._is_tried = True
+        if not is_tried:
             return start
         ends = {}
         if not self._is_delayed(sum(span.size for span in spans), limit):
@@ -237,6 +241,18 @@ class StreamReader(Reader, spark.DataSourceStreamReader, streaming.SupportsTrigg
         if self._removes and through.stream and not through.initial:
             named = {path: queues for path, queues in through.spaces.items() if self._spaces.names_space(path)}
             self._consumer.consume(through.stream, named)
+
+    def _check_not_kept(self, begun: StreamOffsets, snapshot: SpaceSnapshot) -> None:
+        """QueueReserved for a new query where another stream consumes: maybe this one, whose checkpoint was lost."""
+        for state in snapshot.states:
+            record = reserved(state.reader)
+            if record is not None and not record.released and record.stream != begun.stream:
+                after = max(begun.at(state.path, state.name) or 0, state.consumed)
+                raise QueueReserved(
+                    f"{state} is reserved for stream {record.stream}, and the checkpoint of this query is new: go on "
+                    f"with that stream's checkpoint; where it is lost, `xaqueue release {state.name} --space "
+                    f"{shlex.quote(state.path)}` ends the reservation, and this query reads from message {after + 1} on"
+                )
 
     def _check_not_renamed(self, begun: StreamOffsets, snapshot: SpaceSnapshot, state: QueueState) -> None:
         """What this stream has reserved is in its offsets: only under a path that is gone, it would be read twice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,3 +112,28 @@ def test_where_to_begin(space: Path) -> None:
 def test_what_is_no_space_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpaceError):
         next(follow(tmp_path, "orders"))
+
+
+@pytest.mark.parametrize("which", ["another", "older"])
+def test_what_comes_under_the_path_is_not_followed(space: Path, which: str) -> None:
+    """Its numbers are those of other messages, and none of them is given out."""
+    other = space.with_name("other")
+    with xaqueue.connect(space) as connection:
+        put(connection, b"a")
+    if which == "older":
+        shutil.copytree(space, other)
+    else:
+        with xaqueue.connect(other, create=True, sync="NONE") as connection:
+            put(connection, b"foreign", b"foreign", b"foreign")
+    with xaqueue.connect(space) as connection:
+        put(connection, b"b")
+    stopped = threading.Event()
+    end = threading.Timer(PATIENCE_S, stopped.set)
+    end.start()
+    followed = follow(space, "orders", start="earliest", stopped=stopped, idle_s=0.0)
+    assert [decode(next(followed)[2]).body for _ in range(2)] == [b"a", b"b"]
+    space.rename(space.with_name("elsewhere"))
+    other.rename(space)
+    with pytest.raises(SpaceError, match="became another space, or an older copy"):
+        next(followed)
+    end.cancel()
