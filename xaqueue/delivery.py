@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 from xaqueue.errors import InvalidArgument, ProtocolError
 from xaqueue.message import Message
@@ -21,6 +21,8 @@ MOST_MESSAGES = 1000
 """Of one call."""
 REASON_LIMIT = 500
 """Characters of the reason of a reject."""
+Settle = Callable[["Delivery", str, "int | str | None"], None]
+Extend = Callable[["Delivery", float], None]
 
 
 class Delivery:
@@ -34,8 +36,8 @@ class Delivery:
         self,
         lease: bytes,
         message: Message,
-        settle: Callable[[Delivery, str, int | str | None], None],
-        extend: Callable[[Delivery, float], None],
+        settle: Settle,
+        extend: Extend,
     ) -> None:
         """settle, extend: methods of its connection, which lets in one thread at a time."""
         self.lease, self.message, self.is_settled = lease, message, False
@@ -48,6 +50,11 @@ class Delivery:
     @property
     def headers(self) -> Mapping[str, str]:
         return self.message.headers
+
+    def over(self, settle: Settle, extend: Extend) -> Self:
+        """From here on it is settled by these methods of another connection to the same space."""
+        self._settle, self._extend = settle, extend
+        return self
 
     def ack(self) -> None:
         """It is handled: the message is gone for good once this returns."""
