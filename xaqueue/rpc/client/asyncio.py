@@ -214,7 +214,7 @@ class AsyncConnection:
     # Within
 
     async def _finish(self, finish: Callable[[Connection], None], xid: Xid | None) -> None:
-        await (self._work(finish, is_own=False) if xid is None else self._ask(finish))
+        await self._work(finish, is_own=False, tells=xid is None)
 
     async def _end(self, end: Callable[[Connection], None]) -> None:
         self._check(is_own=False)
