@@ -185,6 +185,8 @@ class Transaction:
         elif self._is_expired() and isinstance(error, Exception):
             self._run_out(error)
         else:
+            for branch in self._branches.values():
+                branch.explain(error)
             self.rollback()
 
     async def __aenter__(self) -> AsyncTransaction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 
 import pytest
@@ -197,12 +197,12 @@ def test_a_cancelled_call_takes_no_other_along(served: ServerThread, runner: asy
         (delivery,) = await connection.receive("jobs")
         await connection.enqueue("done", b"%d" % steps)
         await connection.flush()
-        calls = {
+        calls: dict[str, Callable[[], Coroutine[object, object, object]]] = {
             "ack": delivery.ack,
             "receive": lambda: connection.receive("empty", wait_s=0.001),
             "browse": lambda: bodies(connection, "jobs"),
         }
-        task = asyncio.create_task(calls[beside]())  # type: ignore[arg-type]
+        task = asyncio.create_task(calls[beside]())
         for _ in range(steps):
             await asyncio.sleep(0)
         was_through = not task.cancel()

@@ -77,10 +77,10 @@ class AsyncDelivery:
     async def ack(self) -> None:
         await self._ask(lambda connection: self._over(connection).ack())
 
-    async def nack(self, delay: timedelta | float | None = None) -> None:
-        await self._ask(lambda connection: self._over(connection).nack(delay))
+    async def nack(self, delay: timedelta | float | None = None, reason: str | BaseException | None = None) -> None:
+        await self._ask(lambda connection: self._over(connection).nack(delay, reason))
 
-    async def reject(self, reason: str) -> None:
+    async def reject(self, reason: str | BaseException) -> None:
         await self._ask(lambda connection: self._over(connection).reject(reason))
 
     async def extend(self, lease_s: float = LEASE_S) -> None:
@@ -184,6 +184,9 @@ class AsyncConnection:
             await self._work(lambda _: block.__exit__(*raised), is_own=False, tells=False)
             raise
         await self._work(lambda _: block.__exit__(None, None, None), is_own=False, tells=False)
+
+    async def explain_rollback(self, reason: str | BaseException) -> None:
+        await self._work(lambda connection: connection.explain_rollback(reason), is_own=False, tells=False)
 
     async def tpc_commit(self, xid: Xid | None = None, *, late: bool = False) -> None:
         await self._finish(lambda connection: connection.tpc_commit(xid, late=late), xid)

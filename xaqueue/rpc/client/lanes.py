@@ -110,19 +110,25 @@ class Lanes:
 
     async def take(self) -> Lane:
         """One that nobody uses, until it is given back."""
-        if not self._is_closed and self._idle:
+        self._check_open()
+        if self._idle:
             return self._idle.pop()
-        if not self._is_closed:
-            try:
-                made = await carried(self._make, lost)
-            except ConnectionLost as unreached:
-                self.turn.tell(unreached)
-                raise
-            self._all.append(made)
-            if not self._is_closed:
-                return made
+        try:
+            made = await carried(self._make, lost)
+        except ConnectionLost as unreached:
+            self.turn.tell(unreached)
+            raise
+        self._all.append(made)
+        try:
+            self._check_open()
+        except InterfaceError:  # meanwhile
             made.manager.drop()
-        raise InterfaceError("the connection is closed")
+            raise
+        return made
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InterfaceError("the connection is closed")
 
     def give(self, lane: Lane) -> None:
         self._idle.append(lane)

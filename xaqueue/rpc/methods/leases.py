@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xaqueue.delivery import LEASE_S
+from xaqueue.delivery import LEASE_S, Detail
 from xaqueue.errors import ConnectionLost, OutcomeUnknown
 from xaqueue.message import Message
 from xaqueue.rpc import wire
@@ -53,7 +53,7 @@ class LeaseCalls(Link):
         self.has_received |= bool(found)
         return [(lease, wire.message_of(message)) for lease, message in found]
 
-    def settle(self, queue: str, lease: bytes, how: str, detail: int | str | None = None) -> None:
+    def settle(self, queue: str, lease: bytes, how: str, detail: Detail = None) -> None:
         """Raises OutcomeUnknown where the answer is lost each time."""
         try:
             self.call_with_retry("settle", queue, lease, how, detail)

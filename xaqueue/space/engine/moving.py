@@ -70,12 +70,12 @@ def move_all(space: Space, queues: list[Queue], reason: str, stopped: Callable[[
 def _move_out(space: Space, queue: Queue, reason: str, stopped: Callable[[], bool]) -> str:
     """Returns why some could not be moved."""
     kept: list[Entry] = []
-    why, count = "", 0
+    why, count, last = "", 0, ""
     try:
         while not stopped() and (entry := _next(space, queue, reason)) is not None:
             try:
                 _move(space, queue, entry, reason)
-                count += 1
+                count, last = count + 1, entry.retry.reason if entry.retry is not None else ""
             except ResourceFailed:
                 raise
             except Error as error:
@@ -92,7 +92,8 @@ def _move_out(space: Space, queue: Queue, reason: str, stopped: Callable[[], boo
             queue.expiring.clear()
             space.settled.notify_all()
     if count:
-        log.info("[messages-moved] %d messages left queue %s, reason: %s", count, queue.name, reason)
+        why_last = f"; the last one had failed last with: {last}" if last and reason == TRIES else ""
+        log.info("[messages-moved] %d messages left queue %s, reason: %s%s", count, queue.name, reason, why_last)
     return why
 
 
