@@ -11,6 +11,7 @@ from support.contract_connection import Connect, Contract, Host, put
 from support.contract_leases import wait_for
 from xaqueue.connection import Connection
 from xaqueue.delivery import REASON_LIMIT
+from xaqueue.errors import InvalidArgument
 from xaqueue.message import Message
 
 LONG = RuntimeError("smtp.example.com refuses:\n\x1b[31m550 \udcff" + "é" * 2 * REASON_LIMIT)
@@ -63,6 +64,12 @@ def rejected(connection: Connection, error: Exception) -> None:
     delivery.reject(error)
 
 
+def in_a_block_of_nothing(connection: Connection) -> None:
+    with suppress(RuntimeError), connection.transaction():
+        connection.dequeue("orders")
+        raise RuntimeError("of nothing")
+
+
 Way = Callable[[Connection, Exception], None]
 WAYS: list[Way] = [in_a_block, as_a_block, in_two_phases, by_hand, by_hand_in_two_phases, accepted, rejected]
 
@@ -103,6 +110,41 @@ class ReasonContract(Contract):
         moved = dead(again)
         assert moved.origin is not None
         assert (moved.origin.tries, moved.origin.detail) == (1, "ValueError: no such customer")
+
+    def test_a_nack_says_why_and_is_no_try(self, host: Host, connect: Connect) -> None:
+        setup = connect()
+        setup.define("orders", max_tries=5, failure_queue="replies")
+        put(setup, b"x")
+        in_a_block(connect(), ValueError("first"))
+        consumer = connect()
+        wait_for(lambda: [message.tries for message in setup.browse("orders")] == [1])
+        (delivery,) = consumer.receive("orders")
+        delivery.nack(reason=ValueError("second"))
+        (delivery,) = consumer.receive("orders")
+        assert delivery.message.tries == 1
+        with pytest.raises(InvalidArgument, match="reason"):
+            delivery.nack(reason="")
+        delivery.nack(3600, "third")
+        host.kill()
+        again = connect()
+        again.define("orders", max_tries=1, failure_queue="replies")
+        moved = dead(again)
+        assert moved.origin is not None
+        assert (moved.origin.tries, moved.origin.detail) == (1, "third")
+
+    def test_without_a_reason_it_was_rolled_back(self, connect: Connect) -> None:
+        """As by a client that tells none; what a branch before it said is none of it."""
+        setup = connect()
+        setup.define("orders", max_tries=1, failure_queue="replies")
+        one = connect()
+        one.explain_rollback("outside of a transaction")
+        in_a_block_of_nothing(one)
+        put(setup, b"x")
+        assert one.dequeue("orders") is not None
+        one.rollback()
+        moved = dead(setup)
+        assert moved.origin is not None
+        assert moved.origin.detail == "rolled back"
 
     def test_of_a_process_that_was_killed_it_is_said_so(self, host: Host, connect: Connect) -> None:
         setup = connect()
