@@ -66,12 +66,12 @@ class LeaseVerbs(Association):
 
     def settle(self, queue: str, lease: bytes, how: str, detail: Any = None) -> None:
         """how: ACK, NACK or REJECT. detail: see ``Leasing.settle``."""
-        xid, reason = _xid_of(lease), ""
+        xid, delay_us, reason = _xid_of(lease), detail, ""
         if how == REJECT:
-            reason = checked_reason(detail)
+            delay_us, reason = None, checked_reason(detail)
         elif how == NACK and isinstance(detail, list | tuple) and len(detail) == 2:
-            detail, reason = detail[0], checked_reason(detail[1])
-        if how not in ENDED or not (how == REJECT or detail is None or (how == NACK and _is_delay(detail))):
+            delay_us, reason = detail[0], checked_reason(detail[1])
+        if how not in (ACK, NACK, REJECT) or not (delay_us is None or (how == NACK and _is_delay(delay_us))):
             raise InvalidArgument(f"settle {str(how)[:60]!r} with {str(detail)[:60]!r} is refused: see xaqueue(5)")
         space, taken = self.space, None
         try:
@@ -79,7 +79,7 @@ class LeaseVerbs(Association):
                 taken = self._held_locked(queue, xid, how)
                 taken.busy = True
             if how == NACK:
-                tries.hand_back(space, taken, detail, reason)
+                tries.hand_back(space, taken, delay_us, reason)
             elif how == REJECT and taken.base is State.ACTIVE:
                 moving.reject(space, taken, reason)
             else:
