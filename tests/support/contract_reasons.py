@@ -146,6 +146,18 @@ class ReasonContract(Contract):
         assert moved.origin is not None
         assert moved.origin.detail == "rolled back"
 
+    def test_a_message_without_room_for_it_moves_all_the_same(self, connect: Connect) -> None:
+        setup = connect()
+        setup.define("orders", max_tries=1, failure_queue="replies")
+        for value_bytes in (56_000, 64_000):
+            put(setup, b"x", headers={"h": "v" * value_bytes})
+        for _ in range(2):
+            in_a_block(connect(), ValueError("\U0001f4a5" * REASON_LIMIT))
+        wait_for(lambda: len(list(setup.browse("replies"))) == 2)
+        moved = sorted(setup.browse("replies"), key=lambda message: len(message.headers["h"]))
+        assert [message.origin and message.origin.reason for message in moved] == ["tries", "tries"]
+        assert [len(message.origin.detail) if message.origin else None for message in moved] == [REASON_LIMIT, 0]
+
     def test_of_a_process_that_was_killed_it_is_said_so(self, host: Host, connect: Connect) -> None:
         setup = connect()
         setup.define("orders", max_tries=1, failure_queue="replies")
