@@ -120,6 +120,7 @@ NEEDS: dict[str, Need] = {
     "deliver": Need((Right.TRANSACT,)),
     "release_carrier": _RESOLVE,
     "rollback": _BRANCH,
+    "explain": _BRANCH,
     "recover": _EITHER,
     "forget": _EITHER,
     "commit_all": Need((Right.TRANSACT,)),

@@ -21,6 +21,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -140,6 +141,14 @@ class Connection(MessageCalls, QueueCalls):
         """Rolls the local transaction back; without one, nothing."""
         self._transaction.rollback()
 
+    @alone
+    def explain_rollback(self, reason: str | BaseException) -> None:
+        """Says why the transaction is going to be rolled back; without one, nothing. A block says so by itself.
+
+        A message that it has dequeued has this in its ``origin``, as its ``detail``, once it is a dead letter.
+        """
+        self._transaction.explain(reason)
+
     @contextmanager
     def transaction(self) -> Iterator[Self]:
         """A block that is one local transaction: commits at its end, and rolls back on an exception.
@@ -149,9 +158,9 @@ class Connection(MessageCalls, QueueCalls):
         self._within(self._transaction.begin_block)
         try:
             yield self
-        except BaseException:
+        except BaseException as error:
             with suppress(Error):  # the block's own says what went wrong
-                self._within(self._transaction.give_up)
+                self._within(partial(self._transaction.give_up, error))
             raise
         self._within(self._transaction.conclude)
 
@@ -351,6 +360,9 @@ class Connection(MessageCalls, QueueCalls):
                 self._end_session()
             else:
                 with suppress(Error):  # what went wrong is said already
+                    if error is not None:
+                        self.explain_rollback(error)
+                with suppress(Error):
                     self._end_session()
 
     def __del__(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 from xaqueue.errors import InvalidArgument, ProtocolError
 from xaqueue.message import Message
@@ -21,6 +21,10 @@ MOST_MESSAGES = 1000
 """Of one call."""
 REASON_LIMIT = 500
 """Characters of the reason of a reject."""
+Detail = int | str | tuple[int | None, str] | None
+"""Of how it is settled: see ``Leasing.settle``."""
+Settle = Callable[["Delivery", str, Detail], None]
+Extend = Callable[["Delivery", float], None]
 
 
 class Delivery:
@@ -34,8 +38,8 @@ class Delivery:
         self,
         lease: bytes,
         message: Message,
-        settle: Callable[[Delivery, str, int | str | None], None],
-        extend: Callable[[Delivery, float], None],
+        settle: Settle,
+        extend: Extend,
     ) -> None:
         """settle, extend: methods of its connection, which lets in one thread at a time."""
         self.lease, self.message, self.is_settled = lease, message, False
@@ -49,18 +53,25 @@ class Delivery:
     def headers(self) -> Mapping[str, str]:
         return self.message.headers
 
+    def over(self, settle: Settle, extend: Extend) -> Self:
+        """From here on it is settled by these methods of another connection to the same space."""
+        self._settle, self._extend = settle, extend
+        return self
+
     def ack(self) -> None:
         """It is handled: the message is gone for good once this returns."""
         self._settle(self, ACK, None)
 
-    def nack(self, delay: timedelta | float | None = None) -> None:
+    def nack(self, delay: timedelta | float | None = None, reason: str | BaseException | None = None) -> None:
         """Gives it back, durably put off by this timedelta, or seconds; None: as the queue's ``retry_delay_s`` says.
 
-        It is no try. Raises RetryLater where there is no room to record that; then it is held still.
+        reason: what its ``origin`` says once it is a dead letter, unless a later try fails for another reason. It is no
+        try. Raises RetryLater where there is no room to record that; then it is held still.
         """
-        self._settle(self, NACK, None if delay is None else span_us("delay", delay))
+        delay_us = None if delay is None else span_us("delay", delay)
+        self._settle(self, NACK, delay_us if reason is None else (delay_us, checked_reason(reason)))
 
-    def reject(self, reason: str) -> None:
+    def reject(self, reason: str | BaseException) -> None:
         """It cannot be handled: it moves to the failure queue at once, and its ``origin`` says why.
 
         Raises InvalidArgument where the queue has none; then, and where there is no room, it is held still.
@@ -80,11 +91,33 @@ class Delivery:
         return f"<xaqueue.Delivery of {self.message.queue} {self.message.message_id.hex()}>"
 
 
+def reason_of(error: str | BaseException) -> str:
+    """Why something failed, as it is recorded: the type and the text of an exception, in one line, and no more of it
+    than a record has room for. What is no printable character is a blank."""
+    text = error
+    if isinstance(error, BaseException):
+        kind = type(error)
+        name = (
+            kind.__qualname__
+            if kind.__module__ in ("builtins", "__main__")
+            else f"{kind.__module__}.{kind.__qualname__}"
+        )
+        try:
+            said = str(error)
+        except Exception as unsayable:
+            said = f"(its text raises {type(unsayable).__name__})"
+        text = f"{name}: {said}" if said.strip() else name
+    line = " ".join("".join(one if one.isprintable() else " " for one in str(text)[: 4 * REASON_LIMIT]).split())
+    return line if len(line) <= REASON_LIMIT else line[: REASON_LIMIT - 3] + "..."
+
+
 def checked_reason(reason: Any) -> str:
-    """Raises InvalidArgument."""
+    """As it is recorded. Raises InvalidArgument."""
+    if isinstance(reason, BaseException):
+        return reason_of(reason)
     if not isinstance(reason, str) or not 0 < len(reason) <= REASON_LIMIT:
         raise InvalidArgument(f"reason {str(reason)[:60]!r} is refused: 1 to {REASON_LIMIT} characters are wanted")
-    return reason
+    return reason_of(reason) or "-"
 
 
 def checked_count(max_messages: Any) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Unpack
 
-from xaqueue.delivery import LEASE_S, Delivery, checked_count, checked_lease_s
+from xaqueue.delivery import LEASE_S, Delivery, Detail, checked_count, checked_lease_s
 from xaqueue.errors import InvalidArgument
 from xaqueue.message import (
     EnqueueOptions,
@@ -261,7 +261,7 @@ class MessageCalls(OneCall):
         return iter(lambda: self._within(partial(next, found, None)), None)
 
     @alone
-    def _settle(self, delivery: Delivery, how: str, detail: int | str | None) -> None:
+    def _settle(self, delivery: Delivery, how: str, detail: Detail) -> None:
         self._transaction.check_open()
         delivery.check_held()
         self._manager.settle(delivery.message.queue, delivery.lease, how, detail)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Unpack
 
 from xaqueue.batch import Batch, Decision, Plan
 from xaqueue.carried import Carriers, CarrierStatus
-from xaqueue.delivery import LEASE_S
+from xaqueue.delivery import LEASE_S, Detail
 from xaqueue.message import EnqueueOptions, Message, MessageId
 from xaqueue.reservation import Reservation
 from xaqueue.snapshot import SnapshotStatus
@@ -51,8 +51,9 @@ class Leasing(Protocol):
     ) -> list[tuple[bytes, Message]]:
         """See ``Connection.receive``."""
 
-    def settle(self, queue: str, lease: bytes, how: str, detail: int | str | None = None) -> None:
-        """how: ``ack``, ``nack`` or ``reject``. detail: microseconds, or None, of a nack; the reason of a reject."""
+    def settle(self, queue: str, lease: bytes, how: str, detail: Detail = None) -> None:
+        """how: ``ack``, ``nack`` or ``reject``. detail: microseconds, or None, of a nack, or both these and its reason;
+        the reason of a reject."""
 
     def extend(self, queue: str, lease: bytes, lease_s: float) -> None:
         """The lease ends so many seconds from now."""
@@ -103,6 +104,9 @@ class ResourceManager(Carrying, Leasing, Protocol):
 
     def outcome(self, xid: Xid) -> Outcome:
         """What became of the branch, as far as it is remembered, or becomes of it by a step that is on its way."""
+
+    def explain(self, xid: Xid, reason: str) -> None:
+        """Why a branch that is not over is going to be rolled back, which is why its deliveries fail."""
 
     def flush(self) -> None:
         """What was not sent yet is done now. Raises what it fails with."""

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from xaqueue.connection import Connection
-from xaqueue.delivery import LEASE_S, Delivery
+from xaqueue.delivery import LEASE_S, Delivery, Detail
 from xaqueue.message import EnqueueOptions, Message, MessageId
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
@@ -329,7 +329,7 @@ class TracedConnection(Connection):
         if self._tracing.received(queue, messages, began_ns):
             self._taken[queue] = self._taken.get(queue, 0) + len(messages)
 
-    def _settle(self, delivery: Delivery, how: str, detail: int | str | None) -> None:
+    def _settle(self, delivery: Delivery, how: str, detail: Detail) -> None:
         self._settled(
             {delivery.message.queue: 1}, how, lambda: super(TracedConnection, self)._settle(delivery, how, detail)
         )

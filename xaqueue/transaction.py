@@ -12,6 +12,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from xaqueue.delivery import reason_of
 from xaqueue.errors import (
     ConnectionLost,
     Error,
@@ -195,10 +196,16 @@ class Transaction:
         self.check("transaction")
         self._begin_local()
 
-    def give_up(self) -> None:
-        """A block ends with an exception: what is prepared, or may be, stays."""
+    def explain(self, reason: str | BaseException) -> None:
+        """Why what is not prepared is going to be rolled back."""
+        if self.xid is not None and self.phase in UNCOMMITTED:
+            self._manager.explain(self.xid, reason_of(reason) or "-")
+
+    def give_up(self, error: BaseException) -> None:
+        """A block ends with this exception: what is prepared, or may be, stays."""
         try:
             if self.phase in UNCOMMITTED:
+                self.explain(error)
                 self._roll_back()
         except ConnectionLost:
             self.leave()  # its session is gone, and it with it

@@ -18,6 +18,7 @@ from support.contract_connection import (
     TwoPhaseContract,
 )
 from support.contract_leases import LeaseContract
+from support.contract_reasons import ReasonContract
 from support.served import RemoteHost
 from xaqueue.connection import Connection
 from xaqueue.rpc.client.asyncio import AsyncConnection
@@ -72,6 +73,10 @@ class TestKill(AtBothLevels, KillContract):
 
 
 class TestLeases(AtBothLevels, LeaseContract):
+    pass
+
+
+class TestReasons(AtBothLevels, ReasonContract):
     pass
 
 

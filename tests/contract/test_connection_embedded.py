@@ -25,6 +25,7 @@ from support.contract_connection import (
     put,
 )
 from support.contract_leases import LeaseContract
+from support.contract_reasons import ReasonContract
 from support.served import STRICT, EmbeddedHost
 from xaqueue.connection import Connection
 from xaqueue.errors import DiskFull, OperationalError, ProtocolError, ResourceFailed, RetryLater, RolledBack
@@ -65,6 +66,10 @@ class TestKill(AtBothLevels, KillContract):
 
 
 class TestLeases(AtBothLevels, LeaseContract):
+    pass
+
+
+class TestReasons(AtBothLevels, ReasonContract):
     pass
 
 

@@ -17,6 +17,7 @@ from support.contract_connection import (
     TwoPhaseContract,
 )
 from support.contract_leases import LeaseContract
+from support.contract_reasons import ReasonContract
 from xaqueue.connection import Connection
 from xaqueue.errors import NotSupportedError
 from xaqueue.space.engine import heuristics
@@ -89,6 +90,10 @@ class TestKill(InMemory, KillContract):
 
 
 class TestLeases(InMemory, LeaseContract):
+    pass
+
+
+class TestReasons(InMemory, ReasonContract):
     pass
 
 

@@ -15,6 +15,7 @@ from support.contract_connection import (
     TwoPhaseContract,
 )
 from support.contract_leases import LeaseContract
+from support.contract_reasons import ReasonContract
 from support.served import RemoteHost
 
 
@@ -43,6 +44,10 @@ class TestKill(AtBothLevels, KillContract):
 
 
 class TestLeases(AtBothLevels, LeaseContract):
+    pass
+
+
+class TestReasons(AtBothLevels, ReasonContract):
     pass
 
 

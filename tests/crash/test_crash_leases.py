@@ -13,7 +13,7 @@ from support.crash_level import CHECKPOINTS, JOURNAL, LAGGING, NOON_US, STRICT, 
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.errors import ResourceFailed
-from xaqueue.space.engine import timeouts
+from xaqueue.space.engine import timeouts, tries
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
@@ -119,7 +119,7 @@ def judge(tree: Tree, level: Level, how: str, told: Told, *, killed: bool) -> st
     if how == "expire" and told.done:
         assert entry.tries >= 1
         assert entry.retry is not None
-        assert entry.retry.reason in ("lease expired", "killed")
+        assert entry.retry.reason in ("lease expired", tries.KILLED)
     return "put off" if is_put_off else f"tried {min(entry.tries, 1)}"
 
 

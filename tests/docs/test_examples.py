@@ -42,7 +42,12 @@ TESTED = {
     *("spark_copy.py", "spark_flights.py", "spark_join.py"),
     "tracing.py",
     "test_orders.py",  # see test_pytest_plugin
-    *("asyncio_orders.py", "migrate_outbox.py", "migrate_persist_queue.py"),  # by their pages, see test_guide
+    *(
+        "asyncio_orders.py",
+        "asyncio_consumer.py",
+        "migrate_outbox.py",
+        "migrate_persist_queue.py",
+    ),  # by their pages, see test_guide
 }
 
 

@@ -267,6 +267,8 @@ def test_dead_letters_go_back(page: Page, console: Console) -> None:
         expect(rows.first).to_contain_text("orders (tries, 1 tries)")
         page.get_by_role("button", name=ids[0]).click()
         dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("ValueError: no such <b>customer</b>")
+        expect(dialog).to_contain_text(re.compile(r"origin last_failure\s*\d{4}-\d\d-\d\d"))
         connection.dequeue("orders.failed", message_id=ids[0])
         dialog.get_by_role("button", name="Requeue").click()
         page.get_by_text("0 messages of orders.failed went back; 1 are held by transactions, or gone.").wait_for()

@@ -21,7 +21,7 @@ from xaqueue.errors import ConnectionLost, OutcomeUnknown, ResourceFailed, Rolle
 from xaqueue.message import Message
 from xaqueue.replication.promote import promote, tell_former
 from xaqueue.rpc.client.manager import remote_manager
-from xaqueue.space.model import format, layout, replicated
+from xaqueue.space.model import format, layout, records, replicated
 from xaqueue.space.model.block import decode
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
@@ -359,3 +359,22 @@ def test_who_goes_on_with_a_promoted_one_takes_that_one_s_place(tmp_path: Path, 
     second._thread.join(PATIENCE_S)
     with pytest.raises(SpaceError, match="was replaced by its replica"):
         xaqueue.connect(tmp_path / "second")
+
+
+def test_why_a_delivery_has_failed_is_in_copies_as_well(tmp_path: Path, serve: Serve, follow: Follow) -> None:
+    more = '[queues.failed]\n[queues.orders]\nmax_tries = 5\nretry_delay_s = 3600\nfailure_queue = "failed"'
+    server = serve(made(tmp_path / "space", more=more))
+    replica = follow(tmp_path / "replica", server)
+    put(server.url, b"x")
+    with suppress(ValueError), xaqueue.connect(server.url) as connection:
+        assert connection.dequeue("orders") is not None
+        raise ValueError("no such customer")
+    with xaqueue.connect(server.url) as connection:
+        until(lambda: [message.tries for message in connection.browse("orders")] == [1])
+        (message,) = connection.browse("orders")
+        connection.snapshot()
+    replica.wait_for(server)
+    (copied,) = records.read_retries(DirectoryFileSystem(replica.root), "orders").values()
+    (kept,) = (tmp_path / "space" / layout.SNAPSHOTS).rglob(".retries/*")
+    taken = records.decode_retry(kept.read_bytes(), "orders", message.message_id)
+    assert (copied.reason, taken.reason) == ("ValueError: no such customer",) * 2

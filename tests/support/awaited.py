@@ -62,10 +62,10 @@ class HeldDelivery:
     def ack(self) -> None:
         self._thread.run(self.of_tasks.ack())
 
-    def nack(self, delay: timedelta | float | None = None) -> None:
-        self._thread.run(self.of_tasks.nack(delay))
+    def nack(self, delay: timedelta | float | None = None, reason: str | BaseException | None = None) -> None:
+        self._thread.run(self.of_tasks.nack(delay, reason))
 
-    def reject(self, reason: str) -> None:
+    def reject(self, reason: str | BaseException) -> None:
         self._thread.run(self.of_tasks.reject(reason))
 
     def extend(self, lease_s: float = 30.0) -> None:
@@ -157,6 +157,9 @@ class Facade:
 
     def commit(self) -> None:
         self._thread.run(self.connection.commit())
+
+    def explain_rollback(self, reason: str | BaseException) -> None:
+        self._thread.run(self.connection.explain_rollback(reason))
 
     def rollback(self) -> None:
         self._thread.run(self.connection.rollback())

@@ -84,6 +84,7 @@ def fail(connection: Connection, count: int) -> list[str]:
     connection.commit()
     for _ in range(count):
         assert connection.dequeue("orders", correlation_id=b"failed") is not None
+        connection.explain_rollback(ValueError("no such <b>customer</b>"))
         connection.rollback()
     return found
 

@@ -150,6 +150,13 @@ class EnlistedBranch:
         """Its commit is decided in a database that is asked again after a crash: it need not wait for the disk."""
         self.is_late = driver.can_be_late(self.connection)
 
+    def explain(self, error: BaseException) -> None:
+        """Why it is going to be rolled back, for a queue, whose message remembers it."""
+        explain = getattr(self.connection, "explain_rollback", None)
+        if callable(explain) and not self._interrupted:
+            with suppress(Exception):  # the rollback meets the same
+                explain(error)
+
     def rollback(self) -> Reply:
         if self._interrupted:
             self.discard()

@@ -187,6 +187,8 @@ class Transaction:
         elif self._is_expired() and isinstance(error, Exception):
             self._run_out(error)
         else:
+            for branch in self._branches.values():
+                branch.explain(error)
             self.rollback()
             refused = next((one.refused for one in self._branches.values() if one.refused is not None), None)
             if refused is not None and driver.is_a(error, "DatabaseError"):  # sqlite3 says "not authorized"

@@ -28,6 +28,7 @@ PARAMS: dict[str, list[Any]] = {
     "prepare": [GLOBAL],
     "commit": [GLOBAL],
     "rollback": [GLOBAL],
+    "explain": [GLOBAL, "why"],
     "forget": [GLOBAL],
     "outcome": [GLOBAL],
     "enqueue": ["orders", b""],
@@ -55,7 +56,7 @@ PARAMS: dict[str, list[Any]] = {
 ENOUGH: dict[str, frozenset[Right] | None] = {
     **dict.fromkeys(("hello", "echo", "status", "metrics", "close", "browse_next", "browse_end")),
     **dict.fromkeys(
-        ("start", "end", "prepare", "commit", "harden", "rollback", "deliver"), frozenset({Right.TRANSACT})
+        ("start", "end", "prepare", "commit", "harden", "rollback", "explain", "deliver"), frozenset({Right.TRANSACT})
     ),
     **dict.fromkeys(
         ("recover", "forget", "outcome", "carriers", "indoubt_list", "indoubt_next", "indoubt_forgotten"),

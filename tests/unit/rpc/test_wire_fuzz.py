@@ -54,6 +54,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("commit", [UNKNOWN, ONEPHASE]),
         ("commit", [UNKNOWN]),
         ("rollback", [UNKNOWN, 0]),
+        ("explain", [xid, "why"]),
         ("recover", [10, STARTRSCAN]),
         ("forget", [UNKNOWN, 0]),
         ("harden", []),
@@ -65,6 +66,7 @@ def right_calls(xid: tuple[int, bytes, bytes]) -> list[tuple[str, list[Any]]]:
         ("restore", ["orders", b"0123456789abcdef", {"tries": 2, "origin": "{}", "later": [1]}, b"body"]),
         ("receive", ["no queue", {"max_messages": 3, "lease_s": 1.5, "wait_s": 0}]),  # refused, or it waited for ever
         ("settle", ["orders", b"0123456789abcdef", "nack", 1_000_000]),
+        ("settle", ["orders", b"0123456789abcdef", "nack", [1_000_000, "why"]]),
         ("extend", ["orders", b"0123456789abcdef", 1.5]),
         ("accept", ["orders", b"0123456789abcdef"]),
         ("outcome", [UNKNOWN]),

@@ -79,6 +79,8 @@ def test_each_message_is_handled_once_and_a_failure_undoes_all(
     told = [record for record in caplog.records if failed.message_id.hex() in record.getMessage()]
     assert len(told) == 2, "each delivery that failed is told once"
     assert all(record.exc_info is not None for record in told)
+    assert failed.origin is not None
+    assert failed.origin.detail == "ValueError: no such product"
 
 
 def test_what_runs_is_finished_and_nothing_more_is_taken(space: Path) -> None:
@@ -275,6 +277,10 @@ def test_a_worker_of_a_transaction_manager(space: Path, tmp_path: Path, caplog: 
             assert worker.failed == 2
             assert sorted(left(other, "parcels")) == [b"1", b"2"]
             eventually(lambda: left(space) == [])  # it moves to the failure queue in its own time
-            assert left(space, "failed") == [b"poison"]
+            with xaqueue.connect(space) as connection:
+                (failed,) = connection.browse("failed")
+            assert (failed.body, failed.origin and failed.origin.detail) == (b"poison", "ValueError: no such product")
+            said = [one.getMessage() for one in caplog.records if "[messages-moved]" in one.getMessage()]
+            assert said[0].endswith("the last one had failed last with: ValueError: no such product")
             with pytest.raises(xaqueue.InvalidArgument, match="no participant"):
                 xaqueue.Worker("ledger", "orders", copy, tm=manager).start().join(PATIENCE_S)

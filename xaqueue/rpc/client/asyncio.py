@@ -5,13 +5,17 @@
         await connection.commit()
         async for message in connection.browse("orders"): ...
 
-One task uses a connection at a time, in the loop that made it; a waiting dequeue holds nobody else up. Whatever is
-awaited here may be cancelled: then the connection to the server is given up, since its answer would come still. The
-transaction it was in goes on as after any lost connection: it can only be rolled back. Where it was being committed,
-nobody knows its outcome, and the next call says so, once, with OutcomeUnknown and the xid.
+Many tasks of the loop that made it may use a connection: what one waits for holds no other up. Its transaction is that
+of one task, which began it; work, commit and rollback of another one are refused as long as it is open. Behind it are
+several sessions with the server (``Lanes``): that of the transaction, and such as its tasks need beside it.
 
-It is that of threads, ``carried``: where it would block (in ``AwaitedSocket``, which is a socket to ``ClientSocket``)
-the task awaits. A call whose task is cancelled is cut off where it waits: there ConnectionLost is raised.
+Whatever is awaited here may be cancelled: then the socket of that session is given up, since its answer would come
+still. A transaction that was at work there goes on as after any lost connection: it can only be rolled back. Where it
+was being committed, nobody knows its outcome, and the next call says so, once, with OutcomeUnknown and the xid.
+
+Each session is that of threads, ``carried``: where it would block (in ``AwaitedSocket``, which is a socket to
+``ClientSocket``) the task awaits. A call whose task is cancelled is cut off where it waits: there ConnectionLost is
+raised.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import ssl
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
@@ -33,6 +38,7 @@ from xaqueue.delivery import LEASE_S, Delivery
 from xaqueue.endpoint import EXAMPLES, Endpoint, Scheme, is_url, parse
 from xaqueue.errors import ConnectionLost, InterfaceError, InvalidArgument, OutcomeUnknown
 from xaqueue.message import Message
+from xaqueue.rpc.client.lanes import Lane, Lanes, Owner, Turn, lost
 from xaqueue.rpc.client.link import keep_alive
 from xaqueue.rpc.client.manager import RemoteManager, connect_s_of, dialer, hello_of
 from xaqueue.spans import connection
@@ -45,37 +51,56 @@ T = TypeVar("T")
 
 
 def _carried(
-    method: Callable[Concatenate[Connection, P], T], *, of_transaction: bool = True
+    method: Callable[Concatenate[Connection, P], T], *, of_transaction: bool = True, is_own: bool = True
 ) -> Callable[Concatenate[AsyncConnection, P], Coroutine[Any, Any, T]]:
-    """The same method, to be awaited. of_transaction: the last one's unknown outcome is raised before it."""
+    """The same method, to be awaited. of_transaction, is_own: see ``AsyncConnection._work``."""
 
     @wraps(method)
     async def awaited_method(self: AsyncConnection, /, *arguments: P.args, **options: P.kwargs) -> T:
-        call = self._work if of_transaction else self._ask
-        return await call(method, self._connection, *arguments, **options)
+        def call(connection: Connection) -> T:
+            return method(connection, *arguments, **options)
+
+        return await (self._work(call, is_own=is_own) if of_transaction else self._ask(call))
 
     return awaited_method
 
 
 class AsyncDelivery:
-    """``Delivery``, each method to be awaited."""
+    """``Delivery``, each method to be awaited, by any task."""
 
     def __init__(self, delivery: Delivery, ask: Callable[..., Coroutine[Any, Any, None]]) -> None:
+        """ask: settles it over a session that is free, as a call of that one's connection."""
         self.delivery, self.message = delivery, delivery.message
         self.body, self.headers = delivery.body, delivery.headers
-        self.ack = partial(ask, delivery.ack)
-        self.nack = partial(ask, delivery.nack)
-        self.reject = partial(ask, delivery.reject)
-        self.extend = partial(ask, delivery.extend)
+        self._ask = ask
+
+    async def ack(self) -> None:
+        await self._ask(lambda connection: self._over(connection).ack())
+
+    async def nack(self, delay: timedelta | float | None = None, reason: str | BaseException | None = None) -> None:
+        await self._ask(lambda connection: self._over(connection).nack(delay, reason))
+
+    async def reject(self, reason: str | BaseException) -> None:
+        await self._ask(lambda connection: self._over(connection).reject(reason))
+
+    async def extend(self, lease_s: float = LEASE_S) -> None:
+        await self._ask(lambda connection: self._over(connection).extend(lease_s))
+
+    def _over(self, connection: Connection) -> Delivery:
+        return self.delivery.over(connection._settle, connection._extend)  # noqa: SLF001
 
 
 class AsyncConnection:
     """Made by ``xaqueue.connect_async``. A method without a text here is that of ``Connection``, with its errors."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, lane: Lane, make: Callable[[], Lane]) -> None:
+        """lane: for its transaction. make: another session with the same server, within ``carried``."""
+        self._connection = lane.connection
+        self._main, self._turn = lane, Turn()
+        self._lanes = Lanes(make)
         self._loop = asyncio.get_running_loop()
-        self._busy = False
+        self._owner: Owner | None = None
+        """Of the transaction that is open."""
         self._unknown: OutcomeUnknown | None = None
         """Of a commit that was cancelled: its next call raises it."""
 
@@ -90,12 +115,13 @@ class AsyncConnection:
     async def receive(
         self, queue: str, max_messages: int = 1, lease_s: float = LEASE_S, wait_s: float | None = 0.0
     ) -> list[AsyncDelivery]:
-        found = await self._ask(self._connection.receive, queue, max_messages, lease_s, wait_s)
+        call = self._ask if wait_s == 0 else self._ask_alone
+        found = await call(lambda connection: connection.receive(queue, max_messages, lease_s, wait_s))
         return [AsyncDelivery(delivery, self._ask) for delivery in found]
 
     async def accept(self, delivery: AsyncDelivery | Delivery) -> None:
         given = delivery.delivery if isinstance(delivery, AsyncDelivery) else delivery
-        await self._work(self._connection.accept, given)
+        await self._work(lambda connection: connection.accept(given))
 
     move = _carried(Connection.move)
     requeue = _carried(Connection.requeue)
@@ -109,11 +135,11 @@ class AsyncConnection:
     xid = staticmethod(Connection.xid)
     """Not awaited."""
     tpc_begin = _carried(Connection.tpc_begin)
-    tpc_end = _carried(Connection.tpc_end)
-    tpc_prepare = _carried(Connection.tpc_prepare)
+    tpc_end = _carried(Connection.tpc_end, is_own=False)
+    tpc_prepare = _carried(Connection.tpc_prepare, is_own=False)
     tpc_recover = _carried(Connection.tpc_recover, of_transaction=False)
     harden = _carried(Connection.harden, of_transaction=False)
-    tpc_carry = _carried(Connection.tpc_carry)
+    tpc_carry = _carried(Connection.tpc_carry, is_own=False)
     """Refused: the space is behind a server."""
     carriers = _carried(Connection.carriers, of_transaction=False)
     deliver = _carried(Connection.deliver, of_transaction=False)
@@ -125,7 +151,9 @@ class AsyncConnection:
     undefine = _carried(Connection.undefine, of_transaction=False)
     snapshot = _carried(Connection.snapshot, of_transaction=False)
     tpc_forget = _carried(Connection.tpc_forget, of_transaction=False)
-    close = _carried(Connection.close, of_transaction=False)
+
+    async def close(self) -> None:
+        await self._end(Connection.close)
 
     async def consume(self, queue: str, *, wait_s: float | None = None) -> AsyncGenerator[Message, None]:
         """As ``Connection.consume``, for ``async for``: not awaited itself."""
@@ -136,30 +164,38 @@ class AsyncConnection:
         self, queue: str, limit: int | None = None, *, message_id: bytes | str | None = None
     ) -> AsyncGenerator[Message, None]:
         """As ``Connection.browse``, for ``async for``: not awaited itself, and refused at the first step."""
-        found = await self._ask(partial(self._connection.browse, queue, limit, message_id=message_id))
-        while (message := await self._ask(partial(next, found, None))) is not None:
-            yield message
+        lane = await self._lanes.take()
+        try:
+            found = await self._run(lane, lambda connection: connection.browse(queue, limit, message_id=message_id))
+            while (message := await self._run(lane, lambda _: next(found, None))) is not None:
+                yield message
+        finally:
+            self._lanes.give(lane)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Self]:
         """As ``Connection.transaction``, for ``async with``."""
         block = self._connection.transaction()
-        await self._work(block.__enter__)
+        await self._work(lambda _: block.__enter__())
         try:
             yield self
         except BaseException as error:
-            await self._ask(block.__exit__, type(error), error, error.__traceback__)
+            raised = type(error), error, error.__traceback__
+            await self._work(lambda _: block.__exit__(*raised), is_own=False, tells=False)
             raise
-        await self._ask(block.__exit__, None, None, None)
+        await self._work(lambda _: block.__exit__(None, None, None), is_own=False, tells=False)
+
+    async def explain_rollback(self, reason: str | BaseException) -> None:
+        await self._work(lambda connection: connection.explain_rollback(reason), is_own=False, tells=False)
 
     async def tpc_commit(self, xid: Xid | None = None, *, late: bool = False) -> None:
-        await self._finish(partial(self._connection.tpc_commit, late=late), xid)
+        await self._finish(lambda connection: connection.tpc_commit(xid, late=late), xid)
 
     async def tpc_rollback(self, xid: Xid | None = None) -> None:
-        await self._finish(self._connection.tpc_rollback, xid)
+        await self._finish(lambda connection: connection.tpc_rollback(xid), xid)
 
     async def outcome(self, xid: Xid) -> Outcome:
-        found = await self._ask(self._connection.outcome, xid)
+        found = await self._ask(lambda connection: connection.outcome(xid))
         if self._unknown is not None and self._unknown.xid == xid:
             self._unknown = None  # whoever asks knows
         return found
@@ -176,30 +212,88 @@ class AsyncConnection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """As ``Connection.__exit__``."""
-        await self._ask(self._connection.__exit__, kind, error, trace)
+        await self._end(lambda connection: connection.__exit__(kind, error, trace))
 
     # Within
 
-    async def _finish(self, finish: Callable[[Xid | None], None], xid: Xid | None) -> None:
-        await (self._work(finish, None) if xid is None else self._ask(finish, xid))
+    async def _finish(self, finish: Callable[[Connection], None], xid: Xid | None) -> None:
+        await self._work(finish, is_own=False, tells=xid is None)
 
-    def _work(self, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
-        """A call that belongs to a transaction: it is not done while the last one's unknown outcome is to be raised."""
-        if self._unknown is not None:
-            unknown, self._unknown = self._unknown, None
-            raise unknown
-        return self._ask(call, *arguments, **options)
+    async def _end(self, end: Callable[[Connection], None]) -> None:
+        self._check(is_own=False)
+        try:
+            await self._work(end, is_own=False, tells=False)
+        finally:
+            await self._lanes.close()
 
-    async def _ask(self, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    async def _work(self, call: Callable[[Connection], T], *, is_own: bool = True, tells: bool = True) -> T:
+        """A call that belongs to the transaction. is_own: only of the task whose it is. tells: it is not done while the
+        last one's unknown outcome is to be raised."""
+        self._check(is_own)
+        async with self._turn:
+            self._check_owner(is_own)  # another one may have begun meanwhile
+            if tells and self._unknown is not None:
+                unknown, self._unknown = self._unknown, None
+                raise unknown
+            self._owner = self._owner or Owner()
+            try:
+                return await self._run(self._main, call)
+            finally:
+                if not self._connection.in_transaction:
+                    self._owner.is_over, self._owner = True, None
+
+    async def _ask(self, call: Callable[[Connection], T]) -> T:
+        """A short call that belongs to no transaction: on its session only where no other task's work may be lost with
+        it, should this one be cancelled."""
+        self._check_loop()
+        async with self._lanes.turn:
+            if not (self._turn.is_taken or (self._owner and self._owner.task is not asyncio.current_task())):
+                async with self._turn:
+                    return await self._run(self._main, call)
+            return await self._ask_alone(call)
+
+    async def _ask_alone(self, call: Callable[[Connection], T]) -> T:
+        """One that may take long, on a session that nobody else uses meanwhile."""
+        self._check_loop()
+        lane = await self._lanes.take()
+        try:
+            return await self._run(lane, call)
+        finally:
+            self._lanes.give(lane)
+
+    async def _run(self, lane: Lane, call: Callable[[Connection], T]) -> T:
+        """On a session that is the caller's now."""
+        within = lane is self._main and self._connection.in_transaction
+        try:
+            return await carried(lambda: call(lane.connection), lost, partial(self._cut_off, within))
+        except (ConnectionLost, OutcomeUnknown) as error:
+            if lane.manager.is_unreached:
+                self._turn.tell(error)
+                self._lanes.turn.tell(error)
+            raise
+        except BaseException as error:
+            lane.is_cut |= not isinstance(error, Exception)
+            raise
+
+    def _check_loop(self) -> None:
         if asyncio.get_running_loop() is not self._loop:
             raise InterfaceError("the connection belongs to another event loop: open one in each")
-        if self._busy:
-            raise InterfaceError("another task waits for an answer on this connection: open one for each task")
-        self._busy, within = True, self._connection.in_transaction
-        try:
-            return await carried(partial(call, *arguments, **options), _lost, partial(self._cut_off, within))
-        finally:
-            self._busy = False
+
+    def _check(self, is_own: bool) -> None:
+        self._check_loop()
+        if self._turn.is_taken and self._connection.in_transaction:
+            raise InterfaceError(
+                "another task waits for an answer in the transaction of this connection: open one for each task that "
+                "has a transaction"
+            )
+        self._check_owner(is_own)
+
+    def _check_owner(self, is_own: bool) -> None:
+        if is_own and self._owner is not None and not self._owner.is_here:
+            raise InterfaceError(
+                "the connection is in a transaction of another task: open one for each task that has a transaction, or "
+                "wait until that is over"
+            )
 
     def _cut_off(self, within: bool, error: Exception) -> None:
         """A call was cancelled, and ended with this error; within: it was made in a transaction."""
@@ -218,14 +312,11 @@ async def connect(url: str) -> AsyncConnection:
             "connections: serve it with `xaqueue serve`"
         )
     endpoint = parse(url)
-    return AsyncConnection(await carried(partial(_connection, endpoint), _lost))
+    make = partial(_lane, endpoint)
+    return AsyncConnection(await carried(make, lost), make)
 
 
-def _lost(_: BaseException) -> Exception:
-    return ConnectionLost("the connection to the server is lost: the call that waited for an answer was cancelled")
-
-
-def _connection(endpoint: Endpoint) -> Connection:
+def _lane(endpoint: Endpoint) -> Lane:
     manager = RemoteManager(
         dialer(endpoint, lambda *wanted: awaited(_connected(*wanted))),
         connect_s=connect_s_of(endpoint),
@@ -233,7 +324,7 @@ def _connection(endpoint: Endpoint) -> Connection:
         is_one_of_several=bool(endpoint.others),
         pause=lambda pause_s: awaited(asyncio.sleep(pause_s)),
     )
-    return connection(manager, fresh_id)
+    return Lane(connection(manager, fresh_id), manager)
 
 
 async def _connected(endpoint: Endpoint, context: ssl.SSLContext | None, limit_s: float) -> AwaitedSocket:

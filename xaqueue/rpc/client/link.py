@@ -291,6 +291,8 @@ class Link:
         self._key: bytes | None = None
         """Names the session of now, or the one before, to the server."""
         self._closed = False
+        self.is_unreached = False
+        """The last time that it was to connect, no server took it."""
         self._branch = RemoteBranch()
         self.space: dict[str, Any] = {}
         """What the server said of itself and its space."""
@@ -440,5 +442,7 @@ class Link:
             else:
                 self._key = key
                 self._socket.greeted()
+                self.is_unreached = False
                 return
+        self.is_unreached = True
         raise failure

@@ -7,6 +7,7 @@ for all of them. What each does in which state of the branch is the table in ``x
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from xaqueue import carried
@@ -121,6 +122,12 @@ class BranchCalls(Link):
             self._roll_back(xid, flags, branch if own else RemoteBranch(xid, BranchProgress.OPEN))
         if own:
             self._branch = RemoteBranch()
+
+    def explain(self, xid: Xid, reason: str) -> None:
+        """Pipelined; of a branch that no server has any more there is nothing to say."""
+        if xid == self._branch.xid and self._branch.progress is BranchProgress.OPEN and self._socket is not None:
+            with suppress(ConnectionLost):
+                self._pipeline("explain", xid, reason)
 
     def define(self, queue: str, settings: Mapping[str, Any], is_topic: bool = False) -> None:
         self.call("define", queue, dict(settings), *([True] if is_topic else []))

@@ -9,9 +9,9 @@ the next one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from xaqueue.delivery import LEASE_S
+from xaqueue.delivery import LEASE_S, Detail
 from xaqueue.errors import ConnectionLost, Error, LeaseExpired, OutcomeUnknown
 from xaqueue.message import Message
 from xaqueue.rpc import wire
@@ -43,8 +43,9 @@ class LeaseCalls(Link):
 
     has_received = False
     """There may be some to be given back when it is closed."""
-    _unanswered: frozenset[bytes] = frozenset()
-    """Leases that may be settled: the answer was lost, or the call broken off."""
+    _unanswered: ClassVar[set[bytes]] = set()
+    """Leases that may be settled, since the answer was lost or the call broken off: a delivery may be settled over any
+    connection of this process."""
 
     def receive(
         self, queue: str, max_messages: int = 1, lease_s: float = LEASE_S, wait_s: float | None = 0.0
@@ -57,11 +58,11 @@ class LeaseCalls(Link):
         self.has_received |= bool(found)
         return [(lease, wire.message_of(message)) for lease, message in found]
 
-    def settle(self, queue: str, lease: bytes, how: str, detail: int | str | None = None) -> None:
+    def settle(self, queue: str, lease: bytes, how: str, detail: Detail = None) -> None:
         """Raises OutcomeUnknown where the answer is lost each time; or was lost, and the server that was started since
         knows the lease no more."""
         is_again, why = lease in self._unanswered, Error("the answer to an earlier call is lost")
-        self._unanswered |= {lease}
+        self._unanswered.add(lease)
         for _ in range(TRIES):
             try:
                 self.call("settle", queue, lease, how, detail)
@@ -71,10 +72,10 @@ class LeaseCalls(Link):
                 if is_again and isinstance(error, LeaseExpired):
                     raise OutcomeUnknown(f"{why}. {_over(queue, how)}") from error
                 if not is_again and error.code != Code.XAER_RMFAIL:
-                    self._unanswered -= {lease}
+                    self._unanswered.discard(lease)
                 raise
             else:
-                self._unanswered -= {lease}
+                self._unanswered.discard(lease)
                 return
         raise OutcomeUnknown(f"{why}. Whether the delivery is settled is unknown: settle it again") from why
 

@@ -58,6 +58,7 @@ class Method(NamedTuple):
 
 VERBS = (
     *(Session.start, Session.end, Session.prepare, Session.commit, Session.rollback, Session.forget, Session.outcome),
+    Session.explain,
     *(Session.harden, Session.reserve, Session.consume, Session.release, Session.reservations),
     *(Session.carriers, Session.release_carrier, Session.define, Session.undefine, Session.remove, Session.snapshot),
     Session.repair,

@@ -65,11 +65,13 @@ class LeaseVerbs(Association):
         return [(branch.xid.gtrid, message) for branch, message in found]
 
     def settle(self, queue: str, lease: bytes, how: str, detail: Any = None) -> None:
-        """how: ACK, NACK or REJECT. detail: microseconds, or None, of a NACK; the reason of a REJECT."""
-        xid = _xid_of(lease)
+        """how: ACK, NACK or REJECT. detail: see ``Leasing.settle``."""
+        xid, delay_us, reason = _xid_of(lease), detail, ""
         if how == REJECT:
-            checked_reason(detail)
-        elif how not in (ACK, NACK) or not (detail is None or (how == NACK and _is_delay(detail))):
+            delay_us, reason = None, checked_reason(detail)
+        elif how == NACK and isinstance(detail, list | tuple) and len(detail) == 2:
+            delay_us, reason = detail[0], checked_reason(detail[1])
+        if how not in (ACK, NACK, REJECT) or not (delay_us is None or (how == NACK and _is_delay(delay_us))):
             raise InvalidArgument(f"settle {str(how)[:60]!r} with {str(detail)[:60]!r} is refused: see xaqueue(5)")
         space, taken = self.space, None
         try:
@@ -77,9 +79,9 @@ class LeaseVerbs(Association):
                 taken = self._held_locked(queue, xid, how)
                 taken.busy = True
             if how == NACK:
-                tries.hand_back(space, taken, detail)
+                tries.hand_back(space, taken, delay_us, reason)
             elif how == REJECT and taken.base is State.ACTIVE:
-                moving.reject(space, taken, detail)
+                moving.reject(space, taken, reason)
             else:
                 commit.commit(space, taken)
         except LeaseExpired:

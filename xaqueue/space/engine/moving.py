@@ -11,13 +11,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from xaqueue.delivery import REASON_LIMIT
 from xaqueue.errors import Error, InvalidArgument, MessageTooLarge, ResourceFailed, RetryLater
 from xaqueue.message import Message, MessageId, Origin, Properties, id_of
 from xaqueue.space.engine import carry, commit, messages, tries
 from xaqueue.space.engine.busy import Busy
 from xaqueue.space.engine.log import CommitPending
 from xaqueue.space.engine.state import Space
-from xaqueue.space.model.block import Kind, head_of, pack_properties
+from xaqueue.space.model.block import PROPERTIES_LIMIT_BYTES, Kind, head_of, pack_properties
 from xaqueue.space.model.branch import Branch, State, Written
 from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.message_name import tags_of
@@ -27,6 +28,8 @@ from xaqueue.storage.ids import fresh_id
 from xaqueue.xid import LOCAL_FORMAT_ID, Xid
 
 TRIES, EXPIRED, MOVED, REJECTED = "tries", "expired", "moved", "rejected"
+DETAIL_BYTES = 12 * REASON_LIMIT + 1024
+"""An origin may take so many; properties that leave less room move without the reason, rather than not at all."""
 _BQUAL = b"move"
 _COUNTED = {TRIES: "dead_lettered", REJECTED: "rejected", EXPIRED: "expired"}
 
@@ -70,12 +73,12 @@ def move_all(space: Space, queues: list[Queue], reason: str, stopped: Callable[[
 def _move_out(space: Space, queue: Queue, reason: str, stopped: Callable[[], bool]) -> str:
     """Returns why some could not be moved."""
     kept: list[Entry] = []
-    why, count = "", 0
+    why, count, last = "", 0, ""
     try:
         while not stopped() and (entry := _next(space, queue, reason)) is not None:
             try:
                 _move(space, queue, entry, reason)
-                count += 1
+                count, last = count + 1, entry.retry.reason if entry.retry is not None else ""
             except ResourceFailed:
                 raise
             except Error as error:
@@ -92,7 +95,8 @@ def _move_out(space: Space, queue: Queue, reason: str, stopped: Callable[[], boo
             queue.expiring.clear()
             space.settled.notify_all()
     if count:
-        log.info("[messages-moved] %d messages left queue %s, reason: %s", count, queue.name, reason)
+        why_last = f"; the last one had failed last with: {last}" if last and reason == TRIES else ""
+        log.info("[messages-moved] %d messages left queue %s, reason: %s%s", count, queue.name, reason, why_last)
     return why
 
 
@@ -223,7 +227,8 @@ def _onwards(message: Message, to: str) -> tuple[Properties, MessageId]:
 def _out(message: Message, target: str, retry: Retry, reason: str) -> tuple[Properties, MessageId]:
     """There it is due at once, never expires, and has not been tried."""
     before = message.properties
-    origin = Origin(message.queue, reason, retry.tries, retry.first, retry.last, retry.reason, before.expires_at)
+    detail = retry.reason if len(pack_properties(before)) < PROPERTIES_LIMIT_BYTES - DETAIL_BYTES else ""
+    origin = Origin(message.queue, reason, retry.tries, retry.first, retry.last, detail, before.expires_at)
     moved = replace(before, queue=target, tries=0, not_before=None, expires_at=None, origin=origin.text)
     return moved, message.message_id
 

@@ -15,6 +15,7 @@ from typing import Any, Unpack
 
 from xaqueue.batch import BATCH_FORMAT_IDS, is_of_a_batch
 from xaqueue.carried import CarriedChange, checked_carrier
+from xaqueue.delivery import checked_reason
 from xaqueue.errors import Error, InvalidArgument, ProtocolError, ResourceFailed, RetryLater, RolledBack
 from xaqueue.message import EnqueueOptions, Message, MessageId, check_queue_name, check_queues, id_of
 from xaqueue.snapshot import SnapshotStatus
@@ -126,6 +127,13 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
             leave(self.space, branch, error)
             raise
         self.space.log.deliver_interrupt()
+
+    def explain(self, xid: Xid, reason: str) -> None:
+        why = checked_reason(reason)
+        with self.space.lock:
+            branch = self.space.branches.get(xid)
+            if branch is not None:
+                branch.explained = why
 
     def flush(self) -> None:
         self._check_open()

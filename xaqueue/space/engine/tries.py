@@ -8,6 +8,7 @@ counted twice. A try for which there is no room is only a try not counted, and t
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,8 +33,9 @@ Held = tuple[str, Entry]
 """Queue and entry of a message that a branch dequeued."""
 Failed = tuple[str, Entry, Retry]
 """The same, and what is remembered of it from now on."""
-KILLED, ROLLED_BACK, LEASE_EXPIRED = "killed", "rolled back", "lease expired"
-_REASONS = {Code.XA_RBTIMEOUT: "timeout", Code.XA_RBCOMMFAIL: "session lost"}
+KILLED = "the process ended before it was done"
+ROLLED_BACK, LEASE_EXPIRED = "rolled back", "lease expired"
+_REASONS = {Code.XA_RBTIMEOUT: "timeout", Code.XA_RBCOMMFAIL: "session lost: its process ended, or its connection"}
 _NOBODY = str(Xid(LOCAL_FORMAT_ID, b"tries", b""))
 """Names the step that counts those of a killed process."""
 
@@ -47,7 +49,8 @@ def failed_by(space: Space, branch: Branch) -> list[Failed]:
         return []
     back = [(queue, entry, _before(entry)) for queue, entry, is_try in held if not is_try]
     why = branch.rollback_reason
-    reason = ROLLED_BACK if why is None else _REASONS.get(why.code, ROLLED_BACK)
+    reason = branch.explained or ROLLED_BACK
+    reason = reason if why is None else _REASONS.get(why.code, reason)
     if branch.lessee is not None and why is not None and why.code is Code.XA_RBTIMEOUT:
         reason = LEASE_EXPIRED
     return back + _failed(space, [(queue, entry) for queue, entry, is_try in held if is_try], reason)
@@ -59,9 +62,10 @@ def failed_now(space: Space, queue: str, entry: Entry, reason: str) -> Retry:
     return retry
 
 
-def hand_back(space: Space, branch: Branch, delay_us: int | None) -> None:
+def hand_back(space: Space, branch: Branch, delay_us: int | None, reason: str = "") -> None:
     """The only dequeue of a branch is handed back, which is no try, and the branch is over. Its message is put off;
-    None: as its queue's policy says. Raises RetryLater, and then it is held still, ResourceFailed.
+    None: as its queue's policy says. reason: of who hands it back. Raises RetryLater, and then it is held still,
+    ResourceFailed.
     """
     (written,) = branch.blocks
     queue, entry = written.queue, written.entry
@@ -69,7 +73,8 @@ def hand_back(space: Space, branch: Branch, delay_us: int | None) -> None:
     policy = (space.definitions.of(queue) or UNDEFINED).retry
     before = _before(entry)
     retry = policy.put_off(before, entry.message_id, space.now_us(), delay_us)
-    put_off = [(queue, entry, retry)] if retry.not_before is not None and retry != before else []
+    retry = replace(retry, reason=sys.intern(reason) if reason else retry.reason)
+    put_off = [(queue, entry, retry)] if (reason or retry.not_before is not None) and retry != before else []
     ops = records_of(space, put_off)
     if len(ops) < len(put_off):
         raise RetryLater(f"no room to record that a message of queue {queue} is put off: it is held still")
@@ -93,7 +98,7 @@ def hand_back(space: Space, branch: Branch, delay_us: int | None) -> None:
 
 
 def _failed(space: Space, held: Sequence[Held], reason: str) -> list[Failed]:
-    now_us = space.now_us()
+    now_us, reason = space.now_us(), sys.intern(reason)  # many fail for the same one
     found = []
     for queue, entry in held:
         policy = (space.definitions.of(queue) or UNDEFINED).retry

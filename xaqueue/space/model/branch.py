@@ -269,6 +269,8 @@ class Branch:
     """Suspended with MIGRATE: any session may resume it."""
     rollback_reason: RolledBack | None = None
     """Why it can only be rolled back."""
+    explained: str = ""
+    """Why it is going to be rolled back, by who works in it."""
     deadline: float | None = None
     """Of the monotonic clock, as ``progress`` is."""
     begun: float = 0.0

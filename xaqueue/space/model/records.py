@@ -27,6 +27,7 @@ MessagePack:
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
@@ -73,7 +74,7 @@ def decode_retry(data: bytes, queue: str, message_id: MessageId) -> Retry:
         told.not_before,
         told.enqueued_at,
         int(last) if last.isdecimal() else 0,
-        told.headers.get("reason", ""),
+        sys.intern(told.headers.get("reason", "")),  # many have failed for the same one
     )
 
 

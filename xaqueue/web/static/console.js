@@ -262,8 +262,10 @@ function openMessage(id) {
   $("message-body").textContent = (message.body === undefined ? `Base64: ${message.body_base64}` : pretty(message.body)) + cut;
   const headers = Object.entries(message.headers);
   pairs($("message-headers"), headers.length ? headers : [["none", " "]]);
-  const times = ["enqueued_at", "not_before", "expires_at"], apart = ["body", "body_base64", "headers", "message_id", "cut"];
-  pairs($("message-fields"), Object.entries(message).filter(([name]) => !apart.includes(name)).map(([name, value]) => {
+  const times = ["enqueued_at", "not_before", "expires_at", "origin first_failure", "origin last_failure", "origin expires_at"];
+  const apart = ["body", "body_base64", "headers", "message_id", "cut", "origin"];
+  const origin = Object.entries(message.origin ?? {}).map(([name, value]) => [`origin ${name}`, value || null]);
+  pairs($("message-fields"), [...Object.entries(message), ...origin].filter(([name]) => !apart.includes(name)).map(([name, value]) => {
     if (times.includes(name)) return [name, when(value)];
     if (name === "unknown") return [name, value.join(", ")];
     return [name, value && typeof value === "object" ? JSON.stringify(value, null, 1) : value];

@@ -31,6 +31,7 @@ from xaqueue.space.engine import cleanup, messages, moving
 from xaqueue.space.engine.leases import BQUAL
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.timeouts import expire
+from xaqueue.space.engine.tries import KILLED
 from xaqueue.space.model import layout
 from xaqueue.space.model.branch import State
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
@@ -234,7 +235,7 @@ def test_what_failed_before_keeps_its_tries(bare: BareSpace, clock: Clock, user:
     entry = bare.space.queues["orders"].index.find(held.message.message_id)
     assert entry is not None
     assert entry.retry is not None
-    assert (entry.retry.tries, entry.retry.reason) == (2, "killed")
+    assert (entry.retry.tries, entry.retry.reason) == (2, KILLED)
 
 
 def test_a_message_that_is_handed_back_is_taken_by_who_waits(bare: BareSpace, user: Connection) -> None:

@@ -15,6 +15,7 @@ from xaqueue.errors import DiskLow, RetryLater, UnknownQueue
 from xaqueue.message import Message, MessageId, Origin
 from xaqueue.space.engine import cleanup, moving
 from xaqueue.space.engine.session import Session
+from xaqueue.space.engine.tries import KILLED
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.space.model.retry import RetryPolicy
 from xaqueue.xid import Xid
@@ -119,7 +120,7 @@ def test_a_killed_process_counts_and_the_next_one_moves(bare: BareSpace, clock: 
     move(bare)
     (moved,) = seen(bare, "failed")
     assert moved.origin is not None
-    assert (moved.origin.tries, moved.origin.detail) == (3, "killed")
+    assert (moved.origin.tries, moved.origin.detail) == (3, KILLED)
 
 
 def test_a_rolled_back_prepared_branch_counts_as_well(bare: BareSpace, clock: Clock) -> None:
