@@ -219,10 +219,8 @@ def test_a_few_kills_are_no_verdict() -> None:
         assert "no verdict on JOURNAL: 20 kills and 20 outcomes of a power loss are wanted" in said
         assert ("safe here against a kill: NONE\n" in said) == (killed is few)
         assert "safe here against power loss, by the rules: none\n" in said
-        assert [cell.startswith("no verdict (") for cell in next(run.rows([result]))[1:]] == [
-            killed is few,
-            power is few,
-        ]
+        unsaid = [cell.startswith("no verdict (") for cell in next(run.rows([result]))[1:]]
+        assert unsaid == [killed is few, lost is few]
     assert run.is_safe([Result("JOURNAL", lossy, few), Result("NONE", few, few)]) is False
 
 

@@ -218,7 +218,7 @@ def fields_of_files(
         "free_bytes": left.free_bytes,
         "free_inodes": left.free_inodes if left.total_inodes else None,
         "low": disk_space.refusal(definitions, left),
-        "complaint": _definitions(path)[1],
+        "complaint": complaint(path),
         "aside": aside.totals(fs),
         "scrubbed": scrub.last_scrub(fs),
         "journal": journal_status(fs, seen),
@@ -298,6 +298,11 @@ def _definitions(path: str | os.PathLike[str]) -> tuple[Definitions, str]:
         return usable_definitions(path)
     except InvalidArgument as error:
         return Definitions(), str(error)
+
+
+def complaint(path: str | os.PathLike[str]) -> str:
+    """What is wrong with queues.toml, or empty."""
+    return _definitions(path)[1]
 
 
 def described(definitions: Definitions, queue: str) -> tuple[str, str]:
