@@ -89,7 +89,7 @@ def test_following_it_by_hand_leaves_nothing_mixed(tmp_path: Path) -> None:
     told = advised(left)
     assert (told["answer"], told["in_doubt"]) == ("commit", ["queue"])
     assert said(told) == {"queue": "in doubt", "ledger": "not in doubt"}
-    run("indoubt", told["answer"], left.xid("queue"), "--space", left.queue)
+    run("indoubt", told["answer"], left.xid("queue"), "--space", left.queue, "--reason", "why")
     assert advised(left)["answer"] == "nothing"
     with xaqueue.connect(left.queue) as queue, xaqueue.connect(left.ledger) as ledger:
         assert [len(list(queue.browse("orders"))), len(list(ledger.browse("rows")))] == [1, 1]
@@ -147,8 +147,8 @@ def test_a_forgotten_decision_is_not_taken_for_the_coordinators(tmp_path: Path) 
     left = leave(tmp_path, "decide")
     with served(left.ledger) as url:
         left.configure(CONFIG + f'[participants.ledger]\nkind = "xaqueue"\nspace = "{url}"\n')
-        run("indoubt", "commit", left.xid("ledger"), "--space", url)
-        run("indoubt", "forget", left.xid("ledger"), "--space", url)
+        run("indoubt", "commit", left.xid("ledger"), "--space", url, "--reason", "why")
+        run("indoubt", "forget", left.xid("ledger"), "--space", url, "--reason", "why")
         told = advised(left, code=ExitCode.NOTHING)
     assert said(told)["ledger"] == "committed by hand"
     assert (told["answer"], told["in_doubt"]) == ("mixed already", ["queue"])

@@ -17,10 +17,11 @@ from xaqueue.batch import ONE_SPACE, is_of_a_batch, parse_gtrid
 from xaqueue.cli import output, parameters
 from xaqueue.cli.exit_codes import agreed
 from xaqueue.cli.location import Location, reached, remote
+from xaqueue.errors import InvalidArgument
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.heuristics import Decision, check_text
-from xaqueue.space.engine.operator_log import Forgotten
+from xaqueue.space.engine.operator_lines import Forgotten
 from xaqueue.space.engine.session import Session
 from xaqueue.space.offline import inspect, inspect_branches
 from xaqueue.space.offline.inspect_branches import InDoubt, dry_run_of
@@ -229,8 +230,10 @@ def dry_run(location: Location, text: str, commit: bool) -> None:
 
 
 def decide(location: Location, text: str, commit: bool, reason: str, *, asks: bool) -> None:
-    """asks: a person, who is shown which branch it is."""
+    """asks: a person, who is shown which branch it is. Without that a reason is wanted."""
     check_text("reason", reason)
+    if not (asks or reason.strip()):
+        raise InvalidArgument("write why with --reason TEXT: it is recorded with who and when, before anything is done")
     with backend_of(location) as backend:
         branch = find(backend.in_doubt(), text, exact=not asks)
         verb = "commit" if commit else "roll back"
