@@ -180,7 +180,7 @@ def undecided(level: Level) -> Tree:
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("level", [level_of("FDATASYNC;DSYNC"), level_of("JOURNAL")], ids=str)
 def test_no_crash_leaves_a_decision_that_no_line_tells_of(level: Level) -> None:
-    """Who decided, and why, is on disk before the decision is, at each call and with any part of what was not synced."""
+    """Who decided, and why, is on disk before the decision is, whatever was not synced is lost."""
     tree, before, after = undecided(level), 0, 0
     first = tree.open()
     open_space(first, level)

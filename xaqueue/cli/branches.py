@@ -68,10 +68,10 @@ def print_forgotten(found: Sequence[Forgotten], json: bool) -> None:
     output.records(found, json, asdict, headings, row, none="no decision was forgotten")
 
 
-def print_branch(branch: InDoubt, json: bool) -> None:
-    """Everything that the space knows of a branch."""
+def print_branch(branch: InDoubt, json: bool, prepared: Sequence[tuple[str, str]] = ()) -> None:
+    """Everything that the space knows of a branch. prepared: what each PostgreSQL has of its transaction."""
     if json:
-        output.as_json(branch_json(branch))
+        output.as_json({**branch_json(branch), **({"prepared": prepared} if prepared else {})})
         return
     origin = _origin_of(branch.xid)
     output.pairs(
@@ -79,7 +79,8 @@ def print_branch(branch: InDoubt, json: bool) -> None:
             ("xid", branch.xid),
             ("gtrid", output.printable(branch.xid.gtrid)),
             ("bqual", output.printable(branch.xid.bqual)),
-            ("postgres gid", parameters.postgres_gid(branch.xid)),
+            *((f"prepared at {name}", gid) for name, gid in prepared),
+            ("postgres gid", "" if prepared else f"{parameters.postgres_gid(branch.xid, whole=False)}..."),
             ("state", branch.state),
             *_when(branch),
             ("coordinator", origin.full),
@@ -101,7 +102,7 @@ def branch_json(branch: InDoubt) -> dict[str, Any]:
     listed_as = parse_listed(tuple(branch.xid))
     return {
         "xid": str(branch.xid),
-        "postgres_gid": parameters.postgres_gid(branch.xid),
+        "postgres_gids": parameters.postgres_gid(branch.xid, whole=False),
         "state": branch.state,
         "since": branch.since,
         "age_s": round(output.age_s(branch.since), 3) if branch.since else None,

@@ -1,9 +1,9 @@
 """An operator's decision on a branch in doubt: recorded durably before anything is done, kept until forget.
 
 A line of operators.log says first what is to be decided, by whom and why. The record is a block of kind *branch* in
-``heuristic/`` under the branch's xid: its headers say the same, and its body what the branch would have done. Once it is
-hardened the decision stands: a crash right after it is completed at the next open, and the transaction manager hears of
-it (XA_HEURCOM, XA_HEURRB, XA_HEURMIX).
+``heuristic/`` under the branch's xid: its headers say the same, and its body what the branch would have done. Once it
+is hardened the decision stands: a crash right after it is completed at the next open, and the transaction manager hears
+of it (XA_HEURCOM, XA_HEURRB, XA_HEURMIX).
 """
 
 from __future__ import annotations
