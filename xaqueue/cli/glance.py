@@ -61,11 +61,11 @@ def queues(
     left each second meanwhile, where a server tells it. Exit 2 where queues.toml is refused: stderr says why.
     """
     location, rated = location_of(ctx, space), dict[str, Rates | None]()
-    found, is_told, complaint = _looked(location)
+    found, is_told, complaint = looked(location)
     if interval is not None:
         before, began = {queue.name: queue for queue in found} if is_told else {}, time.monotonic()
         time.sleep(interval)
-        found, is_told, complaint = _looked(location)
+        found, is_told, complaint = looked(location)
         elapsed_s = time.monotonic() - began
         rated = {one.name: rates(one, before.get(one.name) if is_told else None, elapsed_s) for one in found}
     if json:
@@ -80,7 +80,7 @@ def queues(
         raise typer.Exit(ExitCode.USAGE)
 
 
-def _looked(location: Location) -> tuple[list[QueueStatus], bool, str]:
+def looked(location: Location) -> tuple[list[QueueStatus], bool, str]:
     """The queues, whether a server tells of them, and what is wrong with queues.toml."""
     fields = served_status(location)
     if fields is None:

@@ -286,6 +286,12 @@ def depths_in(fs: FileSystem, names: Iterable[str]) -> dict[str, int]:
     return {name: len(prepared.message_names(fs, name)) for name in names}
 
 
+def message_ids(path: str | os.PathLike[str], queue: str) -> set[bytes]:
+    """Of all messages of a queue."""
+    names = prepared.message_names(look_into(path).fs, queue)
+    return {place[1] for name in names if (place := message_name.parse(name)) is not None}
+
+
 def check_known(path: str | os.PathLike[str], queue: str) -> str:
     """The queue's name, if it has messages or a definition. Raises UnknownQueue, SpaceError, InvalidArgument."""
     if queue not in queues_in(look_into(path).fs):
