@@ -27,6 +27,7 @@ import xaqueue
 from support import ROOT
 from support.served import ServerThread
 from xaqueue.cli.main import app
+from xaqueue.message import Message
 from xaqueue.space.owner.open import is_owned
 from xaqueue.space.owner.record import read_owner
 from xaqueue.tools import postgres
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(python|sh)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+BLOCKS: list[tuple[str, str]] = re.findall(r"^```(python|sh)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 GUIDE = ROOT / "man" / "guide"
 COMMAND = re.compile(r"^    ((?:xaqueue|python|uvicorn|curl|cp|kill|sed|pip|docker|export) .*)$", re.MULTILINE)
 PAGES_ELSEWHERE = {"backup": 9, "standby": 9, "replica": 15, "repair": 8}
@@ -98,7 +99,8 @@ def block_of(begin: str) -> str:
 
 def first_id(queue: str, place: str = "data/orders-space") -> str:
     with xaqueue.connect(place) as connection:
-        return next(iter(connection.browse(queue))).message_id.hex()
+        message: Message = next(iter(connection.browse(queue)))
+        return message.message_id.hex()
 
 
 def test_a_message_and_a_row(place: Path) -> None:

@@ -43,7 +43,7 @@ def fail(one: Slowing, *addresses: str) -> None:
 
 def test_each_waits_twice_as_long(slept: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     one, now = Slowing(), 100.0
-    monkeypatch.setattr(slowing.time, "monotonic", lambda: now)
+    monkeypatch.setattr("xaqueue.web.slowing.time.monotonic", lambda: now)
     fail(one, *["10.0.0.1"] * slowing.FREE, *["10.0.0.2"] * slowing.FREE)
     assert slept == []
     fail(one, *["10.0.0.1"] * 7)
