@@ -96,7 +96,7 @@ def test_without_room_nothing_is_forgotten(bare: BareSpace) -> None:
 def test_without_room_nothing_is_decided(bare: BareSpace) -> None:
     xid = bare.prepare("one", add=[("orders", b"1")])
     bare.fs.faults["write_at", layout.OPERATORS] = errno.ENOSPC
-    with pytest.raises(RetryLater, match="nothing was decided"):
+    with pytest.raises(RetryLater, match="nothing was done"):
         heuristics.decide(bare.space, xid, True, "me@here", "why")
     assert not bare.space.fs.exists(f"{layout.HEURISTIC}/{xid}")
     bare.fs.faults.clear()

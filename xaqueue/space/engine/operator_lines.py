@@ -38,7 +38,7 @@ def append(space: Space, entry: Forgotten) -> None:
     except OSError as error:
         if error.errno not in NO_ROOM | NO_FILE:
             raise space.fence(error) from error
-        done = "forgotten" if entry.forgotten_at else "decided"
+        done = "forgotten" if entry.forgotten_at else "done"
         raise RetryLater(f"{OPERATORS} cannot be written ({error.strerror}): nothing was {done}") from error
     space.log.sync_contents((OPERATORS,))
     space.log.sync_names(("",))
