@@ -103,8 +103,14 @@ def document(path: Path, text: str) -> dict[str, Any]:
 
 
 def _asked(config: TmConfig, text: str) -> tuple[str, _LogReport, list[ParticipantReport], Advice]:
-    held = held_by_all(config)
-    name = gtrid_of(config, text, held)
+    known, held = list[bytes](), dict[str, Held]()
+    with suppress(DecisionLogError, OSError):  # said of the log below
+        known = [one.gtrid for one in view_log(config.log_dir).open]
+    try:
+        name = bytes(parameters.gtrid_of(text, known))
+    except InvalidArgument:  # everybody is asked twice for the sake of what only they know
+        held = held_by_all(config)
+        name = _gtrid_among(text, held)
     gtrid = Gtrid.parse(name)
     if gtrid is None:
         log = _LogReport(LogStatus.OTHER, "")
@@ -117,14 +123,11 @@ def _asked(config: TmConfig, text: str) -> tuple[str, _LogReport, list[Participa
     return (name.decode("ascii", "backslashreplace"), log, found, advice)
 
 
-def gtrid_of(config: TmConfig, text: str, held: Mapping[str, Held]) -> bytes:
-    """That of a transaction of this package's, in any form, or of a branch that somebody has, whoever made it."""
+def _gtrid_among(text: str, held: Mapping[str, Held]) -> bytes:
+    """That of a transaction of which somebody has a branch, whoever made it. Raises InvalidArgument."""
     waiting = [xid for one in held.values() if isinstance(one, list) for xid, _ in one]
-    known = [xid.gtrid for xid in waiting if Gtrid.parse(xid.gtrid) is not None]
-    with suppress(DecisionLogError, OSError):  # said of the log later
-        known += [one.gtrid for one in view_log(config.log_dir).open]
     try:
-        return bytes(parameters.gtrid_of(text, known))
+        return bytes(parameters.gtrid_of(text, [xid.gtrid for xid in waiting if Gtrid.parse(xid.gtrid) is not None]))
     except InvalidArgument:
         found = parameters.foreign_gtrid(text, waiting)
         if found is None:

@@ -15,7 +15,7 @@ from xaqueue.cli import advise, output, spaces
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import JsonOption, remote
 from xaqueue.cli.tm_log import ParticipantConfig, TmConfig, load
-from xaqueue.cli.tm_log import recover as log_of
+from xaqueue.cli.tm_log import recover as recovered
 from xaqueue.errors import JournalDamaged
 from xaqueue.rpc.methods.service import RemoteOperator, status_of
 from xaqueue.space.offline.inspect import carriers_in
@@ -63,7 +63,7 @@ def recover(
     While it does not run. What it had not decided is rolled back. Exit 1 where a participant was not reached, or
     something is left.
     """
-    if not log_of(tm):
+    if not recovered(tm):
         raise typer.Exit(ExitCode.NOTHING)
 
 
