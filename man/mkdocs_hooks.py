@@ -1,4 +1,5 @@
-"""What the site shows beyond the pages: an example that a page links to stands below the paragraph, folded."""
+"""What the site shows beyond the pages: a file that a page links to, such as an example, stands below the paragraph,
+folded."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-LINK = re.compile(r"\[([^\]]+)\]\(\.\./\.\./(examples/[^)]+)\)")
+LINK = re.compile(r"\[([^\]]+)\]\(\.\./\.\./([^)]+)\)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -23,6 +24,6 @@ def _shown(paragraph: str) -> str:
 
 def _folded(name: str) -> str:
     text = (ROOT / name).read_text("utf-8").rstrip()
-    language = {".py": "python", ".service": "ini"}.get((ROOT / name).suffix, "yaml")
+    language = {".py": "python", ".service": "ini", "": "dockerfile"}.get((ROOT / name).suffix, "yaml")
     code = "\n".join(f"    {line}" if line else "" for line in f"```{language}\n{text}\n```".splitlines())
     return f'??? example "{name}"\n\n{code}'

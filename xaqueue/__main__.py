@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xaqueue.cli.main import main
+from xaqueue.cli.command import main
 
 if __name__ == "__main__":
     main()

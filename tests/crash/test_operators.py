@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -15,8 +16,11 @@ from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.errors import InvalidArgument, ProtocolError, ResourceFailed, RetryLater, UnknownXid
 from xaqueue.space.engine import heuristics, operator_log
+from xaqueue.space.engine.operator_lines import Forgotten
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
+from xaqueue.space.model.branch import State
+from xaqueue.storage import append_log
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
@@ -89,6 +93,17 @@ def test_without_room_nothing_is_forgotten(bare: BareSpace) -> None:
     assert len(operator_log.forgotten(bare.root)) == 2
 
 
+def test_without_room_nothing_is_decided(bare: BareSpace) -> None:
+    xid = bare.prepare("one", add=[("orders", b"1")])
+    bare.fs.faults["write_at", layout.OPERATORS] = errno.ENOSPC
+    with pytest.raises(RetryLater, match="nothing was done"):
+        heuristics.decide(bare.space, xid, True, "me@here", "why")
+    assert not bare.space.fs.exists(f"{layout.HEURISTIC}/{xid}")
+    bare.fs.faults.clear()
+    assert heuristics.decide(bare.space, xid, True, "me@here", "why").outcome == "commit"
+    assert operator_log.forgotten(bare.root) == []
+
+
 def test_text_that_is_no_line_is_refused(bare: BareSpace) -> None:
     xid = decided(bare, "one")
     for by, reason in (("a\nb", ""), ("me", "\x00"), ("me", "x" * 1001)):
@@ -149,3 +164,42 @@ def test_no_crash_loses_a_decision_without_a_line(level: Level) -> None:
                 ]
     assert lost
     assert kept
+
+
+def undecided(level: Level) -> Tree:
+    fs = EMPTY.open()
+    session = Session(open_space(fs, level))
+    session.start(DECIDED)
+    session.enqueue("orders", b"1")
+    session.end(DECIDED)
+    session.prepare(DECIDED)
+    session.space.close()
+    return fs.tree_after_kill()
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("level", [level_of("FDATASYNC;DSYNC"), level_of("JOURNAL")], ids=str)
+def test_no_crash_leaves_a_decision_that_no_line_tells_of(level: Level) -> None:
+    """Who decided, and why, is on disk before the decision is, whatever was not synced is lost."""
+    tree, before, after = undecided(level), 0, 0
+    first = tree.open()
+    open_space(first, level)
+    for crash_after in count(first.calls):
+        fs = tree.open()
+        fs.crash_after = crash_after
+        with suppress(Crashed, ResourceFailed):
+            heuristics.decide(open_space(fs, level), DECIDED, True, "me@here", "why")
+        for left in fs.trees_after_crash(1 << 10):
+            space = open_space(left.open(), level)
+            lines = append_log.read(space.fs, layout.OPERATORS, Forgotten)
+            if space.branches[DECIDED].base is State.PREPARED:
+                before += 1
+            else:
+                after += 1
+                assert [(line.xid, line.outcome, line.by, line.reason) for line in lines] == [
+                    (str(DECIDED), "commit", "me@here", "why")
+                ]
+            assert operator_log.forgotten_in(space.fs) == []
+        if not fs.crashed:
+            break
+    assert before > 1 < after

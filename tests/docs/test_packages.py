@@ -151,7 +151,7 @@ def test_the_wheel_has_what_a_user_needs(built: Path, tmp_path: Path) -> None:
         names = opened.namelist()
     data = next(name.partition("/")[0] for name in names if ".data/" in name)
     for name in (
-        *("xaqueue/py.typed", "xaqueue/web/static/console.js", "pyspark_xaqueue.py"),
+        *("xaqueue/py.typed", "xaqueue/web/static/console.js", "pyspark_xaqueue.py", "xaqueue_command.py"),
         *(f"{data}/data/share/man/man{section}/xaqueue.{section}" for section in (1, 5, 7)),
     ):
         assert name in names

@@ -183,14 +183,14 @@ def test_no_room_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_is_promised_and_what_is_not() -> None:
-    lossy = CrashTally(10, 100, 4, ["lost: message 1 of red"] * 7)
-    sound = CrashTally(10, 100)
+    lossy = CrashTally(20, 100, 4, ["lost: message 1 of red"] * 7)
+    sound = CrashTally(20, 100)
     kept = [Result("JOURNAL", sound, sound), Result("NONE", sound, lossy), Result("FSYNC", sound, sound)]
     assert run.is_safe(kept)
     assert list(run.rows(kept)) == [
-        ("JOURNAL", "safe (10 kills, 100 branches)", "safe (10 outcomes)"),
-        ("NONE", "safe (10 kills, 100 branches)", "loses, as it says (in 4 of 10 outcomes)"),
-        ("FSYNC", "safe (10 kills, 100 branches)", "not promised (lost in 0 of 10 outcomes)"),
+        ("JOURNAL", "safe (20 kills, 100 branches)", "safe (20 outcomes)"),
+        ("NONE", "safe (20 kills, 100 branches)", "loses, as it says (in 4 of 20 outcomes)"),
+        ("FSYNC", "safe (20 kills, 100 branches)", "not promised (lost in 0 of 20 outcomes)"),
     ]
     said = "\n".join(run.lines(kept))
     assert "safe here against a kill: JOURNAL, NONE, FSYNC\n" in said
@@ -199,8 +199,8 @@ def test_what_is_promised_and_what_is_not() -> None:
     broken = [Result("JOURNAL", sound, lossy), Result("NONE", lossy, lossy)]
     assert not run.is_safe(broken)
     journal, none = run.rows(broken)
-    assert journal[1:] == ("safe (10 kills, 100 branches)", "LOSES (in 4 of 10 outcomes)")
-    assert none[1:] == ("LOSES (10 kills, 100 branches)", "loses, as it says (in 4 of 10 outcomes)")
+    assert journal[1:] == ("safe (20 kills, 100 branches)", "LOSES (in 4 of 20 outcomes)")
+    assert none[1:] == ("LOSES (20 kills, 100 branches)", "loses, as it says (in 4 of 20 outcomes)")
     said = "\n".join(run.lines(broken))
     assert "JOURNAL breaks its promise after a power loss:\n  lost: message 1 of red\n" in said
     assert "  and 2 more\n" in said
@@ -209,10 +209,35 @@ def test_what_is_promised_and_what_is_not() -> None:
     assert "safe here against power loss, by the rules: none\n" in said
 
 
+def test_a_few_kills_are_no_verdict() -> None:
+    """A fault is one at once; that nothing was lost says something only after as many as are wanted."""
+    lossy, few, sound = CrashTally(1, 3, 1, ["lost: message 1 of red"]), CrashTally(19, 100), CrashTally(20, 100)
+    for killed, lost in ((few, sound), (sound, few), (few, few)):
+        result = Result("JOURNAL", killed, lost)
+        assert run.is_safe([result, Result("NONE", sound, sound)]) is None
+        said = "\n".join(run.lines([result, Result("NONE", sound, sound)]))
+        assert "no verdict on JOURNAL: 20 kills and 20 outcomes of a power loss are wanted" in said
+        assert ("safe here against a kill: NONE\n" in said) == (killed is few)
+        assert "safe here against power loss, by the rules: none\n" in said
+        unsaid = [cell.startswith("no verdict (") for cell in next(run.rows([result]))[1:]]
+        assert unsaid == [killed is few, lost is few]
+    assert run.is_safe([Result("JOURNAL", lossy, few), Result("NONE", few, few)]) is False
+
+
+def test_without_a_time_the_kills_go_on_until_there_is_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "SECONDS", 0.02)
+    monkeypatch.setattr(run, "ENOUGH", 3)
+    (result,), _ = run.run(tmp_path, ["NONE"], None, lambda _: None, "7")
+    assert result.killed.tries == 3
+
+
 # The command
 
 
-def test_the_command_says_which_flags_are_safe(tmp_path: Path) -> None:
+def test_the_command_says_which_flags_are_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "ENOUGH", 1)
     asked = ["torture", str(tmp_path), "--seconds", "1", "--flags", "JOURNAL", "--flags", "NONE", "--seed", "7"]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == ExitCode.OK, result.output
@@ -226,6 +251,13 @@ def test_the_command_says_which_flags_are_safe(tmp_path: Path) -> None:
     assert [level["flags"] for level in told["levels"]] == ["JOURNAL", "NONE"]
     assert [level["promises_power_loss"] for level in told["levels"]] == [True, False]
     assert all(level["kills"]["tries"] > 0 < level["power_losses"]["tries"] for level in told["levels"])
+
+
+def test_no_verdict_is_exit_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "run", lambda *_: ([Result("JOURNAL", CrashTally(3, 20), CrashTally(80, 20))], "7"))
+    done = CliRunner().invoke(app, ["torture", str(tmp_path)])
+    assert (done.exit_code, "safe (3" in done.stdout) == (ExitCode.NOTHING, False)
+    assert json.loads(CliRunner().invoke(app, ["torture", str(tmp_path), "--json"]).stdout)["safe"] is None
 
 
 def test_a_broken_promise_is_exit_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -18,6 +19,7 @@ import xaqueue
 from support.doubtful import run
 from support.served import ServerThread
 from support.tm_left import CONFIG, Left, leave
+from xaqueue.cli import parameters
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.space.engine.heuristics import decide
@@ -25,6 +27,7 @@ from xaqueue.space.engine.operator_log import forget
 from xaqueue.space.owner.open import attach
 from xaqueue.tm import last_resource
 from xaqueue.xa import Outcome
+from xaqueue.xid import Xid
 
 
 def advised(left: Left, *, code: int = ExitCode.OK) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def test_following_it_by_hand_leaves_nothing_mixed(tmp_path: Path) -> None:
     told = advised(left)
     assert (told["answer"], told["in_doubt"]) == ("commit", ["queue"])
     assert said(told) == {"queue": "in doubt", "ledger": "not in doubt"}
-    run("indoubt", told["answer"], left.xid("queue"), "--space", left.queue)
+    run("indoubt", told["answer"], left.xid("queue"), "--space", left.queue, "--reason", "why")
     assert advised(left)["answer"] == "nothing"
     with xaqueue.connect(left.queue) as queue, xaqueue.connect(left.ledger) as ledger:
         assert [len(list(queue.browse("orders"))), len(list(ledger.browse("rows")))] == [1, 1]
@@ -147,8 +150,8 @@ def test_a_forgotten_decision_is_not_taken_for_the_coordinators(tmp_path: Path) 
     left = leave(tmp_path, "decide")
     with served(left.ledger) as url:
         left.configure(CONFIG + f'[participants.ledger]\nkind = "xaqueue"\nspace = "{url}"\n')
-        run("indoubt", "commit", left.xid("ledger"), "--space", url)
-        run("indoubt", "forget", left.xid("ledger"), "--space", url)
+        run("indoubt", "commit", left.xid("ledger"), "--space", url, "--reason", "why")
+        run("indoubt", "forget", left.xid("ledger"), "--space", url, "--reason", "why")
         told = advised(left, code=ExitCode.NOTHING)
     assert said(told)["ledger"] == "committed by hand"
     assert (told["answer"], told["in_doubt"]) == ("mixed already", ["queue"])
@@ -203,16 +206,16 @@ def test_a_live_transaction_is_left_to_its_transaction_manager(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("step", "answer", "why"),
     [
-        ("commit-last", "cannot know", "a participant's database, which does not tell it"),
+        ("commit-last", "this will be rolled back", "start the application, or run `xaqueue tm recover`"),
         ("committed-last", "commit", "files has committed"),
     ],
 )
 def test_the_row_in_the_last_resource_is_the_decision(tmp_path: Path, step: str, answer: str, why: str) -> None:
     left = leave(tmp_path, step, "files", last="files")
-    told = advised(left, code=ExitCode.OK if answer == "commit" else ExitCode.NOTHING)
+    told = advised(left)
     assert (told["answer"], told["log"]["says"]) == (answer, "last")
     assert why in told["why"]
-    run("indoubt", "commit", left.gtrid, "--tm", left.log)
+    assert run("tm", "recover", left.log).endswith("0 transactions left\n")
     with xaqueue.connect(left.queue) as queue:
         assert len(list(queue.browse("orders"))) == (1 if answer == "commit" else 0)
 
@@ -306,3 +309,56 @@ def test_a_postgres_that_is_down_says_so(tmp_path: Path) -> None:
     told = advised(left)
     assert (said(told)["ledger"], told["answer"]) == ("does not answer", "commit")
     assert "/nowhere" in told["participants"][1]["detail"]
+
+
+def test_a_space_that_is_not_configured_is_asked_too(tmp_path: Path) -> None:
+    """By --space, which names its branches by their beginnings, too."""
+    left = leave(tmp_path, "decide")
+    left.configure('[participants.ledger]\nkind = "xaqueue"\nspace = "../ledger"\n')
+    assert advised(left)["in_doubt"] == ["ledger"]
+    told = run("indoubt", "advise", left.gtrid[:10], "--tm", left.log, "--space", left.queue, "--json")
+    assert (json.loads(told)["answer"], json.loads(told)["in_doubt"]) == ("rollback", ["ledger", "queue"])
+    words = ("indoubt", "advise", left.gtrid, "--tm", left.log, "--space", left.ledger, "--json")
+    assert json.loads(run(*words)) == advised(left)
+
+
+FOREIGN = Xid(131077, b"global-7", b"of the queue")
+
+
+def test_everybody_is_asked_of_another_products_transaction(tmp_path: Path, dsn: str) -> None:
+    """Its branches have a bqual each, so that what PostgreSQL has is found by the gtrid alone."""
+    import psycopg
+
+    theirs = Xid(131077, b"global-7", b"of the ledger")
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE theirs (number INTEGER)")
+    with closing(psycopg.connect(dsn)) as connection:
+        connection.tpc_begin(connection.xid(131077, "global-7", "of the ledger"))
+        connection.execute("INSERT INTO theirs VALUES (1)")
+        connection.tpc_prepare()
+    gid = parameters.postgres_gid(theirs)
+    with xaqueue.connect(tmp_path / "queue", create=True) as queue:
+        queue.tpc_begin(FOREIGN)
+        queue.enqueue("orders", b"x")
+        queue.tpc_prepare()
+    with xaqueue.TransactionManager(tmp_path / "log", {}):
+        pass
+    (tmp_path / "log" / "participants.toml").write_text(
+        f'{CONFIG}[participants.ledger]\nkind = "postgres"\ndsn = "{dsn}"\n'
+        '[participants.gone]\nkind = "xaqueue"\nspace = "../gone"\n'
+    )
+    for text in (FOREIGN, gid, "global-7", "global-", f"'{gid}'"):
+        words = ("indoubt", "advise", text, "--tm", tmp_path / "log")
+        told = json.loads(run(*words, "--json", code=ExitCode.NOTHING))
+        assert said(told) == {"queue": "in doubt", "ledger": "in doubt", "gone": "does not answer"}
+        assert (told["gtrid"], told["answer"], told["in_doubt"]) == ("global-7", "cannot know", ["queue", "ledger"])
+    assert gid in run(*words, code=ExitCode.NOTHING)
+    of_space = ("indoubt", "show", FOREIGN, "--space", tmp_path / "queue")
+    shown, asked = run(*of_space), run(*of_space, "--tm", tmp_path / "log")
+    assert f"{parameters.postgres_gid(FOREIGN, whole=False)}..." in shown
+    assert re.search(rf"^prepared at ledger +{re.escape(gid)}$", asked, re.MULTILINE)
+    assert parameters.postgres_gid(FOREIGN) not in shown + asked
+    assert json.loads(run(*of_space, "--tm", tmp_path / "log", "--json"))["prepared"] == [["ledger", gid]]
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"ROLLBACK PREPARED '{gid}'")
+    assert "nothing is prepared" in run(*of_space, "--tm", tmp_path / "log")

@@ -28,7 +28,9 @@ def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_space_in_use_is_not_decided_upon(space: Path) -> None:
     with xaqueue.connect(space):
-        done = subprocess.run([*RUN, "indoubt", "commit", str(XID)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*RUN, "indoubt", "commit", str(XID), "--reason", "why"], capture_output=True, text=True, check=False
+        )
     assert done.returncode == ExitCode.SPACE
     assert f"is in use by process {os.getpid()} on {socket.gethostname()} since 20" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -59,7 +61,10 @@ def test_with_yes_nobody_is_asked(space: Path) -> None:
     terminal, side = pty.openpty()
     try:
         done = subprocess.run(
-            [*RUN, "indoubt", "rollback", str(XID), "--yes"], stdin=side, capture_output=True, check=True
+            [*RUN, "indoubt", "rollback", str(XID), "--yes", "--reason", "why"],
+            stdin=side,
+            capture_output=True,
+            check=True,
         )
     finally:
         os.close(terminal)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import xaqueue
+from support import ROOT
 from support.doubtful import RUN, run
 from xaqueue.cli.exit_codes import ExitCode
 
@@ -69,6 +70,43 @@ def test_a_space_in_use_names_its_owner(space: Path) -> None:
     assert (putting.returncode, out) == (ExitCode.SPACE, b"")
     assert f"is in use by process {os.getpid()} on ".encode() in err
     assert err.count(b"\n") == 1
+
+
+COUNTED = """
+import runpy, signal, sys
+calls = 0
+def count(frame, event, arg):
+    global calls
+    calls += 1
+    if calls == {at}:
+        signal.raise_signal(signal.SIGINT)
+sys.argv = ["xaqueue", "queues", "--space", {space!r}]
+main = runpy.run_path({command!r})["main"]
+sys.setprofile(count)
+try:
+    main()
+finally:
+    sys.setprofile(None)
+    print(calls, file=sys.stderr)
+"""
+"""The command as its script runs it. It gets a SIGINT at that call of a function, and says how many there were."""
+
+
+def test_an_interrupt_at_any_moment_ends_a_command_quietly(space: Path) -> None:
+    """While it is loaded, while its words are read, at work, and behind that."""
+    command = str(ROOT / "xaqueue" / "cli" / "command.py")
+
+    def interrupted(at: int) -> tuple[int, bytes]:
+        script = COUNTED.format(at=at, space=str(space), command=command)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+        return done.returncode, done.stderr.strip()
+
+    code, said = interrupted(0)
+    assert code == 0
+    calls = int(said)
+    for at in (20, calls // 4, calls // 2, calls * 3 // 4, calls - 300):
+        code, said = interrupted(at)
+        assert (code, said.replace(b"%d" % at, b"")) == (ExitCode.INTERRUPTED, b""), f"at call {at:,} of {calls:,}"
 
 
 def test_interrupted_lines_tell_how_many_are_committed(space: Path) -> None:

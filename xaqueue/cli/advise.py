@@ -15,6 +15,7 @@ from typing import Any
 import typer
 
 from xaqueue.cli import output, parameters
+from xaqueue.cli.branches import backend_of
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import Location, remote
 from xaqueue.cli.tm_log import ParticipantConfig, TmConfig, load, postgres
@@ -23,7 +24,7 @@ from xaqueue.errors import DecisionLogError, InvalidArgument
 from xaqueue.rpc.client.reach import served_at
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.space.engine import operator_log
-from xaqueue.space.engine.operator_log import Forgotten
+from xaqueue.space.engine.operator_lines import Forgotten
 from xaqueue.space.model.format import read_format
 from xaqueue.space.offline.inspect_branches import InDoubt, in_doubt_in
 from xaqueue.space.offline.redo_view import look_into
@@ -39,6 +40,10 @@ from xaqueue.tm.voting import ParticipantOutcome
 from xaqueue.xa import Outcome
 from xaqueue.xid import Xid
 
+Held = list[tuple[Xid, InDoubt | None]] | str
+"""What a participant has in doubt, of a space with what is known of it; or why it could not be asked."""
+SPACE = "space"
+"""Stands for one that is asked and not configured."""
 CONNECT_S = 10
 """For how long a PostgreSQL is tried, unless its DSN says so."""
 ANSWER_S = 5
@@ -57,7 +62,7 @@ _PARTIES = {
     ParticipantOutcome.HEUR_ROLLED_BACK: ParticipantStatus.BY_HAND_ROLLED_BACK,
     ParticipantOutcome.HEUR_MIXED: ParticipantStatus.BY_HAND_MIXED,
 }
-_SETTLED = (Advised.COMMIT, Advised.ROLLBACK, Advised.NOTHING)
+_SETTLED = (Advised.COMMIT, Advised.ROLLBACK, Advised.RECOVER, Advised.NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +78,16 @@ class ParticipantReport:
     """It is told by a row in its database."""
 
 
-def run(path: Path, text: str, json: bool) -> None:
-    """Asks the log and all participants of a configuration, and shows what they say and what follows from it."""
+def run(path: Path, text: str, json: bool, space: Location | None = None) -> None:
+    """Asks the log and all participants of a configuration, and shows what they say and what follows from it.
+
+    space: one that is asked, too.
+    """
     config = load(path)
+    if space is not None and all(_place(space) != one.address for one in config.participants.values()):
+        config = replace(
+            config, participants={**config.participants, SPACE: ParticipantConfig(SPACE, "xaqueue", _place(space))}
+        )
     asked = _asked(config, text)
     if json:
         output.as_json(_json(*asked))
@@ -90,19 +102,88 @@ def document(path: Path, text: str) -> dict[str, Any]:
     return _json(*_asked(load(path), text))
 
 
-def _asked(config: TmConfig, text: str) -> tuple[Gtrid, _LogReport, list[ParticipantReport], Advice]:
-    name = _gtrid(config, text)
-    log = _read_log(config, name)
-    found = log.completed(ask_all(config, name))
-    return name, log, found, advise(log.status, {report.participant: report.status for report in found})
-
-
-def _gtrid(config: TmConfig, text: str) -> Gtrid:
-    try:
+def _asked(config: TmConfig, text: str) -> tuple[str, _LogReport, list[ParticipantReport], Advice]:
+    known, held = list[bytes](), dict[str, Held]()
+    with suppress(DecisionLogError, OSError):  # said of the log below
         known = [one.gtrid for one in view_log(config.log_dir).open]
-    except (DecisionLogError, OSError):
-        known = []  # said of the log below
-    return parameters.gtrid_of(text, known)
+    try:
+        name = bytes(parameters.gtrid_of(text, known))
+    except InvalidArgument:  # everybody is asked twice for the sake of what only they know
+        held = held_by_all(config)
+        name = _gtrid_among(text, held)
+    gtrid = Gtrid.parse(name)
+    if gtrid is None:
+        log = _LogReport(LogStatus.OTHER, "")
+        found = [one for each, waiting in held.items() for one in _of_foreign(each, name, waiting)]
+    else:
+        log = _read_log(config, gtrid)
+        found = log.completed(ask_all(config, gtrid))
+    lasts = () if log.in_use else tuple(sorted(log.lasts))
+    advice = advise(log.status, {report.participant: report.status for report in found}, lasts)
+    return (name.decode("ascii", "backslashreplace"), log, found, advice)
+
+
+def _gtrid_among(text: str, held: Mapping[str, Held]) -> bytes:
+    """That of a transaction of which somebody has a branch, whoever made it. Raises InvalidArgument."""
+    waiting = [xid for one in held.values() if isinstance(one, list) for xid, _ in one]
+    try:
+        return bytes(parameters.gtrid_of(text, [xid.gtrid for xid in waiting if Gtrid.parse(xid.gtrid) is not None]))
+    except InvalidArgument:
+        found = parameters.foreign_gtrid(text, waiting)
+        if found is None:
+            raise
+        return found
+
+
+def held_by_all(config: TmConfig) -> dict[str, Held]:
+    """By participant, what is in doubt there, or why it could not be asked."""
+    found: dict[str, Held] = {}
+    for one in config.participants.values():
+        try:
+            found[one.name] = _held_by(one)
+        except Exception as error:
+            found[one.name] = why_not(error)
+    return found
+
+
+def _held_by(participant: ParticipantConfig) -> list[tuple[Xid, InDoubt | None]]:
+    if participant.kind == "xaqueue":
+        with backend_of(location(participant)) as backend:
+            return [(branch.xid, branch) for branch in backend.in_doubt()]
+    if participant.kind == "sqlite":
+        return []  # it prepares nothing
+    with read_only(participant) as connection:
+        return [(xid, None) for xid in branches(_prepared_in(connection))]
+
+
+def prepared(config: TmConfig, gtrid: bytes) -> list[tuple[str, str]]:
+    """What each PostgreSQL has prepared of a transaction, whoever made it, or why it does not tell."""
+    kinds = {name: one for name, one in config.participants.items() if one.kind == "postgres"}
+    told: list[tuple[str, str]] = []
+    for name, held in held_by_all(replace(config, participants=kinds)).items():
+        gids = (
+            [parameters.postgres_gid(xid) for xid, _ in held if xid.gtrid == gtrid]
+            if isinstance(held, list)
+            else [held]
+        )
+        told += [(name, gid) for gid in gids or ["nothing is prepared"]]
+    return told
+
+
+def _of_foreign(name: str, gtrid: bytes, held: Held) -> Iterator[ParticipantReport]:
+    """Its branches are named by whoever made them: behind the first, the others with their names."""
+    if isinstance(held, str):
+        yield ParticipantReport(name, ParticipantStatus.UNREACHABLE, held)
+        return
+    mine = [(xid, branch) for xid, branch in held if xid.gtrid == gtrid]
+    if not mine:
+        yield ParticipantReport(name, ParticipantStatus.ABSENT, "it may never have been, or be over")
+    for number, (xid, branch) in enumerate(mine):
+        party = name if not number else f"{name} {xid}"
+        if branch is not None:
+            yield _of_waiting(party, branch)
+        else:
+            yield ParticipantReport(party, ParticipantStatus.IN_DOUBT, parameters.postgres_gid(xid), xid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +197,7 @@ class _LogReport:
     """What it has noted of participants that acted by themselves."""
     lasts: frozenset[str] = frozenset()
     """Participants in whose databases the decision may stand."""
+    in_use: bool = False
 
     def completed(self, found: list[ParticipantReport]) -> list[ParticipantReport]:
         """With what the log knows of those that say nothing, and with those that only the log names."""
@@ -169,7 +251,7 @@ def _read_log(config: TmConfig, gtrid: Gtrid) -> _LogReport:
     }
     owner = "in use" if seen.in_use else "not in use"
     detail, lasts = f"node {seen.node}, boot {seen.epoch}, {owner}", frozenset(seen.table.lasts_of(name))
-    return _LogReport(seen.status(gtrid), detail, tuple(named), noted, lasts)
+    return _LogReport(seen.status(gtrid), detail, tuple(named), noted, lasts, seen.in_use)
 
 
 def _harden(log_dir: Path) -> None:
@@ -181,7 +263,7 @@ def _harden(log_dir: Path) -> None:
                     fs.sync_data(f"{JOURNAL}/{name}")
 
 
-def _print(config: TmConfig, gtrid: Gtrid, log: _LogReport, found: list[ParticipantReport], advice: Advice) -> None:
+def _print(config: TmConfig, gtrid: str, log: _LogReport, found: list[ParticipantReport], advice: Advice) -> None:
     rows = [("decision log", log.status.value, log.detail)]
     rows += [(report.participant, report.status.value, report.detail) for report in found]
     output.table(("asked", "says", "detail"), rows)
@@ -194,7 +276,7 @@ def _print(config: TmConfig, gtrid: Gtrid, log: _LogReport, found: list[Particip
         typer.echo(f"  {report.participant}: {_by_hand(config, gtrid, report, advice.answer)}")
 
 
-def _by_hand(config: TmConfig, gtrid: Gtrid, report: ParticipantReport, answer: Advised) -> str:
+def _by_hand(config: TmConfig, gtrid: str, report: ParticipantReport, answer: Advised) -> str:
     """What is to be done at a party, each of which has its line."""
     participant, xid = config.participants.get(report.participant), report.xid
     if xid is not None and participant is None:
@@ -204,7 +286,7 @@ def _by_hand(config: TmConfig, gtrid: Gtrid, report: ParticipantReport, answer: 
     if participant is None or participant.kind == "sqlite":
         return "cannot be asked: ask again when it can"
     if xid is None:
-        own = Xid(FORMAT_ID, bytes(gtrid), report.participant.encode())
+        own = Xid(FORMAT_ID, gtrid.encode(), report.participant.encode())
         return f"if it has a branch in doubt, once it answers: {_command(participant, own, answer)}"
     return _command(participant, xid, answer)
 
@@ -215,9 +297,9 @@ def _command(participant: ParticipantConfig, xid: Xid, answer: Advised) -> str:
     return f"xaqueue indoubt {answer.value} {xid} --space {participant.address} --reason '...'"
 
 
-def _json(gtrid: Gtrid, log: _LogReport, found: list[ParticipantReport], advice: Advice) -> dict[str, Any]:
+def _json(gtrid: str, log: _LogReport, found: list[ParticipantReport], advice: Advice) -> dict[str, Any]:
     return {
-        "gtrid": str(gtrid),
+        "gtrid": gtrid,
         "answer": advice.answer.value,
         "why": advice.why,
         "in_doubt": list(advice.in_doubt),
@@ -253,6 +335,10 @@ def why_not(error: Exception) -> str:
 
 
 # A queue space
+
+
+def _place(space: Location) -> str:
+    return space.url or str(Path(space.directory).resolve())
 
 
 def location(participant: ParticipantConfig) -> Location:
@@ -327,8 +413,7 @@ def _ask_postgres(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig
         if row.status is not ParticipantStatus.ABSENT:
             yield row
             return
-        rows = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall()
-    mine = [xid for xid in branches(gid for (gid,) in rows) if xid.gtrid == bytes(gtrid)]
+        mine = [xid for xid in branches(_prepared_in(connection)) if xid.gtrid == bytes(gtrid)]
     own = Xid(FORMAT_ID, bytes(gtrid), participant.name.encode())
     if own in mine:
         yield ParticipantReport(participant.name, ParticipantStatus.IN_DOUBT, parameters.postgres_gid(own), own)
@@ -339,6 +424,11 @@ def _ask_postgres(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig
         if name not in config.participants:
             note = f"in the database of {participant.name}, and not in the configuration"
             yield ParticipantReport(name, ParticipantStatus.IN_DOUBT, f"{parameters.postgres_gid(xid)}, {note}", xid)
+
+
+def _prepared_in(connection: Any) -> list[str]:
+    rows = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall()
+    return [gid for (gid,) in rows]
 
 
 def branches(gids: Iterable[str]) -> Iterator[Xid]:

@@ -17,10 +17,11 @@ from xaqueue.batch import ONE_SPACE, is_of_a_batch, parse_gtrid
 from xaqueue.cli import output, parameters
 from xaqueue.cli.exit_codes import agreed
 from xaqueue.cli.location import Location, reached, remote
+from xaqueue.errors import InvalidArgument
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.heuristics import Decision, check_text
-from xaqueue.space.engine.operator_log import Forgotten
+from xaqueue.space.engine.operator_lines import Forgotten
 from xaqueue.space.engine.session import Session
 from xaqueue.space.offline import inspect, inspect_branches
 from xaqueue.space.offline.inspect_branches import InDoubt, dry_run_of
@@ -67,10 +68,10 @@ def print_forgotten(found: Sequence[Forgotten], json: bool) -> None:
     output.records(found, json, asdict, headings, row, none="no decision was forgotten")
 
 
-def print_branch(branch: InDoubt, json: bool) -> None:
-    """Everything that the space knows of a branch."""
+def print_branch(branch: InDoubt, json: bool, prepared: Sequence[tuple[str, str]] = ()) -> None:
+    """Everything that the space knows of a branch. prepared: what each PostgreSQL has of its transaction."""
     if json:
-        output.as_json(branch_json(branch))
+        output.as_json({**branch_json(branch), **({"prepared": prepared} if prepared else {})})
         return
     origin = _origin_of(branch.xid)
     output.pairs(
@@ -78,7 +79,8 @@ def print_branch(branch: InDoubt, json: bool) -> None:
             ("xid", branch.xid),
             ("gtrid", output.printable(branch.xid.gtrid)),
             ("bqual", output.printable(branch.xid.bqual)),
-            ("postgres gid", parameters.postgres_gid(branch.xid)),
+            *((f"prepared at {name}", gid) for name, gid in prepared),
+            ("postgres gid", "" if prepared else f"{parameters.postgres_gid(branch.xid, whole=False)}..."),
             ("state", branch.state),
             *_when(branch),
             ("coordinator", origin.full),
@@ -100,7 +102,7 @@ def branch_json(branch: InDoubt) -> dict[str, Any]:
     listed_as = parse_listed(tuple(branch.xid))
     return {
         "xid": str(branch.xid),
-        "postgres_gid": parameters.postgres_gid(branch.xid),
+        "postgres_gids": parameters.postgres_gid(branch.xid, whole=False),
         "state": branch.state,
         "since": branch.since,
         "age_s": round(output.age_s(branch.since), 3) if branch.since else None,
@@ -229,8 +231,10 @@ def dry_run(location: Location, text: str, commit: bool) -> None:
 
 
 def decide(location: Location, text: str, commit: bool, reason: str, *, asks: bool) -> None:
-    """asks: a person, who is shown which branch it is."""
+    """asks: a person, who is shown which branch it is. Without that a reason is wanted."""
     check_text("reason", reason)
+    if not (asks or reason.strip()):
+        raise InvalidArgument("write why with --reason TEXT: it is recorded with who and when, before anything is done")
     with backend_of(location) as backend:
         branch = find(backend.in_doubt(), text, exact=not asks)
         verb = "commit" if commit else "roll back"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict
 from itertools import islice
 from json import loads
@@ -24,6 +24,7 @@ from xaqueue.cli.location import SpaceOption, connected, location_of
 from xaqueue.cli.messages import QueueArgument, complain_of_damage, opened
 from xaqueue.cli.moves import PIECE, LimitOption, WhereOption, chosen, looked, some
 from xaqueue.cli.replacing import replacing
+from xaqueue.cli.target import Target
 from xaqueue.connection import Connection
 from xaqueue.errors import Error, InvalidArgument, OutcomeUnknown
 from xaqueue.message import Message, check_queue_name, id_digits_of
@@ -104,7 +105,7 @@ def import_(
     words: Annotated[list[str], typer.Argument(metavar="[QUEUE] FILE", help="FILE may be -, for stdin.")],
     from_line: Annotated[int, typer.Option(help="Begin with this line.", metavar="N", min=1)] = 1,
     limit: LimitOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look whether every line is right.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look whether every line would be taken.")] = False,
     space: SpaceOption = None,
 ) -> None:
     """Bring messages back that were exported, exactly, to their own queue or to QUEUE.
@@ -119,15 +120,17 @@ def import_(
     with ExitStack() as stack:
         source = stack.enter_context(opened(None if words[-1] == "-" else Path(words[-1]), "rb"))
         lines = islice(enumerate(source, 1), from_line - 1, None if limit is None else from_line - 1 + limit)
-        connection = None if dry_run else stack.enter_context(connected(location))
+        target: AbstractContextManager[Connection | Target] = Target(location) if dry_run else connected(location)
+        connection = stack.enter_context(target)
         bar = stack.enter_context(output.progress_bar("messages imported"))
         there, added = _bring(connection, lines, queue, from_line - 1, bar)
     what = output.counted(added, "message")
-    typer.echo(f"{what} would be imported" if dry_run else f"{what} imported, {there:,} were there already")
+    done = "would be imported, {:,} are" if dry_run else "imported, {:,} were"
+    typer.echo(f"{what} {done.format(there)} there already")
 
 
 def _bring(
-    connection: Connection | None,
+    connection: Connection | Target,
     lines: Iterator[tuple[int, bytes]],
     queue: str | None,
     before: int,
@@ -138,12 +141,12 @@ def _bring(
     try:
         for number, line in lines:
             message = output.message_from(line, queue)
-            counts[connection.restore(message) if connection is not None else True] += 1
-            if connection is not None and number - committed == PIECE:
+            counts[connection.restore(message)] += 1
+            if isinstance(connection, Connection) and number - committed == PIECE:
                 connection.commit()
                 committed = number
                 bar(number - before)
-        if connection is not None:
+        if isinstance(connection, Connection):
             connection.commit()
     except (Error, KeyboardInterrupt) as error:
         so_far = f"imported up to line {committed:,}" if committed > before else "nothing was imported"

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from xaqueue.cli import output
-from xaqueue.cli.exit_codes import complain
+from xaqueue.cli.exit_codes import ExitCode, complain
 from xaqueue.cli.location import JsonOption, Location, SpaceOption, location_of, remote, served_at
 from xaqueue.errors import Error, SpaceError
 from xaqueue.rpc.methods.service import RemoteOperator, status_of
@@ -58,14 +58,14 @@ def queues(
     Works while another process owns the space, and of a server by its URL. A "-" is what is not known: what is locked,
     and who waits, only the process knows that has the space open, and only a server can be asked. Of any other process
     the files are read, and what is locked is among ready and delayed. With --interval, also how many messages came and
-    left each second meanwhile, where a server tells it.
+    left each second meanwhile, where a server tells it. Exit 2 where queues.toml is refused: stderr says why.
     """
     location, rated = location_of(ctx, space), dict[str, Rates | None]()
-    found, is_told = _looked(location)
+    found, is_told, complaint = looked(location)
     if interval is not None:
         before, began = {queue.name: queue for queue in found} if is_told else {}, time.monotonic()
         time.sleep(interval)
-        found, is_told = _looked(location)
+        found, is_told, complaint = looked(location)
         elapsed_s = time.monotonic() - began
         rated = {one.name: rates(one, before.get(one.name) if is_told else None, elapsed_s) for one in found}
     if json:
@@ -75,14 +75,18 @@ def queues(
         counter_table(found)
     else:
         queue_table(found, rated)
+    if complaint:
+        complain(f"queues.toml is refused, and what it says is not in force: {complaint}")
+        raise typer.Exit(ExitCode.USAGE)
 
 
-def _looked(location: Location) -> tuple[list[QueueStatus], bool]:
-    """The queues, and whether a server tells of them."""
+def looked(location: Location) -> tuple[list[QueueStatus], bool, str]:
+    """The queues, whether a server tells of them, and what is wrong with queues.toml."""
     fields = served_status(location)
     if fields is None:
-        return inspect.queue_list(location.directory), False
-    return status_of(fields).queues, True
+        return inspect.queue_list(location.directory), False, inspect.complaint(location.directory)
+    status = status_of(fields)
+    return status.queues, True, status.complaint
 
 
 def rates(now: QueueStatus, before: QueueStatus | None, elapsed_s: float) -> Rates | None:

@@ -82,13 +82,16 @@ def show(
 ) -> None:
     """Show one branch: the messages that it adds, those that it holds, and whose it is.
 
-    Works while another process owns the space.
+    Works while another process owns the space. With --tm also what the PostgreSQLs of its configuration have prepared
+    of the transaction, and of another product's branch that beside what the space has.
     """
-    if tm is not None:
-        log.print_transaction(tm, xid, json)
+    has_space = space or ctx.find_root().params.get("space")
+    if tm is not None and not (has_space and parameters.is_foreign(xid)):
+        log.print_transaction(tm, xid, json, advising.prepared)
         return
     with backend_of(location_of(ctx, space)) as backend:
-        branches.print_branch(branches.find(backend.in_doubt(), xid), json)
+        branch = branches.find(backend.in_doubt(), xid)
+    branches.print_branch(branch, json, advising.prepared(log.load(tm), branch.xid.gtrid) if tm is not None else ())
 
 
 def _decision(commit: bool, help_text: str) -> None:
@@ -158,6 +161,7 @@ def forget(
 
 @app.command()
 def advise(
+    ctx: typer.Context,
     gtrid: Annotated[
         str, typer.Argument(metavar="GTRID", help="The transaction, or the xid of one of its branches in any form.")
     ],
@@ -168,13 +172,16 @@ def advise(
         ),
     ],
     json: JsonOption = False,
+    space: SpaceOption = None,
 ) -> None:
     """Say what to do with the branches of one global transaction, and why.
 
-    Asks the decision log and every participant that the configuration names, and does nothing. Exit 1 where it cannot
+    Asks the decision log and every participant that the configuration names, and a space, and does nothing. Of another
+    product's transaction it says who has a branch in doubt. Exit 1 where it cannot
     know, or where no answer makes the participants agree.
     """
-    advising.run(tm, gtrid, json)
+    given = space or ctx.find_root().params.get("space")
+    advising.run(tm, gtrid, json, location_of(ctx, space) if given else None)
 
 
 def _asks(yes: bool) -> bool:

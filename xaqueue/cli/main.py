@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from difflib import get_close_matches
 from io import TextIOWrapper
@@ -33,7 +34,7 @@ from xaqueue.cli import (
     top,
     work,
 )
-from xaqueue.cli.exit_codes import EXIT_HELP, translated
+from xaqueue.cli.exit_codes import EXIT_HELP, end_at_once, translated
 from xaqueue.cli.location import SPACE_VARIABLE
 
 DESTRUCTIVE = frozenset({"release", "salvage-journal", "restore", "clean", "promote"})
@@ -59,6 +60,9 @@ class Verbs(TyperGroup):
             raise
 
     def invoke(self, ctx: Any) -> Any:
+        """From here on Ctrl-C is an exception, and what the verb has begun is ended in order."""
+        if signal.getsignal(signal.SIGINT) is end_at_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         with translated():
             return super().invoke(ctx)
 
@@ -123,7 +127,14 @@ app.add_typer(tm.app, name="tm")
 
 
 def main() -> None:
-    """The entry point. A name that the terminal's encoding lacks, or that is none of its texts, is escaped."""
+    """The command, once loaded. A name that the terminal's encoding lacks, or that is none of its texts, is escaped."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    app(prog_name="xaqueue")
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    try:
+        if not ignored:
+            signal.signal(signal.SIGINT, end_at_once)
+        app(prog_name="xaqueue")
+    finally:
+        if not ignored:
+            signal.signal(signal.SIGINT, end_at_once)

@@ -7,7 +7,7 @@ import operator
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from itertools import islice
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from xaqueue.cli import completion, output, parameters
 from xaqueue.cli.exit_codes import ExitCode, agreed, complain
 from xaqueue.cli.location import Location, SpaceOption, connected, location_of
 from xaqueue.cli.messages import QueueArgument
+from xaqueue.cli.target import Target
 from xaqueue.connection import Connection
 from xaqueue.errors import InvalidArgument, RetryLater
 from xaqueue.message import Message, MessageId, check_queue_name
@@ -37,7 +38,7 @@ WhereOption = Annotated[
     ),
 ]
 LimitOption = Annotated[int | None, typer.Option(help="At most so many messages.", metavar="N", min=1)]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be, or why it is refused.")]
 
 _TEST = re.compile(r"(tries|age|reason|from|header\.[^=<>!]+)(>=|<=|!=|=|>|<)(.*)", re.DOTALL)
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
@@ -68,8 +69,17 @@ def move(
     """
     check_queue_name(to)
     found = chosen(where or ())
+    if to == queue:
+        raise InvalidArgument(f"queue {queue} is where the messages are: name another")
     _run(
-        ctx, space, queue, found, limit, lambda one, message: one.move(queue, message, to) is not None, dry_run=dry_run
+        ctx,
+        space,
+        queue,
+        found,
+        limit,
+        lambda one, message: one.move(queue, message, to) is not None,
+        dry_run=dry_run,
+        to=lambda _: to,
     )
 
 
@@ -86,7 +96,16 @@ def requeue(
     There they have had no tries. What was never moved stays.
     """
     found = [*chosen(where or ()), lambda message: message.origin is not None and bool(message.origin.queue)]
-    _run(ctx, space, queue, found, limit, lambda one, message: one.requeue(queue, message) is not None, dry_run=dry_run)
+    _run(
+        ctx,
+        space,
+        queue,
+        found,
+        limit,
+        lambda one, message: one.requeue(queue, message) is not None,
+        dry_run=dry_run,
+        to=lambda message: message.origin.queue if message.origin is not None else "",
+    )
 
 
 def purge(
@@ -162,11 +181,15 @@ def _run(
     done: str = "moved",
     *,
     dry_run: bool,
+    to: Callable[[Message], str] | None = None,
 ) -> None:
     location = location_of(ctx, space)
     if dry_run:
-        with looked(location, queue) as found:
-            would = sum(1 for _ in some(found, tests, limit))
+        would = 0
+        with looked(location, queue) as found, Target(location) if to else nullcontext() as target:
+            for would, message in enumerate(some(found, tests, limit), 1):  # noqa: B007
+                if to is not None and target is not None:
+                    target.take(to(message), message)
         typer.echo(f"{output.counted(would, 'message')} of queue {queue} would be {done}")
         return
     with connected(location) as connection:

@@ -154,6 +154,23 @@ def gtrid_of(text: str, known: Iterable[bytes], *, exact: bool = False) -> Gtrid
     return gtrid
 
 
+def is_foreign(text: str) -> bool:
+    """Whether it is the whole name of a branch that no transaction manager of this package made."""
+    try:
+        return Gtrid.parse(xid(text).gtrid) is None
+    except InvalidArgument:
+        return False
+
+
+def foreign_gtrid(text: str, xids: Iterable[Xid]) -> bytes | None:
+    """As ``gtrid_of``, of a transaction that another product began; None where no branch of these is meant."""
+    with suppress(InvalidArgument):
+        return xid(text).gtrid
+    bare = _bare(text)
+    found = sorted({each.gtrid for each in xids if bare and any(form.startswith(bare) for form in _forms(each))})
+    return _only(found, f"{text!r} is the beginning of {len(found):,} transactions")
+
+
 def _short(text: str, what: str) -> InvalidArgument:
     return InvalidArgument(
         f"{text!r} is only the beginning of {what}: nothing was done. Where no question is asked "
@@ -169,9 +186,10 @@ def _only(found: Sequence[T], many: str) -> T | None:
     raise InvalidArgument(f"{many}: {shown}: give more of one")
 
 
-def postgres_gid(xid: Xid) -> str:
-    """What ``pg_prepared_xacts`` has of a branch of this xid that psycopg or pgjdbc prepared."""
-    return f"{xid.format_id}_{b64encode(xid.gtrid).decode()}_{b64encode(xid.bqual).decode()}"
+def postgres_gid(xid: Xid, *, whole: bool = True) -> str:
+    """What ``pg_prepared_xacts`` has of a branch of this xid that psycopg or pgjdbc prepared; not whole: how all of its
+    transaction begin, each of which has a bqual of its own."""
+    return f"{xid.format_id}_{b64encode(xid.gtrid).decode()}_{b64encode(xid.bqual).decode() if whole else ''}"
 
 
 def _bare(text: str) -> str:

@@ -15,6 +15,7 @@ from xaqueue.cli import advise, output, spaces
 from xaqueue.cli.exit_codes import ExitCode, agreed
 from xaqueue.cli.location import JsonOption, remote
 from xaqueue.cli.tm_log import RECOVER_S, ParticipantConfig, TmConfig, load, opened
+from xaqueue.cli.tm_log import recover as recovered
 from xaqueue.errors import JournalDamaged
 from xaqueue.rpc.methods.service import RemoteOperator, status_of
 from xaqueue.space.offline.inspect import carriers_in
@@ -28,7 +29,7 @@ from xaqueue.xid import Xid
 HEADINGS = ("participant", "kind", "in doubt", "oldest", "decisions kept", "with queue change", "note")
 app = typer.Typer(
     no_args_is_help=True,
-    help="Look at a transaction manager.",
+    help="Look at a transaction manager, and do what it does when it starts.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -51,9 +52,19 @@ class _Waiting:
     """Why it could not be asked."""
 
 
-@app.callback()
-def _group() -> None:
-    pass
+@app.command()
+def recover(
+    tm: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="Its configuration, or its log with one in it.", show_default=False)
+    ],
+) -> None:
+    """Finish what a transaction manager has left, as it does itself when it starts.
+
+    While it does not run. What it had not decided is rolled back. Exit 1 where a participant was not reached, or
+    something is left.
+    """
+    if not recovered(tm):
+        raise typer.Exit(ExitCode.NOTHING)
 
 
 @app.command()

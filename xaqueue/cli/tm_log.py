@@ -57,6 +57,8 @@ ADDRESSES = {"xaqueue": "space", "postgres": "dsn", "sqlite": "path"}
 _KEYS = {"log_dir", "last_resource", "participants"}
 RECOVER_S = 60.0
 """For how long the participants are waited for."""
+Prepared = list[tuple[str, str]]
+"""By participant of kind postgres, the gid of a prepared transaction, or why there is none."""
 HEADINGS = ("gtrid", "state", "age", "participants", "outstanding", "heuristics")
 
 
@@ -172,11 +174,11 @@ def print_transactions(path: Path, json: bool) -> None:
     output.records(log.open, json, _json, HEADINGS, _row, none=none, right=("age", "heuristics"))
 
 
-def print_transaction(path: Path, text: str, json: bool) -> None:
-    _, log, gtrid = _named(path, text)
-    found = _find(log, gtrid)
+def print_transaction(path: Path, text: str, json: bool, prepared: Callable[[TmConfig, bytes], Prepared]) -> None:
+    config, log, gtrid = _named(path, text)
+    found, gids = _find(log, gtrid), prepared(config, bytes(gtrid))
     if json:
-        output.as_json(_json(found))
+        output.as_json({**_json(found), **({"prepared": gids} if gids else {})})
         return
     output.pairs(
         [
@@ -188,6 +190,7 @@ def print_transaction(path: Path, text: str, json: bool) -> None:
             ("participants", " ".join(_takes_part(found))),
             ("outstanding", " ".join(found.outstanding)),
             ("last resource", found.last_resource or ""),
+            *((f"prepared at {name}", gid) for name, gid in gids),
         ]
     )
     if found.heuristics:
@@ -197,6 +200,16 @@ def print_transaction(path: Path, text: str, json: bool) -> None:
             for h in found.heuristics
         ]
         output.table(("participant", "was told", "and", "noticed", "in its words"), rows)
+
+
+def recover(path: Path) -> bool:
+    """As the transaction manager does at its start; returns whether nothing is left."""
+    with opened(load(path)) as manager:
+        report, left = manager.recover(RECOVER_S), manager.in_doubt()
+    for name, scan in report.scans.items():
+        typer.echo(f"{name}: {scan.error or 'recovered'}")
+    typer.echo(f"{output.counted(len(left), 'transaction')} left")
+    return report.complete and not left
 
 
 def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, asks: bool) -> None:

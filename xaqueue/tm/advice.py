@@ -29,6 +29,7 @@ class LogStatus(Enum):
     NONE = "no decision, and nobody can be working on it: presumed rollback"
     LIVE = "no decision, and the transaction manager runs: it may be about to decide"
     FOREIGN = "the transaction was begun by another node"
+    OTHER = "another product's transaction manager has begun it, and its log has the decision"
     OLDER = "the transaction is of a later boot: the log is an old copy"
     UNREAD = "the log cannot be read"
 
@@ -71,6 +72,8 @@ class Advised(Enum):
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
+    RECOVER = "this will be rolled back"
+    """By recovery, which writes so into the database that might decide, unless it finds a decision there."""
     NOTHING = "nothing"
     """No branch is in doubt."""
     UNKNOWN = "cannot know"
@@ -102,15 +105,18 @@ _DECIDED = {
 }
 
 
-def advise(log: LogStatus, says: Mapping[str, ParticipantStatus]) -> Advice:
-    """The one consistent answer, if there is one. says: by participant."""
+def advise(log: LogStatus, says: Mapping[str, ParticipantStatus], lasts: Names = ()) -> Advice:
+    """The one consistent answer, if there is one. says: by participant.
+
+    lasts: all those in whose databases the decision may stand, where no transaction manager is at work.
+    """
     in_doubt, silent = _those(says, ParticipantStatus.IN_DOUBT), _those(says, ParticipantStatus.UNREACHABLE)
-    decided, why = _decision(log, says)
+    decided, why = _decision(log, says, lasts)
     committed, rolled_back = _those(says, *_COMMITTED), _those(says, *_ROLLED_BACK)
     mixed = _those(says, ParticipantStatus.BY_HAND_MIXED)
     if mixed or (committed and rolled_back):
         return Advice(Advised.MIXED, _mixed(committed, rolled_back, mixed, why), in_doubt)
-    otherwise = {Advised.COMMIT: rolled_back, Advised.ROLLBACK: committed}.get(decided, ())
+    otherwise = {Advised.COMMIT: rolled_back, Advised.UNKNOWN: ()}.get(decided, committed)
     if not in_doubt and not silent and not (otherwise and log is not LogStatus.NONE):
         return Advice(Advised.NOTHING, f"no branch is in doubt; {_facts(says) or why}")
     if silent:
@@ -119,11 +125,13 @@ def advise(log: LogStatus, says: Mapping[str, ParticipantStatus]) -> Advice:
         return Advice(Advised.UNKNOWN, f"{_facts(says)}; {why}: ask again when all answer")
     if otherwise:
         return Advice(Advised.MIXED, f"{why}, and {_facts(says)}", in_doubt)
+    if decided is Advised.RECOVER:
+        why += ": start the application, or run `xaqueue tm recover`"
     return Advice(decided, why, in_doubt)
 
 
-def _decision(log: LogStatus, says: Mapping[str, ParticipantStatus]) -> tuple[Advised, str]:
-    """COMMIT, ROLLBACK or UNKNOWN, and what proves it, or why nothing does."""
+def _decision(log: LogStatus, says: Mapping[str, ParticipantStatus], lasts: Names) -> tuple[Advised, str]:
+    """COMMIT, ROLLBACK, RECOVER or UNKNOWN, and what proves it, or why nothing does."""
     committed, rolled_back = _those(says, ParticipantStatus.COMMITTED), _those(says, ParticipantStatus.ROLLED_BACK)
     is_recorded = log in (LogStatus.COMMIT, LogStatus.ROLLBACK)
     if committed and not is_recorded:  # it is committed everywhere then, and over
@@ -134,6 +142,8 @@ def _decision(log: LogStatus, says: Mapping[str, ParticipantStatus]) -> tuple[Ad
         return Advised.ROLLBACK, f"{_listed(rolled_back)} {_have(rolled_back)} rolled back"
     if log is LogStatus.LIVE:
         why = "the transaction manager runs and may be about to decide: wait for it, or stop it and ask again"
+    elif log is LogStatus.LAST and lasts and all(says.get(name) is ParticipantStatus.ABSENT for name in lasts):
+        return Advised.RECOVER, f"{_listed(lasts)}, where the decision would stand, {_have(lasts)} no row of it"
     elif log is LogStatus.LAST:
         why = "the decision may stand in a participant's database, which does not tell it: ask again when it does"
     else:

@@ -50,7 +50,7 @@ async def page(request: Request) -> Response:
 async def overview(request: Request) -> Response:
     """All that the page shows of its own accord, of one moment. While messages are being loaded it is refused at once:
     who waited for that would take a thread from a scrape."""
-    asker, served = asker_of(request), link_of(request).served()
+    asker, served = await asker_of(request), link_of(request).served()
     if not served.space.loaded:
         raise ResourceFailed("messages are being loaded: wait")
     defined = served.space.definitions.queues.values()

@@ -25,6 +25,7 @@ from xaqueue.endpoint import is_loopback
 from xaqueue.errors import AccessDenied, ConnectionLost, Error, ProgrammingError, ResourceFailed, RetryLater
 from xaqueue.rpc.client.manager import RemoteManager
 from xaqueue.web.link import Asker, Link
+from xaqueue.web.slowing import Slowing, address_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -138,7 +139,7 @@ def _host_of(text: str) -> str:
 
 async def action_of(request: Request) -> dict[str, Any]:
     """The map that came with an action, of somebody who has shown a token. Raises Refused, AccessDenied."""
-    if not asker_of(request).acts:
+    if not (await asker_of(request)).acts:
         raise AccessDenied("this needs a token: without one it can only be looked at. Nothing was done")
     received = bytearray()
     try:
@@ -165,15 +166,25 @@ def link_of(request: Request) -> Link:
     return link
 
 
-def asker_of(request: Request) -> Asker:
-    """Raises AccessDenied, ResourceFailed."""
+async def asker_of(request: Request) -> Asker:
+    """Raises AccessDenied, which takes longer the more wrong tokens have come from there, Refused, ResourceFailed."""
     kind, _, token = request.headers.get("authorization", "").partition(" ")
-    return link_of(request).asker(token.strip() if kind.lower() == "bearer" else None)
+    if kind.lower() != "bearer":
+        return link_of(request).asker(None)
+    slowing: Slowing = request.app.state.slowing
+    address = address_of(request.client.host if request.client else "")
+    if slowing.is_full(address):
+        raise Refused(429, "too many wrong tokens come from your address at once: ask again in some seconds")
+    try:
+        return link_of(request).asker(token.strip())
+    except AccessDenied:
+        await slowing.failed(address)
+        raise
 
 
 async def ask(request: Request, what: Callable[[RemoteManager], T]) -> T:
     """What the server answers to whoever sent this; whatever it raises is an answer, too: see ``answer_to``."""
-    return await link_of(request).ask(asker_of(request), what)
+    return await link_of(request).ask(await asker_of(request), what)
 
 
 def part(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:

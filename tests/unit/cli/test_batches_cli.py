@@ -34,7 +34,7 @@ def test_what_is_decided_by_hand_is_known_to_its_batch(tmp_path: Path, monkeypat
     session = attach(tmp_path / "space", create_missing=True, watch=False)
     xids = [prepared(session, bqual, batch()) for bqual in ("a", "b")]
     session.close()
-    run("indoubt", "rollback", xids[0])
+    run("indoubt", "rollback", xids[0], "--reason", "why")
     session = attach(tmp_path / "space", watch=False)
     with pytest.raises(HeuristicOutcome, match="Write the batch again"):
         session.commit_all(batch(), xids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import socket
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ import xaqueue
 from support.doubtful import XID, bodies, fails, leave_in_doubt, listed, run
 from xaqueue.cli import output
 from xaqueue.cli.exit_codes import ExitCode
+from xaqueue.space.engine.heuristics import decide
 from xaqueue.space.model import layout
+from xaqueue.space.owner.open import attach
 from xaqueue.xid import Xid
 
 OPERATOR = f"{getpass.getuser()}@{socket.gethostname()}"
@@ -45,8 +48,18 @@ def test_a_reason_is_recorded_and_shown(space: Path, verb: str) -> None:
     assert b"the ledger has it" in record
 
 
+@pytest.mark.parametrize("words", [(), ("--yes",), ("--yes", "--reason", " ")])
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_who_is_not_asked_says_why(space: Path, verb: str, words: tuple[str, ...]) -> None:
+    assert "write why with --reason TEXT" in fails("indoubt", verb, XID, *words, code=ExitCode.USAGE)
+    assert listed()[0]["state"] == "in doubt"
+    assert not (space / layout.OPERATORS).exists()
+
+
 def test_without_a_reason_none_is_shown(space: Path) -> None:
-    run("indoubt", "commit", XID)
+    """As a program may decide, by the protocol."""
+    with closing(attach(space, watch=False)) as session:
+        decide(session.space, XID, True, "me@here")
     assert listed()[0]["decision"]["reason"] == ""
     assert "reason" not in table(run("indoubt", "show", XID))
 
@@ -100,7 +113,7 @@ def test_a_dry_run_shows_the_depths_and_does_nothing(space: Path) -> None:
 
 def test_what_a_dry_run_foretells_happens(space: Path) -> None:
     foretold = table(run("indoubt", "commit", XID, "--dry-run"))
-    run("indoubt", "commit", XID)
+    run("indoubt", "commit", XID, "--reason", "why")
     for queue in ("orders", "replies"):
         assert len(bodies(space, queue)) == int(foretold[queue][3])
 
@@ -116,7 +129,7 @@ def test_a_dry_run_refuses_what_the_decision_would(space: Path) -> None:
     assert "can only be committed" in fails("indoubt", "rollback", XID, "--dry-run", code=ExitCode.ERROR)
     run("indoubt", "commit", XID, "--dry-run")
     first.with_suffix(".commit").rename(first)
-    run("indoubt", "commit", XID)
+    run("indoubt", "commit", XID, "--reason", "why")
     assert "is heuristically committed already" in fails("indoubt", "commit", XID, "--dry-run", code=ExitCode.ERROR)
 
 
@@ -151,7 +164,7 @@ def test_a_gid_may_hold_every_letter_of_base64(tmp_path: Path, monkeypatch: pyte
     xid = Xid(7, bytes(range(250, 256)), b"\xff\xfe")
     monkeypatch.setenv("XAQUEUE_SPACE", str(leave_in_doubt(tmp_path / "space", xid)))
     gid = "7_+vv8/f7/_//4="
-    assert json.loads(run("indoubt", "show", gid, "--json"))["postgres_gid"] == gid
+    assert json.loads(run("indoubt", "show", gid, "--json"))["postgres_gids"] == gid.rpartition("_")[0] + "_"
 
 
 @pytest.mark.parametrize("name", ["", "8", "7_x", "7_abc_d", "4294967296_YQ==_YQ==", "8.Z3RyaWQ", f"{XID}.x", "a/b"])

@@ -171,7 +171,7 @@ def test_status_of_a_killed_space(tmp_path: Path) -> None:
     assert "state       not open; the directories may be behind the journal until it is\n" in told
 
 
-DECIDE = ["indoubt", "commit", str(broken_journal.IN_DOUBT), "--yes"]
+DECIDE = ["indoubt", "commit", str(broken_journal.IN_DOUBT), "--yes", "--reason", "why"]
 
 
 @pytest.mark.parametrize(

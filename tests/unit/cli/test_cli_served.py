@@ -103,7 +103,7 @@ def test_a_branch_is_decided_and_forgotten(
     decision = listed("--space", server.url)[0]["decision"]
     assert decision["by"].startswith(f"{getpass.getuser()}@{socket.gethostname()}")
     assert (decision["outcome"], decision["reason"]) == (verb, "why")
-    assert "already" in fails("indoubt", "commit", XID, code=ExitCode.ERROR)
+    assert "already" in fails("indoubt", "commit", XID, "--reason", "why", code=ExitCode.ERROR)
     run("indoubt", "forget", XID, "--reason", "over")
     assert listed("--space", server.url) == []
     (line,) = json.loads(run("indoubt", "list", "--forgotten", "--json"))
@@ -149,7 +149,7 @@ def test_a_server_that_is_gone_is_not_asked(server: ServerThread) -> None:
     owner = (server.root / layout.OWNER).read_bytes()
     server.stop()
     (server.root / layout.OWNER).write_bytes(owner)
-    run("indoubt", "commit", XID, "--space", server.root)
+    run("indoubt", "commit", XID, "--reason", "why", "--space", server.root)
     assert bodies(server.root, "replies") == [b"added"]
 
 

@@ -123,7 +123,7 @@ def test_a_branch_is_known_by_its_beginning_and_its_gtrid(tmp_path: Path) -> Non
             connection.tpc_prepare()
     for text in (str(LONG)[:14], "7f3c0b529a4e", LONG.gtrid.hex()[:20], str(Xid(7, b"order-1", b"queue")), "order-1"):
         assert "in doubt" in run("indoubt", "show", text, "--space", root)
-    told = fails("indoubt", "commit", "order-", "--yes", "--space", root, code=ExitCode.USAGE)
+    told = fails("indoubt", "commit", "order-", "--reason", "why", "--yes", "--space", root, code=ExitCode.USAGE)
     assert "names 2 branches: 7." in told
     assert "no branch in doubt begins so" in fails("indoubt", "show", " ", "--space", root, code=ExitCode.USAGE)
     assert "no branch in doubt begins so" in fails("indoubt", "show", "nobody", "--space", root, code=ExitCode.USAGE)
@@ -136,12 +136,12 @@ def test_a_branch_is_known_by_its_beginning_and_its_gtrid(tmp_path: Path) -> Non
     short = str(Xid(7, b"order-10", b"queue"))[:12]
     for verb in ("commit", "rollback", "forget"):
         for yes in (["--yes"], []):  # a script is asked nothing without it, either
-            told = fails("indoubt", verb, short, *yes, "--space", root, code=ExitCode.USAGE)
+            told = fails("indoubt", verb, short, "--reason", "why", *yes, "--space", root, code=ExitCode.USAGE)
             assert f"{short!r} is only the beginning of branch {Xid(7, b'order-10', b'queue')}" in told
     assert "would do this" in run("indoubt", "rollback", short, "--dry-run", "--space", root)
-    run("indoubt", "rollback", "order-10", "--yes", "--space", root)
+    run("indoubt", "rollback", "order-10", "--reason", "why", "--yes", "--space", root)
     run("indoubt", "forget", "order-10", "--yes", "--space", root)
-    run("indoubt", "rollback", "order-2", "--yes", "--space", root)
+    run("indoubt", "rollback", "order-2", "--reason", "why", "--yes", "--space", root)
     run("indoubt", "forget", "order-2", "--yes", "--space", root)
     assert len(listed("--space", root)) == 2
 

@@ -192,10 +192,10 @@ def test_a_line_that_is_wrong_is_refused_with_its_number(
     assert "stopped at line 102: imported up to line 100. --from-line 101 goes on there" in told
     assert complaint in told
     assert len(bodies(space, "orders")) == 100
-    if "nowhere" not in complaint:
-        assert "stopped at line 102: nothing was imported" in refused(
-            "import", "-", "--dry-run", "--space", space, stdin="\n".join(lines)
-        )
+    run("purge", "orders", "--yes", "--space", space)
+    assert "stopped at line 102: nothing was imported" in refused(
+        "import", "-", "--dry-run", "--space", space, stdin="\n".join(lines)
+    )
 
 
 def test_what_export_and_import_refuse(space: Path, tmp_path: Path) -> None:
@@ -307,3 +307,71 @@ def test_a_purge_ends_what_others_hold_up_with_a_reason(space: Path) -> None:
     assert result.exit_code == ExitCode.ERROR
     assert "1 message of queue orders removed" in result.stdout
     assert "it has 1 messages (1 held, or leaving)" in result.stderr
+
+
+@pytest.mark.parametrize("words", [("import", "{file}"), ("move", "others", "orders"), ("requeue", "moved")])
+@pytest.mark.parametrize("why", ["", "is not defined", "max_messages = 2", "max_bytes = 300", "over the limit of 10"])
+def test_a_dry_run_says_what_the_target_would_say(
+    space: Path, tmp_path: Path, words: tuple[str, ...], why: str
+) -> None:
+    """Beforehand the same as afterwards: whatever the command itself is refused with, and how many it would be."""
+    run("define", "moved", "--space", space)
+    with xaqueue.connect(space) as connection:
+        for _ in range(3):
+            message_id = connection.enqueue("orders", b"x" * 50)
+            connection.commit()
+            if words[0] == "requeue":
+                connection.move("orders", message_id, "moved")
+            elif words[0] == "move":
+                connection.move("orders", message_id, "others")
+            connection.commit()
+    file = tmp_path / "orders.jsonl"
+    run("export", "orders", "-o", file, "--space", space)
+    run("purge", "orders", "--yes", "--space", space)
+    if why == "is not defined":
+        run("undefine", "orders", "--space", space)
+    elif why.startswith("max_"):
+        run("define", "orders", why.replace(" ", ""), "--space", space)
+    elif why:
+        with (space / "queues.toml").open("a") as definitions:
+            definitions.write("\n[space]\nmax_body_bytes = 10\n")
+    why = "" if why.startswith("over") and words[0] != "import" else why  # what is there may stay as it is
+    given = [word.format(file=file) for word in words]
+    before = {path: path.read_bytes() for path in space.glob("committed/**/*") if path.is_file()}
+    done = [CliRunner().invoke(app, [*given, *dry, "--space", str(space)]) for dry in (["--dry-run"], [])]
+    assert done[0].exit_code == done[1].exit_code == (0 if not why else done[0].exit_code)
+    assert (done[0].exit_code != 0) == bool(why)
+    for one in done:
+        assert why in one.stderr
+        assert bool(why) or "3 messages" in one.stdout
+    if why:
+        assert before == {path: path.read_bytes() for path in space.glob("committed/**/*") if path.is_file()}
+
+
+def test_a_dry_run_by_a_server_asks_it(space: Path, tmp_path: Path) -> None:
+    run("define", "orders", "max_messages=2", "--space", space)
+    with xaqueue.connect(space) as connection:
+        for number in range(2):
+            connection.enqueue("orders", b"%d" % number)
+            connection.enqueue("others", b"%d" % number)
+    file = tmp_path / "lines"
+    run("export", "others", "-o", file, "--space", space)
+    server = ServerThread(space, tmp_path / "socket")
+    try:
+        at = server.url
+        assert "is full by max_messages = 2" in refused(
+            "import", "orders", file, "--dry-run", "--space", at, code=ExitCode.ERROR
+        )
+        assert "is full by max_messages = 2" in refused(
+            "move", "others", "orders", "--dry-run", "--space", at, code=ExitCode.ERROR
+        )
+        assert "is not defined" in refused("import", "nowhere", file, "--dry-run", "--space", at)
+        assert "is not defined" in refused("move", "others", "nowhere", "--dry-run", "--space", at)
+        said = "0 messages would be imported, 2 are there already\n"
+        assert (
+            run("import", file, "--dry-run", "--space", at)
+            == said
+            == run("import", file, "--dry-run", "--space", space)
+        )
+    finally:
+        server.stop()

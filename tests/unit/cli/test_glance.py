@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 import xaqueue
 from support.doubtful import fails, run
@@ -23,6 +25,7 @@ from support.served import ServerThread
 from xaqueue.cli import glance, output, top
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.location import Location, remote
+from xaqueue.cli.main import app
 from xaqueue.errors import AccessDenied, ConnectionLost
 from xaqueue.rpc.methods.sessions import SessionStatus
 from xaqueue.space.model.counters import Counters
@@ -373,3 +376,32 @@ def test_what_is_wrong_is_told(plain: top.Look) -> None:
         strict=True,
     ):
         assert text.startswith(begins)
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_queues_tells_of_definitions_that_are_refused(root: Path, served: bool) -> None:
+    """On stderr, for the document is of queues alone, and by the exit code; a server keeps what was in force."""
+    with xaqueue.connect(root) as connection:
+        connection.enqueue("orders", b"x")
+    with ExitStack() as stack:
+        if served:
+            short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xaq-")))
+            thread = ServerThread(root, short / "socket", sync="NONE")
+            stack.callback(thread.stop)
+            stack.enter_context(xaqueue.connect(thread.url))
+        (root / "queues.toml").write_text(f"{QUEUES}max_tires = 3\n")
+        places = [str(root), thread.url] if served else [str(root)]
+        until(lambda: all(told_of([], place)[0] == ExitCode.USAGE for place in places))
+        for words, place in product(([], ["--json"], ["--counters"], ["--interval", "0.1"]), places):
+            code, out, err = told_of(words, place)
+            assert code == ExitCode.USAGE
+            assert "orders" in out
+            assert err.startswith("xaqueue: queues.toml is refused, and what it says is not in force: ")
+            assert "max_tires" in err
+        (root / "queues.toml").write_text(QUEUES)
+        until(lambda: all(told_of([], place)[0] == 0 for place in places))
+
+
+def told_of(words: list[str], place: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["queues", *words, "--space", place])
+    return done.exit_code, done.stdout, done.stderr

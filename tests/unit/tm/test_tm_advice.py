@@ -107,7 +107,7 @@ def test_the_advice_holds_in_every_world_that_looks_so(count: int) -> None:
             wrong = (Says.ROLLED_BACK, Says.BY_HAND_ROLLED_BACK, Says.COMMITTED, Says.BY_HAND_COMMITTED)
             assert not outcomes & set(wrong[:2] if advice.answer is Advised.COMMIT else wrong[2:]), where
         assert set(advice.in_doubt) == {name for name, said in zip(NAMES, says, strict=False) if said is Says.IN_DOUBT}
-    assert answers == set(Advised)
+    assert answers == set(Advised) - {Advised.RECOVER}  # which lasts tell, below
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -168,6 +168,26 @@ def test_cases(log: Log, queue: Says, ledger: Says, answer: Advised, why: str) -
     advice = advise(log, {"queue": queue, "ledger": ledger})
     assert advice.answer is answer
     assert why in advice.why
+
+
+@pytest.mark.parametrize(
+    ("lasts", "queue", "ledger", "answer"),
+    [
+        (("ledger",), Says.IN_DOUBT, Says.ABSENT, Advised.RECOVER),
+        (("ledger",), Says.UNREACHABLE, Says.ABSENT, Advised.RECOVER),
+        (("ledger",), Says.ABSENT, Says.ABSENT, Advised.NOTHING),
+        (("ledger",), Says.IN_DOUBT, Says.UNREACHABLE, Advised.UNKNOWN),
+        (("ledger", "other"), Says.IN_DOUBT, Says.ABSENT, Advised.UNKNOWN),
+        (("ledger",), Says.IN_DOUBT, Says.COMMITTED, Advised.COMMIT),
+        (("ledger",), Says.BY_HAND_COMMITTED, Says.ABSENT, Advised.MIXED),
+        ((), Says.IN_DOUBT, Says.ABSENT, Advised.UNKNOWN),
+    ],
+)
+def test_where_no_database_has_a_row(lasts: tuple[str, ...], queue: Says, ledger: Says, answer: Advised) -> None:
+    """Only where each that may have decided was asked, and the advice says what ends it."""
+    advice = advise(Log.LAST, {"queue": queue, "ledger": ledger}, lasts)
+    assert advice.answer is answer
+    assert ("start the application, or run `xaqueue tm recover`" in advice.why) == (answer is Advised.RECOVER)
 
 
 NODE, OTHER = "0123456789abcdef", "f" * 16

@@ -26,7 +26,7 @@ from xaqueue.access import Identity
 from xaqueue.errors import AccessDenied, InvalidArgument
 from xaqueue.rpc.server import scheduler
 from xaqueue.space.owner.open import create, write_definitions
-from xaqueue.web import console, front, link
+from xaqueue.web import console, front, link, slowing
 from xaqueue.web.door import BODY_BYTES, SECURITY
 from xaqueue.web.front import HttpConfig, HttpFront
 from xaqueue.web.link import Link
@@ -61,6 +61,12 @@ def shown(server: ServerThread) -> Iterator[HttpFront]:
     with HttpFront(HttpConfig("127.0.0.1:0")) as made:
         made.show(server.server)
         yield made
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong tokens are not waited for."""
+    monkeypatch.setattr(slowing, "FIRST_S", 0.0)
 
 
 def port_of(made: HttpFront) -> int:

@@ -35,7 +35,7 @@ from xaqueue.rpc.methods.sessions import ACTIVE, UNFINISHED, UNPREPARED, Session
 from xaqueue.rpc.wire import decode
 from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.heuristics import Decision
-from xaqueue.space.engine.operator_log import Forgotten
+from xaqueue.space.engine.operator_lines import Forgotten
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Kind

@@ -1,8 +1,9 @@
 """An operator's decision on a branch in doubt: recorded durably before anything is done, kept until forget.
 
-The record is a block of kind *branch* in ``heuristic/`` under the branch's xid: its headers say what was decided, by
-whom and why, and its body what the branch would have done. Once it is hardened the decision stands: a crash right after
-it is completed at the next open, and the transaction manager hears of it (XA_HEURCOM, XA_HEURRB, XA_HEURMIX).
+A line of operators.log says first what is to be decided, by whom and why. The record is a block of kind *branch* in
+``heuristic/`` under the branch's xid: its headers say the same, and its body what the branch would have done. Once it
+is hardened the decision stands: a crash right after it is completed at the next open, and the transaction manager hears
+of it (XA_HEURCOM, XA_HEURRB, XA_HEURMIX).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from xaqueue.errors import DamagedBlock, HeuristicOutcome, InvalidArgument, ProtocolError, UnknownXid
 from xaqueue.message import Properties
-from xaqueue.space.engine import blocks, commit
+from xaqueue.space.engine import blocks, commit, operator_lines
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.block import NO_MESSAGE, Block, Kind, decode, encode, pack_list
 from xaqueue.space.model.block_files import read_checked
@@ -70,7 +71,8 @@ def decide(space: Space, xid: Xid, to_commit: bool, by: str, reason: str = "") -
     """Records an operator's decision on a branch in doubt, carries it out, and returns it.
 
     by, reason: one line each. Where a decision was recorded before and not carried out, that one is, and returned.
-    Raises UnknownXid where nothing of that name is in doubt, HeuristicOutcome where it was decided before.
+    Raises UnknownXid where nothing of that name is in doubt, HeuristicOutcome where it was decided before, RetryLater
+    where operators.log has no room.
     """
     check_text("operator", by)
     check_text("reason", reason)
@@ -103,6 +105,7 @@ def decide(space: Space, xid: Xid, to_commit: bool, by: str, reason: str = "") -
             decision = parse(space.read_record(path))
         except FileNotFoundError:
             decision = Decision(outcome, by, space.now_us(), reason)
+            operator_lines.append(space, operator_lines.Forgotten(str(xid), outcome, by, decision.at, reason))
             _record(space, branch, decision)
         complete(space, xid, decision)
     finally:

@@ -218,7 +218,7 @@ def fields_of_files(
         "free_bytes": left.free_bytes,
         "free_inodes": left.free_inodes if left.total_inodes else None,
         "low": disk_space.refusal(definitions, left),
-        "complaint": _definitions(path)[1],
+        "complaint": complaint(path),
         "aside": aside.totals(fs),
         "scrubbed": scrub.last_scrub(fs),
         "journal": journal_status(fs, seen),
@@ -286,6 +286,12 @@ def depths_in(fs: FileSystem, names: Iterable[str]) -> dict[str, int]:
     return {name: len(prepared.message_names(fs, name)) for name in names}
 
 
+def message_ids(path: str | os.PathLike[str], queue: str) -> set[bytes]:
+    """Of all messages of a queue."""
+    names = prepared.message_names(look_into(path).fs, queue)
+    return {place[1] for name in names if (place := message_name.parse(name)) is not None}
+
+
 def check_known(path: str | os.PathLike[str], queue: str) -> str:
     """The queue's name, if it has messages or a definition. Raises UnknownQueue, SpaceError, InvalidArgument."""
     if queue not in queues_in(look_into(path).fs):
@@ -298,6 +304,11 @@ def _definitions(path: str | os.PathLike[str]) -> tuple[Definitions, str]:
         return usable_definitions(path)
     except InvalidArgument as error:
         return Definitions(), str(error)
+
+
+def complaint(path: str | os.PathLike[str]) -> str:
+    """What is wrong with queues.toml, or empty."""
+    return _definitions(path)[1]
 
 
 def described(definitions: Definitions, queue: str) -> tuple[str, str]:

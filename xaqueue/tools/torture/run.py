@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,11 @@ LONGEST_RECOVERY_S = 0.6
 LONGEST_START_S = 60.0
 """A child that is not to be killed while it recovers has so long to begin its work."""
 
+SECONDS = 10.0
+"""For each level, or more, until there is a verdict."""
+ENOUGH = 20
+"""Kills, and outcomes of a power loss, of which fewer give no verdict: a fault is one at once, to be safe is not."""
+SAFE = "safe"
 SHOWN = 5
 """Faults of one outcome that are shown; the rest are counted."""
 
@@ -62,19 +67,26 @@ class Result:
         return not self.killed.faults and not (self.promises_power and self.power.faults)
 
     @property
+    def tried(self) -> bool:
+        """Whether there is a verdict."""
+        return not self.kept or min(self.killed.tries, self.power.tries) >= ENOUGH
+
+    @property
     def safe(self) -> bool:
         """Whether nothing was lost by a power loss, either, and that is no luck."""
-        return self.kept and self.promises_power
+        return self.kept and self.promises_power and self.tried
 
 
 def run(
-    directory: Path, flags: Sequence[str], seconds: float, progress: Callable[[str], None], seed: str | None = None
+    directory: Path, flags: Sequence[str], seconds: float | None, progress: Callable[[str], None], seed: str | None
 ) -> tuple[list[Result], str]:
-    """The result of each level, and the seed. ``seconds``: for each level, half of it for each kind of crash.
+    """The result of each level, and the seed. ``seconds``: for each level, half of it for each kind of crash; None: as
+    long as a verdict takes.
 
     Raises InvalidArgument for flags that are none, DiskFull, OSError.
     """
     seed = seed or f"{random.SystemRandom().randrange(10**9)}"
+    least, seconds = (ENOUGH, SECONDS) if seconds is None else (1, seconds)
     levels = [str(Hardening.parse(text)) for text in (flags or LEVELS)]
     results = []
     with tempfile.TemporaryDirectory(prefix="xaqueue-torture-", dir=directory) as scratch:
@@ -83,7 +95,7 @@ def run(
             progress(f"killing {level}")
             with made(place / "kills"):
                 open.create(place / "kills" / "space", any_queue=True)
-                killed = survive_kills(place / "kills" / "space", level, seconds / 2, seed)
+                killed = survive_kills(place / "kills" / "space", level, seconds / 2, seed, least)
             progress(f"taking the power from {level}")
             with made(place / "power"):
                 power = survive_power_losses(place / "power", level, seconds / 2, seed)
@@ -91,12 +103,12 @@ def run(
     return results, seed
 
 
-def survive_kills(space: Path, flags: str, seconds: float, seed: str) -> CrashTally:
-    """Lives on the space until the time is over, one at least. Raises DiskFull where there is no room to work."""
+def survive_kills(space: Path, flags: str, seconds: float, seed: str, least: int = 1) -> CrashTally:
+    """Lives on the space until the time is over, ``least`` of them at least. Raises DiskFull where there is no room."""
     ledger, outcome = Ledger(), CrashTally()
     dice = random.Random(f"{seed}/kills/{flags}")
     until = time.monotonic() + seconds
-    while outcome.tries == 0 or time.monotonic() < until:
+    while outcome.tries < least or time.monotonic() < until:
         name = f"{outcome.tries}"
         command = [sys.executable, "-m", "xaqueue.tools.torture.work", str(space), flags, name, seed, str(THREADS)]
         work_s = dice.uniform(0.0, LONGEST_WORK_S)
@@ -188,8 +200,11 @@ def kill(child: Child) -> None:
         raise EOFError
 
 
-def is_safe(results: Sequence[Result]) -> bool:
-    return all(result.kept for result in results)
+def is_safe(results: Sequence[Result]) -> bool | None:
+    """None: of a level there is no verdict."""
+    if not all(result.kept for result in results):
+        return False
+    return True if all(result.tried for result in results) else None
 
 
 def rows(results: Sequence[Result]) -> Iterator[tuple[str, str, str]]:
@@ -197,10 +212,14 @@ def rows(results: Sequence[Result]) -> Iterator[tuple[str, str, str]]:
     for result in results:
         killed, power = result.killed, result.power
         after = f"{killed.tries:,} kills, {killed.branches:,} branches"
-        survived = f"LOSES ({after})" if killed.faults else f"safe ({after})"
+        survived = f"{_sound(killed)} ({after})"
         trees = f"{power.faulty:,} of {power.tries:,} outcomes"
         if not power.faults:
-            lost = f"safe ({power.tries:,} outcomes)" if result.promises_power else f"not promised (lost in {trees})"
+            lost = (
+                f"{_sound(power)} ({power.tries:,} outcomes)"
+                if result.promises_power
+                else f"not promised (lost in {trees})"
+            )
         else:
             lost = f"LOSES (in {trees})" if result.promises_power else f"loses, as it says (in {trees})"
         yield result.flags, survived, lost
@@ -218,7 +237,11 @@ def lines(results: Sequence[Result]) -> Iterator[str]:
     for result in results:
         if not result.promises_power and result.power.faults:
             yield f"{result.flags}, by the rules of a power loss: for example {result.power.faults[0]}"
-    yield f"safe here against a kill: {_named(result for result in results if not result.killed.faults)}"
+    untried = [result for result in results if not result.tried]
+    if untried:
+        wanted = f"{ENOUGH} kills and {ENOUGH} outcomes of a power loss are wanted: give more --seconds, or none"
+        yield f"no verdict on {_named(untried)}: {wanted}"
+    yield f"safe here against a kill: {_named(one for one in results if _sound(one.killed) == SAFE)}"
     yield f"safe here against power loss, by the rules: {_named(result for result in results if result.safe)}"
     yield "by the rules: what was synced is there, of the rest any part; whether syncs here are honest, `iotest` judges"
 
@@ -241,5 +264,9 @@ def as_dict(results: Sequence[Result], seed: str) -> dict[str, Any]:
     }
 
 
-def _named(results: Iterator[Result]) -> str:
+def _sound(tally: CrashTally) -> str:
+    return "LOSES" if tally.faults else SAFE if tally.tries >= ENOUGH else "no verdict"
+
+
+def _named(results: Iterable[Result]) -> str:
     return ", ".join(result.flags for result in results) or "none"

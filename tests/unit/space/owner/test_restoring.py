@@ -166,7 +166,7 @@ def test_a_branch_of_the_past_is_an_operators(doubtful: tuple[Path, Xid]) -> Non
                 verb(xid)
     told = CliRunner().invoke(app, ["indoubt", "list", "--space", str(root)])
     assert str(xid) in told.stdout
-    decided = CliRunner().invoke(app, ["indoubt", "commit", str(xid), "--space", str(root), "--yes"])
+    decided = CliRunner().invoke(app, ["indoubt", "commit", str(xid), "--space", str(root), "--yes", "--reason", "why"])
     assert decided.exit_code == ExitCode.OK, decided.output
     assert [body for body, _ in contents(root)] == [b"added"]
 

@@ -277,7 +277,7 @@ def test_what_only_the_journal_has_comes_over_where_the_space_cannot_be_opened(
 @pytest.mark.parametrize("lost", ["FORMAT", ""])
 def test_what_an_operator_has_decided_since_is_not_done_again(doubtful: tuple[Path, Xid], lost: str) -> None:
     root, xid = doubtful
-    decided = CliRunner().invoke(app, ["indoubt", "commit", str(xid), "--space", str(root), "--yes"])
+    decided = CliRunner().invoke(app, ["indoubt", "commit", str(xid), "--space", str(root), "--yes", "--reason", "why"])
     assert decided.exit_code == 0, decided.output
     with xaqueue.connect(root) as connection:
         assert connection.dequeue("orders") is not None

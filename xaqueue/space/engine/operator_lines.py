@@ -1,0 +1,44 @@
+"""operators.log: what a person decides of a branch, before it is decided, and who forgets that, before it is forgotten.
+
+One line of JSON each, hardened to the level of the space before what it tells of; lines are only ever added. A crash
+may leave a torn last line, which is skipped, or the line of what was not done then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xaqueue.errors import RetryLater
+from xaqueue.space.engine.state import Space
+from xaqueue.space.model.layout import OPERATORS
+from xaqueue.storage import append_log
+from xaqueue.storage.fs import NO_ROOM
+from xaqueue.storage.regular import NO_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A line: a decision, and who ended its memory, if anybody did. Times are int microseconds UTC."""
+
+    xid: str
+    outcome: str
+    by: str
+    at: int
+    reason: str
+    forgotten_by: str = ""
+    forgotten_at: int = 0
+    forgotten_reason: str = ""
+
+
+def append(space: Space, entry: Forgotten) -> None:
+    """Raises RetryLater without room, ResourceFailed."""
+    space.check()
+    try:
+        append_log.append(space.fs, OPERATORS, entry)
+    except OSError as error:
+        if error.errno not in NO_ROOM | NO_FILE:
+            raise space.fence(error) from error
+        done = "forgotten" if entry.forgotten_at else "done"
+        raise RetryLater(f"{OPERATORS} cannot be written ({error.strerror}): nothing was {done}") from error
+    space.log.sync_contents((OPERATORS,))
+    space.log.sync_names(("",))
