@@ -211,7 +211,7 @@ class Memory:
             outcome, when, session = self._finished[xid.is_local].get(xid, _NOTHING)
             if time.monotonic() - when > FINISHED_SECONDS or (begun_by and session and session != begun_by):
                 outcome = Outcome.UNKNOWN
-            if outcome is Outcome.UNKNOWN and begun_by in self._left:
+            if outcome is Outcome.UNKNOWN and begun_by is not None and begun_by in self._left:
                 last, became = self._left[begun_by]
                 return became if last == xid else Outcome.ROLLED_BACK
             return outcome
