@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -130,14 +130,14 @@ def create(
         if foreign:
             raise SpaceError(f"{root} holds other files ({foreign[0]} ...): choose an empty directory for a space")
         written = Format(FORMAT_VERSION, checked_name(name or root.resolve().name), str(uuid.uuid4()))
-        files = DirectoryFileSystem(root)
-        for directory in layout.DIRECTORIES:
-            if not files.is_dir(directory):
-                files.make_dir(directory)
-        _define(root, wanted, any_queue)
-        if not files.exists(layout.COUNTERS):  # from then on a space that has none has lost it
-            now_us = time.time_ns() // 1000
-            replace_file(files, layout.COUNTERS, encode(Counting(now_us, now_us, 0, closed=True), {}))
+        with closing(DirectoryFileSystem(root)) as files:
+            for directory in layout.DIRECTORIES:
+                if not files.is_dir(directory):
+                    files.make_dir(directory)
+            _define(root, wanted, any_queue)
+            if not files.exists(layout.COUNTERS):  # from then on a space that has none has lost it
+                now_us = time.time_ns() // 1000
+                replace_file(files, layout.COUNTERS, encode(Counting(now_us, now_us, 0, closed=True), {}))
         _write_durably(root, layout.FORMAT, f"{written.line}\n")
     except (FileExistsError, NotADirectoryError) as error:
         raise SpaceError(f"{root} cannot be made a queue space: {error.filename} is a file, and no directory") from None

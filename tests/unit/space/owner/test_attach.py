@@ -344,7 +344,9 @@ def test_a_file_is_not_made_a_space(tmp_path: Path) -> None:
 
 def test_what_create_makes(tmp_path: Path) -> None:
     """XAQ-14, and a format that says what the directory is."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
     made = create(tmp_path / "deep" / "orders space", name=None)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before, "a descriptor is left open"
     root = tmp_path / "deep" / "orders space"
     assert read_format(root) == made
     assert (made.version, made.name) == (1, "orders-space")
