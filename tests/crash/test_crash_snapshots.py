@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -15,9 +16,10 @@ from xaqueue.errors import ResourceFailed
 from xaqueue.space.engine.session import Session
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
+from xaqueue.space.model.copying import Snapshots
 from xaqueue.space.model.layout import SNAPSHOTS
 from xaqueue.space.snapshot import restore, store
-from xaqueue.space.snapshot.take import take
+from xaqueue.space.snapshot.take import take, take_and_keep
 from xaqueue.xa import Flag
 from xaqueue.xid import Xid
 
@@ -131,7 +133,7 @@ def test_what_is_taken_is_what_there_is(level: Level) -> None:
     assert work.seen(found) == work.states[0]
     work.step()
     assert take(work.space).number == 2
-    assert store.keep(fs, 1) == [1]
+    assert store.keep(fs, 1, 0) == [1]
     assert [one.number for one in store.listed(fs)] == [2]
 
 
@@ -233,3 +235,17 @@ def test_a_restore_may_be_cut_off_at_any_call(level: Level, exact: bool, killed:
             assert space.branches[IN_DOUBT].restored == exact, "it is in doubt yet, unless only the past counts"
             assert Session(space).recover(9, Flag.STARTRSCAN) == ([] if exact else [IN_DOUBT])
     assert ends >= {"old", "neither"}
+
+
+def test_one_that_is_copied_is_kept_by_nobody_and_removed_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a day: then whoever took it is gone."""
+    fs, work = made(LEVELS[0])
+    monkeypatch.setattr(work.space, "definitions", replace(work.space.definitions, snapshots=Snapshots(keep=2)))
+    held = take_and_keep(work.space, prunes=False).number
+    for _ in range(4):
+        take_and_keep(work.space)
+    assert [one.number for one in store.listed(fs)] == [held, 4, 5]
+    later_ns = work.space.now_ns() + (store.HELD_US + 1_000_000) * 1000
+    monkeypatch.setattr(work.space, "now_ns", lambda: later_ns)
+    assert take_and_keep(work.space, prunes=False).number == 6
+    assert [one.number for one in store.listed(fs)] == [4, 5, 6]

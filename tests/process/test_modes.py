@@ -200,7 +200,7 @@ def test_init_makes_a_private_space(tmp_path: Path, umask: int) -> None:
     assert CliRunner().invoke(app, ["init", str(tmp_path / "space")]).exit_code == 0
     seen = Seen(tmp_path / "space")
     seen.look()
-    assert set(seen.files) == {layout.FORMAT, layout.QUEUES}
+    assert set(seen.files) == {layout.FORMAT, layout.QUEUES, layout.COUNTERS}
     assert seen.odd(0o600, 0o700) == {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import threading
 import time
@@ -19,10 +20,12 @@ from support.served import PATIENCE_S, RUN, ServerThread
 from xaqueue.connection import Connection
 from xaqueue.errors import ConnectionLost, OutcomeUnknown, ResourceFailed, RolledBack, SpaceError, SpaceInUse
 from xaqueue.message import Message
+from xaqueue.replication import follower
 from xaqueue.replication.promote import promote, tell_former
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.space.model import format, layout, records, replicated
 from xaqueue.space.model.block import decode
+from xaqueue.space.model.replicated import Replicated
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
 from xaqueue.space.offline.inspect import browse as browse_directory
@@ -378,3 +381,25 @@ def test_why_a_delivery_has_failed_is_in_copies_as_well(tmp_path: Path, serve: S
     (kept,) = (tmp_path / "space" / layout.SNAPSHOTS).rglob(".retries/*")
     taken = records.decode_retry(kept.read_bytes(), "orders", message.message_id)
     assert (copied.reason, taken.reason) == ("ValueError: no such customer",) * 2
+
+
+def test_of_former_spaces_the_newest_are_kept_that_had_something(
+    tmp_path: Path, serve: Serve, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory changes its role many times; what nobody lacks is not kept at all, nor is anything else touched."""
+    monkeypatch.setattr(follower, "FORMER", 1)
+    former, root = tmp_path / "former", serve(made(tmp_path / "space"))
+    for name, said in (("20260101T000000Z", "x"), ("20260102T000000Z", ""), ("20260103T000000Z", "x")):
+        (former / layout.REMOVED / name / "committed").mkdir(parents=True)
+        (former / layout.REMOVED / name / layout.UNSHIPPED).write_text(said)
+    (former / layout.REMOVED / "20260104T000000Z").mkdir()  # of a restore
+    replicated.write(
+        DirectoryFileSystem(former, keep_unsynced=False),
+        Replicated(replicated.REPLACED, root.url, root.space.life.space, 1, 1, 1, 1),
+    )
+    shutil.copy(tmp_path / "space" / layout.FORMAT, former)
+    replica = follow(former, root)
+    replica.wait_for(root)
+    left = sorted(path.name for path in (former / layout.REMOVED).iterdir())
+    assert left[:2] == ["20260103T000000Z", "20260104T000000Z"]
+    assert not {"20260101T000000Z", "20260102T000000Z"} & {*left}

@@ -86,7 +86,8 @@ def _copy(space: Path, number: int, to: Path) -> None:
             fs.rename(making.name, to.name)
             fs.sync_dir("")
     except OSError as error:
-        raise OperationalError(f"{to} cannot be written ({error.strerror}): snapshot {number} is kept") from error
+        why = f"{to} cannot be written ({error.strerror}): snapshot {number} is kept for a day"
+        raise OperationalError(why) from error
     with closing(DirectoryFileSystem(space, keep_unsynced=False)) as fs:
         store.remove(fs, [number])
 

@@ -32,6 +32,7 @@ from xaqueue.rpc.client.manager import RemoteManager, dialer, hello_of
 from xaqueue.space.engine import redo
 from xaqueue.space.engine.shipping import Piece
 from xaqueue.space.model import definitions, layout, replicated
+from xaqueue.space.model.block_files import listed
 from xaqueue.space.model.format import parse as parse_format
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.replicated import REPLICA, Replicated
@@ -55,6 +56,8 @@ LONG_S = 3600.0
 """For a snapshot."""
 _OWN = {layout.LOCK, restore.PLACE, layout.LAG, f".{layout.LAG}.new"}
 """What there is before anything was copied."""
+FORMER = 2
+"""So many former spaces are kept of which something was not shipped."""
 LAG_S = 1.0
 """How often a replica says how far it is behind."""
 
@@ -296,8 +299,21 @@ class Follower:
         restore.put_in_place(fs, restore.Done(begun["number"], found.at, removed, count, 0, 0, []))
         if before is None or before.role == REPLICA:
             store.remove_tree(fs, removed)  # only an older copy, or nothing
+        self._prune_removed()
         self._found = found
         log.info("[replica-snapshot] snapshot %d of %s is copied: %d files", begun["number"], self.url, count)
+
+    def _prune_removed(self) -> None:
+        """Of the former spaces those are kept that had something which no replica got, and of them the newest."""
+        fs, lists = self._fs, []
+        for name in sorted(listed(fs, layout.REMOVED)):
+            place = f"{layout.REMOVED}/{name}"
+            if fs.exists(f"{place}/{layout.UNSHIPPED}"):
+                lists.append((fs.size(f"{place}/{layout.UNSHIPPED}") > 0, place))
+        full = [place for has_some, place in lists if has_some]
+        for place in [place for has_some, place in lists if not has_some] + full[:-FORMER]:
+            log.info("[former-removed] the former space in %s is removed, since the newest %d are kept", place, FORMER)
+            store.remove_tree(fs, place)
 
     def _check_space(self, line: str) -> None:
         if self._fs.exists(layout.FORMAT) and read_format(self.root).id != line.split()[-1]:

@@ -2,7 +2,8 @@
 
     {"snapshot": {"number": 7, "space": "xaqueue 1 orders <id>", "taken_at": microseconds UTC, "sync": "JOURNAL",
                   "epoch": 3, "lsn": 4711, "journal": 3, "queues": {"orders": [messages, published, reserved]},
-                  "files": count, "names": CRC-32 of the sorted paths, "copies": {path: CRC-32 of its content}},
+                  "files": count, "names": CRC-32 of the sorted paths, "copies": {path: CRC-32 of its content},
+                  "is_held": bool},
      "crc": CRC-32}
 
 Who has it has the whole snapshot: it is made last, before the directory takes its name. Blocks have checksums of their
@@ -45,6 +46,8 @@ class Manifest:
     copies: dict[str, int]
     journal: int = 0
     """The epoch of the journal whose LSN that is."""
+    is_held: bool = False
+    """Who had it taken copies and removes it: for a day nobody else removes it, and it is none of those to be kept."""
 
     @property
     def messages(self) -> int:
@@ -93,6 +96,8 @@ def _check(found: Manifest) -> None:
         numbers += [messages, published, reserved]
     if not all(type(number) is int and 0 <= number < 2**63 for number in (*numbers, *found.copies.values())):
         raise ValueError("a number is none")
+    if type(found.is_held) is not bool:
+        raise ValueError("is_held is neither true nor false")
     if not all(map(QUEUE_NAME.fullmatch, found.queues)) or not all(map(layout.is_copied, found.copies)):
         raise ValueError("it names what is none of a space")
     if parse_format(found.space) is None:

@@ -23,6 +23,9 @@ from xaqueue.storage.fs import FileSystem, discard
 from xaqueue.storage.journal_format import parse_name
 from xaqueue.storage.journal_reader import headers
 
+HELD_US = 86_400_000_000
+"""For so long, a day, nobody else removes a snapshot that is being copied."""
+
 
 def listed(fs: FileSystem) -> list[Manifest]:
     """Those whose manifest is whole, the oldest first. Raises OSError."""
@@ -114,9 +117,15 @@ def next_number(fs: FileSystem) -> int:
     return max(_numbers(fs), default=0) + 1
 
 
-def keep(fs: FileSystem, count: int) -> list[int]:
-    """Removes all but the newest so many that are whole; returns their numbers. Raises OSError."""
-    old = [one.number for one in listed(fs)][:-count]
+def keep(fs: FileSystem, count: int, now_us: int) -> list[int]:
+    """Removes all but the newest so many that are whole, 0 for all of them; returns their numbers. Raises OSError.
+
+    One that is being copied is not among these; one that was to be, and was left for a day, goes.
+    """
+    found = listed(fs)
+    old = [one.number for one in found if one.is_held and now_us - one.taken_at > HELD_US]
+    if count:
+        old += [one.number for one in found if not one.is_held][:-count]
     remove(fs, old)
     return old
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from zlib import crc32
 
@@ -37,9 +38,12 @@ ROUNDS = 20
 """In which the rest becomes so few, unless more changes than can be linked meanwhile."""
 
 
-def take(space: Space) -> Manifest:
-    """Takes one, in ``snapshots/``. Raises RetryLater where there is no room, another is being taken, or the space is
-    being closed; ResourceFailed, and OperationalError where the directory cannot be written."""
+def take(space: Space, *, is_held: bool = False) -> Manifest:
+    """Takes one, in ``snapshots/``; is_held: see ``Manifest``.
+
+    Raises RetryLater where there is no room, another is being taken, or the space is being closed; ResourceFailed, and
+    OperationalError where the directory cannot be written.
+    """
     if not space.snapshotting.acquire(blocking=False):
         raise RetryLater("a snapshot is being taken just now: try again when it is there")
     try:
@@ -49,7 +53,7 @@ def take(space: Space) -> Manifest:
             while not space.is_whole.wait(LOOK_S):
                 space.check()
         space.check()
-        return _take(space)
+        return _take(space, is_held)
     except OSError as error:
         if error.errno in NO_ROOM:
             raise RetryLater(f"no room for a snapshot ({error.strerror}): free some, or remove an older one") from error
@@ -60,16 +64,15 @@ def take(space: Space) -> Manifest:
 
 def take_and_keep(space: Space, prunes: bool = True) -> SnapshotStatus:
     """As ``take``. prunes: those go that are more than ``[snapshots] keep`` says, and what is kept of the journal for
-    them; not where this one goes again itself."""
-    taken = take(space)
+    them; not where this one is held, and goes again itself."""
+    taken = take(space, is_held=not prunes)
+    store.keep(space.fs, space.definitions.snapshots.keep if prunes else 0, space.now_us())
     if prunes:
-        if space.definitions.snapshots.keep:
-            store.keep(space.fs, space.definitions.snapshots.keep)
         store.prune_for(space.fs, space.definitions)
     return taken.status
 
 
-def _take(space: Space) -> Manifest:
+def _take(space: Space, is_held: bool) -> Manifest:
     fs = space.fs
     if not fs.is_dir(SNAPSHOTS):
         fs.make_dir(SNAPSHOTS)
@@ -80,7 +83,7 @@ def _take(space: Space) -> Manifest:
     links = _Links(fs, place, partial(_check, space))
     try:
         lsn = _link(space, links)
-        made = _manifest(space, links, number, lsn)
+        made = replace(_manifest(space, links, number, lsn), is_held=is_held)
         fs.create(f"{place}/{layout.MANIFEST}", [manifest.encode(made)])
         space.sync_all()
         links.sync()
