@@ -20,4 +20,6 @@ class SnapshotStatus:
     messages: int
     files: int
     problem: str = ""
-    """Why it is not used; empty where nothing is seen to be wrong with it."""
+    """Why it is not used, or what a check found; empty where nothing is seen to be wrong with it."""
+    checked_at: int = 0
+    """When all of it was read last, int microseconds UTC; 0 for never."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
@@ -25,7 +26,6 @@ from xaqueue.cli.location import (
 )
 from xaqueue.cli.parameters import instant
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.snapshot import SnapshotStatus
 from xaqueue.space.model.format import read_format
 from xaqueue.space.model.layout import SNAPSHOTS
 from xaqueue.space.offline.inspect import carriers_in
@@ -50,13 +50,14 @@ def take(
             help="Copy it there, to a directory that does not exist, and keep none here.",
         ),
     ] = None,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Do not read what was taken.")] = False,
     json: JsonOption = False,
     space: SpaceOption = None,
 ) -> None:
-    """Take a snapshot, while others work.
+    """Take a snapshot, while others work, and read it, as `snapshot check` does. Exit 1 where something is damaged.
 
     It stands in snapshots/ of the space's directory, by hard links: it costs names, and no copies. Against the loss of
-    the disk it is copied to another one: --to.
+    the disk it is copied to another one: --to. By a URL it is not read.
     """
     location = location_of(ctx, space)
     if to is not None and location.url:
@@ -65,14 +66,23 @@ def take(
         raise InvalidArgument(f"{to} is there already: name a directory that is not")
     with reached(location) as manager:
         taken = manager.snapshot(prunes=to is None)
+    wrong: list[str] = []
+    if not (location.url or no_check):
+        with closing(DirectoryFileSystem(location.directory, keep_unsynced=False)) as fs:
+            wrong = store.check(fs, taken.number, time.time_ns() // 1000)
+        taken = replace(taken, problem="; ".join(wrong))
     if to is not None:
         _copy(Path(location.directory), taken.number, to)
+    where = to if to is not None else f"snapshot {taken.number}"
     if json:
         output.as_json(asdict(taken))
-        return
-    where = to if to is not None else f"snapshot {taken.number}"
-    messages, queues = output.counted(taken.messages, "message"), output.counted(taken.queues, "queue")
-    typer.echo(f"{where}: {messages} in {queues}, as of {output.moment(taken.taken_at)}")
+    else:
+        messages, queues = output.counted(taken.messages, "message"), output.counted(taken.queues, "queue")
+        typer.echo(f"{where}: {messages} in {queues}, as of {output.moment(taken.taken_at)}")
+    for problem in wrong:
+        typer.echo(f"damaged in {where}: {problem}", err=True)
+    if wrong:
+        raise typer.Exit(ExitCode.NOTHING)
 
 
 def _copy(space: Path, number: int, to: Path) -> None:
@@ -94,31 +104,30 @@ def _copy(space: Path, number: int, to: Path) -> None:
 
 @app.command(name="list")
 def list_(ctx: typer.Context, json: JsonOption = False, space: DirectoryOption = None) -> None:
-    """List the snapshots, the oldest first."""
+    """List the snapshots, the oldest first, with what a check found and when."""
     with closing(DirectoryFileSystem(_place(ctx, space), keep_unsynced=False)) as fs:
-        found = _found(fs)
+        found = store.statuses(fs)
     if json:
         output.as_json([asdict(one) for one in found])
     elif not found:
         typer.echo("no snapshots yet: `xaqueue snapshot take` makes one")
     else:
         rows = [
-            (one.number, output.moment(one.taken_at) if one.taken_at else "", one.messages, one.queues, one.problem)
+            (one.number, _moment(one.taken_at), one.messages, one.queues, _moment(one.checked_at), one.problem)
             for one in found
         ]
-        output.table(("snapshot", "taken", "messages", "queues", "problem"), rows, right=("messages", "queues"))
+        headings = "snapshot", "taken", "messages", "queues", "checked", "problem"
+        output.table(headings, rows, right=("messages", "queues"))
+
+
+def _moment(when_us: int) -> str:
+    return output.moment(when_us) if when_us else ""
 
 
 def _place(ctx: typer.Context, space: str | None) -> str:
     """What has snapshots is looked at whatever else is lost there."""
     found = unchecked_directory_of(ctx, space)
     return found if (Path(found) / SNAPSHOTS).is_dir() else directory_of(ctx, space)
-
-
-def _found(fs: DirectoryFileSystem) -> list[SnapshotStatus]:
-    whole = [one.status for one in store.listed(fs)]
-    suspect = [SnapshotStatus(number, 0, "", 0, 0, 0, 0, problem) for number, problem in store.suspects(fs)]
-    return sorted((*whole, *suspect), key=lambda one: one.number)
 
 
 @app.command()
@@ -128,12 +137,15 @@ def check(
     json: JsonOption = False,
     space: DirectoryOption = None,
 ) -> None:
-    """Read all of a snapshot, and say what is wrong with it. Exit 1 where something is."""
+    """Read all of a snapshot, and say what is wrong with it. Exit 1 where something is.
+
+    `snapshot list` shows from then on what was found and when.
+    """
     with closing(DirectoryFileSystem(_place(ctx, space), keep_unsynced=False)) as fs:
-        found = [one for one in _found(fs) if number in (None, one.number)]
+        found = [one for one in store.statuses(fs) if number in (None, one.number)]
         if number is not None and not found:
             raise InvalidArgument(f"there is no snapshot {number}: `xaqueue snapshot list` names those there are")
-        wrong = {one.number: list(store.damage(fs, f"{SNAPSHOTS}/{one.number}")) for one in found}
+        wrong = {one.number: store.check(fs, one.number, time.time_ns() // 1000) for one in found}
     if json:
         output.as_json([asdict(replace(one, problem="; ".join(wrong[one.number]))) for one in found])
     else:

@@ -24,6 +24,7 @@ from xaqueue.space.model import layout
 from xaqueue.space.model.format import parse as parse_format
 from xaqueue.storage.fs import NO_ROOM, FileSystem
 
+_OWN = frozenset({layout.MANIFEST, layout.CHECKED, f".{layout.CHECKED}.new"})
 MOST_BYTES = 64 * 1024 * 1024
 """What is longer is none of ours."""
 
@@ -109,7 +110,7 @@ def _canonical(fields: dict[str, Any]) -> bytes:
 
 
 def files_below(fs: FileSystem, directory: str) -> list[str]:
-    """Every path below it but the manifest, relative to it, sorted. Raises OSError."""
+    """Every path below it but the manifest and what a check noted, relative to it, sorted. Raises OSError."""
     found: list[str] = []
     waiting = [""]
     while waiting:
@@ -121,9 +122,7 @@ def files_below(fs: FileSystem, directory: str) -> list[str]:
                 waiting.append(f"{path}/")
             else:
                 found.append(path)
-    if layout.MANIFEST in found:
-        found.remove(layout.MANIFEST)
-    return sorted(found)
+    return sorted(path for path in found if path not in _OWN)
 
 
 def crc_of(names: list[str]) -> int:

@@ -6,23 +6,27 @@ removed, has a dot before it, so that what a crash leaves passes for none.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 from zlib import crc32
 
 from xaqueue.errors import DamagedBlock, InvalidArgument, SpaceError
+from xaqueue.snapshot import SnapshotStatus
 from xaqueue.space.model import block_files, layout
 from xaqueue.space.model.block import decode
 from xaqueue.space.model.block_files import read_checked
 from xaqueue.space.model.definitions import Definitions
-from xaqueue.space.model.layout import KEPT_JOURNAL, SNAPSHOTS
+from xaqueue.space.model.layout import CHECKED, KEPT_JOURNAL, SNAPSHOTS
 from xaqueue.space.snapshot import manifest
 from xaqueue.space.snapshot.manifest import Manifest
 from xaqueue.storage.fs import FileSystem, discard
 from xaqueue.storage.journal_format import parse_name
 from xaqueue.storage.journal_reader import headers
 
+MOST_CHECKED_BYTES = 64 * 1024
 HELD_US = 86_400_000_000
 """For so long, a day, nobody else removes a snapshot that is being copied."""
 
@@ -93,6 +97,35 @@ def damage(fs: FileSystem, directory: str, *, bodies: bool = True) -> Iterator[s
                 decode(read_checked(fs, f"{directory}/{path}"))
             except (DamagedBlock, FileNotFoundError) as error:
                 yield f"{directory}/{path} is damaged: {error}"
+
+
+def check(fs: FileSystem, number: int, now_us: int) -> list[str]:
+    """As ``damage``; noted beside it, where that can be written, for ``statuses``. Raises OSError."""
+    directory = f"{SNAPSHOTS}/{number}"
+    found = list(damage(fs, directory))
+    text = found[0] + (f", and so it is with {len(found) - 1:,} more" if len(found) > 1 else "") if found else ""
+    new = f"{directory}/.{CHECKED}.new"
+    with suppress(OSError):  # another user's, or read-only: who asked is told all the same
+        discard(fs, new)
+        fs.create(new, [json.dumps({"at": now_us, "problem": text}).encode() + b"\n"])
+        fs.sync_file(new)
+        fs.rename(new, f"{directory}/{CHECKED}")
+        fs.sync_dir(directory)
+    return found
+
+
+def statuses(fs: FileSystem) -> list[SnapshotStatus]:
+    """Of all, with what a check found, and when. Raises OSError."""
+    whole = [replace(one.status, **_checked(fs, one.number)) for one in listed(fs)]
+    suspect = [SnapshotStatus(number, 0, "", 0, 0, 0, 0, problem) for number, problem in suspects(fs)]
+    return sorted((*whole, *suspect), key=lambda one: one.number)
+
+
+def _checked(fs: FileSystem, number: int) -> dict[str, Any]:
+    with suppress(OSError, ValueError, TypeError, KeyError):  # damaged: as if nobody had looked
+        said = json.loads(fs.read(f"{SNAPSHOTS}/{number}/{CHECKED}", MOST_CHECKED_BYTES))
+        return {"checked_at": int(said["at"]), "problem": str(said["problem"])}
+    return {}
 
 
 def remove(fs: FileSystem, numbers: Sequence[int]) -> None:

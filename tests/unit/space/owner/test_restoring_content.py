@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -129,3 +130,33 @@ def test_they_are_looked_at_whatever_else_is_lost(root: Path) -> None:
     checked = run(app, ["--space", str(root), "snapshot", "check"])
     assert checked.exit_code == ExitCode.NOTHING
     assert "is damaged: checksum does not match\nsnapshot 1: 1 problem\nsnapshot 2: no damage" in checked.output
+
+
+def test_one_of_a_damaged_message_says_so_when_it_is_taken(root: Path, tmp_path: Path) -> None:
+    """And the list says what was found, and when; also in a copy. A server's clock is not asked."""
+    flipped(blocks(root)[1])
+    run = CliRunner().invoke
+    taken = run(app, ["snapshot", "take", "--space", str(root)])
+    assert (taken.exit_code, taken.stderr.count("damaged in snapshot 3: ")) == (ExitCode.NOTHING, 1)
+    first, second, third = json.loads(run(app, ["snapshot", "list", "--json", "--space", str(root)]).stdout)
+    assert [first["checked_at"], second["checked_at"], first["problem"]] == [0, 0, ""]
+    assert third["checked_at"] >= third["taken_at"]
+    assert "checksum" in third["problem"]
+    assert run(app, ["snapshot", "take", "--no-check", "--space", str(root)]).exit_code == 0
+    copied_to = tmp_path / "copy"
+    assert run(app, ["snapshot", "take", "--to", str(copied_to), "--space", str(root)]).exit_code == ExitCode.NOTHING
+    assert (copied_to / "CHECKED").exists()
+
+
+def test_what_a_check_has_noted_is_no_part_of_the_snapshot(root: Path) -> None:
+    run = CliRunner().invoke
+    assert run(app, ["snapshot", "check", "--space", str(root)]).exit_code == 0
+    flipped(blocks(root / "snapshots/2")[1])
+    (root / "snapshots/2/.CHECKED.new").write_bytes(b"torn")
+    assert run(app, ["snapshot", "check", "2", "--space", str(root)]).exit_code == ExitCode.NOTHING
+    listed = json.loads(run(app, ["snapshot", "list", "--json", "--space", str(root)]).stdout)
+    assert [bool(one["problem"]) for one in listed] == [False, True]
+    (root / "snapshots/1/CHECKED").write_bytes(b"damaged")
+    assert restore(root).snapshot == 1
+    assert sorted(bodies(root)) == BODIES
+    assert not (root / "CHECKED").exists()
