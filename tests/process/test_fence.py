@@ -102,7 +102,7 @@ def by_the_watchdog(bare: BareSpace) -> None:
 
 def by_the_flusher(bare: BareSpace) -> None:
     background = start_background(bare.space)
-    bare.fs.faults["create", "committed/"] = errno.EIO
+    bare.fs.faults["create", "active/"] = errno.EIO
     bare.put("orders", b"body")
     settled(bare)
     for thread in background:
