@@ -16,11 +16,14 @@ from typing import TypeVar
 
 import pytest
 
+from support.carry_scene import GIVEN_TREE, LEDGER, Deed, Scene
 from support.crash_level import JOURNAL, LAGGING, STRICT, Level, open_space, ready
 from support.crash_story import EMPTY
 from support.failing_disk import FailingFileSystem
 from support.forgetful import Tree
+from support.tm_world import STARTED, mortal
 from xaqueue.errors import (
+    DecisionLogError,
     DiskFull,
     LeaseExpired,
     OperationalError,
@@ -34,7 +37,7 @@ from xaqueue.space.model import layout
 from xaqueue.space.model.definitions import Definitions, QueueDefinition
 from xaqueue.space.model.layout import SNAPSHOTS
 from xaqueue.space.model.retry import RetryPolicy
-from xaqueue.space.snapshot import store
+from xaqueue.space.snapshot import restore, store
 from xaqueue.space.snapshot.take import take
 from xaqueue.storage.fs import NO_ROOM
 from xaqueue.xa import Flag
@@ -43,7 +46,9 @@ from xaqueue.xid import Xid
 pytestmark = pytest.mark.usefixtures("quiet")
 FULL = os.environ.get("XAQUEUE_CRASH_FULL") == "1"
 LEVELS = [STRICT, LAGGING, JOURNAL]
+REFUSALS = (DecisionLogError, OperationalError, OSError)
 HOUR_US = 3_600_000_000
+NOW_US = 1_700_000_000_000_000
 FORMAT_LINE = b"xaqueue 1 orders 11111111-1111-1111-1111-111111111111"
 WAY = Definitions(
     default=QueueDefinition(retry=RetryPolicy(max_tries=9), failure_queue="dead"),
@@ -211,7 +216,12 @@ def take_of_group(work: Work) -> None:
     """One holds the group until it is rolled back; then its first is taken first."""
     work.roll_back(lambda session: [_took(session, "g") for _ in range(2)])
     taken: list[bytes] = []
-    work.transact(lambda session: (taken.append(_took(session, "g")), work.will(("-g", taken[-1]))))
+
+    def first(session: Session) -> None:
+        taken.append(_took(session, "g"))
+        work.will(("-g", taken[-1]))
+
+    work.transact(first)
     assert taken[-1] == b"g1"
 
 
@@ -346,8 +356,91 @@ def fail_at(level: Level, name: str, number: int, at: int) -> Work:
 @pytest.mark.parametrize("level", LEVELS, ids=str)
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_whose_call_fails(name: str, level: Level, number: int) -> None:
-    every = 1 if FULL else 5
-    for at in count(len(name) % every, every):
+    first, every = (0, 1) if FULL else ((len(name) + number) % 4, 11)
+    for at in count(first, every):
         if not fail_at(level, name, number, at).fs.struck:
+            break
+    assert at > first, "no call has failed"
+
+
+def to_restore(level: Level) -> tuple[Work, Contents]:
+    """A space that was closed, with a snapshot, and what it held then; messages came and went behind it."""
+    work = Work(given(level), level)
+    for step in (ack, snapshot, reject, add_group):
+        work.will()
+        step(work)
+        work.known = work.wanted
+        if step is snapshot:
+            then = work.known
+    work.space.close()
+    return work, then
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["no room", "EIO"])
+@pytest.mark.parametrize("level", LEVELS, ids=str)
+def test_a_restore_whose_call_fails(level: Level, number: int) -> None:
+    """Done again it has all of the snapshot; given up before it was ready, the space is as it was."""
+    every, gives_up = (1, (False, True)) if FULL else (11, (False,))
+    for at in count(level.name.count("J") * 3, every):
+        for is_given_up in gives_up:
+            work, then = to_restore(level)
+            work.fs.fail(at, number)
+            with suppress(*REFUSALS):
+                restore.restore(work.fs, None, NOW_US, exact=True)
+                assert not work.fs.struck, "it is done, and yet a call has failed"
+            work.fs.heal()
+            if not is_given_up or restore.is_cut_off(work.fs) or not work.fs.struck:
+                if work.fs.struck:
+                    restore.restore(work.fs, None, NOW_US, exact=True)
+                work.known = then
+            work.reopen()
+            assert work.contents() == work.known
+        if not work.fs.struck:
+            break
+    assert at >= every
+
+
+DEEDS = (
+    Deed(puts=(("out", b"1"), ("out", b"2"))),
+    Deed(takes=("in",)),
+)
+AFTERWARDS = Deed(puts=(("out", b"4"),))
+
+
+def carry(scene: Scene) -> None:
+    """Some changes are carried, hardened and removed, others are not; who is fenced is opened again, and goes on."""
+    scene.play(DEEDS)
+    assert scene.space is not None
+    if scene.space.failure is None:
+        with suppress(*REFUSALS):
+            scene.space.log.settle()
+            scene.space.checkpoint()
+    scene.rig.recover()
+    is_there = next(iter(scene.done.values())).told
+    scene.play([Deed(puts=(("out", b"3"),), takes=("out", "in") if is_there else ("in",))])
+    scene.rig.recover()
+
+
+@pytest.mark.parametrize("fault", ["", "answer lost"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["no room", "EIO"])
+def test_a_carried_note_whose_call_fails(number: int, fault: str) -> None:
+    every = 1 if FULL else 9
+    for at in count(len(fault) % every, every):
+        scene = Scene(fault=fault)
+        fs = FailingFileSystem(GIVEN_TREE)
+        scene._boot(fs, mortal(STARTED, scene.world))
+        fs.fail(at, number)
+        with suppress(*REFUSALS):
+            scene.make_ready()
+        with suppress(*REFUSALS):
+            carry(scene)
+        fs.heal()
+        scene.fault = ""
+        scene.rig.recover()
+        scene.play([AFTERWARDS])
+        assert list(scene.done.values())[-1].told, "it goes on"
+        scene.fork().recover(*scene.trees_after_kill())
+        if not fs.struck:
+            assert [row for row in scene.ledgers[LEDGER].rows.values() if row[3] is not None], "carried"
             break
     assert at >= every
