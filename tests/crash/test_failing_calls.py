@@ -379,7 +379,7 @@ def to_restore(level: Level) -> tuple[Work, Contents]:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["no room", "EIO"])
 @pytest.mark.parametrize("level", LEVELS, ids=str)
 def test_a_restore_whose_call_fails(level: Level, number: int) -> None:
-    """Done again it has all of the snapshot; given up before it was ready, or behind its last call, the space is whole."""
+    """Done again it has all of the snapshot; given up before it was ready, or behind its last call, it is whole."""
     every, gives_up = (1, (False, True)) if FULL else (11, (False,))
     for at in count(level.name.count("J") * 3, every):
         for gives_up_at_once in gives_up:
