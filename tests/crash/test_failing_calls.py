@@ -252,6 +252,9 @@ def snapshot(work: Work) -> None:
         taken = take(work.space)
     assert list(store.damage(work.fs, f"{SNAPSHOTS}/{taken.number}")) == []
     assert not [name for name in work.fs.list(SNAPSHOTS) if name.startswith(".")]
+    start, nodes = f"{SNAPSHOTS}/{taken.number}/", work.fs.tree_after_kill().nodes
+    alone = Tree({path.removeprefix(start): data for path, data in nodes.items() if path.startswith(start)})
+    assert Work(alone, work.level).contents() == work.known, "it is the space"
 
 
 STEPS: dict[str, Callable[[Work], None]] = {
