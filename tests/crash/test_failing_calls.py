@@ -307,8 +307,9 @@ def settle_down(work: Work) -> None:
     """What the threads of an owner do behind a step: what is left is completed, the directories follow."""
     try:
         timeouts.expire(work.space, time.monotonic() + 7202, float("inf"), 0.0)
-        work.space.log.settle()
-        work.space.checkpoint()
+        if work.level is not LAGGING:  # there the journal alone has it
+            work.space.log.settle()
+            work.space.checkpoint()
     except OSError as error:
         if error.errno in NO_ROOM:
             raise RetryLater("follow that") from error
