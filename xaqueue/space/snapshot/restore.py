@@ -111,8 +111,11 @@ def _another(found: Manifest, lives: Collection[str]) -> str | None:
 def lives_of(fs: FileSystem, space_id: str) -> set[str]:
     """The ids that the space of this one has had: each restore gives it another. None where nobody can tell."""
     earlier = restored.read(fs)
-    is_known = space_id and earlier.snapshot != restored.DAMAGED
-    return {space_id, *earlier.lives} if is_known else set()
+    if not space_id or earlier.snapshot == restored.DAMAGED:
+        return set()
+    if earlier.snapshot and not earlier.lives:  # by an older xaqueue, to which all snapshots that stood here were its own
+        return {space_id, *(found.space.split()[-1] for found in store.listed(fs))}
+    return {space_id, *earlier.lives}
 
 
 def restore(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import xaqueue
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.errors import SpaceError
+from xaqueue.space.model import layout
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner.restoring import restore
 
@@ -118,6 +120,17 @@ def test_those_of_its_earlier_lives_are_its_own(root: Path) -> None:
         assert restore(root, 1).passed == []
         ids.add(read_format(root).id)
     assert len(ids) == 4
+
+
+def test_so_are_they_where_an_older_version_has_restored_it(root: Path) -> None:
+    """Which did not write down what the ids were."""
+    restore(root, 1)
+    path = root / layout.RESTORED
+    said = json.loads(path.read_text())
+    del said["lives"]
+    path.write_text(json.dumps(said))
+    assert [restore(root, number).passed for number in (2, 1, None)] == [[], [], []]
+    assert bodies(root) == BODIES
 
 
 def test_they_are_looked_at_whatever_else_is_lost(root: Path) -> None:
