@@ -350,7 +350,9 @@ def test_what_create_makes(tmp_path: Path) -> None:
     assert (made.version, made.name) == (1, "orders-space")
     assert UUID(made.id).version == 4
     assert (root / "FORMAT").read_text() == f"xaqueue 1 orders-space {made.id}\n"
-    assert sorted(path.name for path in root.iterdir()) == sorted([*layout.DIRECTORIES, "FORMAT", "queues.toml"])
+    assert sorted(path.name for path in root.iterdir()) == sorted(
+        [*layout.DIRECTORIES, "FORMAT", "counters", "queues.toml"]
+    )
 
 
 def test_create_leaves_a_space_as_it_is(tmp_path: Path) -> None:
