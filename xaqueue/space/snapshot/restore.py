@@ -113,7 +113,7 @@ def lives_of(fs: FileSystem, space_id: str) -> set[str]:
     earlier = restored.read(fs)
     if not space_id or earlier.snapshot == restored.DAMAGED:
         return set()
-    if earlier.snapshot and not earlier.lives:  # by an older xaqueue, to which all snapshots that stood here were its own
+    if earlier.snapshot and not earlier.lives:  # by an older xaqueue, to which every snapshot here was its own
         return {space_id, *(found.space.split()[-1] for found in store.listed(fs))}
     return {space_id, *earlier.lives}
 
@@ -237,7 +237,7 @@ class _Build:
 
     def build(self) -> Done:
         fs, found = self.fs, self.found
-        names = manifest.files_below(fs, self.source)
+        names = [path for path in manifest.files_below(fs, self.source) if layout.is_copied(path)]
         for directory in layout.DIRECTORIES:
             redo.make_dirs(fs, f"{PLACE}/{directory}")
         for path in names:

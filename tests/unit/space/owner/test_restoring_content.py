@@ -100,6 +100,21 @@ def test_what_is_none_of_a_space_is_damage(root: Path) -> None:
     assert "is none of the files that a snapshot has" in restore(root).passed[0]
 
 
+def test_what_an_older_version_has_copied_with_it_is_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took whatever stood in the space, and such a snapshot is as good as any."""
+    foreign = blocks(root)[0].with_name("notes.txt")
+    with xaqueue.connect(root) as connection, monkeypatch.context() as older:
+        foreign.write_text("")
+        older.setattr(layout, "is_copied", lambda _: True)
+        connection.snapshot()
+    assert (root / "snapshots/3" / foreign.relative_to(root)).exists()
+    for number in (3, None):
+        assert (done := restore(root, number, exact=True)).passed == []
+        assert done.snapshot == 3
+        assert bodies(root) == BODIES
+        assert not foreign.exists()
+
+
 def test_one_of_another_space_is_not_used_but_as_a_new_one(root: Path, tmp_path: Path) -> None:
     with xaqueue.connect(tmp_path / "bills", create=True) as connection:
         connection.enqueue("q", b"bill")
