@@ -164,7 +164,12 @@ def test_a_worker_that_is_stopped_while_it_waits_leaves_the_directory_alone(
     """Else the server that comes back finds it in use."""
     be_killed(served(root))
     before, waits, wait = read_owner(root), Event(), loop.Loop._wait_for_server
-    monkeypatch.setattr(loop.Loop, "_wait_for_server", lambda self, pause_s: (waits.set(), wait(self, pause_s)))
+
+    def waiting(self: loop.Loop, pause_s: float) -> None:
+        waits.set()
+        wait(self, pause_s)
+
+    monkeypatch.setattr(loop.Loop, "_wait_for_server", waiting)
     with xaqueue.Worker(root, "orders", lambda _message, _tx: None):
         assert waits.wait(PATIENCE_S)
     assert read_owner(root) == before
