@@ -109,7 +109,8 @@ def take_place(
         branches = sorted(map(str, branches_in(fs, layout.PREPARED)))
         before = restored.read(fs)
         names = sorted({*branches, *map(str, before.xids())})
-        _put(fs, layout.RESTORED, restored.encode(Restored(1, now_us, now_us, through, names, before.lives)))
+        lives = before.lives if before.snapshot else here.space.split()[-1:]
+        _put(fs, layout.RESTORED, restored.encode(Restored(1, now_us, now_us, through, names, lives)))
     write_owner(format_owner(replace(here, journalled=copy.is_begun)))
     fs.sync_all()
     discard(fs, INCOMING)

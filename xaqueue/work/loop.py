@@ -190,7 +190,7 @@ class Loop:
 
     def _wait_for_server(self, pause_s: float) -> None:
         if self._stopping.wait(pause_s):
-            raise ConnectionLost("it is told to stop while it waits for the server")
+            raise reach.GivenUp("it is told to stop while it waits for the server")
 
     @contextmanager
     def _begun(self, connection: Connection | None, *names: str) -> Iterator[tuple[Any, list[Connection]]]:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import xaqueue
+from support.contract_connection import PATIENCE_S
 from support.served import ServerThread
 from xaqueue.cli import location
 from xaqueue.cli.exit_codes import ExitCode
@@ -28,6 +30,7 @@ from xaqueue.spark import server_launcher
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 from xaqueue.storage.fs import replace_file
 from xaqueue.storage.owner_file import OwnerFile, is_owned
+from xaqueue.work import loop
 
 SHORT_S, LONG_S = 0.05, 600.0
 
@@ -153,6 +156,23 @@ def test_one_that_opens_the_space_is_waited_for(root: Path) -> None:
     with outage, reach.connect(str(root), server_s=LONG_S, pause=pause) as connection:
         assert not connection.is_embedded
     assert outage.server is not None
+
+
+def test_a_worker_that_is_stopped_while_it_waits_leaves_the_directory_alone(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the server that comes back finds it in use."""
+    be_killed(served(root))
+    before, waits, wait = read_owner(root), Event(), loop.Loop._wait_for_server
+
+    def waiting(self: loop.Loop, pause_s: float) -> None:
+        waits.set()
+        wait(self, pause_s)
+
+    monkeypatch.setattr(loop.Loop, "_wait_for_server", waiting)
+    with xaqueue.Worker(root, "orders", lambda _message, _tx: None):
+        assert waits.wait(PATIENCE_S)
+    assert read_owner(root) == before
 
 
 def test_an_owner_that_serves_nobody_is_told_of(root: Path) -> None:

@@ -39,6 +39,12 @@ SAY_S = 2.0
 """Who has waited for longer says so."""
 
 log = logging.getLogger("xaqueue")
+
+
+class GivenUp(ConnectionLost):
+    """Raised by a ``pause``: nobody waits any more, and so the directory is not opened either."""
+
+
 in_memory: dict[str, Callable[[str | None], Connection]] = {}
 """Spaces of ``xaqueue.testing``, by what names them: each connects, and is told the flags that are wanted."""
 _led: set[str] = set()
@@ -72,7 +78,7 @@ def connect(
     server_s: float | None = SERVER_S,
     pause: Callable[[float], object] = time.sleep,
 ) -> Connection:
-    """To a directory or a URL; see ``xaqueue.connect``. pause: waits for so many seconds, and may raise."""
+    """To a directory or a URL; see ``xaqueue.connect``. pause: waits for so many seconds, and may raise ``GivenUp``."""
     if server_s is not None and (isinstance(server_s, bool) or not server_s >= 0):
         raise InvalidArgument(f"server_s={server_s!r} is refused: seconds from 0 are wanted, or None for ever")
     if place in in_memory:
@@ -118,7 +124,7 @@ def session(
         except SpaceInUse:
             pass  # no server has it: who does, if anybody, is found by opening it
         except ConnectionLost as error:
-            if is_served_only(directory):
+            if isinstance(error, GivenUp) or is_served_only(directory):
                 raise
             lost = error
     try:

@@ -111,8 +111,11 @@ def _another(found: Manifest, lives: Collection[str]) -> str | None:
 def lives_of(fs: FileSystem, space_id: str) -> set[str]:
     """The ids that the space of this one has had: each restore gives it another. None where nobody can tell."""
     earlier = restored.read(fs)
-    is_known = space_id and earlier.snapshot != restored.DAMAGED
-    return {space_id, *earlier.lives} if is_known else set()
+    if not space_id or earlier.snapshot == restored.DAMAGED:
+        return set()
+    if earlier.snapshot and not earlier.lives:  # by an older xaqueue, to which every snapshot here was its own
+        return {space_id, *(found.space.split()[-1] for found in store.listed(fs))}
+    return {space_id, *earlier.lives}
 
 
 def restore(
@@ -234,7 +237,7 @@ class _Build:
 
     def build(self) -> Done:
         fs, found = self.fs, self.found
-        names = manifest.files_below(fs, self.source)
+        names = [path for path in manifest.files_below(fs, self.source) if layout.is_copied(path)]
         for directory in layout.DIRECTORIES:
             redo.make_dirs(fs, f"{PLACE}/{directory}")
         for path in names:

@@ -14,6 +14,7 @@ import xaqueue
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.errors import SpaceError
+from xaqueue.space.model import layout
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner.restoring import restore
 
@@ -99,6 +100,21 @@ def test_what_is_none_of_a_space_is_damage(root: Path) -> None:
     assert "is none of the files that a snapshot has" in restore(root).passed[0]
 
 
+def test_what_an_older_version_has_copied_with_it_is_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took whatever stood in the space, and such a snapshot is as good as any."""
+    foreign = blocks(root)[0].with_name("notes.txt")
+    with xaqueue.connect(root) as connection, monkeypatch.context() as older:
+        foreign.write_text("")
+        older.setattr(layout, "is_copied", lambda _: True)
+        connection.snapshot()
+    assert (root / "snapshots/3" / foreign.relative_to(root)).exists()
+    for number in (3, None):
+        assert (done := restore(root, number, exact=True)).passed == []
+        assert done.snapshot == 3
+        assert bodies(root) == BODIES
+        assert not foreign.exists()
+
+
 def test_one_of_another_space_is_not_used_but_as_a_new_one(root: Path, tmp_path: Path) -> None:
     with xaqueue.connect(tmp_path / "bills", create=True) as connection:
         connection.enqueue("q", b"bill")
@@ -119,6 +135,17 @@ def test_those_of_its_earlier_lives_are_its_own(root: Path) -> None:
         assert restore(root, 1).passed == []
         ids.add(read_format(root).id)
     assert len(ids) == 4
+
+
+def test_so_are_they_where_an_older_version_has_restored_it(root: Path) -> None:
+    """Which did not write down what the ids were."""
+    restore(root, 1)
+    path = root / layout.RESTORED
+    said = json.loads(path.read_text())
+    del said["lives"]
+    path.write_text(json.dumps(said))
+    assert [restore(root, number).passed for number in (2, 1, None)] == [[], [], []]
+    assert bodies(root) == BODIES
 
 
 def test_they_are_looked_at_whatever_else_is_lost(root: Path) -> None:
