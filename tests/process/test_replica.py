@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from xaqueue.message import Message
 from xaqueue.replication import follower
 from xaqueue.replication.promote import promote, tell_former
 from xaqueue.rpc.client.manager import remote_manager
-from xaqueue.space.model import format, layout, records, replicated
+from xaqueue.space.model import format, layout, records, replicated, restored
 from xaqueue.space.model.block import decode
 from xaqueue.space.model.replicated import Replicated
 from xaqueue.space.offline.check import check
@@ -113,6 +113,9 @@ def test_it_has_what_its_source_has(tmp_path: Path, serve: Serve, follow: Follow
     source.kill()
     done = promote(tmp_path / "replica", 1)
     assert len(done.branches) == 1
+    with closing(DirectoryFileSystem(tmp_path / "replica")) as fs:
+        space_id = format.read_format(tmp_path / "replica").id
+        assert restored.read(fs).lives == [space_id], "only its own snapshots may be restored there"
     with xaqueue.connect(tmp_path / "replica") as connection:
         assert bodies(connection) == wanted
         assert connection.tpc_recover() == [], "whether it was decided since only an operator can tell"
