@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -161,7 +162,13 @@ def judge(three: Three, writer: Writer, held: list[bytes], lost: set[bytes]) -> 
 
 
 def wait_for_the_same(three: Three, side: int, held: list[bytes]) -> None:
-    _until(lambda: three.choose() == 0 and bodies(three.roots[side]) == held, lambda: different(three, side, held))
+    def is_same() -> bool:
+        if three.choose() == 0:
+            with suppress(Error):  # which is being copied, and put in place
+                return bodies(three.roots[side]) == held
+        return False
+
+    _until(is_same, lambda: different(three, side, held))
 
 
 def different(three: Three, side: int, held: list[bytes]) -> str:

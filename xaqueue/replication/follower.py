@@ -57,7 +57,7 @@ LONG_S = 3600.0
 _OWN = {layout.LOCK, restore.PLACE, layout.LAG, f".{layout.LAG}.new"}
 """What there is before anything was copied."""
 FORMER = 2
-"""So many former spaces are kept of which something was not shipped."""
+"""So many former spaces are kept."""
 LAG_S = 1.0
 """How often a replica says how far it is behind."""
 
@@ -304,15 +304,11 @@ class Follower:
         log.info("[replica-snapshot] snapshot %d of %s is copied: %d files", begun["number"], self.url, count)
 
     def _prune_removed(self) -> None:
-        """Of the former spaces those are kept that had something which no replica got, and of them the newest."""
-        fs, lists = self._fs, []
-        for name in sorted(listed(fs, layout.REMOVED)):
-            place = f"{layout.REMOVED}/{name}"
-            if fs.exists(f"{place}/{layout.UNSHIPPED}"):
-                lists.append((fs.size(f"{place}/{layout.UNSHIPPED}") > 0, place))
-        full = [place for has_some, place in lists if has_some]
-        for place in [place for has_some, place in lists if not has_some] + full[:-FORMER]:
-            log.info("[former-removed] the former space in %s is removed, since the newest %d are kept", place, FORMER)
+        """Of the former spaces, which have a list of what was not shipped, the newest are kept."""
+        fs = self._fs
+        places = [f"{layout.REMOVED}/{name}" for name in sorted(listed(fs, layout.REMOVED))]
+        for place in [place for place in places if fs.exists(f"{place}/{layout.UNSHIPPED}")][:-FORMER]:
+            log.info("[former-removed] the former space in %s is removed, since %d newer ones are kept", place, FORMER)
             store.remove_tree(fs, place)
 
     def _check_space(self, line: str) -> None:

@@ -47,8 +47,8 @@ NEW = ".new"
 ARCHIVE = ".archive"
 _FRESH_BYTES = 1 << 32
 """A new journal begins at a multiple of this, above all that the old one can have used."""
-COVERED = 10_000
-"""So many records that a checkpoint covers are told of, at most."""
+COVERED = 2_000
+"""So many records that a checkpoint covers are told of, at most; answers that are lost with a process are of its last."""
 LARGEST_BYTES = 1 << 30
 """Of a segment whose size stood in a header that is damaged, so much is looked at."""
 

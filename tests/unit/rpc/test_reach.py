@@ -228,8 +228,8 @@ def test_what_served_only_may_say(root: Path) -> None:
         xaqueue.connect(root)
 
 
-@pytest.mark.parametrize("server_s", [-1, True, float("nan")])
-def test_seconds_are_wanted(root: Path, server_s: float) -> None:
+@pytest.mark.parametrize("server_s", [-1, True, float("nan"), "60", [60], 1j])
+def test_seconds_are_wanted(root: Path, server_s: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"server_s=.* is refused: seconds from 0 are wanted, or None"):
         xaqueue.connect(root, server_s=server_s)
     with pytest.raises(InvalidArgument, match="server_s= are for a directory"):

@@ -3,7 +3,8 @@
 Who was led to a server stays its client: a server that is gone could not come back if a client had opened the directory
 meanwhile. So it is waited for, for as long as ``server_s`` says, where this process has found one there, where the
 owner file says that one was killed, while another process opens the space, and where queues.toml says ``served_only``.
-Behind that the directory is opened here, but with ``served_only`` never. Nobody waits for a server that ends by itself.
+Behind that the directory is opened here, but with ``served_only`` never. A server that has ended by itself is waited
+for by those alone who have found it there.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def connect(
     pause: Callable[[float], object] = time.sleep,
 ) -> Connection:
     """To a directory or a URL; see ``xaqueue.connect``. pause: waits for so many seconds, and may raise ``GivenUp``."""
-    if server_s is not None and (isinstance(server_s, bool) or not server_s >= 0):
+    if server_s is not None and (type(server_s) not in (int, float) or not server_s >= 0):
         raise InvalidArgument(f"server_s={server_s!r} is refused: seconds from 0 are wanted, or None for ever")
     if place in in_memory:
         return in_memory[place](sync)
