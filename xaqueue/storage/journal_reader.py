@@ -48,7 +48,7 @@ ARCHIVE = ".archive"
 _FRESH_BYTES = 1 << 32
 """A new journal begins at a multiple of this, above all that the old one can have used."""
 COVERED = 2_000
-"""So many records that a checkpoint covers are told of, at most; answers that are lost with a process are of its last."""
+"""Of the records that a checkpoint covers so many are told of: an answer that a process took with it is of its last."""
 LARGEST_BYTES = 1 << 30
 """Of a segment whose size stood in a header that is damaged, so much is looked at."""
 
