@@ -177,7 +177,7 @@ class Story:
         WatchedFileSystem.called = self._called
         try:
             self.first = Owner(self.root, standby.wait(self.root))
-        except SpaceError:
+        except (ResourceFailed, SpaceError):  # the first, where it had taken the lock before
             assert self.is_over, "a space could not be opened"
         else:
             self.first.leave()

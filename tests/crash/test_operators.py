@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.bare_space import BareSpace, bare_space
+from support.careless_log import careless
 from support.crash_level import Level, level_of, open_space
 from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
@@ -177,9 +178,7 @@ def undecided(level: Level) -> Tree:
     return fs.tree_after_kill()
 
 
-@pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("level", [level_of("FDATASYNC;DSYNC"), level_of("JOURNAL")], ids=str)
-def test_no_crash_leaves_a_decision_that_no_line_tells_of(level: Level) -> None:
+def judge_decisions(level: Level) -> None:
     """Who decided, and why, is on disk before the decision is, whatever was not synced is lost."""
     tree, before, after = undecided(level), 0, 0
     first = tree.open()
@@ -203,3 +202,24 @@ def test_no_crash_leaves_a_decision_that_no_line_tells_of(level: Level) -> None:
         if not fs.crashed:
             break
     assert before > 1 < after
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("level", [level_of("FDATASYNC;DSYNC"), level_of("JOURNAL")], ids=str)
+def test_no_crash_leaves_a_decision_that_no_line_tells_of(level: Level) -> None:
+    judge_decisions(level)
+
+
+SYNCS = [
+    ("append: content operators.log", "FDATASYNC;DSYNC"),
+    ("append: names root", "FDATASYNC;DSYNC"),
+    ("append: all root", "JOURNAL"),
+]
+"""At level JOURNAL the last of them has the content on disk as well, whose own sync tells of a lost write-back."""
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(("kind", "level"), SYNCS)
+def test_a_sync_of_the_line_left_out_is_noticed(kind: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with careless(monkeypatch, kind), pytest.raises((AssertionError, KeyError)):
+        judge_decisions(level_of(level))
