@@ -91,6 +91,13 @@ class Three:
         begun.wait_for("follows")
         return begun
 
+    def follow(self) -> bool:
+        """Whether each replica has its first copy, and has said who it is: who is promoted stops that process."""
+        with suppress(OSError, ValueError):
+            said = {side: json.loads((self.roots[side] / layout.LAG).read_text())["pid"] for side in self.replicas}
+            return all(said[side] == replica.pid for side, replica in self.replicas.items())
+        return False
+
     def promote(self, side: int) -> None:
         command = [*RUN, "promote", str(self.roots[side]), "--yes"]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -190,6 +197,7 @@ def test_the_one_of_two_that_lags_takes_the_place(tmp_path: Path) -> None:
             writer = Writer(three.url, f"w{failover}")
             writer.start()
             writer.wait_for(10)
+            _until(three.follow, lambda: "a replica does not follow")
             promoted = rng.choice(list(three.replicas))
             if failover % 4 < 3:  # else both are as far
                 three.replicas[promoted].signal(signal.SIGSTOP)

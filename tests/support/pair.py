@@ -49,6 +49,10 @@ class Program:
         for line in self._process.stderr:
             self.said += line
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def wait_for(self, word: str) -> None:
         while word not in self._next():
             pass
