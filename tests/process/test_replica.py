@@ -396,6 +396,8 @@ def test_of_former_spaces_the_newest_are_kept(
         (former / layout.REMOVED / f"2026010{day}T000000Z" / "committed").mkdir(parents=True)
         (former / layout.REMOVED / f"2026010{day}T000000Z" / layout.UNSHIPPED).touch()
     (former / layout.UNSHIPPED).touch()
+    (former / layout.REMOVED / "20251231T000000Z").mkdir()
+    (former / layout.REMOVED / "20251231T000000Z" / layout.UNSHIPPED).write_text("{}")
     (former / layout.REMOVED / "20250101T000000Z").mkdir()  # of a restore
     replicated.write(
         DirectoryFileSystem(former, keep_unsynced=False),
@@ -405,4 +407,4 @@ def test_of_former_spaces_the_newest_are_kept(
     replica = follow(former, root)
     replica.wait_for(root)
     left = sorted(path.name for path in (former / layout.REMOVED).iterdir())
-    assert (len(left), left[:2]) == (3, ["20250101T000000Z", "20260103T000000Z"])
+    assert (len(left), left[:2]) == (4, ["20250101T000000Z", "20251231T000000Z"])

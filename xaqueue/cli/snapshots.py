@@ -27,11 +27,11 @@ from xaqueue.cli.location import (
 from xaqueue.cli.parameters import instant
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.space.model.format import read_format
-from xaqueue.space.model.layout import SNAPSHOTS
+from xaqueue.space.model.layout import MANIFEST, SNAPSHOTS
 from xaqueue.space.offline.inspect import carriers_in
 from xaqueue.space.owner.definitions_file import usable_definitions
 from xaqueue.space.owner.restoring import restore as restore_space
-from xaqueue.space.snapshot import store
+from xaqueue.space.snapshot import manifest, store
 from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -92,6 +92,8 @@ def _copy(space: Path, number: int, to: Path) -> None:
         shutil.rmtree(making, ignore_errors=True)
         shutil.copytree(space / SNAPSHOTS / str(number), making, symlinks=True)
         with closing(DirectoryFileSystem(making.parent, keep_unsynced=False)) as fs:
+            made = replace(manifest.read(fs, making.name), is_held=False)  # put back, it is one as any other
+            (making / MANIFEST).write_bytes(manifest.encode(made))
             fs.sync_all()
             fs.rename(making.name, to.name)
             fs.sync_dir("")

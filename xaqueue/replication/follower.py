@@ -304,10 +304,13 @@ class Follower:
         log.info("[replica-snapshot] snapshot %d of %s is copied: %d files", begun["number"], self.url, count)
 
     def _prune_removed(self) -> None:
-        """Of the former spaces, which have a list of what was not shipped, the newest are kept."""
+        """Of the former spaces, which have a list of what was not shipped, the newest are kept; those whose list is
+        empty push out none of the others."""
         fs = self._fs
         places = [f"{layout.REMOVED}/{name}" for name in sorted(listed(fs, layout.REMOVED))]
-        for place in [place for place in places if fs.exists(f"{place}/{layout.UNSHIPPED}")][:-FORMER]:
+        lists = [place for place in places if fs.exists(f"{place}/{layout.UNSHIPPED}")]
+        full = [place for place in lists if fs.size(f"{place}/{layout.UNSHIPPED}")]
+        for place in [*full[:-FORMER], *[place for place in lists if place not in full][:-FORMER]]:
             log.info("[former-removed] the former space in %s is removed, since %d newer ones are kept", place, FORMER)
             store.remove_tree(fs, place)
 

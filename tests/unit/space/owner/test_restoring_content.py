@@ -187,3 +187,12 @@ def test_what_a_check_has_noted_is_no_part_of_the_snapshot(root: Path) -> None:
     assert restore(root).snapshot == 1
     assert sorted(bodies(root)) == BODIES
     assert not (root / "CHECKED").exists()
+
+
+def test_a_copy_that_is_put_back_is_held_by_nobody(root: Path, tmp_path: Path) -> None:
+    """Else it would go after a day, as what a killed command has left."""
+    copied_to = tmp_path / "copy"
+    assert CliRunner().invoke(app, ["snapshot", "take", "--to", str(copied_to), "--space", str(root)]).exit_code == 0
+    assert '"is_held": false' in (copied_to / "MANIFEST").read_text()
+    shutil.copytree(copied_to, root / "snapshots/9")
+    assert CliRunner().invoke(app, ["snapshot", "check", "9", "--space", str(root)]).exit_code == 0
