@@ -371,6 +371,7 @@ def test_why_a_delivery_has_failed_is_in_copies_as_well(tmp_path: Path, serve: S
     more = '[queues.failed]\n[queues.orders]\nmax_tries = 5\nretry_delay_s = 3600\nfailure_queue = "failed"'
     server = serve(made(tmp_path / "space", more=more))
     replica = follow(tmp_path / "replica", server)
+    replica.wait_for(server)  # its first copy is a snapshot, beside which no other is taken
     put(server.url, b"x")
     with suppress(ValueError), xaqueue.connect(server.url) as connection:
         assert connection.dequeue("orders") is not None
