@@ -280,7 +280,8 @@ def test_a_worker_of_a_transaction_manager(space: Path, tmp_path: Path, caplog: 
             with xaqueue.connect(space) as connection:
                 (failed,) = connection.browse("failed")
             assert (failed.body, failed.origin and failed.origin.detail) == (b"poison", "ValueError: no such product")
-            said = [one.getMessage() for one in caplog.records if "[messages-moved]" in one.getMessage()]
-            assert said[0].endswith("the last one had failed last with: ValueError: no such product")
+            eventually(lambda: "[messages-moved]" in caplog.text)  # it is said behind that
+            (said,) = (one for one in caplog.messages if "[messages-moved]" in one)
+            assert said.endswith("the last one had failed last with: ValueError: no such product")
             with pytest.raises(xaqueue.InvalidArgument, match="no participant"):
                 xaqueue.Worker("ledger", "orders", copy, tm=manager).start().join(PATIENCE_S)
