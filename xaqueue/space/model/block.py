@@ -39,7 +39,7 @@ PREFIX = struct.Struct("<4sBBHIQQ16s")
 HEAD_CRC = struct.Struct("<I")
 PREFIX_BYTES = PREFIX.size + 2 * HEAD_CRC.size
 _HEAD = struct.Struct(PREFIX.format + "II")
-_CHECKED_FIRST = PREFIX.size + HEAD_CRC.size
+CHECKSUM_OFFSET = PREFIX.size + HEAD_CRC.size
 PROPERTIES_LIMIT_BYTES = 64 * 1024
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
 """Default limit of a body; ``[space] max_body_bytes`` in queues.toml changes it for a space."""
@@ -225,7 +225,7 @@ def split_message(data: bytes) -> tuple[bytes, bytes, bytes]:
             magic == MAGIC
             and version == FORMAT_VERSION
             and len(data) == body_offset + body_bytes
-            and crc32(memoryview(data)[PREFIX_BYTES:], crc32(data[:_CHECKED_FIRST])) == checksum
+            and crc32(memoryview(data)[PREFIX_BYTES:], crc32(data[:CHECKSUM_OFFSET])) == checksum
         )
         if sound and kind == Kind.ENQUEUE:
             return message_id, data[PREFIX_BYTES:body_offset], data[body_offset:]
@@ -248,7 +248,7 @@ def verify(head: Head, data: bytes) -> None:
     """DamagedBlock unless ``data`` is the whole file that ``head`` was read from, bit for bit."""
     if len(data) != head.size_bytes:
         raise DamagedBlock(f"{len(data):,} bytes instead of {head.size_bytes:,}: truncated or overwritten")
-    if crc32(memoryview(data)[PREFIX_BYTES:], crc32(data[:_CHECKED_FIRST])) != head.checksum:
+    if crc32(memoryview(data)[PREFIX_BYTES:], crc32(data[:CHECKSUM_OFFSET])) != head.checksum:
         raise DamagedBlock("checksum does not match")
 
 
@@ -257,7 +257,7 @@ def has_valid_checksum(head: bytes, body: bytes | memoryview = b"") -> bool:
     if len(head) < PREFIX_BYTES:
         return False
     _, _, _, _, properties_bytes, body_bytes, _, _, _, checksum = _HEAD.unpack_from(head)
-    found = crc32(body, crc32(memoryview(head)[PREFIX_BYTES:], crc32(head[:_CHECKED_FIRST])))
+    found = crc32(body, crc32(memoryview(head)[PREFIX_BYTES:], crc32(head[:CHECKSUM_OFFSET])))
     return len(head) + len(body) == PREFIX_BYTES + properties_bytes + body_bytes and bool(found == checksum)
 
 

@@ -34,8 +34,8 @@ RETRY_SNAPSHOT_S = 600.0
 """After a snapshot that could not be taken."""
 SCRUB_LOOK_S = 60.0
 """A scrub looks at least so often whether it is due."""
-SCRUB_PAUSE = 9
-"""It waits so many times as long as it worked."""
+PAUSE = 9
+"""Who reads all that is there waits so many times as long as it worked."""
 DAY_S = 86_400
 LOCK_S = 1.0
 """Who holds the space's lock for longer is the one that hangs."""
@@ -54,6 +54,26 @@ class _BackgroundThread:
         self._stopped.set()
         self._due.set()
         self._thread.join()
+
+
+class _ReadingThread(_BackgroundThread):
+    """One that reads what the space has, for a tenth of its time."""
+
+    def __init__(self, space: Space, name: str) -> None:
+        super().__init__()
+        self._space = space
+        self._paused_at = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+    def _is_over(self) -> bool:
+        """Waits, so that others have the disk and the processor meanwhile."""
+        is_stopped = self._stopped.wait((time.monotonic() - self._paused_at) * PAUSE)
+        self._paused_at = time.monotonic()
+        return is_stopped or self._space.closed
 
 
 class Follower(_BackgroundThread):
@@ -128,25 +148,42 @@ class Checkpointer(_BackgroundThread):
             self.seconds = last - started
 
 
-class Snapshotter(_BackgroundThread):
-    """Takes a snapshot when the newest is as old as ``[snapshots] interval_min`` says."""
+class Snapshotter(_ReadingThread):
+    """Takes a snapshot when the newest is as old as ``[snapshots] interval_min`` says, and reads it, for a tenth of its
+    time; the log has what is damaged there, as ``snapshot list`` does."""
 
     def __init__(self, space: Space) -> None:
-        super().__init__()
-        self._space = space
-        self._thread = threading.Thread(target=self._run, name="xaqueue-snapshot", daemon=True)
-        self._thread.start()
+        super().__init__(space, "xaqueue-snapshot")
 
     def _run(self) -> None:
         while not self._stopped.wait(self._left_s()):
             try:
-                self._space.take_snapshot(True)
+                taken = self._space.take_snapshot(True)
+                self._check(taken.number)
             except ResourceFailed:
                 return  # which is logged
             except (Error, OSError) as error:
                 log.warning("[snapshot-failed] no snapshot was taken: %s", error)
                 if self._stopped.wait(RETRY_SNAPSHOT_S):
                     return
+
+    def _check(self, number: int) -> None:
+        self._paused_at = time.monotonic()
+        next_at = self._paused_at + self._left_s()
+
+        def pause() -> None:
+            if self._is_over() or time.monotonic() > next_at:
+                raise RetryLater("the next one is due")
+
+        try:
+            problems = store.check(self._space.fs, number, self._space.now_us(), pause)
+        except (RetryLater, OSError) as error:
+            if not self._is_over():
+                log.warning("[snapshot-unread] snapshot %d was not read to its end: %s", number, error)
+        else:
+            if problems:
+                text = "[snapshot-damaged] snapshot %d has %d problems, the first: %s"
+                log.error(text, number, len(problems), problems[0])
 
     def _left_s(self) -> float:
         """Until the next one is due; much of it, since the clock may be set."""
@@ -157,15 +194,11 @@ class Snapshotter(_BackgroundThread):
         return max(last_us / 1e6 + interval_s - self._space.now_us() / 1e6, 0.0)
 
 
-class Scrubber(_BackgroundThread):
+class Scrubber(_ReadingThread):
     """Reads every message once in ``scrub_days``, for a tenth of its time; status and the log have what it found."""
 
     def __init__(self, space: Space) -> None:
-        super().__init__()
-        self._space = space
-        self._paused_at = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="xaqueue-scrub", daemon=True)
-        self._thread.start()
+        super().__init__(space, "xaqueue-scrub")
 
     def _run(self) -> None:
         while not self._stopped.wait(self._wait_s()):
@@ -187,12 +220,6 @@ class Scrubber(_BackgroundThread):
             return SCRUB_LOOK_S
         left_s = (last[0] - self._space.now_us()) / 1e6 + days * DAY_S if last is not None else 0
         return min(max(left_s, 0), SCRUB_LOOK_S)
-
-    def _is_over(self) -> bool:
-        """Waits, so that others have the disk and the processor meanwhile."""
-        is_stopped = self._stopped.wait((time.monotonic() - self._paused_at) * SCRUB_PAUSE)
-        self._paused_at = time.monotonic()
-        return is_stopped or self._space.closed
 
 
 class Timekeeper:

@@ -3,17 +3,20 @@
     {"snapshot": {"number": 7, "space": "xaqueue 1 orders <id>", "taken_at": microseconds UTC, "sync": "JOURNAL",
                   "epoch": 3, "lsn": 4711, "journal": 3, "queues": {"orders": [messages, published, reserved]},
                   "files": count, "names": CRC-32 of the sorted paths, "copies": {path: CRC-32 of its content},
-                  "is_held": bool},
+                  "is_held": bool, "checksums": CRC-32 of CHECKSUMS},
      "crc": CRC-32}
 
 Who has it has the whole snapshot: it is made last, before the directory takes its name. Blocks have checksums of their
-own, so only what is copied has one here.
+own; CHECKSUMS has these, 4 bytes little-endian for each path in their order, so that no other block, whole as it may
+be, passes for one of them. 0 stands for what is no block, and for one that cannot be read.
 """
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from struct import unpack
 from typing import Any
 from zlib import crc32
 
@@ -21,12 +24,14 @@ from xaqueue.errors import SpaceError
 from xaqueue.message import QUEUE_NAME
 from xaqueue.snapshot import SnapshotStatus
 from xaqueue.space.model import layout
+from xaqueue.space.model.block import CHECKSUM_OFFSET
 from xaqueue.space.model.format import parse as parse_format
-from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem, is_damage
 
-_OWN = frozenset({layout.MANIFEST, layout.CHECKED, f".{layout.CHECKED}.new"})
+_OWN = frozenset({layout.MANIFEST, layout.CHECKSUMS, layout.CHECKED, f".{layout.CHECKED}.new"})
 MOST_BYTES = 64 * 1024 * 1024
 """What is longer is none of ours."""
+_NONE = bytes(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class Manifest:
     """The epoch of the journal whose LSN that is."""
     is_held: bool = False
     """Who had it taken copies and removes it: for a day nobody else removes it, and it is none of those to be kept."""
+    checksums: int = 0
+    """0 for one that was taken without."""
 
     @property
     def messages(self) -> int:
@@ -92,6 +99,7 @@ def read(fs: FileSystem, directory: str) -> Manifest:
 def _check(found: Manifest) -> None:
     """It may have come from elsewhere. Raises ValueError, TypeError."""
     numbers = [found.number, found.taken_at, found.epoch, found.lsn, found.files, found.names, found.journal]
+    numbers.append(found.checksums)
     for marks in found.queues.values():
         messages, published, reserved = marks
         numbers += [messages, published, reserved]
@@ -127,3 +135,29 @@ def files_below(fs: FileSystem, directory: str) -> list[str]:
 
 def crc_of(names: list[str]) -> int:
     return crc32("\n".join(names).encode("utf-8", "surrogateescape"))
+
+
+def checksums_below(fs: FileSystem, directory: str, names: list[str]) -> bytes:
+    """What CHECKSUMS is to say of these. Raises OSError."""
+    return b"".join(_checksum(fs, f"{directory}/{path}") if layout.is_recorded(path) else _NONE for path in names)
+
+
+def _checksum(fs: FileSystem, path: str) -> bytes:
+    try:
+        return fs.read(path, len(_NONE), CHECKSUM_OFFSET).ljust(len(_NONE), b"\0")
+    except OSError as error:
+        if not is_damage(fs, path, error):
+            raise
+        return _NONE
+
+
+def read_checksums(fs: FileSystem, directory: str, made: Manifest, names: list[str]) -> dict[str, int]:
+    """By path; empty for a snapshot that was taken without. Raises SpaceError where they are damaged, OSError."""
+    if not made.checksums:
+        return {}
+    path = f"{directory}/{layout.CHECKSUMS}"
+    with suppress(FileNotFoundError):
+        data = fs.read(path, len(names) * len(_NONE) + 1)
+        if len(data) == len(names) * len(_NONE) and crc32(data) == made.checksums:
+            return dict(zip(names, unpack(f"<{len(names)}I", data), strict=True))
+    raise SpaceError(f"{path} is missing or damaged")

@@ -7,7 +7,7 @@ removed, has a dot before it, so that what a crash leaves passes for none.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -27,6 +27,8 @@ from xaqueue.storage.journal_format import parse_name
 from xaqueue.storage.journal_reader import headers
 
 MOST_CHECKED_BYTES = 64 * 1024
+PIECE = 64
+"""Blocks that are read between two pauses."""
 HELD_US = 86_400_000_000
 """For so long, a day, nobody else removes a snapshot that is being copied."""
 
@@ -72,10 +74,13 @@ def find(fs: FileSystem, number: int | None) -> Manifest:
     return found[-1]
 
 
-def damage(fs: FileSystem, directory: str, *, bodies: bool = True) -> Iterator[str]:
+def damage(
+    fs: FileSystem, directory: str, *, bodies: bool = True, pause: Callable[[], object] = lambda: None
+) -> Iterator[str]:
     """What is wrong with the snapshot in a directory, a line each. Raises OSError.
 
-    bodies: whether every block is read. The rest is its manifest, its names and what was copied.
+    bodies: whether every block is read. The rest is its manifest, its names and what was copied. pause: called between
+    two pieces of them; raises where it is given up.
     """
     try:
         made = manifest.read(fs, directory)
@@ -91,18 +96,39 @@ def damage(fs: FileSystem, directory: str, *, bodies: bool = True) -> Iterator[s
     for path, crc in made.copies.items():
         if path in names and crc32(fs.read(f"{directory}/{path}")) != crc:
             yield f"{directory}/{path} is not what it was when it was copied"
-    for path in names if bodies else ():
+    if bodies:
+        yield from _damaged_blocks(fs, directory, made, names, pause)
+
+
+def _damaged_blocks(
+    fs: FileSystem, directory: str, made: Manifest, names: list[str], pause: Callable[[], object]
+) -> Iterator[str]:
+    checksums: dict[str, int] = {}
+    if manifest.crc_of(names) == made.names:  # else nobody can tell whose they are
+        try:
+            checksums = manifest.read_checksums(fs, directory, made, names)
+        except SpaceError as error:
+            yield str(error)
+    for count, path in enumerate(names):
+        if count % PIECE == 0:
+            pause()
         if layout.is_recorded(path):
             try:
-                decode(read_checked(fs, f"{directory}/{path}"))
+                block = decode(read_checked(fs, f"{directory}/{path}"))
             except (DamagedBlock, FileNotFoundError) as error:
                 yield f"{directory}/{path} is damaged: {error}"
+            else:
+                if checksums.get(path, 0) not in (0, block.checksum):
+                    yield f"{directory}/{path} is damaged: it is another block than when the snapshot was taken"
 
 
-def check(fs: FileSystem, number: int, now_us: int) -> list[str]:
-    """As ``damage``; noted beside it, where that can be written, for ``statuses``. Raises OSError."""
+def check(fs: FileSystem, number: int, now_us: int, pause: Callable[[], object] = lambda: None) -> list[str]:
+    """As ``damage``; noted beside it, where that can be written, for ``statuses``. Nothing is found in one that is
+    removed meanwhile. Raises OSError, and what pause does."""
     directory = f"{SNAPSHOTS}/{number}"
-    found = list(damage(fs, directory))
+    found = list(damage(fs, directory, pause=pause))
+    if not fs.exists(directory):
+        return []
     text = found[0] + (f", and so it is with {len(found) - 1:,} more" if len(found) > 1 else "") if found else ""
     new = f"{directory}/.{CHECKED}.new"
     with suppress(OSError):  # another user's, or read-only: who asked is told all the same

@@ -175,7 +175,7 @@ class _Links:
     def sync(self) -> None:
         """What a sync of the space's file system leaves out."""
         if self._is_elsewhere:
-            for path in (*self.copies, layout.MANIFEST):
+            for path in (*self.copies, layout.CHECKSUMS, layout.MANIFEST):
                 self.fs.sync_file(f"{self.place}/{path}")
             for directory in sorted(self._made, reverse=True):
                 self.fs.sync_dir(f"{self.place}/{directory}".rstrip("/"))
@@ -240,7 +240,10 @@ class _Links:
 
 
 def _manifest(space: Space, links: _Links, number: int, lsn: int) -> Manifest:
+    """Of what is there now, with CHECKSUMS, which this makes."""
     fs, names = space.fs, manifest.files_below(space.fs, links.place)
+    checksums = manifest.checksums_below(fs, links.place, names)
+    fs.create(f"{links.place}/{layout.CHECKSUMS}", [checksums])
     counts: dict[str, int] = {}
     highest: dict[str, int] = {}
     for path in names:
@@ -269,4 +272,5 @@ def _manifest(space: Space, links: _Links, number: int, lsn: int) -> Manifest:
         names=manifest.crc_of(names),
         copies=links.copies,
         journal=0 if space.journal_log is None else space.journal_log.journal.segment_epoch,
+        checksums=crc32(checksums),
     )

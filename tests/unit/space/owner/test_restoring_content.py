@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import xaqueue
+from support.carrying import eventually
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.errors import SpaceError
 from xaqueue.space.model import layout
 from xaqueue.space.model.format import read_format
 from xaqueue.space.owner.restoring import restore
+from xaqueue.space.owner.threads import Snapshotter
+from xaqueue.space.snapshot import manifest
+from xaqueue.storage.directory_fs import DirectoryFileSystem
 
 BODIES = [b"0", b"1", b"2", b"3"]
 
@@ -63,7 +69,12 @@ def linked(path: Path) -> None:
     path.symlink_to(path.with_name("nowhere"))
 
 
-DAMAGES = [flipped, lambda path: path.write_bytes(b""), lambda path: path.unlink(), linked]
+def exchanged(path: Path) -> None:
+    """Whole, and another message's."""
+    path.write_bytes(next(other for other in path.parent.iterdir() if other != path).read_bytes())
+
+
+DAMAGES = [flipped, lambda path: path.write_bytes(b""), lambda path: path.unlink(), linked, exchanged]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -93,6 +104,38 @@ def test_where_all_are_damaged_it_is_for_somebody_to_say(root: Path) -> None:
     done = restore(root, 2, exact=True)
     assert "is used as it is: " in done.passed[0]
     assert bodies(root) == [b"0", b"1", b"3"]
+
+
+@pytest.mark.parametrize("damage", [flipped, lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
+def test_its_checksums_are_a_part_of_it(root: Path, damage: Callable[[Path], object]) -> None:
+    """Who asks for this one gets it all the same: its blocks have checksums of their own."""
+    damage(root / "snapshots/2/CHECKSUMS")
+    assert restore(root).passed == ["snapshot 2 is passed over: snapshots/2/CHECKSUMS is missing or damaged"]
+    assert "is used as it is" in restore(root, 2).passed[0]
+    assert bodies(root) == BODIES
+
+
+def test_one_that_an_older_version_has_taken_has_none(root: Path) -> None:
+    place = root / "snapshots/2"
+    with closing(DirectoryFileSystem(place, keep_unsynced=False)) as fs:
+        made = manifest.read(fs, "")
+    said = json.loads(manifest.encode(made))["snapshot"]
+    del said["checksums"]
+    crc = zlib.crc32(json.dumps(said, sort_keys=True).encode())
+    (place / "MANIFEST").write_text(json.dumps({"snapshot": said, "crc": crc}))
+    (place / "CHECKSUMS").unlink()
+    assert (restore(root).snapshot, bodies(root)) == (2, BODIES)
+
+
+def test_one_that_was_due_is_read_and_the_log_says_what_is_damaged(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Snapshotter, "_left_s", lambda _: 60.0 if (root / "snapshots/3").exists() else 0.0)
+    flipped(blocks(root)[1])
+    (root / "queues.toml").write_text((root / "queues.toml").read_text() + "[snapshots]\ninterval_min = 1\nkeep = 9\n")
+    with xaqueue.connect(root):
+        eventually(lambda: (root / "snapshots/3/CHECKED").exists())
+        eventually(lambda: any("[snapshot-damaged] snapshot 3 has 1 problem" in one for one in caplog.messages))
 
 
 def test_what_is_none_of_a_space_is_damage(root: Path) -> None:
