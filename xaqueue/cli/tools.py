@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json as json_format
-from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -63,17 +61,7 @@ def demo(
         raise typer.Exit(ExitCode.NOTHING)
 
 
-class BenchKind(StrEnum):
-    """What ``bench`` measures."""
-
-    ENGINE = "engine"
-    LEDGER = "ledger"
-
-
 def bench(
-    what: Annotated[BenchKind, typer.Argument(help="A space, or a row and a message in one transaction.")] = (
-        BenchKind.ENGINE
-    ),
     directory: DirectoryOption = None,
     threads: Annotated[
         list[str] | None, typer.Option(help="Numbers of threads; may be repeated. 1,8 without it.", metavar="N,N")
@@ -88,48 +76,27 @@ def bench(
     result: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to a file, too.")
     ] = None,
-    dsn: Annotated[
-        str, typer.Option(help="Ledger: a PostgreSQL of yours; without it a private one is started.", metavar="DSN")
-    ] = "",
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(help="Ledger: dual, table or outbox; may be repeated. All without it.", metavar="PEER"),
-    ] = None,
 ) -> None:
     """Two-phase transactions a second on this machine, for each level of hardening and number of threads.
 
     Beside them, in the same run: the bare system calls that the protocol needs, and what the disk gives at most.
-    `bench ledger`: a row in PostgreSQL and a message, in one transaction, beside what is done without one.
     Use a directory on a journalled file system: on tmpfs a sync costs nothing.
     """
     from xaqueue.tools import bench as engine
 
-    common: dict[str, Any] = {
-        "directory": directory,
-        "threads": tuple(number for text in threads or ["1,8"] for number in _numbers(text)),
-        "size_bytes": size,
-        "seconds": seconds,
-        "rounds": rounds,
-    }
-    if what is BenchKind.LEDGER:
-        if flags or messages_per_branch != 1:
-            raise InvalidArgument("bench ledger takes neither --flags nor --messages-per-branch")
-        with extra_there("postgres"):
-            from xaqueue.tools import bench_ledger as ledger
-
-        if peer:
-            common["peers"] = tuple(peer)
-        measure = partial(ledger.run, ledger.LedgerPlan(dsn=dsn, **common), typer.echo)
-    else:
-        if dsn or peer:
-            raise InvalidArgument("--dsn and --peer belong to `xaqueue bench ledger`")
-        if flags:
-            common["flags"] = tuple(flags)
-        measure = partial(engine.run, engine.BenchPlan(messages_per_branch=messages_per_branch, **common), typer.echo)
+    plan = engine.BenchPlan(
+        directory=directory,
+        threads=tuple(number for text in threads or ["1,8"] for number in _numbers(text)),
+        flags=tuple(flags or engine.FLAGS),
+        size_bytes=size,
+        messages_per_branch=messages_per_branch,
+        seconds=seconds,
+        rounds=rounds,
+    )
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
     with ended_in_order():
-        measured = measure()
+        measured = engine.run(plan, typer.echo)
     if result is not None:
         result.write_text(json_format.dumps(measured, indent=2) + "\n", "utf-8")
         typer.echo(f"the figures are in {result}")

@@ -27,6 +27,7 @@ from xaqueue.tools import environment
 from xaqueue.tools.rates import BareProtocol, Rate, Step, aligned, floor, latency_us, rate_of
 
 QUEUE = "bench"
+FLAGS = ("JOURNAL", "NONE", "FDATASYNC", "FDATASYNC;DSYNC", "FSYNC;DSYNC")
 OPERATIONS = ("enqueue", "dequeue")
 HEADINGS = (
     *("flags", "threads", "two-phase", "xaqueue/s", "messages/s", "bare/s", "of bare", "of floor"),
@@ -49,7 +50,7 @@ class BenchPlan:
 
     directory: Path | None = None
     threads: tuple[int, ...] = (1, 8)
-    flags: tuple[str, ...] = ("JOURNAL", "NONE", "FDATASYNC", "FDATASYNC;DSYNC", "FSYNC;DSYNC")
+    flags: tuple[str, ...] = FLAGS
     size_bytes: int = 1024
     messages_per_branch: int = 1
     seconds: float = 3.0

@@ -1,4 +1,4 @@
-"""A row in PostgreSQL and a message, in one transaction: how fast, beside what people do instead, in the same run.
+"""A row in PostgreSQL and a message in one transaction, beside what people do instead: python -m bench.ledger --help
 
     carried     the transaction manager: the database's own commit decides, and takes what the queue does with it
     row         the transaction manager: the queue prepares, and the database's own commit decides
@@ -14,12 +14,15 @@ database, and removed afterwards.
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -68,11 +71,8 @@ class LedgerPlan:
     rounds: int = 3
 
     def __post_init__(self) -> None:
-        unknown = [peer for peer in self.peers if peer not in PEERS]
-        if unknown:
-            raise InvalidArgument(f"bench ledger: {unknown[0]!r} is none of the peers {', '.join(PEERS)}")
         if not self.threads or min(self.threads) < 1 or self.rounds < 1 or self.seconds <= 0:
-            raise InvalidArgument("bench ledger: threads and rounds from 1 and seconds above 0 are wanted")
+            raise InvalidArgument("bench.ledger: threads and rounds from 1 and seconds above 0 are wanted")
 
 
 def run(plan: LedgerPlan, report: Report) -> Figures:
@@ -309,3 +309,28 @@ def _cells(row: Figures) -> list[str]:
     ratios = [f"{row[name]:.2f}" if name in row else "" for name in ("of_dual", "of_table")]
     rest = [f"{row[name]:,.0f}" for name in ("per_s", "cpu_us", "p50_us", "p99_us")]
     return [row["way"], str(row["threads"]), row["transaction"], rest[0], *ratios, *rest[1:]]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.ledger", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--directory", type=Path)
+    parser.add_argument("--dsn", default="", help="a PostgreSQL of yours; without it a private one is started")
+    parser.add_argument("--peer", action="append", choices=PEERS, help="may be repeated; all without it")
+    parser.add_argument("--threads", default="1,8", metavar="N,N")
+    parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(words)
+    threads = tuple(map(int, given.threads.split(",")))
+    peers = tuple(given.peer or PEERS)
+    plan = LedgerPlan(given.dsn, peers, given.directory, threads, given.size, given.seconds, given.rounds)
+    result = run(plan, partial(print, flush=True))
+    if given.json is not None:
+        given.json.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
