@@ -1,4 +1,4 @@
-"""xaqueue beside other queues, through a server, and with checkpoints: cd tests && python -m bench.compare --help
+"""xaqueue beside bare calls, other queues, a server and checkpoints: cd tests && python -m bench.compare --help
 
 All take turns with ``xaqueue bench`` itself, round by round in the same directory. A ratio is the median of each
 round's own. ``served`` is to those who run the clients one more peer.
@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from bench.bare import BareCalls, lines_of
 from bench.checkpoints import Compared, with_checkpoints
 from bench.peers import PEERS, opened
 from bench.peers.peer import OPERATIONS, ClientRate, Operation, Peer, ThreadClients, Wanted
@@ -173,9 +174,11 @@ def _lines(comparison: Comparison, result: Figures) -> Iterator[str]:
             *(f"{row[name]:.2f}" for name in ("round_trips", "rounds_per_transaction", "steps_per_round")),
         ]
 
-    yield from ("", *aligned(HEADINGS, [cells(row) for row in result["others"]]))
-    times = [[*(str(value) for value in list(row.values())[:-1]), f"{row['times']:.2f}"] for row in result["times"]]
-    yield from ("", *aligned(TIMES_HEADINGS, times))
+    yield from lines_of(result["results"])
+    if result["others"]:
+        yield from ("", *aligned(HEADINGS, [cells(row) for row in result["others"]]))
+        times = [[*(str(value) for value in list(row.values())[:-1]), f"{row['times']:.2f}"] for row in result["times"]]
+        yield from ("", *aligned(TIMES_HEADINGS, times))
     if result["checkpoints"]:
         stalls = [line for row in result["checkpoints"] for line in Compared.lines(row)]
         yield from ("", *aligned(CHECKPOINT_HEADINGS, stalls))
@@ -203,14 +206,16 @@ def main() -> None:
         *(given.directory, threads, tuple(given.flags or ["JOURNAL"])),
         *(given.size, given.messages_per_branch, given.seconds, given.rounds),
     )
-    comparison = Comparison(plan, in_processes=given.server)
-    more: list[Round] = [comparison.peer(name, given.postgres_dsn) for name in given.peer]
+    comparison, bare = Comparison(plan, in_processes=given.server), BareCalls(plan)
+    more: list[Round] = [bare.measure]
+    more += [comparison.peer(name, given.postgres_dsn) for name in given.peer]
     if given.server:
         more += [comparison.server(flags, clients) for flags in plan.flags for clients in threads]
     if given.checkpoints is not None:
         more += [comparison.checkpoint(number, given.checkpoints) for number in threads]
     say = partial(print, flush=True, file=sys.stdout)
     result = run(plan, say, more)
+    bare.join(result["results"])
     result["others"] = comparison.rows()
     result["times"] = list(comparison.times(result["results"]))
     result["checkpoints"] = [found.row(number) for number, found in comparison.checkpoints.items()]

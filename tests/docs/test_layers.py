@@ -125,7 +125,7 @@ EXCEPTIONS = {
     "xaqueue.space.owner.open": "makes the directories of a new space, before there is a port that is opened on them",
     "xaqueue.replication.follower": "makes the directory of a new replica, before there is a port that is opened on it",
     "xaqueue.tools.bench": "waits for the disk to be quiet before a measurement",
-    "xaqueue.tools.rates": "makes the bare system calls that the engine is compared with, on files of its own",
+    "xaqueue.tools.rates": "makes the preallocated log that the disk is measured by, on files of its own",
     "xaqueue.tools.iotest": "measures the bare system calls that a space would make, on files of its own",
     "xaqueue.tools.demo.stage": "makes and removes the demo's own directory, keeps what its programs print there",
     "xaqueue.tools.postgres": "makes and removes the data directory of another database",

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +14,12 @@ from typer.testing import CliRunner
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.cli.main import app
 from xaqueue.errors import InvalidArgument
-from xaqueue.storage.hardening import Hardening
 from xaqueue.tools import bench, environment, rates
 from xaqueue.tools.bench import OPERATIONS, BenchPlan
-from xaqueue.tools.rates import BareProtocol, Rate, aligned, latency_us, percentile, rate_of
+from xaqueue.tools.rates import Rate, aligned, latency_us, percentile, rate_of
 
 
-def test_each_flag_thread_and_operation_is_measured_against_the_bare_calls(tmp_path: Path) -> None:
+def test_each_flag_thread_and_operation_is_measured_against_the_disk(tmp_path: Path) -> None:
     lines: list[str] = []
     flags = ("NONE", "FDATASYNC;DSYNC")
     options = BenchPlan(tmp_path, threads=(1, 2), flags=flags, size_bytes=64, seconds=0.05, rounds=1)
@@ -34,13 +30,11 @@ def test_each_flag_thread_and_operation_is_measured_against_the_bare_calls(tmp_p
     assert set(floors) == {1, 2}
     for row in rows.values():
         assert row["per_s"] > 0
-        assert row["bare_per_s"] > 0
-        assert row["ratio"] == pytest.approx(row["per_s"] / row["bare_per_s"])
         assert row["of_floor"] == pytest.approx(row["per_s"] / floors[row["threads"]])
         assert 0 < row["p50_us"] <= row["p99_us"] <= row["p999_us"]
         assert row["messages_per_s"] == row["per_s"]
     assert json.loads(json.dumps(result))["options"]["directory"] == str(tmp_path)
-    assert any("bare/s" in line for line in lines)
+    assert any("xaqueue/s" in line for line in lines)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -58,7 +52,6 @@ def test_a_branch_of_several_messages_is_one_transaction(tmp_path: Path) -> None
     assert [row["operation"] for row in rows] == list(OPERATIONS)
     for row in rows:
         assert row["messages_per_s"] == pytest.approx(3 * row["per_s"])
-        assert row["bare_per_s"] > 0
 
 
 @pytest.mark.parametrize(
@@ -110,10 +103,6 @@ def test_a_machine_that_others_use_is_warned_of(
     assert any("others used 50%" in warning for warning in result["environment"]["warnings"]) == warned
 
 
-def files_in(root: Path) -> list[str]:
-    return sorted(path.name for path in root.rglob("*") if path.is_file())
-
-
 def test_a_step_that_fails_ends_all_threads_and_is_raised() -> None:
     before = threading.active_count()
 
@@ -157,44 +146,6 @@ def test_a_percentile_is_one_of_the_values(count: int, percent: float, expected:
     assert percentile([float(number) for number in range(count)], percent) == expected
 
 
-def test_bare_calls_move_a_message_in_and_out(tmp_path: Path) -> None:
-    with closing(BareProtocol(tmp_path, Hardening.parse("FDATASYNC;DSYNC"), 100)) as calls:
-        calls.enqueue("a")
-        assert (tmp_path / "committed/range/a").stat().st_size == 100
-        calls.dequeue("a")
-    assert files_in(tmp_path) == [".watermark"]
-
-
-@pytest.mark.parametrize("flags", ["NONE", "FSYNC;DSYNC", "JOURNAL"])
-def test_bare_calls_move_a_branch_of_several_messages_in_and_out(tmp_path: Path, flags: str) -> None:
-    with closing(BareProtocol(tmp_path, Hardening.parse(flags), 100, messages=3)) as calls:
-        calls.enqueue("a")
-        messages = tmp_path / "committed/range"
-        assert [(path.name, path.stat().st_size) for path in sorted(messages.iterdir())] == [
-            ("a.1", 100),
-            ("a.2", 100),
-            ("a.3", 100),
-        ]
-        calls.dequeue("a")
-    assert files_in(tmp_path) == [".watermark"] + ["log.0"] * (flags == "JOURNAL")
-
-
-@pytest.mark.parametrize(
-    ("flags", "synced"),
-    [("NONE", 0), ("FDATASYNC", 1), ("FDATASYNC;DSYNC", 5), ("JOURNAL", 2)],
-)
-def test_bare_calls_sync_what_the_flags_ask_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, synced: int
-) -> None:
-    syncs: list[str] = []
-    for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, lambda _, name=name: syncs.append(name))
-    with closing(BareProtocol(tmp_path, Hardening.parse(flags), 100)) as calls:
-        syncs.clear()
-        calls.enqueue_next()
-    assert len(syncs) == synced
-
-
 def test_preallocated_space_is_overwritten_from_its_start_again(tmp_path: Path) -> None:
     quarter = rates.SEGMENT_BYTES // 4
     log = rates.Preallocated(tmp_path / "log", 100)
@@ -227,25 +178,3 @@ def test_the_verb_refuses_before_anything_is_made(tmp_path: Path, words: list[st
     assert result.exit_code == ExitCode.USAGE
     assert said in result.stderr
     assert not (tmp_path / "made").exists()
-
-
-def test_the_projects_own_measurements_run(tmp_path: Path) -> None:
-    """Those in tests/bench, beside a peer and through a server; the others need Spark or minutes."""
-    words = [
-        "--flags",
-        "JOURNAL",
-        "--seconds",
-        "0.05",
-        "--rounds",
-        "1",
-        "--threads",
-        "1",
-        "--peer",
-        "sqlite",
-        "--server",
-    ]
-    for program in (["bench.compare", *words], ["bench.opening", "--messages", "300"]):
-        command = [sys.executable, "-m", *program, "--directory", str(tmp_path)]
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert list(tmp_path.iterdir()) == []

@@ -79,7 +79,7 @@ def bench(
 ) -> None:
     """Two-phase transactions a second on this machine, for each level of hardening and number of threads.
 
-    Beside them, in the same run: the bare system calls that the protocol needs, and what the disk gives at most.
+    Beside them, in the same run, what the disk gives at most.
     Use a directory on a journalled file system: on tmpfs a sync costs nothing.
     """
     from xaqueue.tools import bench as engine

@@ -1,9 +1,9 @@
-"""How fast a space is in a directory of yours, beside the bare system calls of its protocol, in the same run.
+"""How fast a space is in a directory of yours, and what the disk gives at most, in the same run.
 
-Two-phase enqueue and dequeue, for each flag and number of threads, in a fresh space each time. The floor, the engine
-and the bare calls alternate round by round in the same directory, so that what else the machine does meets all of
-them; figures are medians over the rounds, and a ratio is the median of each round's own. Everything made here is
-removed, also after Ctrl-C.
+Two-phase enqueue and dequeue, for each flag and number of threads, in a fresh space each time. All of them and the
+floor alternate round by round in the same directory, so that what else the machine does meets all of them; figures are
+medians over the rounds, and a ratio is the median of each round's own. Everything made here is removed, also after
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import count
+from functools import partial
+from itertools import count, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,16 +25,16 @@ from xaqueue.space.owner.open import attach, create
 from xaqueue.storage.group_commit import GroupCommit
 from xaqueue.storage.hardening import Hardening
 from xaqueue.tools import environment
-from xaqueue.tools.rates import BareProtocol, Rate, Step, aligned, floor, latency_us, rate_of
+from xaqueue.tools.rates import Rate, Step, aligned, floor, latency_us, rate_of
 
 QUEUE = "bench"
 FLAGS = ("JOURNAL", "NONE", "FDATASYNC", "FDATASYNC;DSYNC", "FSYNC;DSYNC")
 OPERATIONS = ("enqueue", "dequeue")
 HEADINGS = (
-    *("flags", "threads", "two-phase", "xaqueue/s", "messages/s", "bare/s", "of bare", "of floor"),
-    *("CPU us", "bare CPU us", "p50 us", "p99 us", "p99.9 us", "rounds/tx", "steps/round"),
+    *("flags", "threads", "two-phase", "xaqueue/s", "messages/s", "of floor"),
+    *("CPU us", "p50 us", "p99 us", "p99.9 us", "rounds/tx", "steps/round"),
 )
-RATIOS = ("ratio", "of_floor", "rounds_per_transaction", "steps_per_round")
+RATIOS = ("of_floor", "rounds_per_transaction", "steps_per_round")
 FLOOR_HEADINGS = ("floor: two overwrites, fdatasync each", "threads", "per second", "CPU us", "p99 us", "p99.9 us")
 
 Report = Callable[[str], None]
@@ -41,7 +42,7 @@ Figures = dict[str, Any]
 Key = tuple[str, int, str]
 """Flags, number of threads, operation."""
 Round = Callable[[Path, Report], None]
-"""One more measurement of each round, in an empty directory; it says what it came to."""
+"""A measurement that is part of each round, in an empty directory; it says what it came to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,12 @@ def run(plan: BenchPlan, report: Report, more: Sequence[Round] = ()) -> Figures:
     for line in found.lines():
         report(line)
     floors: dict[int, list[Rate]] = {threads: [] for threads in plan.threads}
-    taken: dict[Key, list[tuple[Rate, Rate]]] = {}
-    """Of the engine, and of the bare calls, in each round."""
+    taken: dict[Key, list[Rate]] = {}
+    measures: list[Round] = [
+        *(partial(_floor, plan, threads, rates) for threads, rates in floors.items()),
+        *(partial(_engine, plan, level, taken) for level in product(plan.flags, plan.threads)),
+        *more,
+    ]
     busy = []
     with tempfile.TemporaryDirectory(prefix="xaqueue-bench-", dir=directory) as name:
         scratch = Path(name)
@@ -87,22 +92,7 @@ def run(plan: BenchPlan, report: Report, more: Sequence[Round] = ()) -> Figures:
                 report(f"round {number} of {plan.rounds}: {text}")
 
             busy.append(environment.busy_share())
-            for threads in plan.threads:
-                with fresh(scratch) as root:
-                    rate = floor(root, threads, plan.size_bytes * plan.messages_per_branch, plan.seconds)
-                floors[threads].append(rate)
-                say(f"floor, {threads} threads: {rate.per_s:,.0f}/s")
-            for flags in plan.flags:
-                for threads in plan.threads:
-                    with fresh(scratch) as root:
-                        engines = _engine(root, flags, threads, plan)
-                    with fresh(scratch) as root:
-                        bares = _bare(root, flags, threads, plan)
-                    for operation, engine, bare in zip(OPERATIONS, engines, bares, strict=True):
-                        taken.setdefault((flags, threads, operation), []).append((engine, bare))
-                        per_s = f"{engine.per_s:,.0f}/s, bare calls {bare.per_s:,.0f}/s"
-                        say(f"{flags}, {threads} threads, {operation}: {per_s}")
-            for measure in more:
+            for measure in measures:
                 with fresh(scratch) as root:
                     measure(root, say)
     warnings = found.warnings
@@ -112,17 +102,17 @@ def run(plan: BenchPlan, report: Report, more: Sequence[Round] = ()) -> Figures:
         "environment": {**found.as_dict(), "busy_share": busy, "warnings": warnings},
         "options": {**asdict(plan), "directory": os.fspath(directory)},
         "floor": [{"threads": threads, **figures(rates)} for threads, rates in floors.items()],
-        "results": [_row(key, both, floors[key[1]], plan.messages_per_branch) for key, both in taken.items()],
+        "results": [_row(key, rates, floors[key[1]], plan.messages_per_branch) for key, rates in taken.items()],
     }
     for line in _table(result):
         report(line)
     return result
 
 
-def figures(rates: Sequence[Rate], prefix: str = "") -> Figures:
+def figures(rates: Sequence[Rate]) -> Figures:
     """The figures of the same measurement in each round: medians; percentiles over the operations of all."""
     p50_us, p99_us, p999_us = latency_us(rates, 50, 99, 99.9)
-    found: Figures = {
+    return {
         "per_s": median(rate.per_s for rate in rates),
         "cpu_us": median(rate.cpu_us for rate in rates),
         "p50_us": p50_us,
@@ -130,7 +120,6 @@ def figures(rates: Sequence[Rate], prefix: str = "") -> Figures:
         "p999_us": p999_us,
         "rounds_per_s": [rate.per_s for rate in rates],
     }
-    return {prefix + name: value for name, value in found.items()}
 
 
 def ratio(these: Sequence[float], those: Sequence[float]) -> float:
@@ -151,8 +140,14 @@ def fresh(scratch: Path) -> Iterator[Path]:
         os.close(fd)
 
 
-def _engine(root: Path, flags: str, threads: int, plan: BenchPlan) -> list[Rate]:
+def _floor(plan: BenchPlan, threads: int, rates: list[Rate], root: Path, report: Report) -> None:
+    rates.append(floor(root, threads, plan.size_bytes * plan.messages_per_branch, plan.seconds))
+    report(f"floor, {threads} threads: {rates[-1].per_s:,.0f}/s")
+
+
+def _engine(plan: BenchPlan, level: tuple[str, int], taken: dict[Key, list[Rate]], root: Path, report: Report) -> None:
     """A fresh space in an empty directory, a connection for each thread. Dequeues take what the enqueues left."""
+    flags, threads = level
     create(root, name=QUEUE, any_queue=True)
     with ExitStack() as stack:
         sessions = [attach(root, sync=flags, watch=False) for _ in range(threads)]
@@ -160,20 +155,10 @@ def _engine(root: Path, flags: str, threads: int, plan: BenchPlan) -> list[Rate]
         bodies = [os.urandom(plan.size_bytes)] * plan.messages_per_branch
         enqueuers = [enqueuer(connection, thread, bodies) for thread, connection in enumerate(connections)]
         dequeuers = [_dequeuer(connection, thread, len(bodies)) for thread, connection in enumerate(connections)]
-        return [_counted(sessions[0].space.log, steps, plan.seconds) for steps in (enqueuers, dequeuers)]
-
-
-def _bare(root: Path, flags: str, threads: int, plan: BenchPlan) -> list[Rate]:
-    """The bare calls in an empty directory, each thread with its own names in the same directories."""
-    with ExitStack() as stack:
-        hardening, sizes = Hardening.parse(flags), (plan.size_bytes, plan.messages_per_branch)
-        calls = [
-            stack.enter_context(closing(BareProtocol(root, hardening, *sizes, thread))) for thread in range(threads)
-        ]
-        return [
-            rate_of([one.enqueue_next for one in calls], plan.seconds),
-            rate_of([one.dequeue_next for one in calls], plan.seconds),
-        ]
+        for operation, steps in zip(OPERATIONS, (enqueuers, dequeuers), strict=True):
+            rate = _counted(sessions[0].space.log, steps, plan.seconds)
+            taken.setdefault((flags, threads, operation), []).append(rate)
+            report(f"{flags}, {threads} threads, {operation}: {rate.per_s:,.0f}/s")
 
 
 def enqueuer(connection: Connection, thread: int, bodies: list[bytes]) -> Step:
@@ -214,28 +199,25 @@ def _counted(commits: GroupCommit, steps: list[Step], seconds: float) -> Rate:
     return replace(rate, rounds=commits.rounds - rounds, steps=commits.steps - shared)
 
 
-def _row(key: Key, taken: list[tuple[Rate, Rate]], floors: list[Rate], messages: int) -> Figures:
+def _row(key: Key, rates: list[Rate], floors: list[Rate], messages: int) -> Figures:
     flags, threads, operation = key
-    engine = [one for one, _ in taken]
-    own, beside = figures(engine), figures([bare for _, bare in taken], "bare_")
-    branches = sum(one.operations for one in engine)
-    rounds, steps = sum(one.rounds for one in engine), sum(one.steps for one in engine)
+    own = figures(rates)
+    branches = sum(one.operations for one in rates)
+    rounds, steps = sum(one.rounds for one in rates), sum(one.steps for one in rates)
     return {
         **{"flags": flags, "threads": threads, "operation": operation, "messages_per_s": own["per_s"] * messages},
-        "ratio": ratio(own["rounds_per_s"], beside["bare_rounds_per_s"]),
         "of_floor": ratio(own["rounds_per_s"], [rate.per_s for rate in floors]),
         "rounds_per_transaction": rounds / branches if branches else 0.0,
         "steps_per_round": steps / rounds if rounds else 0.0,
         **own,
-        **beside,
     }
 
 
 def _table(result: Figures) -> list[str]:
     floors = [["", *_cells(row, "threads per_s cpu_us p99_us p999_us")] for row in result["floor"]]
     measured = (
-        "flags threads operation per_s messages_per_s bare_per_s ratio of_floor cpu_us bare_cpu_us p50_us p99_us "
-        "p999_us rounds_per_transaction steps_per_round"
+        "flags threads operation per_s messages_per_s of_floor cpu_us p50_us p99_us p999_us "
+        "rounds_per_transaction steps_per_round"
     )
     return [
         *aligned(FLOOR_HEADINGS, floors),
