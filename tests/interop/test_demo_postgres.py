@@ -12,14 +12,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
+import embedded_postgres
+from embedded_postgres import PostgresServer, running
+from ledger_demo import kill_a_backend
 from support.postgres import HASTY, PATIENCE_S, reached
 from xaqueue.errors import OperationalError
-from xaqueue.tools import postgres
-from xaqueue.tools.demo.ledger import kill_a_backend
-from xaqueue.tools.postgres import PostgresServer, running
 
-if not any(postgres.directories()):
-    pytest.skip(postgres.MISSING, allow_module_level=True)
+if not any(embedded_postgres.directories()):
+    pytest.skip(embedded_postgres.MISSING, allow_module_level=True)
 
 
 @pytest.fixture

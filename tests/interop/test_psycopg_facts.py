@@ -14,8 +14,8 @@ import pytest
 from psycopg import errors
 from psycopg.pq import TransactionStatus
 
+from embedded_postgres import PostgresServer
 from support.postgres import crash, database, prepared, reached, terminate
-from xaqueue.tools.postgres import PostgresServer
 
 FORMAT_ID = 0x58415154
 GTRID = "XAQ1" + "0" * 40

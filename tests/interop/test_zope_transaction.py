@@ -1,4 +1,4 @@
-"""The data manager of examples/zope_transaction.py does in every case what Zope's ``transaction`` expects of one."""
+"""The data manager of the example zope_transaction.py does in every case what Zope's ``transaction`` expects of one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import transaction
 import xaqueue
 from xaqueue.errors import RolledBack
 
-EXAMPLE = ROOT / "examples" / "zope_transaction.py"
+EXAMPLE = ROOT / "examples" / "postgres" / "zope_transaction.py"
 
 
 @pytest.fixture(scope="module")

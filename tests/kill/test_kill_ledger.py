@@ -1,8 +1,8 @@
 """Rows and messages agree although every party is killed, at every named step of the two phases and at any moment.
 
-The ledger of ``xaqueue demo --ledger``: a service with a transaction manager, over a real PostgreSQL and a real queue
-server, or over a space of its own whose changes PostgreSQL carries. Nobody helps: what was killed is started again, and
-at the end everything has come to rest by itself.
+The ledger of ``ledger_demo.py`` among the examples: a service with a transaction manager, over a real PostgreSQL and a
+real queue server, or over a space of its own whose changes PostgreSQL carries. Nobody helps: what was killed is started
+again, and at the end everything has come to rest by itself.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from support.ledger_child import Strike
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
-from xaqueue.tools import postgres
-from xaqueue.tools.demo.ledger import QueueServer, Scene, hear, kill_a_backend, scene_of
+import embedded_postgres
+from ledger_demo import QueueServer, Scene, hear, kill_a_backend, scene_of
 from xaqueue.tools.demo.stage import Program
 
 CHILD = SUPPORT / "ledger_child.py"
@@ -154,8 +154,8 @@ def kept_alive(server: QueueServer) -> Iterator[None]:
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
-    if not any(postgres.directories()):
-        pytest.skip(postgres.MISSING)
+    if not any(embedded_postgres.directories()):
+        pytest.skip(embedded_postgres.MISSING)
     with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
         Path(name).chmod(0o711)
         with scene_of(Path(name)) as made:

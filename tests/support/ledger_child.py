@@ -1,6 +1,6 @@
 """The service of the ledger that test_kill_ledger kills: at a named step somebody gets SIGKILL, then at the next one.
 
-Arguments: those of ``xaqueue.tools.demo.ledger``; strikes in JSON, each ``[victim, step, participant, number]``
+Arguments: those of ``ledger_service``; strikes in JSON, each ``[victim, step, participant, number]``
 with victim ``service``, ``server`` or ``backend``; the queue space; ``two phases`` where PostgreSQL prepares, or
 ``row`` or ``carried``; ``careless`` or nothing. A strike is armed when orders have been taken since the one before it,
 and when they are carried, where they are to be. Now and then
@@ -19,12 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ledger_service
 import xaqueue
+from ledger_demo import kill_a_backend
+from ledger_service import manager_of, serve, take
 from support.careless_manager import CarelessManager
 from support.carrying import carries
 from xaqueue.space.owner.record import read_owner
-from xaqueue.tools.demo import ledger
-from xaqueue.tools.demo.ledger import kill_a_backend, manager_of, serve, take
 from xaqueue.tools.demo.stage import say
 
 CALM = 4
@@ -100,7 +101,7 @@ def main(arguments: Sequence[str]) -> None:
         if word == "taken":
             fate.taken()
 
-    ledger.say = say_and_tell  # type: ignore[attr-defined]
+    ledger_service.say = say_and_tell  # type: ignore[attr-defined]
     if careless:
         xaqueue.TransactionManager = CarelessManager  # type: ignore[assignment,misc]
     how = {"two_phase": way == "two phases"} | ({} if careless else {"carry": way == "carried"})

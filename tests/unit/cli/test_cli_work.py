@@ -28,13 +28,6 @@ def test_the_demo_tells_whether_its_check_passed(
     assert (result.exit_code, result.stdout) == (code, f"200 {tmp_path} True\n")
 
 
-@pytest.mark.parametrize("words", [["--ledger", "--flights", "200"], ["--orders", "70"]])
-def test_each_demo_has_its_own_number(words: list[str]) -> None:
-    result = CliRunner().invoke(app, ["demo", *words])
-    assert result.exit_code == ExitCode.USAGE
-    assert "--orders for the one with it" in result.stderr
-
-
 def test_the_engine_is_measured(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     words = ["--threads", "1", "--flags", "NONE", "--seconds", "0.02", "--rounds", "1", "--size", "10"]

