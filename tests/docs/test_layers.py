@@ -88,6 +88,8 @@ OWNED = {
     "starlette": ("xaqueue.web",),
     "uvicorn": ("xaqueue.web",),
     "fcntl": ("xaqueue.storage", "xaqueue.tools"),
+    "matplotlib": ("xaqueue.tools.demo",),
+    "psycopg": ("xaqueue.cli.tm_log",),
 }
 """Packages that only these rooms may import."""
 
