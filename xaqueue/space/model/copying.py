@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from xaqueue.errors import InvalidArgument
-from xaqueue.space.model.tables import only, table_of
+from xaqueue.space.model.tables import Number, choice, numbers, only, switch, table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,47 +48,30 @@ def snapshots_of(document: Mapping[str, Any]) -> Snapshots:
     """A table that stands there has defaults of its own."""
     if "snapshots" not in document:
         return NO_SNAPSHOTS
-    table, found = table_of(document, "snapshots"), {}
-    only(table, "[snapshots]", (*SNAPSHOT_KEYS, "point_in_time", "restore"))
-    if table.get("restore", "by hand") not in ("by hand", "auto"):
-        raise InvalidArgument(f"queues.toml: [snapshots] restore = {table['restore']!r}: by hand or auto is wanted")
-    keeps = table.get("point_in_time", True)
-    if not isinstance(keeps, bool):
-        raise InvalidArgument(f"queues.toml: [snapshots] point_in_time = {keeps!r}: true or false is wanted")
-    for key, (least, most, default) in SNAPSHOT_KEYS.items():
-        number = found[key] = table.get(key, default)
-        if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
-            raise InvalidArgument(
-                f"queues.toml: [snapshots] {key} = {number!r}: a number from {least} to {most} is wanted"
-            )
-    return Snapshots(**found, point_in_time=keeps, restores=table.get("restore") == "auto")
+    table, where = table_of(document, "snapshots"), "[snapshots]"
+    only(table, where, (*_SNAPSHOTS, "point_in_time", "restore"))
+    given = {"interval_min": 1_440, "keep": 3, **numbers(table, where, _SNAPSHOTS)}
+    restores = choice(table, where, "restore", ("by hand", "auto")) == "auto"
+    return Snapshots(**given, point_in_time=switch(table, where, "point_in_time", default=True), restores=restores)
 
 
-SNAPSHOT_KEYS = {"interval_min": (1, 46_080, 1_440), "keep": (2, 367, 3)}
-"""From, to, and where it is not given."""
+_SNAPSHOTS = {
+    "interval_min": Number("interval_min", int, 1, 46_080, "a number"),
+    "keep": Number("keep", int, 2, 367, "a number"),
+}
 
 
 def replication_of(document: Mapping[str, Any]) -> Replication:
     if "replication" not in document:
         return NO_REPLICATION
-    table = table_of(document, "replication")
-    only(table, "[replication]", ("acknowledge", *_REPLICATION))
-    acknowledge = table.get("acknowledge", "local")
-    if acknowledge not in ("local", "replica"):
-        raise InvalidArgument(f"queues.toml: [replication] acknowledge = {acknowledge!r}: local or replica is wanted")
-    found = {}
-    for key, (least, most, default) in _REPLICATION.items():
-        number = found[key] = table.get(key, default)
-        if not isinstance(number, int | float) or isinstance(number, bool) or not least <= number <= most:
-            raise InvalidArgument(
-                f"queues.toml: [replication] {key} = {number!r}: a number from {least} to {most:,} is wanted"
-            )
-    keep_bytes = int(found["keep_mib"] * 1024 * 1024)
-    return Replication(True, acknowledge == "replica", float(found["acknowledge_timeout_s"]), keep_bytes)
+    table, where = table_of(document, "replication"), "[replication]"
+    only(table, where, ("acknowledge", *_REPLICATION))
+    waits = choice(table, where, "acknowledge", ("local", "replica")) == "replica"
+    found = numbers(table, where, _REPLICATION)
+    return Replication(True, waits, found.get("timeout_s", 10.0), int(found.get("keep_mib", 1_024) * 1024 * 1024))
 
 
-_REPLICATION: Mapping[str, tuple[float, float, float]] = {
-    "acknowledge_timeout_s": (0.1, 3600, 10),
-    "keep_mib": (0, 1_048_576, 1_024),
+_REPLICATION = {
+    "acknowledge_timeout_s": Number("timeout_s", float, 0.1, 3600, "a number"),
+    "keep_mib": Number("keep_mib", float, 0, 1_048_576, "a number"),
 }
-"""From, to, and where it is not given."""

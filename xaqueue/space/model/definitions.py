@@ -64,7 +64,7 @@ from xaqueue.space.model.index import Order
 from xaqueue.space.model.layout import QUEUES
 from xaqueue.space.model.limits import Limits
 from xaqueue.space.model.retry import AT_ONCE, RetryPolicy
-from xaqueue.space.model.tables import only, suggestion, table_of
+from xaqueue.space.model.tables import Number, choice, numbers, only, suggestion, switch, table_of
 from xaqueue.storage.hardening import NOTHING, Hardening
 from xaqueue.storage.journal import SEGMENT_BYTES, SMALLEST_SEGMENT_BYTES
 from xaqueue.storage.regular import FOLLOW, read_at_most
@@ -211,10 +211,6 @@ def parse(text: str) -> Definitions:
     only(document, "queues.toml", ("space", "default", "queues", "topics", "access", "snapshots", "replication"))
     space = table_of(document, "space")
     only(space, "[space]", (*_NUMBERS, "sync", "served_only"))
-    served_only = space.get("served_only", False)
-    if not isinstance(served_only, bool):
-        raise InvalidArgument(f"queues.toml: [space] served_only = {served_only!r}: true or false is wanted")
-    numbers = {key: _number(space, key, least, unit) for key, (least, unit) in _NUMBERS.items() if key in space}
     queues = {}
     for name, table in table_of(document, "queues").items():
         check_queue_name(name)
@@ -230,18 +226,18 @@ def parse(text: str) -> Definitions:
         queues,
         default,
         sync=_sync("[space]", space),
-        served_only=served_only,
+        served_only=switch(space, "[space]", "served_only"),
         access=_access(document),
         group=_group(document),
         topics=topics,
         snapshots=snapshots_of(document),
         replication=replication_of(document),
         known=set(),
-        **numbers,
+        **numbers(space, "[space]", _NUMBERS),
     )
 
 
-_NUMBERS = {
+_LEAST = {
     "max_body_bytes": (1, "bytes"),
     "journal_segment_bytes": (SMALLEST_SEGMENT_BYTES, "bytes"),
     "checkpoint_s": (1, "seconds"),
@@ -255,20 +251,12 @@ _NUMBERS = {
     "branch_idle_s": (0, "seconds"),
     "scrub_days": (0, "days"),
 }
-"""Keys of [space] that take a number: from which, and of what."""
-
-
-def _number(table: Mapping[str, Any], key: str, least: int, unit: str) -> int:
-    number = table[key]
-    if not isinstance(number, int) or isinstance(number, bool) or number < least:
-        raise InvalidArgument(f"queues.toml: [space] {key} = {number!r}: a number of {unit} from {least} is wanted")
-    return number
+_NUMBERS = {key: Number(key, int, least, None, f"a number of {unit}") for key, (least, unit) in _LEAST.items()}
+"""Keys of [space] that take a number."""
 
 
 def _topic(name: str, table: Any, queues: Mapping[str, QueueDefinition]) -> str:
     check_queue_name(name)
-    if not isinstance(table, Mapping):
-        raise InvalidArgument(f"queues.toml: [topics.{name}] is {table!r}: a table is wanted")
     only(table, f"[topics.{name}]", TOPIC_KEYS)
     if name in queues:
         raise InvalidArgument(f"queues.toml: [topics.{name}] is a queue as well: give one of them another name")
@@ -313,31 +301,22 @@ def options_of(words: Iterable[str]) -> dict[str, object]:
 
 
 def _definition(where: str, table: Any) -> QueueDefinition:
-    if not isinstance(table, Mapping):
-        raise InvalidArgument(f"queues.toml: {where} is {table!r}: a table is wanted")
     only(table, where, QUEUE_KEYS)
-    order = table.get("order", Order.FIFO.value)
-    if order not in [known.value for known in Order]:
-        raise InvalidArgument(f"queues.toml: {where} order = {order!r}: fifo, lifo or priority is wanted")
-    policy: dict[str, Any] = {
-        field: _policy(where, key, table[key], *limits) for key, (field, *limits) in _POLICY.items() if key in table
-    }
-    targets = {key: _target(where, key, table[key]) for key in TARGETS if key in table}
-    window_s = _policy(where, _WINDOW, table.get(_WINDOW, 0), float, 0, LONGEST_S, "seconds")
+    others = numbers(table, where, _WINDOW)
+    others |= {key: _target(where, key, table[key]) for key in TARGETS if key in table}
     if "max_tries" in table and "failure_queue" not in table:
         raise InvalidArgument(
             f"queues.toml: {where} max_tries needs failure_queue, where a message goes that had so many tries"
         )
     return QueueDefinition(
-        Order(order),
+        Order(choice(table, where, "order", tuple(order.value for order in Order))),
         str(table.get("description", "")),
-        RetryPolicy(**policy),
+        RetryPolicy(**numbers(table, where, _POLICY)),
         topic=_target(where, "topic", table["topic"]) if "topic" in table else "",
         match=_match(where, table),
         limits=_limits(where, table),
         sync=_sync(where, table),
-        dedup_window_s=window_s,
-        **targets,
+        **others,
     )
 
 
@@ -364,49 +343,38 @@ def _sync(where: str, table: Mapping[str, Any]) -> Hardening | None:
 
 
 def _limits(where: str, table: Mapping[str, Any]) -> Limits | None:
-    found: dict[str, Any] = {
-        field: _policy(where, key, table[key], *limits) for key, (field, *limits) in _LIMITS.items() if key in table
-    }
-    when_full = table.get("when_full", "refuse")
-    if when_full not in ("refuse", "wait"):
-        raise InvalidArgument(f"queues.toml: {where} when_full = {when_full!r}: refuse or wait is wanted")
+    found = numbers(table, where, _LIMITS)
+    waits = choice(table, where, "when_full", ("refuse", "wait")) == "wait"
     if "max_messages" in table or "max_bytes" in table:
-        return Limits(waits=when_full == "wait", **found)
+        return Limits(waits=waits, **found)
     for key in ("when_full", "full_wait_s"):
         if key in table:
             raise InvalidArgument(f"queues.toml: {where} {key} needs max_messages or max_bytes: else it is never full")
     return None
 
 
-_POLICY: Mapping[str, tuple[Any, ...]] = {
-    "max_tries": ("max_tries", int, 1, 1_000_000, "a number of tries"),
-    "retry_delay_s": ("delay_s", float, 0, LONGEST_S, "seconds"),
-    "retry_multiplier": ("multiplier", float, 1, 100, "a number"),
-    "retry_max_s": ("max_s", float, 0, LONGEST_S, "seconds"),
-    "retry_jitter": ("jitter", float, 0, 1, "a share"),
+_POLICY = {
+    "max_tries": Number("max_tries", int, 1, 1_000_000, "a number of tries"),
+    "retry_delay_s": Number("delay_s", float, 0, LONGEST_S, "seconds"),
+    "retry_multiplier": Number("multiplier", float, 1, 100, "a number"),
+    "retry_max_s": Number("max_s", float, 0, LONGEST_S, "seconds"),
+    "retry_jitter": Number("jitter", float, 0, 1, "a share"),
 }
-"""Keys of a queue that say how often and when it is tried again: their field, and which numbers they take."""
-_LIMITS: Mapping[str, tuple[Any, ...]] = {
-    "max_messages": ("max_messages", int, 1, 10**12, "a number of messages"),
-    "max_bytes": ("max_bytes", int, 1, 10**18, "a number of bytes"),
-    "full_wait_s": ("wait_s", float, 0, LONGEST_S, "seconds"),
+"""Keys of a queue that say how often and when it is tried again."""
+_LIMITS = {
+    "max_messages": Number("max_messages", int, 1, 10**12, "a number of messages"),
+    "max_bytes": Number("max_bytes", int, 1, 10**18, "a number of bytes"),
+    "full_wait_s": Number("wait_s", float, 0, LONGEST_S, "seconds"),
 }
-"""Keys of a queue that say how much it holds, likewise."""
+"""Keys of a queue that say how much it holds."""
+_WINDOW = {"dedup_window_s": Number("dedup_window_s", float, 0, LONGEST_S, "seconds")}
 TARGETS = ("failure_queue", "expiry_queue")
-_WINDOW = "dedup_window_s"
 QUEUE_KEYS = (
     *("order", "description", *_POLICY, *TARGETS, *_LIMITS, "when_full", "sync", "topic", "match"),
-    _WINDOW,
+    *_WINDOW,
 )
 """What the definition of a queue may say."""
 TOPIC_KEYS = ("description",)
-
-
-def _policy(where: str, key: str, value: Any, kind: type[float], least: float, most: float, unit: str) -> float:
-    is_number = isinstance(value, int) or (kind is float and isinstance(value, float))
-    if not is_number or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidArgument(f"queues.toml: {where} {key} = {value!r}: {unit} from {least} to {most:,} is wanted")
-    return kind(value)
 
 
 def _target(where: str, key: str, value: Any) -> str:
@@ -451,8 +419,7 @@ def _role(name: str, table: Any) -> Role:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise InvalidArgument(f"queues.toml: {where} {key} is no list of strings")
     for key in _SWITCHES:
-        if not isinstance(table.get(key, False), bool):
-            raise InvalidArgument(f"queues.toml: {where} {key} = {table[key]!r}: true or false is wanted")
+        switch(table, where, key)
     given: dict[str, Any] = {key: tuple(value) if key in _LISTS else value for key, value in table.items()}
     try:
         return Role(name, **given)
