@@ -9,7 +9,7 @@ from __future__ import annotations
 import _thread
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Unpack
 
@@ -202,29 +202,17 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         self, queue: str, bodies: Sequence[bytes], ids: Sequence[bytes] | None = None, **options: Unpack[EnqueueOptions]
     ) -> list[MessageId]:
         """ids: of the messages, where the caller has made them."""
-        branch = self._at_work()
-        self._awaits = queue
-        try:
+        with self._work() as branch:
+            self._awaits = queue
             return several.enqueue_many(self.space, branch, queue, bodies, ids, options)
-        finally:
-            branch.progress = time.monotonic()
-            branch.working.discard(self.number)
 
     def enqueue_to(self, queues: Sequence[str], body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
-        branch = self._at_work()
-        try:
+        with self._work() as branch:
             return several.enqueue_to(self.space, branch, check_queues(queues), body, options)
-        finally:
-            branch.progress = time.monotonic()
-            branch.working.discard(self.number)
 
     def publish(self, topic: str, body: bytes, **options: Unpack[EnqueueOptions]) -> MessageId:
-        branch = self._at_work()
-        try:
+        with self._work() as branch:
             return several.publish(self.space, branch, topic, body, options)
-        finally:
-            branch.progress = time.monotonic()
-            branch.working.discard(self.number)
 
     def dequeue(
         self,
@@ -268,28 +256,16 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         check: Callable[[str], object] = lambda queue: None,
     ) -> MessageId | None:
         """check: raises where this session may not add to that queue."""
-        branch = self._at_work()
-        try:
+        with self._work() as branch:
             return moving.move_one(self.space, branch, check_queue_name(queue), id_of(message_id), to, check)
-        finally:
-            branch.progress = time.monotonic()
-            branch.working.discard(self.number)
 
     def remove(self, queue: str, message_id: bytes) -> bool:
-        branch = self._at_work()
-        try:
+        with self._work() as branch:
             return messages.remove(self.space, branch, check_queue_name(queue), id_of(message_id))
-        finally:
-            branch.progress = time.monotonic()
-            branch.working.discard(self.number)
 
     def restore(self, queue: str, message: Message) -> bool:
-        branch = self._at_work()
-        try:
+        with self._work() as branch:
             return messages.restore(self.space, branch, check_queue_name(queue), message)
-        finally:
-            branch.progress = time.monotonic()
-            branch.working.discard(self.number)
 
     def browse(self, queue: str, limit: int | None = None, id_digits: str = "") -> Iterator[Message]:
         self._check_open()
@@ -399,6 +375,16 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
         return queue.name, max(self._waits_since, current.progress if current and not is_lent else 0.0)
 
     # Within
+
+    @contextmanager
+    def _work(self) -> Iterator[Branch]:
+        """The branch that the session works in; ``enqueue`` and ``dequeue``, which have to be fast, do the same."""
+        branch = self._at_work()
+        try:
+            yield branch
+        finally:
+            branch.progress = time.monotonic()
+            branch.working.discard(self.number)
 
     def _mine_locked(self) -> list[Branch]:
         """The branches that end with the session."""

@@ -35,14 +35,8 @@ TOLD_S = 0.05
 """A replica that lacks nothing is told what was hardened after so long."""
 LOOK_S = 1.0
 """Between two looks at what queues.toml says."""
-WAITS = (
-    "this space waits for its replica, which is to have what was recorded before anything is shown: start the replica "
-    '(`xaqueue replica`), or set [replication] acknowledge = "local" in queues.toml'
-)
 SILENT_S = 5.0
 """A replica that has asked for nothing for longer is taken for gone; while it waits, it asks more often."""
-
-
 WAITS = (
     "this space waits for its replica, which is to have what was recorded before it shows anything: start "
     'the replica (`xaqueue replica`), or set [replication] acknowledge = "local" in queues.toml'

@@ -19,6 +19,7 @@ from xaqueue.errors import InvalidArgument, QueueReserved
 from xaqueue.message import check_queue_name
 from xaqueue.reservation import Reservation, check_stream
 from xaqueue.space.engine import carry, cleanup
+from xaqueue.space.engine.association import Association
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout, records
 from xaqueue.space.model.change import Kind as Step
@@ -27,13 +28,8 @@ from xaqueue.space.model.records import FORMER, StreamRecord, refusal
 from xaqueue.storage.group_commit import nothing
 
 
-class StreamVerbs:
+class StreamVerbs(Association):
     """The part of a ``Session`` that is ``xaqueue.resource_manager.Streams``. These verbs belong to no branch."""
-
-    space: Space
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
 
     def _opened(self) -> Space:
         self._check_open()

@@ -284,9 +284,9 @@ class Branch:
     busy: bool = False
     """A step is on its way to disk; the next call waits for it."""
     damage: list[str] = field(default_factory=list)
+    """What was lost of a prepared branch; it can be rolled back, and committed only by an operator."""
     restored: int = 0
     """The snapshot with which it came back: whether it was decided since nobody here knows, so an operator decides."""
-    """What was lost of a prepared branch; it can be rolled back, and committed only by an operator."""
     prepared_at: int = 0
     """Int microseconds UTC."""
     kept_bytes: int = 0

@@ -377,8 +377,8 @@ def test_how_long_it_is_until_the_next(root: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ("interval_min = 0", "a number from 1 to 46080"),
-        ("interval_min = 46081", "a number from 1 to 46080"),
+        ("interval_min = 0", "a number from 1 to 46,080"),
+        ("interval_min = 46081", "a number from 1 to 46,080"),
         ("keep = 1", "a number from 2 to 367"),
         ('keep = "3"', "a number from 2 to 367"),
         ("kept = 3", "kept"),
