@@ -17,7 +17,7 @@ from xaqueue.errors import (
     RetryLater,
     RolledBack,
 )
-from xaqueue.space.engine import batches
+from xaqueue.space.engine import batch_steps
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import branch as states
 from xaqueue.space.model.branch import ALLOWED_NEXT, Branch, Call, State, call_of
@@ -160,7 +160,7 @@ class Association:
             self._count_locked(xid, self.branch_limit)
         branch = self.space.branches[xid] = Branch(xid, str(xid))
         branch.begun, branch.begun_by = time.monotonic(), self.key
-        late = batches.refusal(self.space, xid) if xid[0] in BATCH_FORMAT_IDS and is_of_a_batch(xid) else ""
+        late = batch_steps.refusal(self.space, xid) if xid[0] in BATCH_FORMAT_IDS and is_of_a_batch(xid) else ""
         if late:
             branch.rollback_reason = RolledBack(late)
         if timeout_s is not None:

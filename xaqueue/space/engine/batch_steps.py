@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from xaqueue.batch import Decision, is_of_a_batch, key_of
+from xaqueue.batch import Decision, is_of_a_batch, key_of, parse_gtrid
 from xaqueue.errors import RetryLater, RolledBack
 from xaqueue.space.engine import commit, dedup, tries
 from xaqueue.space.engine.state import Space
@@ -20,6 +20,7 @@ from xaqueue.space.model.change import DROP, Change, Op
 from xaqueue.space.model.change import Kind as Step
 from xaqueue.space.model.layout import batch_path
 from xaqueue.xa import Outcome
+from xaqueue.xid import Xid
 
 STEP_BLOCKS = 4096
 """More branches go together only as long as they have no more blocks: everybody waits while a step moves them."""
@@ -30,6 +31,15 @@ RECORDS = 1000
 def of_batch(space: Space, gtrid: bytes) -> list[Branch]:
     """All branches of a batch. Called with the lock held."""
     return [branch for xid, branch in space.branches.items() if xid.gtrid == gtrid and is_of_a_batch(xid)]
+
+
+def refusal(space: Space, xid: Xid) -> str:
+    """Why nothing more is prepared for the batch of this branch; empty where it is. Called with the lock held."""
+    if space.batches.has(xid.gtrid):
+        return f"branch {xid} comes too late: its batch is decided"
+    key, number = parse_gtrid(xid.gtrid) or ("", 0)
+    last = space.batches.highest(key)
+    return f"branch {xid} comes too late: its query has written batch {last} already" if number < last else ""
 
 
 def decide(space: Space, decision: Decision, branches: Sequence[Branch]) -> None:

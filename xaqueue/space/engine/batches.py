@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Decision, Plan, home_of, is_of_a_batch, key_of, parse_gtrid
+from xaqueue.batch import ONE_SPACE, SEVERAL_SPACES, Batch, Decision, Plan, home_of, is_of_a_batch, key_of
 from xaqueue.errors import (
     DamagedBlock,
     Error,
@@ -30,6 +30,7 @@ from xaqueue.errors import (
     UnknownXid,
 )
 from xaqueue.space.engine import batch_steps, heuristics, quarantine
+from xaqueue.space.engine.association import Association
 from xaqueue.space.engine.batch_steps import of_batch
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import records
@@ -44,13 +45,8 @@ Others = tuple[tuple[str, Xid], ...]
 _UNFINISHED = (State.PREPARED, State.COMMITTING)
 
 
-class BatchVerbs:
+class BatchVerbs(Association):
     """The part of a ``Session`` that is ``xaqueue.resource_manager.Batches``. These verbs belong to no branch."""
-
-    space: Space
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
 
     def commit_all(
         self, batch: Batch, xids: Sequence[Xid], others: Sequence[tuple[str, Xid]] = (), plan: Plan | None = None
@@ -99,7 +95,7 @@ def check_prepare(space: Space, branch: Branch) -> None:
     with space.lock:
         while key_of(branch.xid.gtrid) in space.batches.claimed:
             space.wait_settled()
-        late = refusal(space, branch.xid)
+        late = batch_steps.refusal(space, branch.xid)
     if late:
         raise branch.rollback_reason or RolledBack(late)
 
@@ -121,15 +117,6 @@ def check_rollback(branch: Branch) -> None:
             f"branch {xid} is of a batch over several spaces, another of which may have committed it: the query rolls "
             f"it back with its batch, and an operator who has looked there can with `xaqueue indoubt rollback {xid}`"
         )
-
-
-def refusal(space: Space, xid: Xid) -> str:
-    """Why nothing more is prepared for the batch of this branch; empty where it is. Called with the lock held."""
-    if space.batches.has(xid.gtrid):
-        return f"branch {xid} comes too late: its batch is decided"
-    key, number = parse_gtrid(xid.gtrid) or ("", 0)
-    last = space.batches.highest(key)
-    return f"branch {xid} comes too late: its query has written batch {last} already" if number < last else ""
 
 
 def outcome(space: Space, xid: Xid) -> Outcome:

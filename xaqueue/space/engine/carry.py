@@ -21,6 +21,7 @@ from xaqueue.batch import is_of_a_batch
 from xaqueue.carried import CarriedChange, Carriers, CarrierState, CarrierStatus, Pruned, checked_carrier, decode
 from xaqueue.errors import InvalidArgument, QueueWaiting, RetryLater, RolledBack, SpaceError
 from xaqueue.space.engine import commit, dedup
+from xaqueue.space.engine.association import Association
 from xaqueue.space.engine.busy import Busy
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.block import Kind, decode_head
@@ -43,13 +44,8 @@ DELIVERED = 100_000
 log = logging.getLogger("xaqueue")
 
 
-class CarryVerbs:
+class CarryVerbs(Association):
     """The part of a ``Session`` for who has a database carry changes. These verbs belong to no branch."""
-
-    space: Space
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
 
     def carriers(self) -> Carriers:
         self._check_open()
