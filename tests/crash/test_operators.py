@@ -17,7 +17,7 @@ from support.crash_story import EMPTY
 from support.forgetful import Crashed, ForgetfulFileSystem, Tree
 from xaqueue.errors import InvalidArgument, ProtocolError, ResourceFailed, RetryLater, UnknownXid
 from xaqueue.space.engine import heuristics, operator_log
-from xaqueue.space.engine.operator_lines import Forgotten
+from xaqueue.space.engine.operator_log import Forgotten
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.model.branch import State
@@ -41,7 +41,7 @@ def decided(bare: BareSpace, name: str, *, commit: bool = True) -> Xid:
 
 
 def forget(bare: BareSpace, xid: Xid, reason: str = "") -> None:
-    operator_log.forget(Session(bare.space), xid, "you@there", reason)
+    Session(bare.space).forget_by_hand(xid, "you@there", reason)
 
 
 def test_lines_are_added_and_outlive_reopens(bare: BareSpace) -> None:
@@ -109,7 +109,7 @@ def test_text_that_is_no_line_is_refused(bare: BareSpace) -> None:
     xid = decided(bare, "one")
     for by, reason in (("a\nb", ""), ("me", "\x00"), ("me", "x" * 1001)):
         with pytest.raises(InvalidArgument, match="1000 characters"):
-            operator_log.forget(Session(bare.space), xid, by, reason)
+            Session(bare.space).forget_by_hand(xid, by, reason)
     assert bare.in_doubt() == [xid]
 
 
@@ -137,7 +137,7 @@ def crashes(tree: Tree, level: Level) -> Iterator[ForgetfulFileSystem]:
         fs = tree.open()
         fs.crash_after = crash_after
         try:
-            operator_log.forget(Session(open_space(fs, level)), DECIDED, "you@there", "told")
+            Session(open_space(fs, level)).forget_by_hand(DECIDED, "you@there", "told")
         except (Crashed, ResourceFailed):
             assert fs.crashed
             yield fs
@@ -156,7 +156,7 @@ def test_no_crash_loses_a_decision_without_a_line(level: Level) -> None:
             told = operator_log.forgotten_in(session.space.fs)
             if DECIDED in session.recover(10, Flag.STARTRSCAN | Flag.ENDRSCAN):
                 kept += 1
-                operator_log.forget(session, DECIDED, "you@there", "told again")
+                session.forget_by_hand(DECIDED, "you@there", "told again")
                 assert operator_log.forgotten_in(session.space.fs)[-1].forgotten_reason == "told again"
             else:
                 lost += 1

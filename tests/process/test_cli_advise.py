@@ -23,7 +23,6 @@ from xaqueue.cli import parameters
 from xaqueue.cli.exit_codes import ExitCode
 from xaqueue.rpc.client.manager import remote_manager
 from xaqueue.space.engine.heuristics import decide
-from xaqueue.space.engine.operator_log import forget
 from xaqueue.space.owner.open import attach
 from xaqueue.tm import last_resource
 from xaqueue.xa import Outcome
@@ -59,7 +58,7 @@ def by_hand(left: Left, participant: str, *, commit: bool, forgotten: bool = Fal
     session = attach(left.root / participant, watch=False)
     decide(session.space, left.xid(participant), commit, "me@here", "why")
     if forgotten:
-        forget(session, left.xid(participant), "me@here")
+        session.forget_by_hand(left.xid(participant), "me@here")
     session.close()
 
 

@@ -18,7 +18,7 @@ import xaqueue
 from support.contract_batches import batch, prepared
 from xaqueue.cli.main import app
 from xaqueue.errors import InvalidArgument
-from xaqueue.space.engine import heuristics, operator_log
+from xaqueue.space.engine import heuristics
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.offline import inspect
@@ -149,7 +149,7 @@ def _branches(session: Session, seen: Seen, messages: int) -> None:
     seen.look()
     heuristics.decide(session.space, BRANCH, True, "me@here", "why")
     seen.look()
-    operator_log.forget(session, BRANCH, "me@here", "told")
+    session.forget_by_hand(BRANCH, "me@here", "told")
 
 
 def _batches(session: Session, seen: Seen) -> None:

@@ -24,7 +24,7 @@ from xaqueue.errors import DecisionLogError, InvalidArgument
 from xaqueue.rpc.client.reach import served_at
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.space.engine import operator_log
-from xaqueue.space.engine.operator_lines import Forgotten
+from xaqueue.space.engine.operator_log import Forgotten
 from xaqueue.space.model.format import read_format
 from xaqueue.space.offline.inspect_branches import InDoubt, in_doubt_in
 from xaqueue.space.offline.redo_view import look_into

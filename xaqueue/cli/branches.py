@@ -21,7 +21,7 @@ from xaqueue.errors import InvalidArgument
 from xaqueue.rpc.methods.service import RemoteOperator
 from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.heuristics import Decision, check_text
-from xaqueue.space.engine.operator_lines import Forgotten
+from xaqueue.space.engine.operator_log import Forgotten
 from xaqueue.space.engine.session import Session
 from xaqueue.space.offline import inspect, inspect_branches
 from xaqueue.space.offline.inspect_branches import InDoubt, dry_run_of
@@ -192,7 +192,7 @@ class DirectoryOperator:
     def forget(self, xid: Xid, by: str, reason: str) -> None:
         with reached(self._location) as manager:
             if isinstance(manager, Session):
-                operator_log.forget(manager, xid, by, reason)
+                manager.forget_by_hand(xid, by, reason)
             else:
                 RemoteOperator(manager).forget(xid, by, reason)
 

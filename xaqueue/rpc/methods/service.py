@@ -35,7 +35,7 @@ from xaqueue.rpc.methods.sessions import ACTIVE, UNFINISHED, UNPREPARED, Session
 from xaqueue.rpc.wire import decode
 from xaqueue.space.engine import heuristics, operator_log
 from xaqueue.space.engine.heuristics import Decision
-from xaqueue.space.engine.operator_lines import Forgotten
+from xaqueue.space.engine.operator_log import Forgotten
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import Kind
@@ -314,7 +314,7 @@ def indoubt_decide(caller: Caller, xid: Xid, commit: Any, by: Any, reason: Any =
 
 def indoubt_forget(caller: Caller, xid: Xid, by: Any, reason: Any = "") -> None:
     """Ends the memory of a decision, by hand."""
-    operator_log.forget(caller.session, xid, _signed(caller, by), reason)
+    caller.session.forget_by_hand(xid, _signed(caller, by), reason)
 
 
 def indoubt_forgotten(caller: Caller) -> list[Forgotten]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from xaqueue.errors import DamagedBlock, HeuristicOutcome, InvalidArgument, ProtocolError, UnknownXid
 from xaqueue.message import Properties
-from xaqueue.space.engine import blocks, commit, operator_lines
+from xaqueue.space.engine import blocks, commit, operator_log
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.block import NO_MESSAGE, Block, Kind, decode, encode, pack_list
 from xaqueue.space.model.block_files import read_checked
@@ -105,7 +105,7 @@ def decide(space: Space, xid: Xid, to_commit: bool, by: str, reason: str = "") -
             decision = parse(space.read_record(path))
         except FileNotFoundError:
             decision = Decision(outcome, by, space.now_us(), reason)
-            operator_lines.append(space, operator_lines.Forgotten(str(xid), outcome, by, decision.at, reason))
+            operator_log.append(space, operator_log.Forgotten(str(xid), outcome, by, decision.at, reason))
             _record(space, branch, decision)
         complete(space, xid, decision)
     finally:
@@ -139,6 +139,26 @@ def forget(space: Space, branch: Branch) -> None:
     outcome = Outcome.ROLLED_BACK if branch.base is State.HEURISTIC_ROLLBACK else Outcome.COMMITTED
     change = Change(Step.FORGET, branch.name, [(DROP, f"{HEURISTIC}/{branch.xid}")])
     space.log.perform(change, lambda: space.finish_locked(branch, outcome))
+
+
+def note_forgotten(space: Space, xid: Xid, by: str, reason: str) -> None:
+    """Who forgets it by hand, and why, is on disk before it is; nothing, where ``forget`` is going to say why not.
+
+    Raises RetryLater without room.
+    """
+    check_text("operator", by)
+    check_text("reason", reason)
+    with space.lock:
+        space.check()
+        branch = space.branches.get(xid)
+    if branch is None or branch.decided is not None:
+        return
+    try:
+        told = parse(space.read_record(f"{HEURISTIC}/{xid}"))
+    except (FileNotFoundError, DamagedBlock):
+        return
+    line = operator_log.Forgotten(str(xid), told.outcome, told.by, told.at, told.reason, by, space.now_us(), reason)
+    operator_log.append(space, line)
 
 
 def _record(space: Space, branch: Branch, decision: Decision) -> None:

@@ -1,43 +1,52 @@
-"""What operators decided outlives its record: who forgets a decision by hand is told in operators.log first.
+"""operators.log: what a person decides of a branch, before it is decided, and who forgets that, before it is forgotten.
 
-A crash between the two leaves a line whose decision is not forgotten yet: then it is told once more when it is. What
-the transaction manager forgets was told to it, and stands in its own log.
+One line of JSON each, hardened to the level of the space before what it tells of; lines are only ever added. A crash
+may leave a torn last line, which is skipped, or the line of what was not done then: a decision that is not forgotten
+yet is told once more when it is. What the transaction manager forgets was told to it, and stands in its own log.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-from xaqueue.errors import DamagedBlock
-from xaqueue.space.engine import heuristics
-from xaqueue.space.engine.heuristics import Decision, check_text
-from xaqueue.space.engine.operator_lines import Forgotten, append
-from xaqueue.space.engine.session import Session
+from xaqueue.errors import RetryLater
 from xaqueue.space.engine.state import Space
 from xaqueue.space.model.format import read_format
-from xaqueue.space.model.layout import HEURISTIC, OPERATORS
+from xaqueue.space.model.layout import OPERATORS
 from xaqueue.storage import append_log
 from xaqueue.storage.directory_fs import DirectoryFileSystem
-from xaqueue.storage.fs import FileSystem
-from xaqueue.xid import Xid
+from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.regular import NO_FILE
 
 
-def forget(session: Session, xid: Xid, by: str, reason: str = "") -> None:
-    """Forgets the decision on a branch, by hand: recorded first.
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A line: a decision, and who ended its memory, if anybody did. Times are int microseconds UTC."""
 
-    Raises UnknownXid where there is none, ProtocolError where it is not carried out yet, RetryLater without room.
-    """
-    check_text("operator", by)
-    check_text("reason", reason)
-    space = session.space
-    decision = _decision(space, xid)
-    if decision is not None:
-        entry = Forgotten(
-            str(xid), decision.outcome, decision.by, decision.at, decision.reason, by, space.now_us(), reason
-        )
-        append(space, entry)
-    session.forget(xid)
+    xid: str
+    outcome: str
+    by: str
+    at: int
+    reason: str
+    forgotten_by: str = ""
+    forgotten_at: int = 0
+    forgotten_reason: str = ""
+
+
+def append(space: Space, entry: Forgotten) -> None:
+    """Raises RetryLater without room, ResourceFailed."""
+    space.check()
+    try:
+        append_log.append(space.fs, OPERATORS, entry)
+    except OSError as error:
+        if error.errno not in NO_ROOM | NO_FILE:
+            raise space.fence(error) from error
+        done = "forgotten" if entry.forgotten_at else "done"
+        raise RetryLater(f"{OPERATORS} cannot be written ({error.strerror}): nothing was {done}") from error
+    space.log.sync_contents((OPERATORS,))
+    space.log.sync_names(("",))
 
 
 def forgotten(path: str | os.PathLike[str]) -> list[Forgotten]:
@@ -49,16 +58,3 @@ def forgotten(path: str | os.PathLike[str]) -> list[Forgotten]:
 def forgotten_in(fs: FileSystem) -> list[Forgotten]:
     """As ``forgotten``, of the space behind a port."""
     return [line for line in append_log.read(fs, OPERATORS, Forgotten) if line.forgotten_at]
-
-
-def _decision(space: Space, xid: Xid) -> Decision | None:
-    """The decision that can be forgotten now; None where ``forget`` will say why not."""
-    with space.lock:
-        space.check()
-        branch = space.branches.get(xid)
-        if branch is None or branch.decided is not None:
-            return None
-    try:
-        return heuristics.parse(space.read_record(f"{HEURISTIC}/{xid}"))
-    except (FileNotFoundError, DamagedBlock):
-        return None

@@ -155,6 +155,12 @@ class Session(LeaseVerbs, BatchVerbs, StreamVerbs, CarryVerbs):
             raise
         self.space.log.deliver_interrupt()
 
+    def forget_by_hand(self, xid: Xid, by: str, reason: str = "") -> None:
+        """As ``forget``, of a person, who is recorded first. Raises UnknownXid where there is no decision,
+        ProtocolError where it is not carried out yet, RetryLater without room."""
+        heuristics.note_forgotten(self.space, xid, by, reason)
+        self.forget(xid)
+
     def recover(self, count: int, flags: Flag = Flag.NOFLAGS) -> list[Xid]:
         check_flags("recover", flags)
         self._check_open()

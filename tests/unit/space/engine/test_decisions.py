@@ -11,7 +11,7 @@ import pytest
 
 from support.bare_space import DURABLE, BareSpace, bare_space
 from xaqueue.errors import DuplicateXid, Error, HeuristicOutcome, ProtocolError, RetryLater
-from xaqueue.space.engine import heuristics, operator_log
+from xaqueue.space.engine import heuristics
 from xaqueue.space.engine.session import Session
 from xaqueue.space.model import layout
 from xaqueue.space.model.block import decode, encode
@@ -125,7 +125,7 @@ def test_a_decision_that_only_the_journal_has_holds_as_well(
                     heuristics.decide(bare.space, xid, by == "test", by=by)
                 check_answers(bare, xid)
                 with pytest.raises(ProtocolError, match="not carried out yet"):
-                    operator_log.forget(Session(bare.space), xid, "me")
+                    Session(bare.space).forget_by_hand(xid, "me")
             assert list((bare.root / layout.HEURISTIC).iterdir()) == []
         if then == "reopen":
             bare.reopen()
@@ -196,6 +196,6 @@ def test_a_record_that_cannot_be_read_now_is_asked_for_again(bare: BareSpace, de
     assert heuristics.decide(bare.space, decided, False, by="another").outcome == "commit"
     bare.fs.faults = {("read", layout.HEURISTIC): errno.EMFILE}
     with pytest.raises(RetryLater, match="cannot be read now"):
-        operator_log.forget(Session(bare.space), decided, "another", "done")
+        Session(bare.space).forget_by_hand(decided, "another", "done")
     bare.fs.faults.clear()
     check_carried_out(bare, decided)
