@@ -84,10 +84,9 @@ def run(path: Path, text: str, json: bool, space: Location | None = None) -> Non
     space: one that is asked, too.
     """
     config = load(path)
-    if space is not None and all(_place(space) != one.address for one in config.participants.values()):
-        config = replace(
-            config, participants={**config.participants, SPACE: ParticipantConfig(SPACE, "xaqueue", _place(space))}
-        )
+    if space is not None and all(space.place != one.address for one in config.participants.values()):
+        asked_too = ParticipantConfig(SPACE, "xaqueue", space.place)
+        config = replace(config, participants={**config.participants, SPACE: asked_too})
     asked = _asked(config, text)
     if json:
         output.as_json(_json(*asked))
@@ -161,12 +160,8 @@ def prepared(config: TmConfig, gtrid: bytes) -> list[tuple[str, str]]:
     kinds = {name: one for name, one in config.participants.items() if one.kind == "postgres"}
     told: list[tuple[str, str]] = []
     for name, held in held_by_all(replace(config, participants=kinds)).items():
-        gids = (
-            [parameters.postgres_gid(xid) for xid, _ in held if xid.gtrid == gtrid]
-            if isinstance(held, list)
-            else [held]
-        )
-        told += [(name, gid) for gid in gids or ["nothing is prepared"]]
+        mine = [held] if isinstance(held, str) else [parameters.postgres_gid(x) for x, _ in held if x.gtrid == gtrid]
+        told += [(name, gid) for gid in mine or ["nothing is prepared"]]
     return told
 
 
@@ -335,10 +330,6 @@ def why_not(error: Exception) -> str:
 
 
 # A queue space
-
-
-def _place(space: Location) -> str:
-    return space.url or str(Path(space.directory).resolve())
 
 
 def location(participant: ParticipantConfig) -> Location:

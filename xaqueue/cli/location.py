@@ -60,6 +60,11 @@ class Location:
     def __str__(self) -> str:
         return self.directory or self.url
 
+    @property
+    def place(self) -> str:
+        """The same wherever it is looked from."""
+        return self.url or str(Path(self.directory).resolve())
+
 
 def no_url(given: Path | None) -> Path | None:
     """The callback of a parameter that names a directory: of a URL none of that name is made, or looked for."""
@@ -135,11 +140,8 @@ def remote(url: str, *, answer_s: float | None = None) -> Iterator[RemoteManager
 
     Raises ConnectionLost, InvalidArgument.
     """
-    manager = remote_manager(url, connect_s=CONNECT_S, answer_s=answer_s)
-    try:
+    with closing(remote_manager(url, connect_s=CONNECT_S, answer_s=answer_s)) as manager:
         yield manager
-    finally:
-        manager.close()
 
 
 @contextmanager

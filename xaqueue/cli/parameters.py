@@ -156,10 +156,9 @@ def gtrid_of(text: str, known: Iterable[bytes], *, exact: bool = False) -> Gtrid
 
 def is_foreign(text: str) -> bool:
     """Whether it is the whole name of a branch that no transaction manager of this package made."""
-    try:
+    with suppress(InvalidArgument):
         return Gtrid.parse(xid(text).gtrid) is None
-    except InvalidArgument:
-        return False
+    return False
 
 
 def foreign_gtrid(text: str, xids: Iterable[Xid]) -> bytes | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from types import TracebackType
 
 from xaqueue.cli import glance
 from xaqueue.cli.location import Location, connected
@@ -18,22 +17,17 @@ from xaqueue.space.offline import inspect
 from xaqueue.space.owner.definitions_file import usable_definitions
 
 
-class Target:
+class Target(ExitStack):
     """The queues of one space, with what was said to come into them so far."""
 
     def __init__(self, location: Location) -> None:
-        self._location, self._stack = location, ExitStack()
+        super().__init__()
+        self._location = location
         self._definitions = None if location.url else usable_definitions(location.directory)[0]
-        self._connection = self._stack.enter_context(connected(location)) if location.url else None
+        self._connection = self.enter_context(connected(location)) if location.url else None
         self._queues = {one.name: one for one in glance.looked(location)[0]}
         self._ids: dict[str, set[bytes]] = {}
         self._count, self._bytes = Counter[str](), Counter[str]()
-
-    def __enter__(self) -> Target:
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._stack.close()
 
     def restore(self, message: Message) -> bool:
         """Whether it would be added, and is not there. Raises what ``take`` does."""

@@ -15,7 +15,6 @@ from xaqueue.cli import advise, output, spaces
 from xaqueue.cli.exit_codes import ExitCode, agreed
 from xaqueue.cli.location import JsonOption, remote
 from xaqueue.cli.tm_log import RECOVER_S, ParticipantConfig, TmConfig, load, opened
-from xaqueue.cli.tm_log import recover as recovered
 from xaqueue.errors import JournalDamaged
 from xaqueue.rpc.methods.service import RemoteOperator, status_of
 from xaqueue.space.offline.inspect import carriers_in
@@ -27,6 +26,9 @@ from xaqueue.tm.log_directory import PARTICIPANTS, LogView, view_log
 from xaqueue.xid import Xid
 
 HEADINGS = ("participant", "kind", "in doubt", "oldest", "decisions kept", "with queue change", "note")
+LogArgument = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A transaction manager's log, or its configuration.", show_default=False)
+]
 app = typer.Typer(
     no_args_is_help=True,
     help="Look at a transaction manager, and do what it does when it starts.",
@@ -63,18 +65,17 @@ def recover(
     While it does not run. What it had not decided is rolled back. Exit 1 where a participant was not reached, or
     something is left.
     """
-    if not recovered(tm):
+    with opened(load(tm)) as manager:
+        report, left = manager.recover(RECOVER_S), manager.in_doubt()
+    for name, scan in report.scans.items():
+        typer.echo(f"{name}: {scan.error or 'recovered'}")
+    typer.echo(f"{output.counted(len(left), 'transaction')} left")
+    if left or not report.complete:
         raise typer.Exit(ExitCode.NOTHING)
 
 
 @app.command()
-def status(
-    tm: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="A transaction manager's log, or its configuration.", show_default=False),
-    ],
-    json: JsonOption = False,
-) -> None:
+def status(tm: LogArgument, json: JsonOption = False) -> None:
     """Show what a transaction manager has not finished, who carries changes, and what waits at its participants.
 
     These are asked where the log's directory has a participants.toml, or DIR is such a file; it exits with 1 where one
@@ -96,10 +97,7 @@ def status(
 
 @app.command()
 def release(
-    tm: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="A transaction manager's log, or its configuration.", show_default=False),
-    ],
+    tm: LogArgument,
     space: Annotated[str, typer.Argument(metavar="ID", help="Of the space that is gone.", show_default=False)],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
 ) -> None:

@@ -202,16 +202,6 @@ def print_transaction(path: Path, text: str, json: bool, prepared: Callable[[TmC
         output.table(("participant", "was told", "and", "noticed", "in its words"), rows)
 
 
-def recover(path: Path) -> bool:
-    """As the transaction manager does at its start; returns whether nothing is left."""
-    with opened(load(path)) as manager:
-        report, left = manager.recover(RECOVER_S), manager.in_doubt()
-    for name, scan in report.scans.items():
-        typer.echo(f"{name}: {scan.error or 'recovered'}")
-    typer.echo(f"{output.counted(len(left), 'transaction')} left")
-    return report.complete and not left
-
-
 def carry_out(path: Path, text: str, *, commit: bool, dry_run: bool, asks: bool) -> None:
     """Does at every participant what the log says of a transaction, where that is what is asked for."""
     config, log, gtrid = _named(path, text, exact=not (asks or dry_run))

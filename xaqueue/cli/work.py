@@ -100,7 +100,7 @@ def forward(
     else:
         target = Location(url=to) if is_url(to) else Location(directory=to)
     told = f"queue {queue} of {source} goes to queue {to_queue or queue}"
-    if _place(target) == _place(source):
+    if target.place == source.place:
         _run(Forwarder(str(source), queue, to_queue or queue, until_empty=until_empty), told, "forwarded")
         return
     config = _config(source, target, log, queue)
@@ -147,10 +147,6 @@ def _participant(config: TmConfig, name: str | None) -> str:
     raise InvalidArgument(f"--participant has to name the queue space: {', '.join(spaces) or 'the file has none'}")
 
 
-def _place(location: Location) -> str:
-    return location.url or str(Path(location.directory).resolve())
-
-
 def _config(source: Location, target: Location, log: Path | None, queue: str) -> TmConfig:
     """The transaction manager of a forward, as its log has it. It is written down with the first start, so that what is
     begun is never finished elsewhere."""
@@ -159,10 +155,10 @@ def _config(source: Location, target: Location, log: Path | None, queue: str) ->
     for one in (source, target):
         if one.url:
             parse(one.url)  # what is wrong is not written down
-    where = log or Path(f"{_place(source)}.forward-{queue}")
+    where = log or Path(f"{source.place}.forward-{queue}")
     if target.directory:
         read_format(target.directory, is_expected=True)
-    ends = {name: ParticipantConfig(name, "xaqueue", _place(one)) for name, one in ((SOURCE, source), (TARGET, target))}
+    ends = {name: ParticipantConfig(name, "xaqueue", one.place) for name, one in ((SOURCE, source), (TARGET, target))}
     if not (where / PARTICIPANTS).exists():
         tables = (
             f'[participants.{name}]\nkind = "xaqueue"\nspace = {json.dumps(one.address, ensure_ascii=False)}\n'

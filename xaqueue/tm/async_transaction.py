@@ -170,10 +170,5 @@ class AsyncTransaction:
     def _ended_alone(self, ending: asyncio.Future[None]) -> None:
         error = None if ending.cancelled() else ending.exception()
         outcome = self.outcome.value if self.outcome is not None else "not known yet"
-        log.info(
-            "[end-cancelled] transaction %s, whose end was cancelled: %s%s", self.gtrid.decode(), outcome, _said(error)
-        )
-
-
-def _said(error: BaseException | None) -> str:
-    return f" ({error})" if error is not None else ""
+        outcome += f" ({error})" if error is not None else ""
+        log.info("[end-cancelled] transaction %s, whose end was cancelled: %s", self.gtrid.decode(), outcome)

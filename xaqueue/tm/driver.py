@@ -179,10 +179,6 @@ def tells_carriers(connection: Any) -> bool:
     return callable(getattr(connection, "carriers", None))
 
 
-def is_of_space(connection: Any, space: str) -> bool:
-    return tells_carriers(connection) and connection.carriers().space == space
-
-
 def has_ended(connection: Any) -> bool:
     """Whether no transaction is open any more on a connection whose driver tells, and on which one was begun."""
     return has_two_phases(connection) and _status(connection) == IDLE

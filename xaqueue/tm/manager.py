@@ -28,7 +28,7 @@ from xaqueue.errors import DecisionLogError, InterfaceError, InvalidArgument, Pr
 from xaqueue.tm.async_transaction import AsyncTransaction
 from xaqueue.tm.awaiting import Loop
 from xaqueue.tm.coordinator import Coordinator, OnStep
-from xaqueue.tm.driver import is_of_space, is_unknown_xid, xid_on
+from xaqueue.tm.driver import is_unknown_xid, tells_carriers, xid_on
 from xaqueue.tm.log_directory import open_log
 from xaqueue.tm.participant import Opens, Participant, sources
 from xaqueue.tm.records import Heuristic, InDoubtTransaction
@@ -265,7 +265,7 @@ class TransactionManager:
         self._check_open()
         for source in self._sources.values():
             with source.opened() as connection:
-                if is_of_space(connection, space):
+                if tells_carriers(connection) and connection.carriers().space == space:
                     raise ProtocolError(f"participant {source.name!r} has space {space}: recovery hands it what is its")
         rows = {gtrid: row for gtrid, row in self._coordinator.carriages.rows.items() if row.space == space}
         for gtrid, row in rows.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,8 +87,7 @@ def repair(
     For a space that nobody uses, in this process neither. then: called at the end, with the space open.
     Raises SpaceInUse, SpaceError, InvalidArgument.
     """
-    session = attach(path, watch=False, progress=progress)
-    try:
+    with closing(attach(path, watch=False, progress=progress)) as session:
         space = session.space
         if space.read_only is not None:
             space.check()
@@ -100,8 +100,6 @@ def repair(
                 moved.append(f"{finding.path}: {finding.problem}")
         then(session)
         return Repaired(str(space.report), moved, notes)
-    finally:
-        session.close()
 
 
 def _forget(space: Space, path: str) -> None:

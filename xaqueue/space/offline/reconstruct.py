@@ -66,13 +66,10 @@ def reconstruct(
     """
     done = Reconstructed()
     if queue:
-        session = attach(path, watch=False, progress=progress)
-        try:
+        with closing(attach(path, watch=False, progress=progress)) as session:
             found = session.repair(queue)
             done.repaired = Repaired(str(session.space.report), found.moved, found.left)
             bring_back(session, done, queue)
-        finally:
-            session.close()
         return done
     done.made = remake(path)
     if not only_metadata:
@@ -106,7 +103,10 @@ def make_format(fs: FileSystem, root: Path) -> list[str]:
         return []
     owner = read_owner(root)
     known = owner is not None and parse(owner.space) is not None
-    line = owner.space if owner is not None and known else _new_line(root)
+    if owner is not None and known:
+        line = owner.space
+    else:
+        line = f"xaqueue {FORMAT_VERSION} {checked_name(root.resolve().name)} {uuid.uuid4()}"
     _replace(fs, FORMAT, line + "\n", why)
     if known:
         return [f"{FORMAT}: {line!r}, as its last owner says"]
@@ -199,7 +199,3 @@ def _replace(fs: FileSystem, name: str, text: str, why: str) -> None:
         fs.sync_dir(QUARANTINE)
         fs.sync_dir("")
     replace_file(fs, name, text.encode())
-
-
-def _new_line(root: Path) -> str:
-    return f"xaqueue {FORMAT_VERSION} {checked_name(root.resolve().name)} {uuid.uuid4()}"
