@@ -1,4 +1,5 @@
-"""The script ``xaqueue`` before anything of it is loaded, which takes a second: Ctrl-C ends it quietly from here on.
+"""The script ``xaqueue`` before anything of it is loaded, which takes a second: Ctrl-C ends it quietly from here on,
+until a verb is at work, and behind that: there is nothing to undo, and nothing to say.
 
 Installed as ``xaqueue_command``, a module of its own, for the import of the package would come before this one.
 """
@@ -15,10 +16,11 @@ def end(*_: object) -> None:
 
 def main() -> None:
     try:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in a background job
+        listens = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as in background
+        if listens:
             signal.signal(signal.SIGINT, end)
         from xaqueue.cli.main import main as run
 
-        run()
+        run(end if listens else None)
     except KeyboardInterrupt:  # while that was set, and behind a verb
         end()

@@ -154,11 +154,6 @@ def _end(number: int, _: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def end_at_once(*_: object) -> None:
-    """Ctrl-C where no verb is at work yet, or any more: there is nothing to undo, and nothing to say."""
-    os._exit(ExitCode.INTERRUPTED)
-
-
 def drop_stdout() -> None:
     """Nobody reads stdout any more: what is buffered goes nowhere, and the interpreter's exit does not stumble."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)

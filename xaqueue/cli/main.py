@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from difflib import get_close_matches
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -34,7 +35,7 @@ from xaqueue.cli import (
     top,
     work,
 )
-from xaqueue.cli.exit_codes import EXIT_HELP, end_at_once, translated
+from xaqueue.cli.exit_codes import EXIT_HELP, translated
 from xaqueue.cli.location import SPACE_VARIABLE
 
 DESTRUCTIVE = frozenset({"release", "salvage-journal", "restore", "clean", "promote"})
@@ -61,7 +62,7 @@ class Verbs(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """From here on Ctrl-C is an exception, and what the verb has begun is ended in order."""
-        if signal.getsignal(signal.SIGINT) is end_at_once:
+        if ctx.obj is not None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with translated():
             return super().invoke(ctx)
@@ -126,15 +127,15 @@ app.add_typer(indoubt.app, name="indoubt")
 app.add_typer(tm.app, name="tm")
 
 
-def main() -> None:
-    """The command, once loaded. A name that the terminal's encoding lacks, or that is none of its texts, is escaped."""
+def main(end: Callable[..., object] | None = None) -> None:
+    """The command, once loaded. A name that the terminal's encoding lacks, or that is none of its texts, is escaped.
+
+    end: what Ctrl-C does before and behind the verb; None where it is not to be changed.
+    """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     try:
-        if not ignored:
-            signal.signal(signal.SIGINT, end_at_once)
-        app(prog_name="xaqueue")
+        app(prog_name="xaqueue", obj=end)
     finally:
-        if not ignored:
-            signal.signal(signal.SIGINT, end_at_once)
+        if end is not None:
+            signal.signal(signal.SIGINT, end)

@@ -42,13 +42,16 @@ LOCK_S = 1.0
 
 
 class _BackgroundThread:
-    """A thread that runs until ``stop``, or until the space fails."""
+    """A thread that runs until ``stop``, or until the space fails; it begins behind all that it needs."""
 
-    _thread: threading.Thread
-
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self._stopped = threading.Event()
         self._due = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"xaqueue-{name}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        raise NotImplementedError
 
     def stop(self) -> None:
         self._stopped.set()
@@ -60,14 +63,9 @@ class _ReadingThread(_BackgroundThread):
     """One that reads what the space has, for a tenth of its time."""
 
     def __init__(self, space: Space, name: str) -> None:
-        super().__init__()
         self._space = space
         self._paused_at = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        raise NotImplementedError
+        super().__init__(name)
 
     def _is_over(self) -> bool:
         """Waits, so that others have the disk and the processor meanwhile."""
@@ -80,14 +78,12 @@ class Follower(_BackgroundThread):
     """Has the directories follow the journal, a moment behind it; ``failed`` is called with an error that ends it."""
 
     def __init__(self, log: JournalLog, failed: Callable[[BaseException], object]) -> None:
-        super().__init__()
         self._log = log
         self._failed = failed
+        super().__init__("follow")
         log.notify = self._due.set
         if log.pending:
             self._due.set()
-        self._thread = threading.Thread(target=self._run, name="xaqueue-follow", daemon=True)
-        self._thread.start()
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -113,15 +109,13 @@ class Checkpointer(_BackgroundThread):
     """
 
     def __init__(self, space: Space, log: JournalLog) -> None:
-        super().__init__()
         self._space = space
         self._log = log
         self.checkpoints = 0
         self.seconds = 0.0
         """The last checkpoint took so long."""
+        super().__init__("checkpoint")
         log.journal.switched = self._due.set
-        self._thread = threading.Thread(target=self._run, name="xaqueue-checkpoint", daemon=True)
-        self._thread.start()
 
     def _run(self) -> None:
         journal_log, journal = self._log, self._log.journal
@@ -153,7 +147,7 @@ class Snapshotter(_ReadingThread):
     time; the log has what is damaged there, as ``snapshot list`` does."""
 
     def __init__(self, space: Space) -> None:
-        super().__init__(space, "xaqueue-snapshot")
+        super().__init__(space, "snapshot")
 
     def _run(self) -> None:
         while not self._stopped.wait(self._left_s()):
@@ -198,7 +192,7 @@ class Scrubber(_ReadingThread):
     """Reads every message once in ``scrub_days``, for a tenth of its time; status and the log have what it found."""
 
     def __init__(self, space: Space) -> None:
-        super().__init__(space, "xaqueue-scrub")
+        super().__init__(space, "scrub")
 
     def _run(self) -> None:
         while not self._stopped.wait(self._wait_s()):
@@ -284,13 +278,11 @@ class Watchdog(_BackgroundThread):
     def __init__(
         self, space: Space, files: OwnerFileSystem, when_failed: Callable[[str], None] = lambda _: None
     ) -> None:
-        super().__init__()
         self._space = space
         self._files = files
         self._when_failed = when_failed
+        super().__init__("watchdog")
         space.log.when_fenced(self._due.set)
-        self._thread = threading.Thread(target=self._run, name="xaqueue-watchdog", daemon=True)
-        self._thread.start()
 
     def stop(self) -> None:
         """Does not wait: it may itself hang on that disk."""
