@@ -8,8 +8,8 @@ Assumed of the system: ``rename`` is atomic across a crash, and a sync that retu
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
 from xaqueue.storage.regular import DAMAGE
@@ -106,6 +106,16 @@ def replace_file(fs: FileSystem, path: str, content: bytes, *, durable: bool = T
 def is_damage(fs: FileSystem, path: str, error: OSError) -> bool:
     """Whether a failed read means that this one file is damaged; a name that is there and leads nowhere is, too."""
     return error.errno in DAMAGE or (error.errno == errno.ENOENT and fs.exists(path))
+
+
+@contextmanager
+def suppress_room() -> Iterator[None]:
+    """What finds no room is not done."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
 
 
 def lasting(error: OSError, path: str = "") -> OSError:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from zlib import crc32
 
-from xaqueue.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard, lasting, synced
+from xaqueue.storage.fs import NO_LINK, NO_ROOM, FileSystem, discard, lasting, suppress_room, synced
 from xaqueue.storage.journal_format import (
     CHECKPOINT,
     END,
@@ -47,16 +46,6 @@ log = logging.getLogger("xaqueue")
 
 HardenBy = Callable[[Callable[[str], None], str], None]
 """Calls the first with the second."""
-
-
-@contextmanager
-def suppress_room() -> Iterator[None]:
-    """What finds no room is not done."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
 
 
 def whole_sectors(segment_bytes: int) -> int:

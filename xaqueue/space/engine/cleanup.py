@@ -161,14 +161,10 @@ def _remove_every_spent(space: Space) -> None:
 def _remove_spent(space: Space, queue: Queue, ranges: Sequence[int]) -> None:
     """What is pending in them is flushed before, since nobody is to wait for that with the lock held."""
     space.check_owner()
-    try:
+    with space.fencing("to remove what is spent"):
         for number in ranges:
             if queue.is_spent(number):
                 space.log.exclusively(partial(_remove_range, space, queue, number))
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            raise RetryLater(f"no room to remove what is spent ({error.strerror}): free some") from error
-        raise space.fence(error) from error
 
 
 def _remove_range(space: Space, queue: Queue, number: int) -> None:
@@ -207,14 +203,13 @@ def _clear_range(space: Space, record: StreamRecord, number: int, stopped: Stopp
 
 def _clear_retries(space: Space, record: StreamRecord) -> None:
     directory = layout.retries_path(record.queue)
-    try:
-        names = [name for name in space.fs.list(directory) if layout.is_consumed(name, record.consumed)]
-        space.waiting.run(partial(_unlink, space.fs, [f"{directory}/{name}" for name in names]))
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            raise RetryLater(f"no room to clear {directory} ({error.strerror}): free some") from error
-        if error.errno not in NO_DIRECTORY:
-            raise space.fence(error) from error
+    with space.fencing(f"to clear {directory}"):
+        try:
+            names = [name for name in space.fs.list(directory) if layout.is_consumed(name, record.consumed)]
+            space.waiting.run(partial(_unlink, space.fs, [f"{directory}/{name}" for name in names]))
+        except OSError as error:
+            if error.errno not in NO_DIRECTORY:
+                raise
 
 
 def _clear_files(space: Space, record: StreamRecord, number: int, names: Sequence[str]) -> None:

@@ -295,10 +295,8 @@ def _files(branch: Branch) -> list[str]:
 
 def resolve_damage(space: Space, xid: Xid) -> None:
     """What quarantine has of a branch that is decided now holds it in doubt no longer. Raises ResourceFailed."""
-    try:
+    with space.fencing():
         quarantine.resolve(space.fs, xid)
-    except OSError as error:
-        raise space.fence(error) from error
     space.log.sync_names((QUARANTINE,))
 
 

@@ -16,7 +16,7 @@ from xaqueue.errors import DiskLow
 from xaqueue.space.engine.log import Log
 from xaqueue.space.model.branch import Branch
 from xaqueue.space.model.definitions import Definitions
-from xaqueue.storage.fs import NO_ROOM, FileSystem, Room
+from xaqueue.storage.fs import FileSystem, Room, suppress_room
 from xaqueue.storage.reserve import FULL, Reserve
 
 SHARE = 20
@@ -129,7 +129,8 @@ class RoomLimit:
         """Why this message is refused, or nothing; then, how much may be used until the next look."""
         lack, room = self._refused(definitions, log, size_bytes)
         if lack and log.pending:
-            _settle(log)
+            with suppress_room():  # what goes leaves its room, and what comes is counted by the disk
+                log.settle()
             lack, room = self._refused(definitions, log, size_bytes)
         if not lack:
             least_bytes, least_inodes = limits(definitions, room)
@@ -148,12 +149,3 @@ class RoomLimit:
             free_bytes=room.free_bytes - size - files * FILE_BYTES, free_inodes=room.free_inodes - files
         )
         return lack or refusal(definitions, room, size_bytes), room
-
-
-def _settle(log: Log) -> None:
-    """What goes leaves its room, and what comes is counted by the disk."""
-    try:
-        log.settle()
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise

@@ -34,7 +34,7 @@ from xaqueue.space.model.branch import Branch, Written
 from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
 from xaqueue.space.model.layout import ACTIVE, Watermark, block_path
 from xaqueue.space.model.queue import Queue
-from xaqueue.storage.fs import NO_ROOM, FileSystem, synced
+from xaqueue.storage.fs import NO_ROOM, FileSystem, suppress_room, synced
 from xaqueue.storage.group_commit import JournalCommit, Publish, Step, nothing
 from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.storage.journal_format import Entry
@@ -154,14 +154,11 @@ class JournalLog(JournalCommit):
         self._waiting.run(partial(self._spill, branch, list(branch.blocks)))
 
     def _spill(self, branch: Branch, blocks: Sequence[Written]) -> None:
-        try:
+        with suppress_room():
             for written in blocks:
                 with self._spilling:
                     if written.content is not None and not written.path:
                         self._write(branch, written, *written.content)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
 
     def take(self, branch: Branch, written: Written, block: Callable[[], bytes]) -> None:
         if self.register is not None and written.entry is not None and written.is_try:

@@ -23,7 +23,6 @@ from xaqueue.space.engine import commit, messages, moving, tries
 from xaqueue.space.engine.association import Association
 from xaqueue.space.engine.busy import leave
 from xaqueue.space.model.branch import Branch, State
-from xaqueue.storage.fs import NO_ROOM
 from xaqueue.storage.ids import fresh_id
 from xaqueue.times import LATEST_US, check_seconds
 from xaqueue.xa import Outcome
@@ -184,12 +183,8 @@ class LeaseVerbs(Association):
         suffix = f"{branch.numbers:03d}"
         if written.path:
             path = f"{written.path.rpartition('/')[0]}/{branch.name}.{suffix}"
-            try:
+            with space.fencing("to accept a delivery", "it is held still"):
                 space.fs.rename(written.path, path)
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise space.fence(error) from error
-                raise RetryLater(f"no room to accept a delivery ({error.strerror}): it is held still") from error
             written.path = path
             branch.to_harden |= given.to_harden
         written.number, written.suffix = branch.numbers, suffix

@@ -41,7 +41,7 @@ from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.message_name import correlation_hash, tags_of
 from xaqueue.space.model.queue import Queue
 from xaqueue.space.model.records import files_of, refusal
-from xaqueue.storage.fs import NO_ROOM, discard, is_damage
+from xaqueue.storage.fs import discard, is_damage
 from xaqueue.storage.ids import fresh_id
 from xaqueue.storage.regular import DAMAGE
 
@@ -159,15 +159,13 @@ def add(
 
 
 def check_room(space: Space, branch: Branch, size_bytes: int) -> None:
-    try:
+    with space.fencing():
         try:
             space.room.check(space.definitions, space.log, branch, size_bytes)
         except DiskLow:
             if not blocks.spill(space, branch):
                 raise
             space.room.check(space.definitions, space.log, branch, size_bytes)  # by what the disk says now
-    except OSError as error:
-        raise space.fence(error) from error
 
 
 def dequeue(
@@ -426,17 +424,11 @@ def put_back(space: Space, branch: Branch, taken: Sequence[Written]) -> None:
 
 def _set_aside(space: Space, path: str, beside: Sequence[str], reason: str) -> None:
     """Quarantines a message; what stands ``beside`` it goes. RetryLater without room, and nothing was done."""
-    try:
+    with space.fencing(f"to set {path} aside", f"it is damaged: {reason}"):
         target = quarantine.move(space.fs, path, reason, space.now_us())
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise space.fence(error) from error
-        raise RetryLater(f"no room to set {path} aside ({error.strerror}), which is damaged: {reason}") from error
-    try:
+    with space.fencing():
         for gone in beside:
             discard(space.fs, gone)
-    except OSError as error:
-        raise space.fence(error) from error
     space.report.quarantined.append(f"{path}: {reason}")
     log.error("[quarantined] %s as %s: %s", path, target, reason)
     space.log.sync_names((layout.QUARANTINE, path.rpartition("/")[0]))

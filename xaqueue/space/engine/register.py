@@ -21,7 +21,7 @@ from zlib import crc32
 from xaqueue.message import MessageId
 from xaqueue.space.model import layout
 from xaqueue.space.model.entry import Entry
-from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem, suppress_room
 
 SIZE_BYTES = 128 * 1024
 """Of a new one, about 2,900 entries."""
@@ -58,14 +58,10 @@ class Register:
         """Makes its file where it is missing and there is room. Raises OSError."""
         if self._is_made:
             return
-        try:
+        with suppress_room():
             if not self._fs.exists(layout.TRIES):
                 self._fs.create(layout.TRIES, [bytes(SIZE_BYTES)])
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            return
-        self._is_made = True
+            self._is_made = True
 
     def add(self, queue: str, entry: Entry, *, handed_back: bool = False) -> None:
         """A message of the queue was taken, or is handed back, which is no try. Raises OSError."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -227,6 +227,16 @@ class Space(Memory):
             "close the space, look at the disk, and open it again: recovery re-reads it"
         )
 
+    @contextmanager
+    def fencing(self, lack: str = "", then: str = "free some") -> Iterator[None]:
+        """What fails in it fences the space. lack: for what there may be no room, which is RetryLater."""
+        try:
+            yield
+        except OSError as error:
+            if lack and error.errno in NO_ROOM:
+                raise RetryLater(f"no room {lack} ({error.strerror}): {then}") from error
+            raise self.fence(error) from error
+
     def check_readable(self) -> None:
         """ResourceFailed where what memory and directories hold may no longer be shown."""
         if self.read_only is None:
@@ -334,20 +344,14 @@ class Space(Memory):
         ResourceFailed.
         """
         self.check()
-        try:
+        with self.fencing("for what the directories lack"):
             self.log.settle()
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise self.fence(error) from error
-            raise RetryLater(f"no room for what the directories lack ({error.strerror}): free some") from error
 
     def sync_all(self) -> None:
         """As ``settle``, and on disk."""
         self.settle()
-        try:
+        with self.fencing():
             self.waiting.run(partial(synced, self.fs.sync_all))
-        except OSError as error:
-            raise self.fence(error) from error
 
     def read_record(self, path: str) -> bytes:
         """As of the last step. Raises FileNotFoundError, DamagedBlock, RetryLater, ResourceFailed."""
@@ -373,10 +377,8 @@ class Space(Memory):
     def discard(self, paths: Iterable[str]) -> None:
         """Removes blocks in active/, which nobody was promised. Raises ResourceFailed."""
         self.check()
-        try:
+        with self.fencing():
             self.log.discard(paths)
-        except OSError as error:
-            raise self.fence(error) from error
 
     def put(
         self,
@@ -398,15 +400,11 @@ class Space(Memory):
 
     def stage(self, path: str, head: bytes, body: bytes) -> None:
         """What a step is going to PUT there is written. Raises as ``put``."""
-        try:
+        with self.fencing(f"to record {path}", "nothing was done"):
             try:
                 self.log.stage(path, head, body)
             except OSError as error:
                 self.room.retry(error, lambda: self.log.stage(path, head, body))
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise self.fence(error) from error
-            raise RetryLater(f"no room to record {path} ({error.strerror}): nothing was done") from error
 
     def publish_locked(self, queue: Queue, entry: Entry) -> None:
         """A message is hardened: it becomes visible, in commit order."""
