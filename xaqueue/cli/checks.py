@@ -46,7 +46,6 @@ If a copy of the lost segment can be had, put it back into journal/ instead."""
 
 
 def check(
-    ctx: typer.Context,
     queue: Annotated[
         str | None, typer.Argument(metavar="QUEUE", help="Only this one.", autocompletion=completion.queues)
     ] = None,
@@ -64,16 +63,16 @@ def check(
     """
     queue = check_queue_name(queue) if queue is not None else ""
     if queue and repair_too:
-        repaired: one_space.Repaired | None = _repaired(location_of(ctx, space), queue)
+        repaired: one_space.Repaired | None = _repaired(location_of(space), queue)
     elif repair_too:
         with output.progress_bar("checking") as bar:
-            repaired = one_space.repair(directory_of(ctx, space), bar)
+            repaired = one_space.repair(directory_of(space), bar)
     else:
         repaired = None
     found: list[Finding] = []
-    if not location_of(ctx, space).url or not repaired:
+    if not location_of(space).url or not repaired:
         with output.progress_bar("checking") as bar:
-            found += one_space.check(directory_of(ctx, space), bar, queue=queue)
+            found += one_space.check(directory_of(space), bar, queue=queue)
     damage = [finding for finding in found if finding.severity is Severity.DAMAGE]
     if json:
         rows = [_fields(finding, "severity", "path", "problem") for finding in found]
@@ -99,7 +98,6 @@ def _repaired(location: Location, queue: str) -> one_space.Repaired:
 
 
 def verify(
-    ctx: typer.Context,
     spark: Annotated[bool, typer.Option("--spark", help="By Spark's executors, for stores of any size.")] = False,
     cores: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Processes, or cores for Spark; all cores without it.")
@@ -116,7 +114,7 @@ def verify(
     As `check`, for several spaces (a,b) or a pattern ('/data/spaces/*'), in parallel. A message id that stands in two
     queues or spaces is told, too. It only reads; a space may be in use. Exit 1 where something is wrong.
     """
-    spaces = many_spaces.spaces_of(paths_of(ctx, space))
+    spaces = many_spaces.spaces_of(paths_of(space))
     processes = cores or os.cpu_count() or 1
     if spark:
         summary = _by_spark(spaces, processes, report, quiet=json)
@@ -171,7 +169,6 @@ def _fields(finding: Finding, *names: str) -> dict[str, str]:
 
 
 def salvage_journal(
-    ctx: typer.Context,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, and do not ask.")] = False,
     json: JsonOption = False,
     space: DirectoryOption = None,
@@ -182,7 +179,7 @@ def salvage_journal(
     yet; with --yes, or once it is answered yes, does those again, keeps all segments in journal/ as .archive, and
     begins a new journal. What was lost may have been acknowledged. Exit 1 where nothing was done.
     """
-    directory = directory_of(ctx, space)
+    directory = directory_of(space)
     if is_owned(directory):
         raise in_use(Path(directory), read_owner(directory), alone=True)
     loss = find_loss(directory)

@@ -31,7 +31,7 @@ def _within(ctx: typer.Context, incomplete: str, look: Callable[[Location], list
     late.daemon = True
     late.start()
     try:
-        found = set(filter(PLAIN.fullmatch, look(location_of(ctx, ctx.params.get("space")))))
+        found = set(filter(PLAIN.fullmatch, look(location_of(ctx.params.get("space")))))
     except Exception:  # of any kind: an error in the middle of a line that is typed helps nobody
         return []
     finally:

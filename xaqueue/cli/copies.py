@@ -36,7 +36,6 @@ _TIMES = ("enqueued_at", "not_before", "expires_at", "first_failure", "last_fail
 
 
 def show(
-    ctx: typer.Context,
     queue: QueueArgument,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="32 hex digits, or the first of them.")],
     body_only: Annotated[bool, typer.Option("--body-only", help="Only the body, byte for byte.")] = False,
@@ -51,7 +50,7 @@ def show(
     """
     if body_only + in_hex + json > 1:
         raise InvalidArgument("--body-only, --hex and --json are three forms: give one")
-    with looked(location_of(ctx, space), queue, id_digits_of(message_id), complain_of_damage) as messages:
+    with looked(location_of(space), queue, id_digits_of(message_id), complain_of_damage) as messages:
         found = list(islice(messages, 2))
     if not found:
         complain(f"queue {queue} has no message {message_id}: `xaqueue browse {queue}` shows those there are")
@@ -70,7 +69,6 @@ def show(
 
 
 def export(
-    ctx: typer.Context,
     queue: QueueArgument,
     where: WhereOption = None,
     limit: LimitOption = None,
@@ -89,7 +87,7 @@ def export(
         complain_of_damage(seq, why)
 
     into = opened(None, "wb") if file is None else replacing(file)
-    with looked(location_of(ctx, space), queue, damaged=damaged) as messages, into as sink:
+    with looked(location_of(space), queue, damaged=damaged) as messages, into as sink:
         for message in some(messages, tests, limit):
             sink.write(output.json_text(output.message_json(message)).encode() + b"\n")
             count += 1
@@ -101,7 +99,6 @@ def export(
 
 
 def import_(
-    ctx: typer.Context,
     words: Annotated[list[str], typer.Argument(metavar="[QUEUE] FILE", help="FILE may be -, for stdin.")],
     from_line: Annotated[int, typer.Option(help="Begin with this line.", metavar="N", min=1)] = 1,
     limit: LimitOption = None,
@@ -116,7 +113,7 @@ def import_(
     if len(words) > 2:
         raise InvalidArgument("import takes a QUEUE, or none, and one FILE")
     queue = check_queue_name(words[0]) if len(words) == 2 else None
-    location = location_of(ctx, space)
+    location = location_of(space)
     with ExitStack() as stack:
         source = stack.enter_context(opened(None if words[-1] == "-" else Path(words[-1]), "rb"))
         lines = islice(enumerate(source, 1), from_line - 1, None if limit is None else from_line - 1 + limit)

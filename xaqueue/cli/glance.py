@@ -34,7 +34,6 @@ NUMBERS = ("messages", "ready", "delayed", "locked", "in doubt", "oldest", "byte
 
 
 def queues(
-    ctx: typer.Context,
     counters: Annotated[
         bool,
         typer.Option(
@@ -60,7 +59,7 @@ def queues(
     the files are read, and what is locked is among ready and delayed. With --interval, also how many messages came and
     left each second meanwhile, where a server tells it. Exit 2 where queues.toml is refused: stderr says why.
     """
-    location, rated = location_of(ctx, space), dict[str, Rates | None]()
+    location, rated = location_of(space), dict[str, Rates | None]()
     found, is_told, complaint = looked(location)
     if interval is not None:
         before, began = {queue.name: queue for queue in found} if is_told else {}, time.monotonic()
@@ -98,14 +97,14 @@ def rates(now: QueueStatus, before: QueueStatus | None, elapsed_s: float) -> Rat
     return (came / elapsed_s, left / elapsed_s) if came >= 0 and left >= 0 else None
 
 
-def sessions(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = None) -> None:
+def sessions(json: JsonOption = False, space: SpaceOption = None) -> None:
     """List who is connected to the server of a space.
 
     Who each session is and from where, for how long it is connected and has asked for nothing, for which queue it
     waits, and which branches it holds. By the server's URL, or by the directory that it serves. The session of this
     command is left out; --json has it, marked by "asks".
     """
-    with remote(server_of(location_of(ctx, space))) as manager:
+    with remote(server_of(location_of(space))) as manager:
         found = RemoteOperator(manager).sessions()
     if json:
         output.as_json([_session_document(one) for one in found])

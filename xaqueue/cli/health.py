@@ -21,7 +21,6 @@ ANSWER_S = 5.0
 
 
 def health(
-    ctx: typer.Context,
     in_doubt_age: Annotated[
         float, typer.Option("--in-doubt-age", metavar="SECONDS", min=0, help="A branch may be in doubt for so long.")
     ] = IN_DOUBT_S,
@@ -37,7 +36,7 @@ def health(
     reading only, 13 a branch in doubt has lost something, 14 the disk is low, 15 its replica, 16 a branch is in doubt
     for long, 17 it recovers, 18 it is drained; 3 its server does not answer; 0 else, also where there are notes.
     """
-    location = location_of(ctx, space)
+    location = location_of(space)
     url, limits = served_at(location), {"in_doubt_s": in_doubt_age, "lag_s": replica_lag}
     if url:
         with remote(url, answer_s=ANSWER_S) as manager:

@@ -53,7 +53,6 @@ TmOption = Annotated[
 
 @app.command("list")
 def list_branches(
-    ctx: typer.Context,
     forgotten_too: Annotated[
         bool, typer.Option("--forgotten", help="Instead, the decisions by hand that were forgotten, from the first on.")
     ] = False,
@@ -69,7 +68,7 @@ def list_branches(
     if tm is not None:
         (log.print_forgotten if forgotten_too else log.print_transactions)(tm, json)
         return
-    with backend_of(location_of(ctx, space)) as backend:
+    with backend_of(location_of(space)) as backend:
         if forgotten_too:
             branches.print_forgotten(backend.forgotten(), json)
         else:
@@ -77,19 +76,16 @@ def list_branches(
 
 
 @app.command()
-def show(
-    ctx: typer.Context, xid: XidArgument, tm: TmOption = None, json: JsonOption = False, space: SpaceOption = None
-) -> None:
+def show(xid: XidArgument, tm: TmOption = None, json: JsonOption = False, space: SpaceOption = None) -> None:
     """Show one branch: the messages that it adds, those that it holds, and whose it is.
 
     Works while another process owns the space. With --tm also what the PostgreSQLs of its configuration have prepared
     of the transaction, and of another product's branch that beside what the space has.
     """
-    has_space = space or ctx.find_root().params.get("space")
-    if tm is not None and not (has_space and parameters.is_foreign(xid)):
+    if tm is not None and not (space and parameters.is_foreign(xid)):
         log.print_transaction(tm, xid, json, advising.prepared)
         return
-    with backend_of(location_of(ctx, space)) as backend:
+    with backend_of(location_of(space)) as backend:
         branch = branches.find(backend.in_doubt(), xid)
     branches.print_branch(branch, json, advising.prepared(log.load(tm), branch.xid.gtrid) if tm is not None else ())
 
@@ -98,7 +94,6 @@ def _decision(commit: bool, help_text: str) -> None:
     """Adds ``commit`` or ``rollback``."""
 
     def verb(
-        ctx: typer.Context,
         xid: XidArgument,
         reason: ReasonOption = "",
         dry_run: DryRunOption = False,
@@ -113,9 +108,9 @@ def _decision(commit: bool, help_text: str) -> None:
                 )
             log.carry_out(tm, xid, commit=commit, dry_run=dry_run, asks=_asks(yes))
         elif dry_run:
-            branches.dry_run(location_of(ctx, space), xid, commit)
+            branches.dry_run(location_of(space), xid, commit)
         else:
-            branches.decide(location_of(ctx, space), xid, commit, reason, asks=_asks(yes))
+            branches.decide(location_of(space), xid, commit, reason, asks=_asks(yes))
 
     app.command("commit" if commit else "rollback", help=help_text)(verb)
 
@@ -141,7 +136,6 @@ _decision(
 
 @app.command()
 def forget(
-    ctx: typer.Context,
     xid: XidArgument,
     reason: ReasonOption = "",
     yes: YesOption = False,
@@ -156,12 +150,11 @@ def forget(
     if tm is not None:
         log.forget(tm, xid, by=branches.operator(), reason=reason, asks=_asks(yes))
     else:
-        branches.forget(location_of(ctx, space), xid, reason, asks=_asks(yes))
+        branches.forget(location_of(space), xid, reason, asks=_asks(yes))
 
 
 @app.command()
 def advise(
-    ctx: typer.Context,
     gtrid: Annotated[
         str, typer.Argument(metavar="GTRID", help="The transaction, or the xid of one of its branches in any form.")
     ],
@@ -180,8 +173,7 @@ def advise(
     product's transaction it says who has a branch in doubt. Exit 1 where it cannot
     know, or where no answer makes the participants agree.
     """
-    given = space or ctx.find_root().params.get("space")
-    advising.run(tm, gtrid, json, location_of(ctx, space) if given else None)
+    advising.run(tm, gtrid, json, location_of(space) if space else None)
 
 
 def _asks(yes: bool) -> bool:

@@ -38,7 +38,6 @@ class Consume(Enum):
 
 
 def ingest(
-    ctx: typer.Context,
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A queue, several (a,b), or a pattern ('orders-*').")],
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="New, empty, or made by an earlier ingest.")],
     schema: Annotated[
@@ -86,7 +85,7 @@ def ingest(
         from xaqueue.spark import ingest as engine
 
     job = engine.IngestJob(
-        space=paths_of(ctx, space),
+        space=paths_of(space),
         queue=queue,
         target=target,
         schema=schema,

@@ -31,6 +31,12 @@ CONNECT_S = 1.0
 SERVER_S = 5.0
 """And one that is gone from its directory, which the command has for a moment then."""
 
+
+def _given(ctx: typer.Context, space: str | None) -> str | None:
+    """The option behind the verb, else the one before it, else the environment's."""
+    return space or ctx.find_root().params.get("space")
+
+
 SpaceOption = Annotated[
     str | None,
     typer.Option(
@@ -38,12 +44,17 @@ SpaceOption = Annotated[
         metavar="DIR|URL",
         help=f"The queue space, or its server, if not {SPACE_VARIABLE}.",
         show_default=False,
+        callback=_given,
     ),
 ]
 DirectoryOption = Annotated[
     str | None,
     typer.Option(
-        "--space", metavar="DIR", help=f"The queue space's directory, if not {SPACE_VARIABLE}.", show_default=False
+        "--space",
+        metavar="DIR",
+        help=f"The queue space's directory, if not {SPACE_VARIABLE}.",
+        show_default=False,
+        callback=_given,
     ),
 ]
 """Of a command that works on the directory itself."""
@@ -76,23 +87,22 @@ def no_url(given: Path | None) -> Path | None:
     return given
 
 
-def location_of(ctx: typer.Context, space: str | None) -> Location:
-    """The space: the option behind the verb, else the one before it, else the environment's."""
-    given = space or ctx.find_root().params.get("space")
-    if not given:
+def location_of(space: str | None) -> Location:
+    """The space that an option gives. Raises InvalidArgument, SpaceError."""
+    if not space:
         raise InvalidArgument(f"no space is given: use --space DIR or URL, or set {SPACE_VARIABLE}")
-    if is_url(given):
-        return Location(url=given)
-    directory, name = parse_open_string(given)
+    if is_url(space):
+        return Location(url=space)
+    directory, name = parse_open_string(space)
     found = read_format(directory).name
     if name not in (None, found):
         raise SpaceError(f"{directory} is queue space {found!r}, not {name!r}")
     return Location(directory)
 
 
-def directory_of(ctx: typer.Context, space: str | None) -> str:
+def directory_of(space: str | None) -> str:
     """As ``location_of``, for a command that works on the directory itself."""
-    location = location_of(ctx, space)
+    location = location_of(space)
     if location.url:
         raise InvalidArgument(
             f"{location.url} is a URL, and this command works on the directory: "
@@ -101,20 +111,16 @@ def directory_of(ctx: typer.Context, space: str | None) -> str:
     return location.directory
 
 
-def unchecked_directory_of(ctx: typer.Context, space: str | None) -> str:
+def unchecked_directory_of(space: str | None) -> str:
     """As ``directory_of``, for a command that takes one which may be no whole space."""
-    given = space or ctx.find_root().params.get("space")
-    if not given or is_url(given):
-        return directory_of(ctx, space)
-    return parse_open_string(given)[0]
+    return parse_open_string(space)[0] if space and not is_url(space) else directory_of(space)
 
 
-def paths_of(ctx: typer.Context, space: str | None) -> str:
+def paths_of(space: str | None) -> str:
     """As ``directory_of``, for a command that takes several directories (a,b) and patterns, too."""
-    given = space or ctx.find_root().params.get("space")
-    if given and not is_url(given) and not {",", "*", "?", "["}.isdisjoint(given):
-        return str(given)
-    return directory_of(ctx, space)
+    if space and not is_url(space) and not {",", "*", "?", "["}.isdisjoint(space):
+        return space
+    return directory_of(space)
 
 
 def served_at(location: Location) -> str:

@@ -38,7 +38,6 @@ HEADINGS = ("seq", "message id", "bytes", "tries", "correlation id", "body")
 
 
 def put(
-    ctx: typer.Context,
     queue: QueueArgument,
     body: Annotated[str | None, typer.Argument(metavar="[BODY]", help="Without it, --file or stdin.")] = None,
     file: Annotated[
@@ -93,7 +92,7 @@ def put(
     }
     if priority is not None:
         options["priority"] = priority
-    location = location_of(ctx, space)
+    location = location_of(space)
     if lines:
         with opened(file, "rb") as source, connected(location, watch=True) as connection:
             add = partial(connection.publish if topic else connection.enqueue, queue, **options)
@@ -114,7 +113,6 @@ def put(
 
 
 def get(
-    ctx: typer.Context,
     queue: QueueArgument,
     wait: Annotated[float, typer.Option(help="Seconds to wait for a message.", metavar="S", min=0)] = 0.0,
     message_id: Annotated[str | None, typer.Option(help="Only this message (32 hex digits).", metavar="ID")] = None,
@@ -138,7 +136,7 @@ def get(
     sink: BinaryIO | None = None
     why = ""
     with ExitStack() as stack:
-        manager = stack.enter_context(reached(location_of(ctx, space), watch=wait > 0))
+        manager = stack.enter_context(reached(location_of(space), watch=wait > 0))
         connection = stack.enter_context(Connection(manager, fresh_id))
         while taken < count:
             message = connection.dequeue(queue, wait_s=wait, message_id=wanted, correlation_id=correlation_id)
@@ -160,7 +158,6 @@ def get(
 
 
 def browse(
-    ctx: typer.Context,
     queue: QueueArgument,
     limit: Annotated[
         int | None, typer.Option(help=f"At most so many. Default: {TABLE_ROWS}; with --json, all.", metavar="N", min=1)
@@ -173,7 +170,7 @@ def browse(
     In the order in which they would be delivered, by a URL as in the directory. Works while another process owns the
     space. Messages that a branch holds, or that are not due yet, are shown too.
     """
-    location, most = location_of(ctx, space), limit if limit is not None or json else TABLE_ROWS + 1
+    location, most = location_of(space), limit if limit is not None or json else TABLE_ROWS + 1
     with ExitStack() as stack:
         if location.url:
             messages = stack.enter_context(connected(location)).browse(queue, most)
@@ -198,7 +195,6 @@ def browse(
 
 
 def tail(
-    ctx: typer.Context,
     queue: QueueArgument,
     follow_on: Annotated[bool, typer.Option("--follow/--no-follow", help="Go on with the messages that come.")] = True,
     start: Annotated[
@@ -217,7 +213,7 @@ def tail(
 
     Takes none, and works while another process owns the space. A message that is consumed at once may never be seen.
     """
-    directory = directory_of(ctx, space)
+    directory = directory_of(space)
     check_known(directory, queue)
     start = start or (LATEST if follow_on else EARLIEST)
     if follow_on:

@@ -15,7 +15,6 @@ MODE = 0o644
 
 
 def metrics(
-    ctx: typer.Context,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Replace FILE as a whole, which anybody may read."),
@@ -31,7 +30,7 @@ def metrics(
     from xaqueue.metrics import ask_at, check_library, name_of, text_of
 
     check_library()
-    place, failed = str(location_of(ctx, space)), list[Error]()
+    place, failed = str(location_of(space)), list[Error]()
 
     def ask() -> dict[str, Any]:
         try:

@@ -52,7 +52,6 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def move(
-    ctx: typer.Context,
     queue: QueueArgument,
     to: Annotated[
         str, typer.Argument(metavar="TO", help="The queue that they go to.", autocompletion=completion.queues)
@@ -72,7 +71,6 @@ def move(
     if to == queue:
         raise InvalidArgument(f"queue {queue} is where the messages are: name another")
     _run(
-        ctx,
         space,
         queue,
         found,
@@ -84,7 +82,6 @@ def move(
 
 
 def requeue(
-    ctx: typer.Context,
     queue: QueueArgument,
     where: WhereOption = None,
     limit: LimitOption = None,
@@ -97,7 +94,6 @@ def requeue(
     """
     found = [*chosen(where or ()), lambda message: message.origin is not None and bool(message.origin.queue)]
     _run(
-        ctx,
         space,
         queue,
         found,
@@ -109,7 +105,6 @@ def requeue(
 
 
 def purge(
-    ctx: typer.Context,
     queue: QueueArgument,
     where: WhereOption = None,
     limit: LimitOption = None,
@@ -124,11 +119,10 @@ def purge(
     found = chosen(where or ())
     if not (dry_run or yes):
         _ask("messages" if where or limit else "all messages", queue, ", and --dry-run says how many")
-    _run(ctx, space, queue, found, limit, lambda one, message: one.remove(queue, message), "removed", dry_run=dry_run)
+    _run(space, queue, found, limit, lambda one, message: one.remove(queue, message), "removed", dry_run=dry_run)
 
 
 def undefine(
-    ctx: typer.Context,
     queue: QueueArgument,
     remove_all: Annotated[bool, typer.Option("--purge", help="Remove all its messages for good before.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -141,7 +135,7 @@ def undefine(
     """
     if remove_all and not yes:
         _ask("all messages", queue)
-    with connected(location_of(ctx, space)) as connection:
+    with connected(location_of(space)) as connection:
         try:
             connection.undefine(queue)
         except RetryLater:  # it has messages, and nothing else is in the way
@@ -154,14 +148,13 @@ def undefine(
 
 
 def rm(
-    ctx: typer.Context,
     queue: QueueArgument,
     message_ids: Annotated[list[str], typer.Argument(metavar="ID", help="32 hex digits each, as `browse` shows them.")],
     space: SpaceOption = None,
 ) -> None:
     """Remove messages by their ids, all of them in one transaction, or none: exit 1 where one is not there, or held."""
     ids = [parameters.message_id(one) for one in message_ids]
-    with connected(location_of(ctx, space)) as connection:
+    with connected(location_of(space)) as connection:
         for one in dict.fromkeys(ids):
             if not connection.remove(queue, one):
                 connection.rollback()
@@ -172,7 +165,6 @@ def rm(
 
 
 def _run(
-    ctx: typer.Context,
     space: str | None,
     queue: str,
     tests: Sequence[Test],
@@ -183,7 +175,7 @@ def _run(
     dry_run: bool,
     to: Callable[[Message], str] | None = None,
 ) -> None:
-    location = location_of(ctx, space)
+    location = location_of(space)
     if dry_run:
         would = 0
         with looked(location, queue) as found, Target(location) if to else nullcontext() as target:

@@ -19,7 +19,6 @@ from xaqueue.space.offline import reconstruct as rebuild
 
 
 def reconstruct(
-    ctx: typer.Context,
     queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="Only this one's messages.")] = None,
     metadata: Annotated[
         bool, typer.Option("--metadata", "-m", help="Only FORMAT and queues.toml; messages are not looked at.")
@@ -37,7 +36,7 @@ def reconstruct(
         raise InvalidArgument("reconstruct takes a QUEUE, or --metadata")
     with output.progress_bar("reading") as bar:
         done = rebuild.reconstruct(
-            unchecked_directory_of(ctx, space),
+            unchecked_directory_of(space),
             check_queue_name(queue) if queue is not None else "",
             only_metadata=metadata,
             progress=bar,
@@ -55,7 +54,6 @@ def reconstruct(
 
 
 def clean(
-    ctx: typer.Context,
     older_than: Annotated[
         str, typer.Option(metavar="AGE", help=f"What was set aside so long ago, {parameters.SPAN_HELP}.")
     ],
@@ -71,7 +69,7 @@ def clean(
     """
     span = parameters.span(older_than)
     assert span is not None
-    directory, age_s = directory_of(ctx, space), span / timedelta(seconds=1)
+    directory, age_s = directory_of(space), span / timedelta(seconds=1)
     given_up, kept = aside.look(directory, age_s)
     if not dry_run and given_up:
         if not yes:

@@ -46,7 +46,6 @@ _PLACE, _FILE, _NUMBER, _SECONDS = "HOST:PORT", "FILE", "N", "S"
 
 
 def serve(
-    ctx: typer.Context,
     unix: Annotated[
         list[Path] | None, typer.Option("--unix", metavar="PATH", help="A Unix socket; DIR/socket without it.")
     ] = None,
@@ -112,7 +111,7 @@ def serve(
     from xaqueue.rpc.server.listeners import ListenConfig, with_default
     from xaqueue.rpc.server.server import run
 
-    directory = Path(directory_of(ctx, space))
+    directory = Path(directory_of(space))
     files = {"cert": cert, "key": key, "client_ca": client_ca}
     front, is_for_http = None, False
     if http is not None:
@@ -224,7 +223,6 @@ def _mode(text: str) -> int:
 
 
 def drain(
-    ctx: typer.Context,
     resume: Annotated[bool, typer.Option("--resume", help="Take new branches again.")] = False,
     timeout: Annotated[
         float | None,
@@ -239,7 +237,7 @@ def drain(
     until none is active or in doubt, and says which are. Exit 1 where some are left at the end of the timeout. Either
     way no new ones are taken until --resume, or until the server is started again.
     """
-    location = location_of(ctx, space)
+    location = location_of(space)
     url = served_at(location)
     if not url:
         raise InvalidArgument(

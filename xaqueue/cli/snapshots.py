@@ -41,7 +41,6 @@ app = typer.Typer(no_args_is_help=True, help="Take, list, check and remove snaps
 
 @app.command()
 def take(
-    ctx: typer.Context,
     to: Annotated[
         Path | None,
         typer.Option(
@@ -59,7 +58,7 @@ def take(
     It stands in snapshots/ of the space's directory, by hard links: it costs names, and no copies. Against the loss of
     the disk it is copied to another one: --to. By a URL it is not read.
     """
-    location = location_of(ctx, space)
+    location = location_of(space)
     if to is not None and location.url:
         raise InvalidArgument("--to copies files: run it on the server's machine with --space DIR")
     if to is not None and to.exists():
@@ -105,9 +104,9 @@ def _copy(space: Path, number: int, to: Path) -> None:
 
 
 @app.command(name="list")
-def list_(ctx: typer.Context, json: JsonOption = False, space: DirectoryOption = None) -> None:
+def list_(json: JsonOption = False, space: DirectoryOption = None) -> None:
     """List the snapshots, the oldest first, with what a check found and when."""
-    with closing(DirectoryFileSystem(_place(ctx, space), keep_unsynced=False)) as fs:
+    with closing(DirectoryFileSystem(_place(space), keep_unsynced=False)) as fs:
         found = store.statuses(fs)
     if json:
         output.as_json([asdict(one) for one in found])
@@ -126,15 +125,14 @@ def _moment(when_us: int) -> str:
     return output.moment(when_us) if when_us else ""
 
 
-def _place(ctx: typer.Context, space: str | None) -> str:
+def _place(space: str | None) -> str:
     """What has snapshots is looked at whatever else is lost there."""
-    found = unchecked_directory_of(ctx, space)
-    return found if (Path(found) / SNAPSHOTS).is_dir() else directory_of(ctx, space)
+    found = unchecked_directory_of(space)
+    return found if (Path(found) / SNAPSHOTS).is_dir() else directory_of(space)
 
 
 @app.command()
 def check(
-    ctx: typer.Context,
     number: Annotated[int | None, typer.Argument(metavar="N", help="Which one; all without it.")] = None,
     json: JsonOption = False,
     space: DirectoryOption = None,
@@ -143,7 +141,7 @@ def check(
 
     `snapshot list` shows from then on what was found and when.
     """
-    with closing(DirectoryFileSystem(_place(ctx, space), keep_unsynced=False)) as fs:
+    with closing(DirectoryFileSystem(_place(space), keep_unsynced=False)) as fs:
         found = [one for one in store.statuses(fs) if number in (None, one.number)]
         if number is not None and not found:
             raise InvalidArgument(f"there is no snapshot {number}: `xaqueue snapshot list` names those there are")
@@ -161,12 +159,11 @@ def check(
 
 @app.command()
 def rm(
-    ctx: typer.Context,
     numbers: Annotated[list[int], typer.Argument(metavar="N...", help="Which ones.")],
     space: DirectoryOption = None,
 ) -> None:
     """Remove snapshots. Messages that only they have are gone with them."""
-    directory = directory_of(ctx, space)
+    directory = directory_of(space)
     with closing(DirectoryFileSystem(directory, keep_unsynced=False)) as fs:
         store.remove(fs, numbers)
         store.prune_for(fs, usable_definitions(directory)[0])
@@ -174,7 +171,6 @@ def rm(
 
 
 def restore(
-    ctx: typer.Context,
     snapshot: Annotated[int | None, typer.Option(metavar="N", help="Which one; the newest that is clean.")] = None,
     at: Annotated[
         str | None, typer.Option(metavar="TIME", help="As it was then: ISO 8601, local where it has no offset.")
@@ -198,18 +194,17 @@ def restore(
     tells since; that takes [snapshots] in queues.toml, and level JOURNAL. A restore that was cut off is finished by
     the same command.
     """
-    given = space or ctx.find_root().params.get("space")
-    if not given:
+    if not space:
         raise InvalidArgument("restore works on the directory of a space that nobody has open: --space DIR")
-    no_url(Path(given))
+    no_url(Path(space))
     moment = instant(at)
     if isinstance(moment, timedelta):
         raise InvalidArgument("--at is in the future: name a moment that has been")
     at_us = 0 if moment is None else (moment - EPOCH) // timedelta(microseconds=1)
-    _name_carriers(Path(given))
+    _name_carriers(Path(space))
     if not yes:
-        agreed(f"replace what is in {given} by a snapshot?", "nothing was restored")
-    done = restore_space(str(given), snapshot, at_us=at_us, exact=exact, as_new=as_new)
+        agreed(f"replace what is in {space} by a snapshot?", "nothing was restored")
+    done = restore_space(space, snapshot, at_us=at_us, exact=exact, as_new=as_new)
     if json:
         output.as_json(asdict(done))
         return

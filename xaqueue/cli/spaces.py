@@ -58,13 +58,13 @@ def init(
         typer.echo(f"define its queues next: xaqueue define QUEUE --space {directory}")
 
 
-def status(ctx: typer.Context, json: JsonOption = False, space: SpaceOption = None) -> None:
+def status(json: JsonOption = False, space: SpaceOption = None) -> None:
     """Show what a space is and holds.
 
     Works while another process owns it, and of a server by its URL. A directory that is served is asked about by its
     server; where that does not answer within 5 s, or is recovering, and of any other owner, the files are read.
     """
-    location = location_of(ctx, space)
+    location = location_of(space)
     server: list[tuple[str, object]] = []
     fields = served_status(location)
     if fields is not None:
@@ -174,7 +174,6 @@ def _journal(journal: JournalStatus) -> str:
 
 
 def define(
-    ctx: typer.Context,
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Its name.", autocompletion=completion.queues)],
     settings: Annotated[
         list[str] | None,
@@ -194,7 +193,7 @@ def define(
 
     A topic, and a queue that subscribes to it: xaqueue define --topic events; xaqueue define audit topic=events
     """
-    location, given = location_of(ctx, space), definitions.options_of(settings or ())
+    location, given = location_of(space), definitions.options_of(settings or ())
     options = {"order": order.value if order else None, "description": description}
     given |= {key: value for key, value in options.items() if value is not None}
     if location.url:
@@ -219,7 +218,6 @@ def define(
 
 
 def release(
-    ctx: typer.Context,
     queue: Annotated[
         str | None, typer.Argument(metavar="QUEUE", help="Its name.", autocompletion=completion.queues)
     ] = None,
@@ -243,12 +241,12 @@ def release(
     those that they took are there again. Should it come back, what it has is taken as far as that is still possible.
     """
     if carrier is not None and queue is None:
-        _release_carrier(ctx, carrier, space, json=json)
+        _release_carrier(carrier, space, json=json)
         return
     if carrier is not None or queue is None:
         raise InvalidArgument("release takes a QUEUE, or --carrier NAME")
     check_queue_name(queue)
-    with reached(location_of(ctx, space)) as manager:
+    with reached(location_of(space)) as manager:
         for one in manager.reservations() if through is not None else ():
             if one.queue == queue and through is not None:
                 manager.consume(queue, one.stream, through, one.archive)
@@ -263,8 +261,8 @@ def release(
         raise typer.Exit(ExitCode.NOTHING)
 
 
-def _release_carrier(ctx: typer.Context, name: str, space: str | None, *, json: bool) -> None:
-    with reached(location_of(ctx, space)) as manager:
+def _release_carrier(name: str, space: str | None, *, json: bool) -> None:
+    with reached(location_of(space)) as manager:
         released = manager.release_carrier(name)
     if json:
         output.as_json(asdict(released) if released is not None else None)

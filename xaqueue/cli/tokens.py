@@ -21,7 +21,6 @@ from xaqueue.space.owner.open import edit_definitions
 
 
 def token(
-    ctx: typer.Context,
     role: Annotated[str, typer.Argument(metavar="ROLE", help="A role of [access.roles] in queues.toml.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Gets the token; only its owner may read it.")],
     only: Annotated[bool, typer.Option("--only", help="No other token has the role from now on.")] = False,
@@ -34,7 +33,7 @@ def token(
     of FILE and takes all others away. FILE has a token that holds at every moment: the role knows a new one before FILE
     has it.
     """
-    directory = directory_of(ctx, space)
+    directory = directory_of(space)
     member = _held(directory, role, file) if only else None
     if member is None:
         made = secrets.token_hex(32)

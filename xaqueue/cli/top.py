@@ -63,7 +63,6 @@ class Look(NamedTuple):
 
 
 def top(
-    ctx: typer.Context,
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, max=3600, help="So long from one look to the next.")
     ] = 2.0,
@@ -80,7 +79,7 @@ def top(
     """
     from rich.console import Console
 
-    location, console = location_of(ctx, space), Console()
+    location, console = location_of(space), Console()
     if not console.is_terminal or console.is_dumb_terminal:
         with Watch(location, interval) as watch:
             look = watch.first()

@@ -55,10 +55,11 @@ def work(
     """
     handler = checked(_function(function))
     with ExitStack() as stack:
-        if participant is not None if tm is None else space is not None:
+        source = ctx.get_parameter_source("space")
+        if participant is not None if tm is None else source is not None and source.name == "COMMANDLINE":
             raise InvalidArgument("--participant is for --tm, which names the spaces itself: leave --space away there")
         if tm is None:
-            target, manager = str(location_of(ctx, space)), None
+            target, manager = str(location_of(space)), None
         else:
             config = tm_log.load(tm)
             target = _participant(config, participant)
@@ -69,7 +70,6 @@ def work(
 
 
 def forward(
-    ctx: typer.Context,
     queue: QueueArgument,
     to: Annotated[
         str,
@@ -92,7 +92,7 @@ def forward(
     Within a space in local transactions, between spaces in those of a transaction manager with a log of its own: after
     a crash, start it again with the same log.
     """
-    source = location_of(ctx, space)
+    source = location_of(space)
     if not is_url(to) and "/" not in to:
         if to_queue is not None:
             raise InvalidArgument(f"--to {to} is a queue already, so --queue is too much; a directory is ./{to}")
