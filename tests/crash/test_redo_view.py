@@ -16,8 +16,9 @@ from xaqueue.space.model import layout
 from xaqueue.space.offline import findings
 from xaqueue.space.offline.check import check
 from xaqueue.space.offline.findings import Severity
-from xaqueue.space.offline.inspect import depths, queue_list, status
+from xaqueue.space.offline.inspect import depths_in, queue_list, status
 from xaqueue.space.offline.inspect_branches import in_doubt
+from xaqueue.space.offline.redo_view import look_into
 from xaqueue.space.owner import open
 from xaqueue.space.owner.open import create, write_definitions
 from xaqueue.storage.directory_fs import DirectoryFileSystem
@@ -204,7 +205,7 @@ def test_an_owner_that_works_is_never_taken_for_damaged(tmp_path: Path, monkeypa
             for _ in range(30):
                 told = [branch for branch in in_doubt(root) if branch.xid == stays]
                 assert [(branch.state, branch.damage) for branch in told] == [("in doubt", [])]
-                assert depths(root, ["orders"]) == {"orders": 0}
+                assert depths_in(look_into(root).fs, ["orders"]) == {"orders": 0}
             assert [f for f in check(root) if f.severity is Severity.DAMAGE] == []
         finally:
             ended.set()

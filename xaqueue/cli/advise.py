@@ -152,7 +152,7 @@ def _held_by(participant: ParticipantConfig) -> list[tuple[Xid, InDoubt | None]]
     if participant.kind == "sqlite":
         return []  # it prepares nothing
     with read_only(participant) as connection:
-        return [(xid, None) for xid in branches(_prepared_in(connection))]
+        return [(xid, None) for xid in branches(prepared_in(connection))]
 
 
 def prepared(config: TmConfig, gtrid: bytes) -> list[tuple[str, str]]:
@@ -404,7 +404,7 @@ def _ask_postgres(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig
         if row.status is not ParticipantStatus.ABSENT:
             yield row
             return
-        mine = [xid for xid in branches(_prepared_in(connection)) if xid.gtrid == bytes(gtrid)]
+        mine = [xid for xid in branches(prepared_in(connection)) if xid.gtrid == bytes(gtrid)]
     own = Xid(FORMAT_ID, bytes(gtrid), participant.name.encode())
     if own in mine:
         yield ParticipantReport(participant.name, ParticipantStatus.IN_DOUBT, parameters.postgres_gid(own), own)
@@ -417,9 +417,10 @@ def _ask_postgres(participant: ParticipantConfig, gtrid: Gtrid, config: TmConfig
             yield ParticipantReport(name, ParticipantStatus.IN_DOUBT, f"{parameters.postgres_gid(xid)}, {note}", xid)
 
 
-def _prepared_in(connection: Any) -> list[str]:
-    rows = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall()
-    return [gid for (gid,) in rows]
+def prepared_in(connection: Any) -> dict[str, int]:
+    """By the gid of each prepared transaction of its database, since when; int microseconds UTC."""
+    statement = "SELECT gid, (extract(epoch FROM prepared) * 1000000)::bigint FROM pg_prepared_xacts"
+    return dict(connection.execute(f"{statement} WHERE database = current_database()").fetchall())
 
 
 def branches(gids: Iterable[str]) -> Iterator[Xid]:

@@ -25,6 +25,7 @@ from xaqueue.space.engine.operator_log import Forgotten
 from xaqueue.space.engine.session import Session
 from xaqueue.space.offline import inspect, inspect_branches
 from xaqueue.space.offline.inspect_branches import InDoubt, dry_run_of
+from xaqueue.space.offline.redo_view import look_into
 from xaqueue.tm.gtrid import Gtrid, parse_listed
 from xaqueue.xid import Xid
 
@@ -181,7 +182,7 @@ class DirectoryOperator:
         return inspect_branches.in_doubt(self._location.directory)
 
     def depths(self, queues: Iterable[str]) -> dict[str, int]:
-        return inspect.depths(self._location.directory, queues)
+        return inspect.depths_in(look_into(self._location.directory).fs, queues)
 
     def decide(self, xid: Xid, commit: bool, by: str, reason: str) -> Decision:
         with reached(self._location) as manager:

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,26 +37,13 @@ def _given(ctx: typer.Context, space: str | None) -> str | None:
     return space or ctx.find_root().params.get("space")
 
 
-SpaceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--space",
-        metavar="DIR|URL",
-        help=f"The queue space, or its server, if not {SPACE_VARIABLE}.",
-        show_default=False,
-        callback=_given,
-    ),
-]
-DirectoryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--space",
-        metavar="DIR",
-        help=f"The queue space's directory, if not {SPACE_VARIABLE}.",
-        show_default=False,
-        callback=_given,
-    ),
-]
+def _option(metavar: str, what: str) -> Any:
+    text = f"{what}, if not {SPACE_VARIABLE}."
+    return typer.Option("--space", metavar=metavar, help=text, show_default=False, callback=_given)
+
+
+SpaceOption = Annotated[str | None, _option("DIR|URL", "The queue space, or its server")]
+DirectoryOption = Annotated[str | None, _option("DIR", "The queue space's directory")]
 """Of a command that works on the directory itself."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 

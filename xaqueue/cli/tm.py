@@ -211,11 +211,7 @@ def _ask_space(found: _Waiting, node: str, participant: ParticipantConfig) -> No
 
 def _ask_postgres(found: _Waiting, node: str, participant: ParticipantConfig) -> None:
     with advise.read_only(participant) as connection:
-        prepared = connection.execute(
-            "SELECT gid, (extract(epoch FROM prepared) * 1000000)::bigint FROM pg_prepared_xacts "
-            "WHERE database = current_database()"
-        ).fetchall()
-    since = dict(prepared)
+        since = advise.prepared_in(connection)
     _count(found, [since[gid] for gid in since for xid in advise.branches([gid]) if _is_of(xid, node)])
     _ask_rows(found, node, participant)
     if found.in_doubt:

@@ -233,17 +233,9 @@ class DirectoryFileSystem:
         return self._root_fd
 
     def _sync(self, path: str, sync: Sync) -> None:
-        fd = self._places.pop(path, None)
-        if fd is not None:
-            try:
-                sync(fd)
-            except OSError as error:
-                _name_file(error, self._prefix + path)
-                raise
-            finally:
-                self._remember(self._places, path, fd)
-            return
-        fd = self._unsynced.pop(path, None)
+        fd = place = self._places.pop(path, None)
+        if fd is None:
+            fd = self._unsynced.pop(path, None)
         if fd is None:
             fd, _ = self._opened(open_regular, self._prefix + path)
         try:
@@ -252,7 +244,10 @@ class DirectoryFileSystem:
             _name_file(error, self._prefix + path)
             raise
         finally:
-            os.close(fd)
+            if place is None:
+                os.close(fd)
+            else:
+                self._remember(self._places, path, fd)
 
     def _settle(self, fd: int, mode: int) -> None:
         give(fd, self._heir)

@@ -28,7 +28,6 @@ def enlist(source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
     kept = source.take_idle()
     if kept is not None:
         try:
-            awaiting.check_usable(kept, source.name)
             return _enlist_on(kept, source, gtrid)
         except Exception:  # it was lost while it was idle, and nothing was done on it yet
             driver.close(kept)
@@ -38,7 +37,6 @@ def enlist(source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
             raise
     connection = source.open()
     try:
-        awaiting.check_usable(connection, source.name)
         return _enlist_on(connection, source, gtrid)
     except BaseException:
         driver.close(connection)
@@ -46,6 +44,7 @@ def enlist(source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
 
 
 def _enlist_on(connection: Any, source: ConnectionSource, gtrid: bytes) -> EnlistedBranch:
+    awaiting.check_usable(connection, source.name)
     kind = EnlistedBranch if driver.has_two_phases(connection) else PlainBranch
     return kind(source, connection, gtrid)
 

@@ -105,7 +105,7 @@ def _publish_prepared(space: Space, branch: Branch) -> None:
         space.settle_locked(branch)
 
 
-def commit(space: Space, branch: Branch, *, outcome: Outcome = Outcome.COMMITTED, late: bool = False) -> None:
+def commit(space: Space, branch: Branch, *, late: bool = False) -> None:
     """Commits a branch that is prepared, or one that never was, in one phase.
 
     late: a prepared one, or one that a database carries, may be hardened behind its publication. RetryLater: nothing
@@ -142,7 +142,7 @@ def commit(space: Space, branch: Branch, *, outcome: Outcome = Outcome.COMMITTED
             branch.branch_block.path = block_path(PREPARED, branch.name, COMMIT)
         raise
     with space.lock:  # its files are gone: another branch may have its name
-        space.finish_locked(branch, outcome)
+        space.finish_locked(branch, Outcome.COMMITTED)
     if carried and not late:
         space.log.harden_late()
 

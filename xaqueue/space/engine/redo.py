@@ -96,21 +96,22 @@ def _create(fs: FileSystem, path: str, content: Content, first: str) -> None:
         fs.create(making, chunks)
     if content.when_us:
         fs.set_modified_ns(making, content.when_us * 1000)
+    _name(fs, fs.rename, making, path)
+
+
+def _name(fs: FileSystem, call: Callable[[str, str], None], source: str, path: str) -> None:
+    """Gives a file this name; its directory may be missing."""
     try:
-        fs.rename(making, path)
+        call(source, path)
     except FileNotFoundError:
         make_dirs(fs, path.rpartition("/")[0])
-        fs.rename(making, path)
+        call(source, path)
 
 
 def _is_linked(fs: FileSystem, first: str, path: str) -> bool:
     """Whether it is another name of the first from now on; not where another file stands, or links end."""
     try:
-        try:
-            fs.link(first, path)
-        except FileNotFoundError:
-            make_dirs(fs, path.rpartition("/")[0])
-            fs.link(first, path)
+        _name(fs, fs.link, first, path)
     except OSError as error:
         if error.errno not in (*NO_LINK, errno.ENOENT, errno.EEXIST):
             raise

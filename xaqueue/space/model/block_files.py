@@ -42,26 +42,20 @@ def ranges_in(fs: FileSystem, queue: str) -> list[int]:
     return sorted(number for name in names if (number := layout.parse_range(name)) is not None)
 
 
-def make_block(fs: FileSystem, path: str, chunks: Sequence[bytes], twin: str = "") -> bool:
-    """Makes a block's file: another name of the one that stands at ``twin``, which holds the same, or a file of its
-    own where there is none, or links end. Whether it is only a name. Raises OSError."""
-    if twin:
+def make_twin(fs: FileSystem, written: Written, path: str, chunks: Sequence[bytes]) -> None:
+    """The file of a block that has the content of another one of its branch: another name of that one's file, or a file
+    of its own where there is none, or links end. Raises OSError."""
+    assert written.twin is not None
+    if written.twin.path:
         try:
-            fs.link(twin, path)
+            fs.link(written.twin.path, path)
         except OSError as error:
-            if error.errno not in (*NO_LINK, errno.ENOENT):  # it went meanwhile, or the directory is missing
+            if error.errno not in (*NO_LINK, errno.ENOENT):  # it went meanwhile
                 raise
         else:
-            return True
+            return
     fs.create(path, chunks)
-    return False
-
-
-def make_twin(fs: FileSystem, written: Written, path: str, chunks: Sequence[bytes]) -> None:
-    """The file of a block that has the content of another one of its branch. Raises OSError."""
-    assert written.twin is not None
-    if not make_block(fs, path, chunks, written.twin.path):
-        written.twin = None
+    written.twin = None
 
 
 def read_block(fs: FileSystem, path: str) -> bytes:

@@ -25,18 +25,7 @@ from xaqueue.space.model.block import Head, Kind
 from xaqueue.space.model.block_files import listed, read_checked
 from xaqueue.space.model.carrier_note import decode_note
 from xaqueue.space.model.format import read_format
-from xaqueue.space.model.layout import (
-    ACTIVE,
-    BATCHES,
-    CARRIERS,
-    COMMIT,
-    FIRST,
-    HEURISTIC,
-    JOURNAL,
-    PREPARED,
-    QUARANTINE,
-    STREAMS,
-)
+from xaqueue.space.model.layout import ACTIVE, BATCHES, CARRIERS, HEURISTIC, JOURNAL, PREPARED, QUARANTINE, STREAMS
 from xaqueue.space.offline.check_committed import CommittedCheck
 from xaqueue.space.offline.findings import Finding, Looks, Severity, broken, damaged, leftover, note
 from xaqueue.space.offline.redo_view import RedoView, read_journal
@@ -237,7 +226,7 @@ class SpaceCheck:
             return
         prepared = survey.prepared(self._fs)[0]
         for xid, files in sorted(found.items(), key=lambda item: str(item[0])):
-            if COMMIT in prepared.get(xid, {}):
+            if layout.COMMIT in prepared.get(xid, {}):
                 continue  # committed in one phase: rolled forward from here
             if xid in prepared:
                 for path in sorted(files.values()):
@@ -272,7 +261,7 @@ class SpaceCheck:
         except DamagedBlock as damage:
             yield damaged(path, f"the record of a decision: {damage}")
             return
-        if self._fs.exists(layout.block_path(PREPARED, name, FIRST)):
+        if self._fs.exists(layout.block_path(PREPARED, name, layout.FIRST)):
             yield leftover(path, f"{decision.outcome} by {decision.by} is decided and not yet carried out")
 
     def _batch(self, name: str, path: str) -> Iterator[Finding]:

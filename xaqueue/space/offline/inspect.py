@@ -276,13 +276,8 @@ def queues_in(fs: FileSystem) -> list[str]:
     return sorted(queue for name in names if (queue := layout.parse_queue_directory(name)))
 
 
-def depths(path: str | os.PathLike[str], names: Iterable[str]) -> dict[str, int]:
-    """How many messages these queues have, with those that branches hold."""
-    return depths_in(look_into(path).fs, names)
-
-
 def depths_in(fs: FileSystem, names: Iterable[str]) -> dict[str, int]:
-    """As ``depths``, of the space behind a port."""
+    """How many messages these queues have, with those that branches hold."""
     return {name: len(prepared.message_names(fs, name)) for name in names}
 
 

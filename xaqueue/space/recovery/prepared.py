@@ -126,26 +126,26 @@ def read_whole(fs: FileSystem, path: str) -> Head:
 
 
 def survey(
-    fs: FileSystem, xid: Xid, files: dict[str, str], lost: Sequence[str], holds: Holds, *, whole: bool = False
+    fs: FileSystem,
+    xid: Xid,
+    files: dict[str, str],
+    lost: Sequence[str],
+    holds: Holds,
+    *,
+    whole: bool = False,
+    alone: bool = False,
 ) -> PreparedBranch:
     """What a branch is, from its files in ``prepared/`` by suffix, and where it is of a batch from what that decided.
 
-    lost: names of its blocks in quarantine. whole: whether bodies are read and checked too.
+    lost: names of its blocks in quarantine. whole: whether bodies are read and checked too. alone: without its batch.
     """
-    status = survey_alone(fs, xid, files, lost, holds, whole=whole)
-    commits = records.decision_lists(fs, xid)
+    status = _Survey(fs, files, lost, holds, read_whole if whole else read_head).of(xid)
+    commits = None if alone else records.decision_lists(fs, xid)
     if commits is not None and status.verdict in (Verdict.IN_DOUBT, Verdict.INCOMPLETE) and files:
         status.verdict = Verdict.COMMITTING if commits else Verdict.INCOMPLETE
         outcome = "committed: to be rolled forward" if commits else "decided without it: to be rolled back"
         status.leftovers = [(path, f"its batch is {outcome}") for path in sorted(files.values())[:1]]
     return status
-
-
-def survey_alone(
-    fs: FileSystem, xid: Xid, files: dict[str, str], lost: Sequence[str], holds: Holds, *, whole: bool = False
-) -> PreparedBranch:
-    """As ``survey``, without a look at its batch."""
-    return _Survey(fs, files, lost, holds, read_whole if whole else read_head).of(xid)
 
 
 @dataclass(slots=True)

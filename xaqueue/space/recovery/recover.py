@@ -231,7 +231,7 @@ class _Recovery:
         return found
 
     def _prepared(self, xid: Xid, files: dict[str, str], decided: batch_recovery.Decisions) -> None:
-        found = prepared.survey_alone(self.fs, xid, files, self.lost.get(xid, ()), self._holds)
+        found = prepared.survey(self.fs, xid, files, self.lost.get(xid, ()), self._holds, alone=True)
         match found.verdict:
             case Verdict.COMMITTING:
                 self._roll_forward(found, files)
