@@ -258,15 +258,12 @@ def forget(path: Path, text: str, *, by: str, reason: str, asks: bool) -> None:
     if asks:
         agreed(f"forget of transaction {gtrid} that {outcomes}?")
     at_us = wall_clock()
-    with closing(DirectoryFileSystem(config.log_dir)) as fs:
-        if config.participants:
-            with opened(config) as manager:
-                record_forgotten(fs, found.heuristics, by, at_us, reason)
-                manager.forget(bytes(gtrid))
-        else:
-            with closing(open_log(config.log_dir)) as owned:
-                record_forgotten(fs, found.heuristics, by, at_us, reason)
-                owned.forget(bytes(gtrid))
+    with (
+        closing(DirectoryFileSystem(config.log_dir)) as fs,
+        opened(config) if config.participants else closing(open_log(config.log_dir)) as owned,
+    ):
+        record_forgotten(fs, found.heuristics, by, at_us, reason)
+        owned.forget(bytes(gtrid))
     typer.echo(f"transaction {gtrid}: its heuristics are forgotten, recorded in {OPERATOR_LOG}")
     if not config.participants:
         names = " and ".join(h.participant for h in found.heuristics)

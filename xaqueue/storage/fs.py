@@ -8,7 +8,7 @@ Assumed of the system: ``rename`` is atomic across a crash, and a sync that retu
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
@@ -129,6 +129,13 @@ def synced(sync: Callable[..., object], *path: str) -> None:
         sync(*path)
     except OSError as error:
         raise lasting(error, *path) from error
+
+
+def remove_all(fs: FileSystem, paths: Iterable[str]) -> None:
+    """Files go, as far as they are there. Raises OSError."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            fs.unlink(path)
 
 
 def discard(fs: FileSystem, path: str) -> None:

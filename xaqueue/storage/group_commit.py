@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import get_ident
 from typing import Any, NoReturn
@@ -189,6 +189,15 @@ class GroupCommit:
                 waiting, self._when_fenced = self._when_fenced, []
             for call in waiting:
                 call()
+
+    @contextmanager
+    def _fencing(self) -> Iterator[None]:
+        """What fails in it, or interrupts it, ends everything."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise self._failed() from error
 
     def when_fenced(self, call: Callable[[], object]) -> None:
         """Has this called once it is fenced, by whichever thread does so; at once where it is."""

@@ -112,16 +112,13 @@ class EnlistedBranch:
         if self.connection is not None and driver.has_ended(self.connection):
             raise TransactionEnded(self.name)
 
-    def _check_marked(self) -> None:
-        self.check_begun()
-        if driver.takes_sql(self.connection) and not guard.is_marked(self.connection):
-            raise TransactionEnded(self.name)
-
     def prepare(self) -> Reply:
         self._asked = True
         try:
             self._refuse_failed()
-            self._check_marked()
+            self.check_begun()
+            if driver.takes_sql(self.connection) and not guard.is_marked(self.connection):
+                raise TransactionEnded(self.name)  # noqa: TRY301
             if self.carrier:
                 self.carried = self.connection.tpc_carry(self.carrier)
             prepared = self.carried is not None or self.connection.tpc_prepare()

@@ -26,7 +26,7 @@ from xaqueue.space.model.entry import Entry
 from xaqueue.space.model.layout import RANGE_BITS
 from xaqueue.space.model.queue import Queue
 from xaqueue.space.model.records import StreamRecord, files_of
-from xaqueue.storage.fs import NO_ROOM, FileSystem
+from xaqueue.storage.fs import NO_ROOM, FileSystem, remove_all
 from xaqueue.storage.regular import NO_DIRECTORY
 
 PIECE = 256
@@ -206,7 +206,7 @@ def _clear_retries(space: Space, record: StreamRecord) -> None:
     with space.fencing(f"to clear {directory}"):
         try:
             names = [name for name in space.fs.list(directory) if layout.is_consumed(name, record.consumed)]
-            space.waiting.run(partial(_unlink, space.fs, [f"{directory}/{name}" for name in names]))
+            space.waiting.run(partial(remove_all, space.fs, [f"{directory}/{name}" for name in names]))
         except OSError as error:
             if error.errno not in NO_DIRECTORY:
                 raise
@@ -216,16 +216,10 @@ def _clear_files(space: Space, record: StreamRecord, number: int, names: Sequenc
     fs = space.fs
     directory = layout.range_path(record.queue, number << RANGE_BITS)
     edge = f"{record.archived_after:016x}.~" if record.archived_after is not None else "~"
-    space.waiting.run(partial(_unlink, fs, [f"{directory}/{name}" for name in names if name < edge]))
+    space.waiting.run(partial(remove_all, fs, [f"{directory}/{name}" for name in names if name < edge]))
     kept = [name for name in names if name > edge]
     if kept:
         _archive(space, fs, directory, kept)
-
-
-def _unlink(fs: FileSystem, paths: Sequence[str]) -> None:
-    for path in paths:
-        with suppress(FileNotFoundError):
-            fs.unlink(path)
 
 
 def _archive(space: Space, fs: FileSystem, directory: str, names: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ from xaqueue.space.model.branch import Branch, Written
 from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Kind, Op
 from xaqueue.space.model.layout import ACTIVE, COMMITTED, RANGE_BITS
 from xaqueue.space.model.queue import Queue
-from xaqueue.storage.fs import NO_ROOM, FileSystem, discard
+from xaqueue.storage.fs import NO_ROOM, FileSystem, discard, remove_all
 from xaqueue.storage.group_commit import GroupCommit, Plan, Step, nothing
 from xaqueue.storage.hardening import Hardening
 from xaqueue.storage.scheduling import THREADS, Threads
@@ -133,9 +133,7 @@ class DirectoryLog(GroupCommit):
             self.sync_contents(branch.contents)
 
     def discard(self, paths: Iterable[str]) -> None:
-        for path in paths:
-            with suppress(FileNotFoundError):
-                self.fs.unlink(path)
+        remove_all(self.fs, paths)
 
     def sync_contents(self, paths: Sequence[str]) -> None:
         self.check()
@@ -143,7 +141,7 @@ class DirectoryLog(GroupCommit):
             self._waiting.run(partial(self._sync_contents, paths))
 
     def _sync_contents(self, paths: Sequence[str]) -> None:
-        try:
+        with self._fencing():
             if len(paths) < PARALLEL_SYNCS or not threading.main_thread().is_alive():  # then no pool takes work
                 for path in paths:
                     self._sync_content(path)
@@ -151,9 +149,6 @@ class DirectoryLog(GroupCommit):
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(PARALLEL_SYNCS, thread_name_prefix="xaqueue-sync")
                 list(self._pool.map(self._sync_content, paths))
-        except BaseException as error:
-            self.fail(error)
-            raise self._failed() from error
 
     def stage(self, path: str, head: bytes, body: bytes) -> None:
         staged = staged_path(path)

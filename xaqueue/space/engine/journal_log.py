@@ -18,8 +18,8 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 
@@ -34,7 +34,7 @@ from xaqueue.space.model.branch import Branch, Written
 from xaqueue.space.model.change import DROP, MOVE, PUT, Change, Moved, Op, entry_of, final_states
 from xaqueue.space.model.layout import ACTIVE, Watermark, block_path
 from xaqueue.space.model.queue import Queue
-from xaqueue.storage.fs import NO_ROOM, FileSystem, suppress_room, synced
+from xaqueue.storage.fs import NO_ROOM, FileSystem, remove_all, suppress_room, synced
 from xaqueue.storage.group_commit import JournalCommit, Publish, Step, nothing
 from xaqueue.storage.journal import Journal, checkpoint_entry
 from xaqueue.storage.journal_format import Entry
@@ -217,18 +217,8 @@ class JournalLog(JournalCommit):
         with self._fencing():
             self.fs.sync_all()
 
-    @contextmanager
-    def _fencing(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self.fail(error)
-            raise self._failed() from error
-
     def discard(self, paths: Iterable[str]) -> None:
-        for path in paths:
-            with suppress(FileNotFoundError):
-                self.fs.unlink(path)
+        remove_all(self.fs, paths)
 
     # Steps
 
