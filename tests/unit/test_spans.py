@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
 import xaqueue
+from support.served import ServerThread
 from xaqueue import spans
+from xaqueue.space.owner.open import create
 from xaqueue.testing import MemorySpace
+from xaqueue.xid import Xid
 
 QUEUES = ("orders", "parcels")
 
@@ -110,6 +115,41 @@ def test_a_block_settles_as_it_ends(space: MemorySpace, exporter: InMemorySpanEx
     assert [span.name for span in exporter.get_finished_spans() if "settle" in str(span.attributes)] == [
         *("rollback orders", "commit orders")
     ]
+
+
+ENDED, LEFT = Xid(1, b"ended", b"b"), Xid(1, b"left", b"b")
+CALLS: list[tuple[Any, ...]] = [
+    *(("enqueue", "orders", b"1"), ("enqueue_to", ["orders"], b"2"), ("enqueue_many", "orders", [b"3"] * 5)),
+    *(("define_topic", "news"), ("subscribe", "news", "orders"), ("publish", "news", b"9"), ("commit",)),
+    *(("dequeue", "orders"), ("rollback",), ("dequeue_many", "orders", 2), ("commit",)),
+    *(("receive", "orders"), ("tpc_begin", ENDED), ("dequeue", "orders"), ("tpc_prepare",), ("tpc_commit",)),
+    *(("tpc_begin", LEFT), ("dequeue", "orders"), ("tpc_rollback",), ("dequeue", "orders")),
+]
+
+
+def test_an_async_connection_has_the_spans_of_one_for_threads(tmp_path: Path, exporter: InMemorySpanExporter) -> None:
+    create(tmp_path / "s", sync="NONE", any_queue=True)
+    server = ServerThread(tmp_path / "s", tmp_path / "socket")
+
+    def of_threads() -> None:
+        with xaqueue.connect(server.url) as connection:
+            for name, *given in CALLS:
+                getattr(connection, name)(*given)
+
+    async def of_tasks() -> None:
+        async with await xaqueue.connect_async(server.url) as connection:
+            for name, *given in CALLS:
+                await getattr(connection, name)(*given)
+
+    try:
+        of_threads()
+        expected = [span.name for span in exporter.get_finished_spans()]
+        exporter.clear()
+        asyncio.run(of_tasks())
+    finally:
+        server.stop()
+    assert [span.name for span in exporter.get_finished_spans()] == expected
+    assert {name.split()[0] for name in expected} == {"send", "receive", "commit", "rollback"}
 
 
 def test_what_the_caller_gives_is_kept_and_what_cannot_be_read_breaks_nothing(

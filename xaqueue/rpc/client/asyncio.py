@@ -53,12 +53,13 @@ T = TypeVar("T")
 def _carried(
     method: Callable[Concatenate[Connection, P], T], *, of_transaction: bool = True, is_own: bool = True
 ) -> Callable[Concatenate[AsyncConnection, P], Coroutine[Any, Any, T]]:
-    """The same method, to be awaited. of_transaction, is_own: see ``AsyncConnection._work``."""
+    """The method of this name, to be awaited. of_transaction, is_own: see ``AsyncConnection._work``."""
 
     @wraps(method)
     async def awaited_method(self: AsyncConnection, /, *arguments: P.args, **options: P.kwargs) -> T:
         def call(connection: Connection) -> T:
-            return method(connection, *arguments, **options)
+            result: T = getattr(connection, method.__name__)(*arguments, **options)  # a traced one has its own
+            return result
 
         return await (self._work(call, is_own=is_own) if of_transaction else self._ask(call))
 
