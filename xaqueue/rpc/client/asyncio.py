@@ -27,7 +27,6 @@ import ssl
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from datetime import timedelta
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
@@ -66,29 +65,34 @@ def _carried(
     return awaited_method
 
 
+def _settled(
+    method: Callable[Concatenate[Delivery, P], None],
+) -> Callable[Concatenate[AsyncDelivery, P], Coroutine[Any, Any, None]]:
+    """The same method, to be awaited, over a session that is free."""
+
+    @wraps(method)
+    async def awaited_method(self: AsyncDelivery, /, *arguments: P.args, **options: P.kwargs) -> None:
+        def call(connection: Connection) -> None:
+            method(self.delivery.over(connection._settle, connection._extend), *arguments, **options)  # noqa: SLF001
+
+        await self._ask(call)
+
+    return awaited_method
+
+
 class AsyncDelivery:
     """``Delivery``, each method to be awaited, by any task."""
 
     def __init__(self, delivery: Delivery, ask: Callable[..., Coroutine[Any, Any, None]]) -> None:
-        """ask: settles it over a session that is free, as a call of that one's connection."""
+        """ask: makes a call of the connection of a session that is free."""
         self.delivery, self.message = delivery, delivery.message
         self.body, self.headers = delivery.body, delivery.headers
         self._ask = ask
 
-    async def ack(self) -> None:
-        await self._ask(lambda connection: self._over(connection).ack())
-
-    async def nack(self, delay: timedelta | float | None = None, reason: str | BaseException | None = None) -> None:
-        await self._ask(lambda connection: self._over(connection).nack(delay, reason))
-
-    async def reject(self, reason: str | BaseException) -> None:
-        await self._ask(lambda connection: self._over(connection).reject(reason))
-
-    async def extend(self, lease_s: float = LEASE_S) -> None:
-        await self._ask(lambda connection: self._over(connection).extend(lease_s))
-
-    def _over(self, connection: Connection) -> Delivery:
-        return self.delivery.over(connection._settle, connection._extend)  # noqa: SLF001
+    ack = _settled(Delivery.ack)
+    nack = _settled(Delivery.nack)
+    reject = _settled(Delivery.reject)
+    extend = _settled(Delivery.extend)
 
 
 class AsyncConnection:
@@ -165,13 +169,10 @@ class AsyncConnection:
         self, queue: str, limit: int | None = None, *, message_id: bytes | str | None = None
     ) -> AsyncGenerator[Message, None]:
         """As ``Connection.browse``, for ``async for``: not awaited itself, and refused at the first step."""
-        lane = await self._lanes.take()
-        try:
+        async with self._lanes.one() as lane:
             found = await self._run(lane, lambda connection: connection.browse(queue, limit, message_id=message_id))
             while (message := await self._run(lane, lambda _: next(found, None))) is not None:
                 yield message
-        finally:
-            self._lanes.give(lane)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Self]:
@@ -190,10 +191,10 @@ class AsyncConnection:
         await self._work(lambda connection: connection.explain_rollback(reason), is_own=False, tells=False)
 
     async def tpc_commit(self, xid: Xid | None = None, *, late: bool = False) -> None:
-        await self._finish(lambda connection: connection.tpc_commit(xid, late=late), xid)
+        await self._work(lambda connection: connection.tpc_commit(xid, late=late), is_own=False, tells=xid is None)
 
     async def tpc_rollback(self, xid: Xid | None = None) -> None:
-        await self._finish(lambda connection: connection.tpc_rollback(xid), xid)
+        await self._work(lambda connection: connection.tpc_rollback(xid), is_own=False, tells=xid is None)
 
     async def outcome(self, xid: Xid) -> Outcome:
         found = await self._ask(lambda connection: connection.outcome(xid))
@@ -216,9 +217,6 @@ class AsyncConnection:
         await self._end(lambda connection: connection.__exit__(kind, error, trace))
 
     # Within
-
-    async def _finish(self, finish: Callable[[Connection], None], xid: Xid | None) -> None:
-        await self._work(finish, is_own=False, tells=xid is None)
 
     async def _end(self, end: Callable[[Connection], None]) -> None:
         self._check(is_own=False)
@@ -256,11 +254,8 @@ class AsyncConnection:
     async def _ask_alone(self, call: Callable[[Connection], T]) -> T:
         """One that may take long, on a session that nobody else uses meanwhile."""
         self._check_loop()
-        lane = await self._lanes.take()
-        try:
+        async with self._lanes.one() as lane:
             return await self._run(lane, call)
-        finally:
-            self._lanes.give(lane)
 
     async def _run(self, lane: Lane, call: Callable[[Connection], T]) -> T:
         """On a session that is the caller's now."""

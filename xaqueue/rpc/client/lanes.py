@@ -10,9 +10,8 @@ over.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,39 +41,35 @@ class Turn:
     """For ``async with``: one at a time, in the order in which they came. It is handed on: nobody gets between."""
 
     def __init__(self) -> None:
-        self.is_taken = False
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._lock = asyncio.Lock()
+        self._users = 0
+        """Who has it, and who waits for it."""
+        self._told = 0
+        self._why: Error | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        return self._users > 0
 
     async def __aenter__(self) -> None:
-        if not self.is_taken:
-            self.is_taken = True
-            return
-        waits = asyncio.get_running_loop().create_future()
-        self._waiting.append(waits)
+        self._users += 1
+        told = self._told
         try:
-            await waits
+            await self._lock.acquire()
         except BaseException:
-            if waits.done() and not waits.cancelled() and waits.exception() is None:  # cancelled when it was its turn
-                self._hand_on()
+            self._users -= 1
             raise
+        if self._told != told:
+            await self.__aexit__()
+            raise ConnectionLost(f"{self._why} (this call waited for its turn: nothing was asked of it)")
 
     async def __aexit__(self, *raised: object) -> None:
-        self._hand_on()
+        self._users -= 1
+        self._lock.release()
 
     def tell(self, why: Error) -> None:
         """The server cannot be reached: who waits now is told so, and does not try the same one after another."""
-        while self._waiting:
-            waits = self._waiting.popleft()
-            if not waits.done():
-                waits.set_exception(ConnectionLost(f"{why} (this call waited for its turn: nothing was asked of it)"))
-
-    def _hand_on(self) -> None:
-        while self._waiting:
-            waits = self._waiting.popleft()
-            if not waits.done():
-                waits.set_result(None)
-                return
-        self.is_taken = False
+        self._told, self._why = self._told + 1, why
 
 
 @dataclass(slots=True, eq=False)
@@ -108,30 +103,31 @@ class Lanes:
         self.turn = Turn()
         """Of the short calls."""
 
-    async def take(self) -> Lane:
-        """One that nobody uses, until it is given back."""
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[Lane]:
+        """One that nobody else uses meanwhile."""
         self._check_open()
-        if self._idle:
-            return self._idle.pop()
+        lane = self._idle.pop() if self._idle else await self._made()
+        try:
+            yield lane
+        finally:
+            self._idle.append(lane)
+
+    async def _made(self) -> Lane:
         try:
             made = await carried(self._make, lost)
         except ConnectionLost as unreached:
             self.turn.tell(unreached)
             raise
         self._all.append(made)
-        try:
-            self._check_open()
-        except InterfaceError:  # meanwhile
+        if self._is_closed:  # meanwhile
             made.manager.drop()
-            raise
+        self._check_open()
         return made
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise InterfaceError("the connection is closed")
-
-    def give(self, lane: Lane) -> None:
-        self._idle.append(lane)
 
     async def close(self) -> None:
         """What is held on lease comes back. Who waits on one is told that its connection is lost."""
